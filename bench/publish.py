@@ -13,7 +13,7 @@ from bench.machinery import median, table
 from bench.throughput import submit
 from tidegate.core import ids
 from tidegate.core.answers import results
-from tidegate.core.nouns import Finished, JobFlush, Placed, Usage
+from tidegate.core.nouns import Finished, JobFlush, KeepTimes, Placed, Usage
 from tidegate.core.states import JobState, Outcome
 from tidegate.live_config import LiveConfig
 from tidegate.service import Parts, opened
@@ -69,7 +69,7 @@ async def _finish_all(parts: Parts, worker_id: str, job_id: str, count: int) -> 
 
 
 async def _publish(parts: Parts, worker_id: str) -> float:
-    ship = Ship(parts.store, parts.blobs, parts.entropy, parts.scratch, None)
+    ship = Ship(parts.store, parts.blobs, parts.entropy, parts.scratch, KeepTimes())
     began = time.perf_counter()
     await ship.close_drained(0)
     published = await ship.publish_all(worker_id)

@@ -29,6 +29,8 @@ NAMES = (
     "publish_committed",
     "webhook_sent",
     "stop_released",
+    "job_forgotten",
+    "blob_removed",
 )
 
 

@@ -27,6 +27,7 @@ from tidegate.core import ids
 from tidegate.core.deployments import Deployment, Secret
 from tidegate.core.errors import SettingsError, StoreError
 from tidegate.core.input.turns import IngestLimits
+from tidegate.core.nouns import KeepTimes
 from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, Limits, Notices, Wakes
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
@@ -171,6 +172,16 @@ def _blobs(settings: Settings, *, read_only: bool) -> Blobs:
     reach = _s3_settings(settings, bucket)
     missing_after_ms = 0 if read_only else MISSING_AFTER_MS
     return S3Blobs(replace(reach, prefix=prefix, missing_after_ms=missing_after_ms), settings.data_dir / "spool")
+
+
+@asynccontextmanager
+async def open_blobs(settings: Settings) -> AsyncIterator[Blobs]:
+    """Where bytes lie, without a store beside it."""
+    blobs = _blobs(settings, read_only=False)
+    try:
+        yield blobs
+    finally:
+        await blobs.close()
 
 
 def passing_files(settings: Settings) -> AbstractContextManager[Path]:
@@ -479,9 +490,13 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
             worker.record_flush_ms, worker.record_lines_max, worker.record_bytes_max, held_bytes_max=_HELD_BYTES_MAX
         ),
         scratch=scratch,
-        result_expires_after_ms=settings.retention.file_s * 1000,
-        job_keep_ms=settings.retention.job_s * 1000,
-        garbage_safety_ms=settings.retention.orphan_s * 1000,
+        keep=KeepTimes(
+            completed_ms=settings.retention.completed_s * 1000,
+            failed_ms=settings.retention.failed_s * 1000,
+            metadata_ms=settings.retention.metadata_s * 1000,
+            orphan_ms=settings.retention.orphan_s * 1000,
+            scan_max=settings.retention.scan_max,
+        ),
         ingest=IngestLimits(settings.ingest.small_bytes_max, settings.ingest.passes_max),
     )
 

@@ -170,7 +170,7 @@ async def test_a_key_whose_file_was_forgotten_is_refused_with_what_to_do(world: 
     file = await world.file(caller, idempotency=key)
     await world.store.delete_file(caller.tenant_id, file.id)
     await world.clock.advance(2)
-    await world.store.prune_files(1)
+    await world.store.prune_files(1, 100)
     assert await any_file(world.store, file.id) is None
     with pytest.raises(ApiProblem, match="Send a new key"):
         await world.file(caller, idempotency=key)
@@ -305,10 +305,10 @@ async def test_old_idempotency_keys_are_pruned_and_young_ones_are_not(world: Wor
     caller, key = await world.caller(), Idempotency("k", "body")
     first = await world.file(caller, idempotency=key)
     await world.clock.advance(DAY_MS - 1)
-    await world.store.prune_files(1)
+    await world.store.prune_files(1, 100)
     assert await world.file(caller, idempotency=key) == first
     await world.clock.advance(DAY_MS + 2)
-    await world.store.prune_files(1)
+    await world.store.prune_files(1, 100)
     assert (await world.file(caller, idempotency=key)).id != first.id
 
 
@@ -345,3 +345,15 @@ async def test_only_an_answer_log_that_is_not_collected_says_how_far_it_was_reco
     await world.store.begin_blob(other, "errors", worker)
     assert await world.store.answers_recorded_to(other) is None
     assert await world.store.answers_recorded_to(world.id("blob")) is None
+
+
+async def test_blobs_are_listed_by_id_with_what_needs_them(world: World) -> None:
+    caller = await world.caller()
+    files = [await world.file(caller) for _ in range(3)]
+    listed = await world.store.list_blobs("", 100)
+    assert [blob.id for blob in listed] == sorted(blob.id for blob in listed)
+    assert await world.store.list_blobs(listed[0].id, 1) == [listed[1]]
+    needed = [blob for blob in listed if blob.is_needed]
+    assert {(await world.store.files_of_blob(blob.id, 5))[0] for blob in needed} == {file.id for file in files}
+    await world.store.delete_file(caller.tenant_id, files[0].id)
+    assert len([blob for blob in await world.store.list_blobs("", 100) if blob.is_needed]) == 2

@@ -233,7 +233,7 @@ async def test_a_forgotten_input_does_not_hide_a_running_job_from_the_quota(worl
     await world.ingested(await world.job(caller, file), plan_of(3))
     await world.store.delete_file(caller.tenant_id, file.id)
     await world.clock.advance(2)
-    await world.store.prune_files(1)
+    await world.store.prune_files(1, 100)
     with pytest.raises(ApiProblem):
         await world.job(caller, quotas=Quotas(pending_jobs_max=1))
     with pytest.raises(ApiProblem):

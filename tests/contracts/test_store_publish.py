@@ -41,7 +41,7 @@ async def rest_of(world: World, job: Job, *numbers: int, outcome: Outcome = Outc
 
 
 async def publish(world: World, job: Job, token: str, **parts: Any) -> None:
-    parts = {"rest": None, "output": None, "errors": None, "expires_after_ms": None} | parts
+    parts = {"rest": None, "output": None, "errors": None, "keep_ms": None} | parts
     await world.store.publish_job(job, token, **parts)
 
 
@@ -53,7 +53,7 @@ async def unused_blobs(world: World) -> int:
 async def test_an_answered_job_shows_its_output_and_no_error_file(world: World) -> None:
     job, _, token = await closed(world, answered=3, failed=0, rest=0)
     await world.clock.advance(7)
-    await publish(world, job, token, expires_after_ms=500)
+    await publish(world, job, token, keep_ms=500)
     ended = await world.judge(job)
     assert (ended.state, ended.completed_at, ended.error_file_id) == (JobState.COMPLETED, world.clock.now, None)
     assert ended.output_file_id == job.output_file_id
@@ -246,7 +246,7 @@ async def test_a_result_file_may_be_deleted_before_its_job_is_forgotten(world: W
     await world.clock.advance(10)
     await world.store.forget_job(job.id)
     assert await world.store.any_job(job.id) is None
-    await world.store.prune_files(1)
+    await world.store.prune_files(1, 100)
     assert await any_file(world.store, str(job.error_file_id)) is None
 
 
@@ -276,3 +276,24 @@ async def test_only_a_job_that_is_finalizing_can_be_abandoned(world: World) -> N
         await world.store.abandon_job(caller.tenant_id, job.id, None)
     assert refused.value.code == "batch_not_abandonable"
     assert await world.store.abandon_job(world.id("tenant"), job.id, None) is None
+
+
+async def test_a_job_is_kept_as_long_as_its_own_wish_keeps_its_files(world: World) -> None:
+    """`output_expires_after` wins over both times of the operator: that of the files and that of the record."""
+    caller = await world.caller()
+    job, _, token = await closed(world, answered=2, failed=0, rest=0, output_expires_after_s=1)
+    await publish(world, job, token, keep_ms=100)
+    await world.clock.advance(999)
+    assert await world.store.get_file(caller.tenant_id, str(job.output_file_id)) is not None
+    assert await world.store.ended_jobs(100, 10) == []
+    await world.clock.advance(1)
+    assert await world.store.get_file(caller.tenant_id, str(job.output_file_id)) is None
+    assert await world.store.ended_jobs(100, 10) == [job.id]
+
+
+async def test_an_abandoned_job_keeps_its_files_as_long_as_it_wished(world: World) -> None:
+    job, _, _ = await closed(world, answered=2, failed=0, rest=1, output_expires_after_s=1)
+    assert await world.store.abandon_job(job.tenant_id, job.id, 100)
+    file = await world.store.get_file(job.tenant_id, str(job.output_file_id))
+    assert file is not None
+    assert file.expires_at == world.clock.now + 1_000

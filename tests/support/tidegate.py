@@ -27,6 +27,7 @@ from tests.support.processes import Proc, Processes, wait_until
 from tests.support.s3 import S3Server
 from tidegate.core.errors import BlobMissing
 from tidegate.core.ids import job_part
+from tidegate.core.nouns import KeepTimes
 from tidegate.judge import Allowance, Report, judge, postgres_records, sqlite_records
 from tidegate.service import opened
 from tidegate.settings import Settings, load, local_path
@@ -369,7 +370,7 @@ class Site:
 
         async def collect() -> None:
             async with opened(self.settings) as parts:
-                garbage = Garbage(parts.store, parts.blobs, parts.clock, safety_ms=-1)
+                garbage = Garbage(parts.store, parts.blobs, parts.clock, KeepTimes(orphan_ms=-1))
                 for _ in range(4):
                     await LostWorkers(parts.store, parts.blobs).tend()
                     await garbage.tend()

@@ -72,7 +72,7 @@ def publish(web: WebServer, job_id: str, rest: dict[int, bytes] | None = None, o
         if rest:
             placed = await blob(web, "rest", b"".join(rest.values()))
             ending = Rest(outcome or Outcome.CANCELLED, placed, [(n, len(line)) for n, line in rest.items()])
-        await web.store.publish_job(job, token, rest=ending, output=None, errors=None, expires_after_ms=3_600_000)
+        await web.store.publish_job(job, token, rest=ending, output=None, errors=None, keep_ms=3_600_000)
 
     web.run(go())
 

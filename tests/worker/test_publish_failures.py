@@ -12,7 +12,7 @@ from tests.worker.world import HOUR_MS, World, chat_lines
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobMissing, BlobUnavailable
 from tidegate.core.ids import item_id
-from tidegate.core.nouns import Finished, Job, JobFlush, Usage
+from tidegate.core.nouns import Finished, Job, JobFlush, KeepTimes, Usage
 from tidegate.core.states import JobState, Outcome
 from tidegate.stages import lease
 from tidegate.stages.ship import Ship
@@ -23,7 +23,7 @@ SHORT_READ = 1 << 16
 
 
 def shipping(world: World, blobs: Any = None) -> Ship:
-    return Ship(world.store, blobs or world.blobs, world.entropy, world.scratch, None)
+    return Ship(world.store, blobs or world.blobs, world.entropy, world.scratch, KeepTimes())
 
 
 async def answer(world: World, job: Job, numbers: list[int]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.worker.world import World
 from tidegate.backends.scratch import scratch_directory
 from tidegate.core.errors import BlobUnavailable
+from tidegate.core.nouns import KeepTimes
 from tidegate.stages.tend.garbage import Garbage
 
 pytestmark = pytest.mark.anyio
@@ -77,6 +78,6 @@ async def test_one_blob_that_cannot_be_removed_keeps_no_other(world: World) -> N
         world.clock.passed_ms += 1
     world.clock.passed_ms += 1
     blobs: Any = Stubborn(world, ids[0])
-    assert await Garbage(world.store, blobs, world.clock, 0).tend() == 2
+    assert await Garbage(world.store, blobs, world.clock, KeepTimes(orphan_ms=0)).tend() == 2
     assert [await world.blobs.size(blob_id) for blob_id in ids] == [0, None, None]
     assert await world.store.condemned_blobs(0, 0, 10) == [ids[0]]

@@ -14,7 +14,7 @@ from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.errors import Unavailable
 from tidegate.core.hooks import PolicyRule
-from tidegate.core.nouns import Answer, Call, LeasedSlice, Usage
+from tidegate.core.nouns import Answer, Call, KeepTimes, LeasedSlice, Usage
 from tidegate.core.policies import Policies
 from tidegate.core.ports import Wakes
 from tidegate.core.retry import RetryPolicy
@@ -92,9 +92,7 @@ def options(world: World, **changes: Any) -> WorkerOptions:
         grace_ms=2_000,
         flush=FlushLimits(5, 256, 1 << 20, 64 << 20),
         scratch=world.scratch,
-        result_expires_after_ms=None,
-        job_keep_ms=86_400_000,
-        garbage_safety_ms=86_400_000,
+        keep=KeepTimes(orphan_ms=86_400_000),
     )
     return replace(usual, **changes)
 

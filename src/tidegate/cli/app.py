@@ -11,6 +11,7 @@ import typer
 
 import tidegate
 from tidegate.cli import batch_control, batches, deployments, keys, models, scheduler, terminal, webhooks
+from tidegate.cli.backup import backup, restore
 from tidegate.cli.config import config
 from tidegate.cli.doctor import doctor
 from tidegate.cli.explain import explain
@@ -56,7 +57,7 @@ def tidegate_command(
     """
 
 
-for command in (run, serve, api, worker, simulate, verify, explain, usage, doctor, migrate, config):
+for command in (run, serve, api, worker, simulate, verify, explain, usage, doctor, backup, restore, migrate, config):
     app.command()(command)
 batches.app.command()(batch_control.pause)
 batches.app.command()(batch_control.resume)

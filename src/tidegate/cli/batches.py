@@ -255,7 +255,7 @@ async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
         answer = await server.post(f"/control/batches/{batch}/abandon", dict[str, msgspec.Raw], tenant=org)
         return str(msgspec.json.decode(answer["status"], type=str))
     async with service.opened(settings) as parts:
-        job = await parts.store.abandon_job(await tenant(parts, org), batch, settings.retention.file_s * 1000)
+        job = await parts.store.abandon_job(await tenant(parts, org), batch, settings.retention.failed_s * 1000)
         if job is None:
             raise absent(batch, org)
         return str(job.state)

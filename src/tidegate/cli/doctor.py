@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 import uvloop
 
-from tidegate.cli import examine, examine_routing, options, terminal
+from tidegate.cli import examine, examine_blobs, examine_routing, options, terminal
 from tidegate.cli.examine import DoctorFinding, Grade
 from tidegate.core.errors import SettingsError, TidegateError
 from tidegate.settings import Loaded, Settings, load, local_path, redacted
@@ -163,6 +163,8 @@ async def _contents(parts: "Parts") -> AsyncIterator[DoctorFinding]:
     try:
         await parts.blobs.check()
         yield DoctorFinding("blobs", Grade.OK, f"{parts.settings.blobs.url} can be written and read")
+        async for finding in examine_blobs.findings(parts):
+            yield finding
     except TidegateError as error:
         yield DoctorFinding(
             "blobs", Grade.WRONG, f"{parts.settings.blobs.url}: {error}", "check blobs.* in `tidegate config`"

@@ -137,6 +137,20 @@ class AbandonedBlob:
     gone_for_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """What the store says of a blob: its bytes are needed from the first to `size_bytes` while `uses` is above 0."""
+
+    id: str
+    state: str
+    size_bytes: int
+    uses: int
+
+    @property
+    def is_needed(self) -> bool:
+        return self.state != "condemned" and self.uses > 0
+
+
 class Usage(msgspec.Struct, frozen=True, gc=False):
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -552,6 +566,26 @@ class Idempotency:
 
     key: str
     body_hash: str
+
+
+_DAY_MS = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class KeepTimes:
+    """How long things are kept after a job's end, and how many rows of one kind a round of upkeep takes."""
+
+    completed_ms: int = 7 * _DAY_MS
+    failed_ms: int = 14 * _DAY_MS
+    metadata_ms: int = 30 * _DAY_MS
+    orphan_ms: int = _DAY_MS
+    scan_max: int = 200
+
+    def results_ms(self, job: "Job") -> int | None:
+        """How long the results of a closing job are kept, unless it says so itself; None: as long as its record, as a response's are."""
+        if job.kind is not JobKind.BATCH:
+            return None
+        return self.completed_ms if job.closing is JobState.COMPLETED else self.failed_ms
 
 
 @dataclass(frozen=True, slots=True)

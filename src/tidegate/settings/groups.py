@@ -357,7 +357,27 @@ class Retention(Group, frozen=True):
     file_s: Annotated[
         int, _int(3_600, 3_650 * DAY_S, "How long a file is kept that was uploaded without `expires_after`.")
     ] = 30 * DAY_S
-    job_s: Annotated[int, _int(3_600, 3_650 * DAY_S, "How long an ended batch can be seen.")] = 90 * DAY_S
+    completed_s: Annotated[
+        int,
+        _int(
+            3_600, 3_650 * DAY_S, "How long result files of a completed batch are kept, without `output_expires_after`."
+        ),
+    ] = 7 * DAY_S
+    failed_s: Annotated[
+        int,
+        _int(
+            3_600,
+            3_650 * DAY_S,
+            "How long result files of a failed, cancelled or expired batch are kept, without `output_expires_after`.",
+        ),
+    ] = 14 * DAY_S
+    metadata_s: Annotated[
+        int,
+        _int(3_600, 3_650 * DAY_S, "How long an ended batch or response can be seen; longer while its files are kept."),
+    ] = 30 * DAY_S
+    scan_max: Annotated[
+        int, _int(1, 100_000, "Most rows of one kind that one round of retention or collection takes."), ADVANCED
+    ] = 200
     orphan_s: Annotated[
         int, _int(60, 365 * DAY_S, "How old bytes that nothing names must be before they are collected."), ADVANCED
     ] = DAY_S

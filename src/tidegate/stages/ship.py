@@ -13,7 +13,7 @@ import structlog
 from tidegate.core import ids
 from tidegate.core.answers.results import never_ran_line
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
-from tidegate.core.nouns import Job, Placed, Rest, Rewrite
+from tidegate.core.nouns import Job, KeepTimes, Placed, Rest, Rewrite
 from tidegate.core.ports import Blobs, BlobWriter, Entropy
 from tidegate.core.states import JobState, Outcome
 from tidegate.failpoints import hit
@@ -41,15 +41,13 @@ _custom_id = msgspec.json.Decoder(_CustomId)
 
 
 class Ship:
-    def __init__(
-        self, store: Store, blobs: Blobs, entropy: Entropy, scratch: Path, expires_after_ms: int | None
-    ) -> None:
+    def __init__(self, store: Store, blobs: Blobs, entropy: Entropy, scratch: Path, keep: KeepTimes) -> None:
         self._store = store
         self._blobs = blobs
         self._entropy = entropy
         self._steps = StageLeases(store, entropy)
         self._scratch = scratch
-        self._expires_after_ms = expires_after_ms
+        self._keep = keep
         self._begun_blob_ids: list[str] = []
 
     async def close_drained(self, grace_ms: int, count_max: int = 50) -> int:
@@ -79,7 +77,7 @@ class Ship:
             rest = await self._write_rest(job, worker_id) if job.done_count < job.item_count else None
             output, errors = await self._ordered(job, worker_id, rest) if job.ordered else (None, None)
             await self._store.publish_job(
-                job, token, rest=rest, output=output, errors=errors, expires_after_ms=self._expiry_ms(job)
+                job, token, rest=rest, output=output, errors=errors, keep_ms=self._keep.results_ms(job)
             )
             self._steps.end(token)
             await hit("publish_committed")
@@ -93,11 +91,6 @@ class Ship:
         for blob_id in self._begun_blob_ids:
             await self._store.give_up_blob(blob_id)
         return False
-
-    def _expiry_ms(self, job: Job) -> int | None:
-        if job.output_expires_after_s is not None:
-            return job.output_expires_after_s * 1000
-        return self._expires_after_ms
 
     async def _begin(self, kind: str, worker_id: str) -> tuple[str, BlobWriter]:
         blob_id = ids.make("blob", self._entropy.token_bytes(16))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, NewFile, Placed, Quotas
+from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, NewFile, Placed, Quotas, StoredBlob
 from tidegate.store.driver import Row, Tx
 from tidegate.store.rows import file_from
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
@@ -157,9 +157,9 @@ class StoredFiles(Table):
         return [(row[0], row[1]) for row in await tx.all("files_expired", count_max=count_max)]
 
     @writes
-    async def prune_files(self, tx: Tx, keep_ms: int) -> None:
-        """Forget files that were deleted long ago, and Idempotency-Keys past their day."""
-        await tx.all("files_prune", keep_ms=keep_ms)
+    async def prune_files(self, tx: Tx, keep_ms: int, count_max: int) -> None:
+        """Forget some files that were deleted long ago, and Idempotency-Keys past their day."""
+        await tx.all("files_prune", keep_ms=keep_ms, count_max=count_max)
         await tx.all("idempotency_prune", keep_ms=2 * 24 * 3600 * 1000)
 
     @reads
@@ -195,6 +195,16 @@ class StoredFiles(Table):
     async def forget_blob(self, tx: Tx, blob_id: str) -> None:
         """The bytes are gone, so the row may go."""
         await tx.all("blob_forget", id=blob_id)
+
+    @reads
+    async def list_blobs(self, tx: Tx, after: str, count_max: int) -> list[StoredBlob]:
+        """A page of all blobs, by id."""
+        return [StoredBlob(*row) for row in await tx.all("blobs_page", after=after, count_max=count_max)]
+
+    @reads
+    async def files_of_blob(self, tx: Tx, blob_id: str, count_max: int) -> list[str]:
+        """Some of the files that are made of these bytes."""
+        return [row[0] for row in await tx.all("blob_files", id=blob_id, count_max=count_max)]
 
     @reads
     async def knows_blob(self, tx: Tx, blob_id: str) -> bool:

@@ -64,7 +64,7 @@ class Outcomes(Table):
         rest: Rest | None,
         output: Rewrite | None,
         errors: Rewrite | None,
-        expires_after_ms: int | None,
+        keep_ms: int | None,
     ) -> None:
         """The end of a job: lines of what never ran, rewritten files if order was asked for, visible files, the end state."""
         rest_bytes = rest.placed.size_bytes if rest else 0
@@ -94,13 +94,13 @@ class Outcomes(Table):
         for file_id, rewrite in ((job.output_file_id, output), (job.error_file_id, errors)):
             if rewrite and file_id:
                 await _replace_file(tx, job.id, file_id, rewrite)
-        await _show_files(tx, job, expires_after_ms)
+        await _show_files(tx, job, keep_ms)
         await tx.all("slices_drop_job", job_id=job.id)
         await tx.all("blob_release", id=job.work_blob_id, uses=1)
         await put_events(tx, job.id)
 
     @writes
-    async def abandon_job(self, tx: Tx, tenant_id: str, job_id: str, expires_after_ms: int | None) -> Job | None:
+    async def abandon_job(self, tx: Tx, tenant_id: str, job_id: str, keep_ms: int | None) -> Job | None:
         """End a job that cannot be published, with what was recorded of it; None when there is none. Only `finalizing` can be given up."""
         rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
         if not rows:
@@ -115,7 +115,7 @@ class Outcomes(Table):
                 f"This batch is {job.state}; only one that is finalizing can be abandoned. A running one can be cancelled.",
                 param="batch_id",
             )
-        await _show_files(tx, job, expires_after_ms)
+        await _show_files(tx, job, keep_ms)
         await tx.all("slices_drop_job", job_id=job_id)
         await tx.all("blob_release", id=job.work_blob_id, uses=1)
         await put_events(tx, job.id)
@@ -130,8 +130,12 @@ class Outcomes(Table):
         return [(row[0], row[1], row[2], row[3]) for row in rows]
 
 
-async def _show_files(tx: Tx, job: Job, expires_after_ms: int | None) -> None:
-    """A job ended: its result files become visible as they now stand, and empty ones never do. `job` is how it stood before."""
+async def _show_files(tx: Tx, job: Job, keep_ms: int | None) -> None:
+    """A job ended: its result files become visible as they now stand, and empty ones never do. `job` is how it stood before.
+
+    `output_expires_after` wins over `keep_ms`."""
+    if job.output_expires_after_s is not None:
+        keep_ms = job.output_expires_after_s * 1000
     ended = job_from((await tx.dicts("job_any", id=job.id))[0])
     failures = ended.failed_count + ended.expired_count + ended.cancelled_count
     for file_id, size_bytes, line_count in (
@@ -140,7 +144,7 @@ async def _show_files(tx: Tx, job: Job, expires_after_ms: int | None) -> None:
     ):
         if line_count:
             await tx.all(
-                "file_show", id=file_id, size_bytes=size_bytes, line_count=line_count, expires_after_ms=expires_after_ms
+                "file_show", id=file_id, size_bytes=size_bytes, line_count=line_count, expires_after_ms=keep_ms
             )
         else:
             await tx.all("file_drop", id=file_id)

@@ -126,6 +126,7 @@ create table files (
 create index files_by_tenant on files (tenant_id, created_at, id);
 create index files_listed on files (tenant_id, created_at, id) where purpose not in ('response', 'response_output');
 create index files_expiring on files (expires_at) where state = 'ready';
+create index files_deleted on files (deleted_at) where state = 'deleted';
 
 -- A file is the list of its extents in order of `at`.
 create table extents (
@@ -242,6 +243,8 @@ create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_listed on jobs (tenant_id, created_at, id) where kind = 'batch';
 create index jobs_responding on jobs (tenant_id)
     where kind = 'response' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
+create index jobs_ended on jobs (coalesce(completed_at, failed_at, expired_at, cancelled_at))
+    where state in ('completed', 'failed', 'expired', 'cancelled');
 create index jobs_deleted on jobs (id) where kind = 'deleted';
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 create index jobs_by_input on jobs (input_file_id) where state = 'validating';

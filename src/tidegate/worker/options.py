@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidegate.core.input.turns import IngestLimits
+from tidegate.core.nouns import KeepTimes
 from tidegate.stages.record import FlushLimits
 from tidegate.worker.leasing import HoldLimits
 
@@ -19,9 +20,7 @@ class WorkerOptions:
     grace_ms: int
     flush: FlushLimits
     scratch: Path
-    result_expires_after_ms: int | None
-    job_keep_ms: int
-    garbage_safety_ms: int
+    keep: KeepTimes
     ingest: IngestLimits = field(default_factory=IngestLimits)
 
     @property

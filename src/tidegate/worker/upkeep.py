@@ -53,12 +53,12 @@ class Upkeep:
         self._me = me
         self._garbage = garbage
         self._flows = flows
-        self._job_keep_ms = options.job_keep_ms
+        self._keep = options.keep
         self._every_ms = _UPKEEP_EVERY * options.sweep_ms
 
     async def run(self) -> None:
         while True:
-            await retention.tend(self._store, self._job_keep_ms)
+            await retention.tend(self._store, self._keep)
             await compact_extents.tend(self._store, self._blobs, self._entropy, self._me.id)
             await self._garbage.tend()
             await self._flows.prune()

@@ -93,11 +93,11 @@ class Worker:
         self._small_ingest = Ingesting(ingest.next_small, me, ports.wakes, self._supervisor, poll_ms)
         self._large_ingest = Ingesting(ingest.next_large, me, ports.wakes, self._supervisor, poll_ms)
         self._large_ingests = options.ingest.passes_max
-        ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
+        ship = Ship(store, blobs, entropy, options.scratch, options.keep)
         self._closing = Closing(store, ship, publish_due, grace_ms + 2 * options.heartbeat_ms, poll_ms)
         self._publishing = Publishing(ship, me, publish_due, ports.wakes.jobs, poll_ms)
         self._sweeping = Sweeping(lost_workers, flows, lease_wake, options.sweep_ms)
-        garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
+        garbage = Garbage(store, blobs, clock, options.keep)
         self._upkeep = Upkeep(store, blobs, entropy, me, garbage, flows, options)
         self._hand_back = HandBack(me, leases, self._leased_work, settler, self._recorder, lost_workers, grace_ms)
 

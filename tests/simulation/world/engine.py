@@ -14,7 +14,7 @@ from tidegate.core.budgets.budget import Budget
 from tidegate.core.errors import IngestFailed
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
-from tidegate.core.nouns import IngestPlan, Job, LeasedSlice
+from tidegate.core.nouns import IngestPlan, Job, KeepTimes, LeasedSlice
 from tidegate.core.policies import Policies
 from tidegate.core.ports import Wakes
 from tidegate.core.retry import RetryPolicy
@@ -106,9 +106,7 @@ def _options(plan: Plan, scratch: Path) -> WorkerOptions:
         grace_ms=plan.grace_ms,
         flush=FlushLimits(plan.flush_ms, plan.flush_lines, HELD_BYTES_MAX, held_bytes_max=HELD_BYTES_MAX),
         scratch=scratch,
-        result_expires_after_ms=None,
-        job_keep_ms=86_400_000,
-        garbage_safety_ms=plan.garbage_safety_ms,
+        keep=KeepTimes(orphan_ms=plan.garbage_safety_ms),
     )
 
 

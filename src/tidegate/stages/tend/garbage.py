@@ -6,12 +6,13 @@ Record refuses extents in a condemned blob, so nothing that was condemned can co
 import structlog
 
 from tidegate.core.errors import BlobError
+from tidegate.core.nouns import KeepTimes
 from tidegate.core.ports import Blobs, Clock
+from tidegate.failpoints import hit
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
-_PASS_MAX = 200
 # Deleted files and refused uploads must not fill the disk beside a tenant's quota; this is for downloads that are under way.
 _SOON_MS = 20_000
 _SUSPECTS_MAX = 10_000
@@ -20,21 +21,23 @@ _SUSPECTS_MAX = 10_000
 class Garbage:
     """Keeps its place in the listing of blobs between passes, so that each pass is short."""
 
-    def __init__(self, store: Store, blobs: Blobs, clock: Clock, safety_ms: int) -> None:
+    def __init__(self, store: Store, blobs: Blobs, clock: Clock, keep: KeepTimes) -> None:
         self._store = store
         self._blobs = blobs
         self._clock = clock
-        self._safety_ms = safety_ms
+        self._safety_ms = keep.orphan_ms
+        self._scan_max = keep.scan_max
         self._after = ""
         self._suspects: dict[str, float] = {}
 
     async def tend(self) -> int:
         """Condemn, remove, and look a little further for orphans. Says how many blobs were removed."""
         soon_ms = min(_SOON_MS, self._safety_ms)
-        await self._store.condemn_unused_blobs(self._safety_ms, soon_ms, _PASS_MAX)
+        await self._store.condemn_unused_blobs(self._safety_ms, soon_ms, self._scan_max)
         removed = 0
-        for blob_id in await self._store.condemned_blobs(self._safety_ms, soon_ms, _PASS_MAX):
+        for blob_id in await self._store.condemned_blobs(self._safety_ms, soon_ms, self._scan_max):
             if await self._remove(blob_id):
+                await hit("blob_removed")
                 await self._store.forget_blob(blob_id)
                 removed += 1
         try:
@@ -55,7 +58,7 @@ class Garbage:
     async def _orphans(self) -> int:
         """A blob without a row was never acknowledged to anyone, for its row comes first; or the store was restored from an older
         backup. So it goes only when it has been without a row for the whole safety period, seen so by this very process."""
-        page = await self._blobs.list_ids(self._after, _PASS_MAX)
+        page = await self._blobs.list_ids(self._after, self._scan_max)
         now_ms = self._clock.monotonic_ms()
         removed = 0
         for blob_id in page:
@@ -68,5 +71,5 @@ class Garbage:
                 del self._suspects[blob_id]
                 log.info("orphan_removed", blob=blob_id)
                 removed += 1
-        self._after = page[-1] if len(page) == _PASS_MAX else ""
+        self._after = page[-1] if len(page) == self._scan_max else ""
         return removed

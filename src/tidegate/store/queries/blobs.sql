@@ -83,5 +83,12 @@ order by condemned_at limit :count_max;
 -- blob_forget --
 delete from blobs where id = :id and state = 'condemned' returning id;
 
+-- blobs_page --
+select id, state, size_bytes, uses from blobs where id > :after order by id limit :count_max;
+
+-- blob_files --
+-- Some files that are made of these bytes.
+select distinct f.id from extents e join files f on f.id = e.file_id where e.blob_id = :id order by f.id limit :count_max;
+
 -- blob_get --
 select id, kind, state, worker_id, size_bytes, uses, recorded_to, created_at from blobs where id = :id;

@@ -54,12 +54,16 @@ where tenant_id = :tenant_id and id = :id and state = 'finalizing'
 returning id;
 
 -- jobs_ended_before --
--- Jobs whose records may be forgotten; not while an event of theirs is on its way.
+-- Jobs whose records may be forgotten; not while an event of theirs is on its way, nor while a result file has time left of its own.
 select id, tenant_id from jobs
-where state in ('completed', 'failed', 'expired', 'cancelled') and created_at < now_ms() - :keep_ms
+where state in ('completed', 'failed', 'expired', 'cancelled')
     and coalesce(completed_at, failed_at, expired_at, cancelled_at) < now_ms() - :keep_ms
     and not exists (select 1 from webhook_deliveries d where d.job_id = jobs.id and d.state = 'pending')
-order by created_at
+    and not exists (
+        select 1 from files f
+        where f.id in (jobs.output_file_id, jobs.error_file_id) and f.state = 'ready' and f.expires_at > now_ms()
+    )
+order by coalesce(completed_at, failed_at, expired_at, cancelled_at)
 limit :count_max;
 
 -- jobs_deleted --

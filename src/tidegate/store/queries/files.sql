@@ -75,7 +75,9 @@ order by expires_at
 limit :count_max;
 
 -- files_prune --
-delete from files where state = 'deleted' and deleted_at < now_ms() - :keep_ms;
+delete from files where id in (
+    select id from files where state = 'deleted' and deleted_at < now_ms() - :keep_ms order by deleted_at limit :count_max
+);
 
 -- extent_put --
 insert into extents (file_id, at, size_bytes, blob_id, blob_at) values (:file_id, :at, :size_bytes, :blob_id, :blob_at);

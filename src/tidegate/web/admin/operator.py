@@ -219,7 +219,7 @@ class Operator:
         self._entropy = context.entropy
         self._pepper = context.pepper
         self._body_bytes_max = context.settings.limits.body_bytes_max
-        self._file_keep_ms = context.settings.retention.file_s * 1000
+        self._failed_keep_ms = context.settings.retention.failed_s * 1000
 
     def routes(self) -> list[Guarded]:
         return [
@@ -264,7 +264,7 @@ class Operator:
         batch_id = str(request.path_params["batch_id"])
         job = None
         if ids.is_valid("batch", batch_id):
-            job = await self._store.abandon_job(caller.tenant_id, batch_id, self._file_keep_ms)
+            job = await self._store.abandon_job(caller.tenant_id, batch_id, self._failed_keep_ms)
         if job is None:
             raise no_such_batch(batch_id)
         return json_answer(BatchAbandoned(job.id, job.state))

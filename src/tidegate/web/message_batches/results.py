@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs
 from tidegate.core.states import JobState
@@ -49,9 +50,14 @@ async def results(store: Store, blobs: Blobs, job: Job) -> AsyncGenerator[bytes,
     else:
         parts = [(job.output_file_id, result_of), (job.error_file_id, result_of)]
     for file_id, convert in parts:
-        file = await store.get_file(job.tenant_id, file_id) if file_id is not None else None
-        if file is None:
+        if file_id is None:
             continue
+        file = await store.get_file(job.tenant_id, file_id)
+        if file is None and job.work_blob_id is None:
+            continue
+        if file is None:
+            message = "The results of this message batch are not kept any more. Read results while they are kept."
+            raise ApiProblem(404, "file_not_found", message)
         piece = bytearray()
         async with aclosing(content.chunks(store, blobs, file.id, 0, file.size_bytes)) as stream:
             async for line in _lines(stream):

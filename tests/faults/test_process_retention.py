@@ -1,0 +1,71 @@
+"""What has outlived its time goes, on both stores; a kill in the middle loses nothing and the next process goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import apsw
+import asyncpg
+import pytest
+
+from tests.support.processes import Proc, wait_until
+from tests.support.tidegate import Site, requests
+from tidegate.settings import local_path
+
+AGE = (
+    "update files set expires_at = expires_at - 3456000000 where job_id = (select id from jobs order by created_at limit 1)"
+    " or id = (select input_file_id from jobs order by created_at limit 1)",
+    "update blobs set created_at = created_at - 3456000000",
+    "update jobs set created_at = created_at - 3456000000, completed_at = completed_at - 3456000000"
+    " where id = (select id from jobs order by created_at limit 1)",
+)
+END_S = 60
+SOON = {"TIDEGATE_RETENTION_ORPHAN_S": "60", "TIDEGATE_WORKER_SWEEP_MS": "100"}
+
+
+def age_first(site: Site) -> None:
+    """Let the first batch, its files and its input have happened forty days ago. Asked while nothing runs."""
+
+    async def in_postgres() -> None:
+        connection = await asyncpg.connect(site.settings.store.location)
+        for statement in AGE:
+            await connection.execute(statement)
+        await connection.close()
+
+    if site.embedded:
+        with apsw.Connection(str(local_path(site.settings.store.location))) as connection:
+            for statement in AGE:
+                connection.execute(statement)
+    else:
+        asyncio.run(in_postgres())
+
+
+@pytest.mark.parametrize("border", ["job_forgotten=kill", "blob_removed=kill"])
+def test_a_kill_in_the_middle_of_retention(site: Site, border: str) -> None:
+    lines = requests(8)
+    site.begin(more=SOON)
+    old = site.submit(lines)
+    site.judge(old, lines)
+    young = site.submit(lines)
+    site.judge(young, lines)
+    site.end_all()
+    site.workers.clear()
+    age_first(site)
+
+    victim: Proc = site.begin(border, more=SOON)
+    assert victim.wait(END_S) == -9
+    site.relieve(more=SOON)
+    wait_until(lambda: site.client().get(f"/v1/batches/{old}").status_code == 404, END_S, "the old batch to go")
+    wait_until(
+        lambda: len(site.rows("select id from files where state <> 'deleted' and job_id is not null")) == 1,
+        END_S,
+        "its files to go, and only its",
+    )
+    assert site.rows("select distinct job_id from outcomes") == [{"job_id": young}]
+    wait_until(
+        lambda: not site.rows("select id from blobs where state <> 'writing' and uses = 0 and kind = 'upload'"),
+        END_S,
+        "its input's bytes to go",
+    )
+    site.judge(young, lines)
+    assert {row["blob_id"] for row in site.rows("select blob_id from extents")} <= site.blobs()
