@@ -159,7 +159,7 @@ def chains() -> tuple[tuple[str, ...], ...]:
 def shortcuts() -> frozenset[tuple[str, str, str]]:
     """(group, property, field that it reads): `store.location` is `store.url`."""
     found = set()
-    pages = [SOURCE / "settings" / name for name in ("groups.py", "scheduling.py", "capacity.py")]
+    pages = [SOURCE / "settings" / name for name in ("groups.py", "scheduling.py", "capacity.py", "parameters.py")]
     bodies = [node for page in pages for node in ast.parse(page.read_text(encoding="utf-8")).body]
     for owner in [node for node in bodies if isinstance(node, ast.ClassDef)]:
         for method in [node for node in owner.body if isinstance(node, ast.FunctionDef)]:

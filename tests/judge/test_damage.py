@@ -72,6 +72,14 @@ LINES = [
     ),
     *damages("ordered", ["item_order", "outcome_places"], {"order_lost": rewrite("output", swap)}),
     *damages(
+        "ordered",
+        ["parameters"],
+        {
+            "a_default_left_out": job("""shape = '{"defaults":{"absent":1}}'"""),
+            "an_override_not_followed": job("""shape = '{"overrides":{"top_p":2}}'"""),
+        },
+    ),
+    *damages(
         "plain",
         ["line_ids"],
         {

@@ -22,6 +22,7 @@ from tests.support.s3 import S3Server
 from tidegate import judge, service
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids
+from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Caller, Job, JobRequest, NewFile
 from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Settings, load
@@ -128,6 +129,7 @@ MIXED += [line("bad-1", "400"), line("again-1", "500x1"), line("again-2", "503x1
 MIXED += [line("half-1", "halfx1"), line("html-1", "html"), line("ünïcode-é", "")]
 
 
+SHAPE = JobShape(defaults={"seed": 1, "user": "x"}, overrides={"top_p": 1})
 # Bound to models of their own, so that the other jobs meet none of them.
 GUARDRAILS = {
     "words": {"patterns": ["forbidden"], "models": ["guarded"], "applies_to": "requests"},
@@ -207,7 +209,7 @@ async def build(directory: Path, engine: Engine) -> World:
         jobs = {
             "plain": await run_to_end(working, b"".join(line(f"p{n}") for n in range(25))),
             "mixed": await run_to_end(working, b"".join(MIXED)),
-            "ordered": await run_to_end(working, b"".join(MIXED[10:22]), ordered=True),
+            "ordered": await run_to_end(working, b"".join(MIXED[10:22]), ordered=True, shape=SHAPE),
             "lenient": await run_to_end(working, lenient, invalid_lines="error_file"),
             "refused": await run_to_end(working, b"not json\n" + line("ok")),
             "expired": await expire(working),

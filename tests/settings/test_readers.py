@@ -29,6 +29,7 @@ HANDED_ON = {
     "callbacks": r"\.callbacks\.rules\(\)",
     "http": r"\.http\.limits\(",
     "retry": r"\.retry\.policy\(\)",
+    "parameters": r"\.parameters\.levels\(\)",
     **{
         key: r"\bschedule_policy\((?:self\.)?\w*\.?settings\)"
         for key in catalog.by_key()

@@ -47,7 +47,9 @@ async def _judge(settings: Settings, batch: str, witness: Path | None) -> "Repor
     from tidegate.judge import Allowance, judge, postgres_records, sqlite_records
 
     allowance = Allowance(
-        attempts_max=settings.retry.attempts_max, grace_ms=settings.worker.grace_ms + settings.worker.lease_ms
+        attempts_max=settings.retry.attempts_max,
+        grace_ms=settings.worker.grace_ms + settings.worker.lease_ms,
+        overridden=frozenset(name for level in settings.parameters.levels() for name in level.overrides),
     )
     async with server_client.reading(settings) as parts:
         if settings.store.is_postgresql:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tidegate.core.budgets.budget import Budget, Limit
+from tidegate.core.job_shape import PLAIN, JobShape
 from tidegate.core.states import FileState, JobKind, JobState, Outcome, UploadState
 
 # So much of a request's beginning says which others an engine should meet it with, where no neighbour of its batch shares it.
@@ -228,6 +229,7 @@ class JobRequest:
     webhook: JobWebhook | None = None
     door: str | None = None
     controls: JobControls = JobControls()
+    shape: JobShape = PLAIN
     kind: JobKind = JobKind.BATCH
 
 
@@ -308,6 +310,7 @@ class Job:
     webhook: JobWebhook | None = None
     door: str | None = None
     controls: JobControls = JobControls()
+    shape: JobShape = PLAIN
     kind: JobKind = JobKind.BATCH
     paused_at: int | None = None
     begun_at: int | None = None

@@ -12,7 +12,7 @@ from typing import Any, cast
 from tidegate.core.errors import BlobError, BlobMissing
 from tidegate.core.ports import Blobs
 from tidegate.judge.jsonl import JsonlLine, NotJson, lines_of, pieces_of, read_json
-from tidegate.judge.lines import JudgedInputLine, ResultLine, read_input_line, read_result_line
+from tidegate.judge.lines import JudgedInputLine, ResultLine, read_input_line, read_parameters, read_result_line
 from tidegate.judge.records import Records, Row
 from tidegate.judge.report import CannotJudge, Finding
 from tidegate.judge.witness import Witness, read_witness
@@ -37,7 +37,7 @@ class Allowance:
     """What an operator's settings allow, and what the caller of the judge expects.
 
     `attempts_max` is the larger of the settings' two; `grace_ms` is what calls in flight get when a job closes. `cancel_ms` is how
-    soon sending must stop, `travel_ms` how long a call may take to arrive.
+    soon sending must stop, `travel_ms` how long a call may take to arrive. `overridden` are the parameters that the settings replace.
     """
 
     attempts_max: int = 3
@@ -45,6 +45,7 @@ class Allowance:
     cancel_ms: int = 2_000
     travel_ms: int = 1_000
     expect_no_repeats: bool = False
+    overridden: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -83,8 +84,16 @@ class Case:
     input_lines: list[JudgedInputLine] = field(default_factory=list)
     result_lines: list[ResultLine] = field(default_factory=list)
     work_ids: list[str | None] | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
+    input_parameters: dict[str | None, dict[str, Any] | None] = field(default_factory=dict)
+    work_parameters: list[dict[str, Any] | None] = field(default_factory=list)
     work_absent: str = NOT_INGESTED
     work_trouble: str = ""
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """What the job's caller has put into the bodies of all requests."""
+        return frozenset((*self.asked.get("defaults", {}), *self.asked.get("overrides", {})))
 
     @property
     def ended(self) -> bool:
@@ -169,6 +178,7 @@ async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
         content["output"],
         content["error"],
         witness=None,
+        asked=read_json(job["shape"].encode()) if job["shape"] else {},
     )
 
 
@@ -211,6 +221,8 @@ async def _read_input(case: Case, blobs: Blobs) -> None:
         read = read_input_line(line, content.line_count)
         if read is not None:
             case.input_lines.append(read)
+            if case.parameters:
+                case.input_parameters[read.custom_id] = read_parameters(line.data, case.parameters)
 
 
 async def _read_results(case: Case, content: Content, blobs: Blobs) -> None:
@@ -259,6 +271,8 @@ async def _read_work(case: Case, blobs: Blobs) -> None:
         except NotJson:
             read = None
         ids.append(read.get("custom_id") if isinstance(read, dict) else None)
+        if case.parameters:
+            case.work_parameters.append(read_parameters(line.data, case.parameters))
     if work.trouble and case.ended:
         case.work_absent = "the work file was collected"
         return

@@ -75,6 +75,16 @@ def split_item_id(text: str) -> tuple[str, int] | None:
     return found[1], number
 
 
+def read_parameters(data: bytes, names: frozenset[str]) -> dict[str, Any] | None:
+    """What a line's body says under these names; None where the line is no request."""
+    try:
+        line = read_json(data.removeprefix(BOM))
+    except NotJson:
+        return None
+    body = line.get("body") if isinstance(line, dict) else None
+    return {name: body[name] for name in names & body.keys()} if isinstance(body, dict) else None
+
+
 def read_input_line(line: JsonlLine, number: int) -> JudgedInputLine | None:
     """A request of an input; None for a line of white space."""
     data = line.data.removeprefix(BOM) if number == 1 else line.data

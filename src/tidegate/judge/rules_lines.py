@@ -188,4 +188,35 @@ def own_item(case: Case, found: Finding) -> None:
                 found.wrong(f"{line.where} is for {shown(line.custom_id)}, item {line.number} is {shown(wanted)}")
 
 
-RULES = (line_shape, line_place, line_ids, items_once, item_order, own_item, codes_known)
+@rule(
+    "parameters",
+    "P3",
+    "Every request that was sent has the batch's overrides, and its defaults where its line named none",
+)
+def parameters(case: Case, found: Finding) -> None:
+    if not case.parameters:
+        found.skip("the caller asked for no defaults or overrides")
+        return
+    if case.work_ids is None or case.input.absent:
+        found.skip(case.input.absent or case.work_absent)
+        return
+    found.looked(f"{len(case.work_parameters)} lines of the work file")
+    overrides = case.asked.get("overrides", {})
+    for number, (custom_id, sent) in enumerate(zip(case.work_ids, case.work_parameters, strict=True)):
+        item = f"item {number}, custom_id {shown(custom_id)},"
+        own = case.input_parameters.get(custom_id)
+        if sent is None or own is None:
+            continue
+        for name in case.parameters:
+            wanted = overrides.get(name, own.get(name))
+            if name not in sent:
+                found.wrong(f"{item} lacks {shown(name)}")
+            elif (
+                (name in overrides or name in own)
+                and sent[name] != wanted
+                and (name in overrides or name not in case.allowance.overridden)
+            ):
+                found.wrong(f"{item} has another {shown(name)} than the override or its line")
+
+
+RULES = (line_shape, line_place, line_ids, items_once, item_order, own_item, codes_known, parameters)

@@ -28,6 +28,7 @@ from tidegate.settings.declare import about as _about
 from tidegate.settings.declare import number as _num
 from tidegate.settings.declare import whole as _int
 from tidegate.settings.guards import GuardrailEntry, HookEntry
+from tidegate.settings.parameters import ParametersSettings
 from tidegate.settings.scheduling import Redis, SchedulerSettings
 
 __all__ = ["Group", "Settings"]
@@ -441,8 +442,8 @@ class Metrics(Group, frozen=True):
 
 
 class Settings(Group, frozen=True):
-    """Everything that can be set. `models`, `resources`, `tenants`, `tiers`, `hooks` and `guardrails` are mappings by name; every other
-    key is a plain value."""
+    """Everything that can be set. `models`, `resources`, `tenants`, `tiers`, `hooks`, `guardrails` and all of `parameters` are mappings
+    by name; every other key is a plain value."""
 
     data: Annotated[Text, _about("Directory for everything that is kept on this machine.")] = ".tidegate"
     server: ServerSettings = ServerSettings()
@@ -456,6 +457,7 @@ class Settings(Group, frozen=True):
     redis: Redis = Redis()
     budgets: BudgetSettings = BudgetSettings()
     ingest: IngestSettings = IngestSettings()
+    parameters: ParametersSettings = ParametersSettings()
     limits: LimitsSettings = LimitsSettings()
     retry: Retry = Retry()
     retention: Retention = Retention()

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidegate.core.deployments import Secret
-from tidegate.settings import body_fields, models, policy, tenants
+from tidegate.settings import body_fields, models, parameters, policy, tenants
 from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath
 
@@ -54,6 +54,7 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     yield from _url_problems(settings)
     yield from models.problems(settings)
     yield from body_fields.problems(settings)
+    yield from parameters.problems(settings.parameters)
     yield from tenants.problems(settings)
     yield from policy.problems(settings)
     yield from _scheduler_problems(settings)

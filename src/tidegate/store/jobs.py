@@ -9,6 +9,7 @@ import msgspec
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ids import is_valid
 from tidegate.core.input.turns import ingest_bytes
+from tidegate.core.job_shape import shape_text
 from tidegate.core.nouns import Caller, File, Idempotency, Job, JobFilter, JobRequest, JobWebhook, LineError, Quotas
 from tidegate.core.problems import no_such_file
 from tidegate.core.schedule.explain import ExplainInputs
@@ -318,6 +319,7 @@ async def put_job(
         ingest_bytes=ingest_bytes,
         webhook=await _put_webhook(tx, caller.tenant_id, job_id, request.webhook),
         door=request.door,
+        shape=shape_text(request.shape),
         **controls_columns(request.controls),
     )
     if request.door is not None:

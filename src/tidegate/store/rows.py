@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tidegate.core.budgets.budget import Limit
+from tidegate.core.job_shape import shape_from
 from tidegate.core.nouns import File, Job, JobControls, JobWebhook, LineError, MaxErrors, Usage
 from tidegate.core.states import FileState, JobKind, JobState
 
@@ -35,6 +36,7 @@ def job_from(row: dict[str, Any]) -> Job:
         limits=limits_from(row["limits"]),
         webhook=_WEBHOOK.decode(row["webhook"]) if row["webhook"] is not None else None,
         controls=_controls_from(row),
+        shape=shape_from(row["shape"]),
         usage=Usage(row["input_tokens"], row["cached_tokens"], row["output_tokens"], row["reasoning_tokens"]),
         **{name: row[name] for name in _PLAIN_JOB_COLUMNS},
     )

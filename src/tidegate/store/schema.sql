@@ -168,6 +168,7 @@ create table upload_parts (
 create index upload_parts_by_upload on upload_parts (upload_id);
 
 -- `door` is what a front door that wants events of items remembers of its job; the engine does not read it. `endpoint` is 'mixed' where each line of the input names its own; what an item is sent to stands with its slice.
+-- `shape` is what its caller asks of all its lines and files, as JSON; null where that is nothing (see core/job_shape.py).
 -- `kind` is what a job was made for: a batch, or one background response. A response that its caller deleted is forgotten at its end.
 create table jobs (
     id text primary key,
@@ -237,6 +238,7 @@ create table jobs (
     max_errors_count bigint,
     max_errors_ppm bigint,
     max_errors_after bigint,
+    shape text,
     stopped_by text check (stopped_by in ('max_cost', 'max_errors'))
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);

@@ -13,6 +13,7 @@ from tests.simulation.world.trace import Trace
 from tidegate.core import ids
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import ApiProblem
+from tidegate.core.job_shape import PLAIN, JobShape
 from tidegate.core.nouns import Caller, JobRequest, NewFile, Usage
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import work_units
@@ -49,6 +50,7 @@ class Order:
     refused: bool
     cancel_s: float | None
     endpoint: str
+    shape: JobShape = PLAIN
     bodies: list[bytes] = field(default_factory=list)
     asked: dict[str, str] = field(default_factory=dict)
     usages: dict[str, Usage] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class Customers:
         self.secrets: dict[str, bytes] = {}
         self._urls: dict[str, list[str]] = {}
         self._endpoints = random.Random(f"endpoints/{plan.seed}")
+        self._shapes = random.Random(f"shapes/{plan.seed}")
 
     async def prepare(self) -> None:
         """Upload every input; jobs are created later, at their moments."""
@@ -175,9 +178,18 @@ class Customers:
         )
         if plan.shape is Shape.RACE and not self.orders:
             order.begin_s, order.window_ms, order.ordered = 0.0, race_window_ms(plan), False
+        if plan.shaped:
+            order.shape = self._shape()
         for number in range(count):
             self._add_line(order, number, odd=odd and number == count - 1)
         return order
+
+    def _shape(self) -> JobShape:
+        dice = self._shapes
+        return JobShape(
+            defaults=dice.choice(({}, {"max_tokens": 5}, {"seed": 1, "max_tokens": 5})),
+            overrides=dice.choice(({}, {}, {"max_tokens": 3})),
+        )
 
     def _add_line(self, order: Order, number: int, *, odd: bool) -> None:
         if odd:
@@ -194,6 +206,12 @@ class Customers:
             body, max_tokens = {"model": model, "input": content}, 0
         else:
             body["max_tokens"] = max_tokens
+        shape = order.shape
+        if shape.defaults and order.endpoint != EMBEDDINGS and self._shapes.random() < 0.5:
+            del body["max_tokens"]
+            max_tokens = shape.defaults["max_tokens"]
+        if order.endpoint != EMBEDDINGS:
+            max_tokens = shape.overrides.get("max_tokens", max_tokens)
         order.asked[tag] = model
         order.units[tag] = work_units(len(msgspec.json.encode(body.get("messages", content))), max_tokens)
         order.usages[tag] = usage_of(content, max_tokens, estate.usage_factor)
@@ -223,6 +241,7 @@ class Customers:
             ordered=order.ordered,
             invalid_lines=order.invalid_lines,
             limits=order.limits,
+            shape=order.shape,
         )
         share_owner = share_owner_of(order.caller, self._plan.estate.scope_preference)
         for _ in range(self._dice.choice((1, 1, 2))):

@@ -242,6 +242,12 @@ FAMILIES: dict[str, Family] = {
         plan={**_QUICK, "job_count": 6, "item_count_max": 6, "in_flight_max": 1, "call_s_max": 3.0},
         estate={**_OPEN, "tenants": _tenants(3)},
     ),
+    # Callers ask for more than the lines of a file, and processes die while their inputs are read and run.
+    "shaped": Family(
+        {"kill": 0.05, "store_unknown": 0.05, "cancel": 0.2, "odd_input": 0.2},
+        plan={**_QUICK, "job_count": 6, "item_count_max": 10, "shaped": True},
+        estate=_OPEN,
+    ),
     # The power is cut while results are written.
     "power": Family(
         {"power": 0.1, "disk_slow": 0.1},

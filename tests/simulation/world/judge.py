@@ -189,6 +189,8 @@ class Judge:
                 return
             if order.endpoint != EMBEDDINGS and _said_usage(line["response"]["body"]) != call.usage:
                 self._broken(f"usage: {order.name} has an answer that says another usage than its call: {line}")
+            if order.endpoint != EMBEDDINGS and order.usages[call.tag] != call.usage:
+                self._broken(f"parameters: {order.name} was sent with other parameters than its caller wants: {line}")
             used.add((call.serial, call.tag))
         usages = [by_mark[mark].usage for mark in used]
         counted = (sum(usage.input_tokens for usage in usages), sum(usage.output_tokens for usage in usages))

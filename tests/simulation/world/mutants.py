@@ -13,6 +13,7 @@ from typing import Any
 from tests.simulation.world.disk import Disk
 from tests.simulation.world.mutants_capacity import CAPACITY
 from tests.simulation.world.mutants_doors import DOORS
+from tests.simulation.world.mutants_shape import SHAPE
 from tests.simulation.world.planting import Mutant, both, patch, sql
 from tests.simulation.world.witness import MARK
 from tidegate.core import retry
@@ -238,6 +239,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     **CAPACITY,
     **DOORS,
+    **SHAPE,
 }
 
 

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from tidegate.core.input.line_faults import NUMBER_DIGITS_MAX, BodyFault, LineFault, check_exactly, explain, shown
+from tidegate.core.job_shape import InputPart, ParameterLevel
 from tidegate.core.usage import estimate
 
 MODEL_BYTES_MAX = 256
@@ -31,7 +32,8 @@ class LineRules:
     """Every limit and expectation that an input is held to. `models` are those that the caller's key allows; None means any. Lines name
     `endpoint` in their `url` or leave it out; where it is MIXED, each line must name a path.
 
-    `input_sha256` is what the input was when it was accepted; empty holds it to nothing.
+    `input_sha256` is what the input was when it was accepted; empty holds it to nothing. Where there are `parts`, the input is made of
+    them first, with the parameters of `levels` in its lines.
     """
 
     endpoint: str
@@ -52,6 +54,8 @@ class LineRules:
     slice_units_max: int = 1 << 20
     max_tokens_max: int = 1_000_000
     default_output_tokens: int = 256
+    levels: tuple[ParameterLevel, ...] = ()
+    parts: tuple[InputPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, IngestCrashed, IngestFailed, LostRace
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane, IngestLimits
+from tidegate.core.job_shape import InputPart
 from tidegate.core.keys import models_from
 from tidegate.core.nouns import IngestPlan, IngestSource, Job, JobStart, LineError
 from tidegate.core.policies import Policies
@@ -170,15 +171,23 @@ class IngestStage:
             input_path = await self._blobs.local_path(step.source.blob_id, self._scratch)
         except BlobMissing:
             return IngestPlan(0, None, [], 0, 0, 0, [_gone(step.source.job)])
+        rules = self._rules(step.source)
+        joined_path = step.work_path.with_suffix(".input")
         try:
-            return await self._run_pass(input_path, step.work_path, self._rules(step.source), lane)
+            if not rules.levels:
+                return await self._run_pass(input_path, step.work_path, rules, lane)
+            part = InputPart(step.source.job.input_file_id, str(input_path), step.source.sha256)
+            rules = replace(rules, parts=(part,), input_sha256="")
+            return await self._run_pass(joined_path, step.work_path, rules, lane)
         finally:
+            joined_path.unlink(missing_ok=True)
             if input_path.parent == self._scratch:
                 input_path.unlink(missing_ok=True)
 
     def _rules(self, source: IngestSource) -> LineRules:
         """What this input is held to: the operator's rules, its bytes at upload, and the models of the key that created the job."""
-        rules = replace(self._policies.line_rules(source.job), input_sha256=source.sha256)
+        rules = self._policies.line_rules(source.job)
+        rules = replace(rules, input_sha256=source.sha256, levels=(*rules.levels, *source.job.shape.levels()))
         if source.key_names is None:
             return rules
         models, resources = map(models_from, source.key_names)

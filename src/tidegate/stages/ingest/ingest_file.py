@@ -26,7 +26,8 @@ from tidegate.core.input.scan import Scan
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import IngestPlan, LineError
 from tidegate.stages.ingest.ingest_order import order_items
-from tidegate.stages.ingest.ingest_write import duplicate_fault, write_work
+from tidegate.stages.ingest.ingest_write import WorkInput, duplicate_fault, write_work
+from tidegate.stages.ingest.join_input import ONE_FILE, LinePlaces, changed_input, join_input
 
 READ_BYTES = 256 << 10
 EXIT_BAD_REQUEST = 64
@@ -40,18 +41,27 @@ class ChildRequest(msgspec.Struct):
 
 
 def ingest_file(input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
-    """Check the input and write the work file; a plan with errors has no work file and no slices."""
+    """Check the input and write the work file; a plan with errors has no work file and no slices. An input of parts is made first."""
+    places = ONE_FILE
+    if rules.parts:
+        places, unusable = join_input(input_path, rules)
+        if unusable is not None:
+            return _refused([unusable])
     with _opened(input_path, os.O_RDONLY) as source:
         scan, digest = _scan(source, rules)
         twice = _duplicates(source, scan)
-        errors = _errors(scan, twice)
+        errors = _errors(scan, twice, places)
         if digest not in ("", rules.input_sha256):
-            errors = [_changed()]
+            errors = [changed_input()]
         if errors:
-            return IngestPlan(0, scan.models[0] if scan.models else None, [], 0, 0, 0, errors)
+            return _refused(errors, scan.models[0] if scan.models else None)
         runs, shared = order_items(source, scan, twice)
         with _opened(work_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as target:
-            return write_work(source, target, scan, twice, runs, shared)
+            return write_work(source, target, scan, WorkInput(twice, places), runs, shared)
+
+
+def _refused(errors: list[LineError], model: str | None = None) -> IngestPlan:
+    return IngestPlan(0, model, [], 0, 0, 0, errors)
 
 
 def _scan(source: int, rules: LineRules) -> tuple[Scan, str]:
@@ -76,11 +86,6 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         yield opened
     finally:
         os.close(opened)
-
-
-def _changed() -> LineError:
-    message = "The input's bytes are not those that were uploaded: its storage changed them. Upload the file again; nothing was run."
-    return LineError("input_changed", message, "input_file_id")
 
 
 def _duplicates(source: int, scan: Scan) -> dict[int, int]:
@@ -113,14 +118,14 @@ def _line_of(scan: Scan, number: int) -> int:
     return scan.line[number] if number < len(scan.at) else scan.bad_line[number - len(scan.at)]
 
 
-def _errors(scan: Scan, twice: dict[int, int]) -> list[LineError]:
+def _errors(scan: Scan, twice: dict[int, int], places: LinePlaces) -> list[LineError]:
     """What fails the whole input, in the order of its lines."""
     errors = list(scan.errors)
     if scan.rules.invalid_lines != "error_file":
         again = sorted((_line_of(scan, number), first) for number, first in twice.items())
-        errors += [duplicate_fault(first).at(line) for line, first in again[: scan.rules.errors_max]]
+        errors += [duplicate_fault(places.words(first)).at(line) for line, first in again[: scan.rules.errors_max]]
     errors.sort(key=lambda error: error.line or 0)
-    return errors[: scan.rules.errors_max]
+    return [places.error(error) for error in errors[: scan.rules.errors_max]]
 
 
 def main() -> int:

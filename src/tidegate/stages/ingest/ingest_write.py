@@ -9,6 +9,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass
 from heapq import merge
 from itertools import accumulate, compress, pairwise, repeat
 from operator import gt
@@ -19,6 +20,7 @@ from tidegate.core.input.line_faults import BodyFault, LineFault, custom_id_of
 from tidegate.core.input.scan import Scan
 from tidegate.core.input.slices import WorkRun, add_bad, cut_slices
 from tidegate.core.nouns import IngestPlan, SlicePlan
+from tidegate.stages.ingest.join_input import LinePlaces
 
 WINDOW_BYTES = 8 << 20
 BAD_REQUEST = 400
@@ -38,14 +40,20 @@ class BadItem(msgspec.Struct):
     param: str | None = None
 
 
-def duplicate_fault(first: int) -> LineFault:
-    message = f"Line {first} has this custom_id already: give every line one of its own."
+@dataclass(frozen=True, slots=True)
+class WorkInput:
+    """What is known of an input beside its scan: items whose custom_id an earlier line has, with that line, and where lines stand."""
+
+    twice: dict[int, int]
+    places: LinePlaces
+
+
+def duplicate_fault(first: str) -> LineFault:
+    message = f"{first} has this custom_id already: give every line one of its own."
     return LineFault("duplicate_custom_id", message, "custom_id")
 
 
-def write_work(
-    source: int, target: int, scan: Scan, twice: dict[int, int], runs: list[WorkRun], shared: int
-) -> IngestPlan:
+def write_work(source: int, target: int, scan: Scan, known: WorkInput, runs: list[WorkRun], shared: int) -> IngestPlan:
     """Write the work file, and say what stands where in it."""
     numbers = array("I")
     for run in runs:
@@ -65,17 +73,17 @@ def write_work(
         slices += cut_slices(run, first, places[first : first + len(run.numbers) + 1], scan)
         first += len(run.numbers)
     at = places[-1]
-    for record in _bad_items(source, scan, twice):
+    for line, record in _bad_items(source, scan, known):
         text = msgspec.json.encode(record) + b"\n"
         _write_all(target, memoryview(text), at)
         add_bad(slices, len(lines), at, len(text), scan.rules)
-        lines.append(record.line)
+        lines.append(line)
         at += len(text)
     count = len(lines)
     if sys.byteorder == "big":
         lines.byteswap()
     _write_all(target, memoryview(lines.tobytes()), at)
-    left_out = sum(scan.prompt_size[number] + scan.fixed_size[number] for number in twice)
+    left_out = sum(scan.prompt_size[number] + scan.fixed_size[number] for number in known.twice)
     prompt_bytes = sum(scan.prompt_size) + sum(scan.fixed_size) - left_out
     return IngestPlan(count, scan.models[0] if scan.models else None, slices, at, prompt_bytes, shared)
 
@@ -142,19 +150,21 @@ def _write_all(target: int, view: memoryview, at: int) -> None:
         at += written
 
 
-def _bad_items(source: int, scan: Scan, twice: dict[int, int]) -> Iterable[BadItem]:
-    """The bad lines in the order of the input. Each is read and checked again, so that no message is kept meanwhile."""
+def _bad_items(source: int, scan: Scan, known: WorkInput) -> Iterable[tuple[int, BadItem]]:
+    """The bad lines of the input in its order, with their numbers. Each is read and checked again, so that no message is kept meanwhile."""
     bad = zip(scan.bad_line, scan.bad_at, scan.bad_size, repeat(0))
+    twice, places = known.twice, known.places
     again = ((scan.line[number], scan.at[number], scan.size[number] - 1, twice[number]) for number in sorted(twice))
     for number, at, size, first in merge(bad, again):
         line = os.pread(source, size, at)
         try:
             if first:
-                raise duplicate_fault(first)
+                raise duplicate_fault(places.words(first))
             scan.check(line)
         except LineFault as fault:
             custom_id = custom_id_of(line, scan.rules.custom_id_bytes_max)
-            yield BadItem(custom_id, fault.code, fault.message, number, *_answer_of(fault))
+            message = places.message(fault.message, fault.param, number)
+            yield number, BadItem(custom_id, fault.code, message, places.line(number), *_answer_of(fault))
 
 
 def _answer_of(fault: LineFault) -> tuple[int | None, str | None]:

@@ -17,4 +17,5 @@ def line_rules(settings: Settings, endpoint: str, invalid_lines: str, *, prefix_
         slice_count_max=settings.ingest.slice_count_max,
         slice_bytes_max=settings.ingest.slice_bytes_max,
         slice_units_max=settings.ingest.slice_units_max,
+        levels=settings.parameters.levels(),
     )

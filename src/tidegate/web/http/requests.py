@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from tidegate.core import ids, window
 from tidegate.core.errors import ApiProblem
+from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import JobChange, JobRequest
 from tidegate.core.problems import no_such_file
 from tidegate.settings import Settings
@@ -27,6 +28,7 @@ from tidegate.web.http.control_requests import (
 )
 from tidegate.web.http.intake import Intake
 from tidegate.web.http.limit_requests import LIMITS_MAX, LimitAsks, job_limits
+from tidegate.web.http.shape_requests import SHAPE_ALLOWED, checked_parameters
 from tidegate.web.http.webhook_requests import WebhookAsk, job_webhook
 
 T = TypeVar("T")
@@ -66,6 +68,7 @@ _ALLOWED = {
     "webhook": "an object with `url` and, if you like, `events`",
     "limits": f"a list of at most {LIMITS_MAX} objects",
     **CONTROLS_ALLOWED,
+    **SHAPE_ALLOWED,
 }
 
 
@@ -75,7 +78,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches; the last thirteen are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
+    """The body of POST /v1/batches; the last fifteen are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
 
     input_file_id: str
     endpoint: str
@@ -93,6 +96,8 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
     not_before: NotBefore | None = None
     max_cost: str | float | None = None
     max_errors: MaxErrorsAsk | None = None
+    defaults: dict[str, Any] | None = None
+    overrides: dict[str, Any] | None = None
     validate_only: bool = False
     custom_llm_provider: object = None
 
@@ -159,6 +164,15 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
         limits=job_limits(body.limits),
         webhook=job_webhook(body.webhook, settings.callbacks.rules()),
         controls=job_controls(body.priority, body.not_before, body.max_cost, body.max_errors),
+        shape=job_shape(body),
+    )
+
+
+def job_shape(body: BatchCreate) -> JobShape:
+    """What a new batch asks of all its lines and files, checked."""
+    return JobShape(
+        defaults=checked_parameters("defaults", body.defaults, body.endpoint),
+        overrides=checked_parameters("overrides", body.overrides, body.endpoint),
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 from tidegate.core.budgets.budget import Limit, LimitBound, with_limits
 from tidegate.core.errors import ApiProblem, BlobError, StoreError
 from tidegate.core.input.lines import DEFAULT_MODELS, LineRules, decode_request, endpoint_of, path_of, prompt_of
+from tidegate.core.input.parameters import BodyShaper
 from tidegate.core.nouns import Caller, File, Job, JobRequest
 from tidegate.core.schedule import eta
 from tidegate.core.schedule.outlooks import ModelOutlook, Outlook
@@ -36,6 +37,7 @@ class Forecaster:
         self._slots_max = context.settings.worker.in_flight_max
         self._tenants = Tenants(context.settings)
         self._router = context.router
+        self._levels = context.settings.parameters.levels()
 
     async def of_job(self, job: Job) -> Forecast:
         """Return the forecast of a running job; UNKNOWN for any other."""
@@ -103,9 +105,14 @@ class Forecaster:
         if file is None:
             return None
         slots = self._slots_max * await self._store.workers_alive()
-        sample = await self._sampled(file)
-        units_by_model = sampled_units(sample, file.size_bytes, LineRules(endpoint=wanted.endpoint))
+        sample, rules = await self._sampled(file), LineRules(endpoint=wanted.endpoint)
         calls = sampled_count(sample, file.size_bytes)
+        size_bytes = file.size_bytes
+        if levels := (*self._levels, *wanted.shape.levels()):
+            shaper, read_bytes = BodyShaper(levels, rules), sum(map(len, sample))
+            sample = [shaper.shaped(line) for line in sample]
+            size_bytes = size_bytes * sum(map(len, sample)) // max(1, read_bytes)
+        units_by_model = sampled_units(sample, size_bytes, rules)
         for model, units in units_by_model.items():
             outlook = await self._store.forecast(model, share_owner, units)
             best = eta.best_rates(outlook.minutes, slots)

@@ -14,6 +14,7 @@ import msgspec
 
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
+from tidegate.core.job_shape import InputPart
 from tidegate.core.nouns import Caller, File, IngestPlan, JobRequest, LineError
 from tidegate.core.policy.policy_rules import names_allowed
 from tidegate.core.schedule import eta
@@ -142,10 +143,16 @@ class JobValidation:
             with input_path.open("xb") as copy:
                 async for chunk in content.chunks(self._store, self._blobs, file.id, 0, file.size_bytes):
                     await asyncio.to_thread(copy.write, chunk)
-            return await self._passes(input_path, work_path, self._rules(caller, wanted), lane)
+            rules = self._rules(caller, wanted)
+            if not rules.levels:
+                return await self._passes(input_path, work_path, rules, lane)
+            with _passing(self._scratch) as (joined_path, _):
+                rules = dataclasses.replace(rules, parts=(InputPart(file.id, str(input_path)),))
+                return await self._passes(joined_path, work_path, rules, lane)
 
     def _rules(self, caller: Caller, wanted: JobRequest) -> LineRules:
         rules = line_rules(self._settings, wanted.endpoint, wanted.invalid_lines, prefix_order=wanted.prefix_order)
+        rules = dataclasses.replace(rules, levels=(*rules.levels, *wanted.shape.levels()))
         if caller.key_id is None:
             return rules
         return dataclasses.replace(rules, models=names_allowed(caller.models, caller.resources, self._model_of))

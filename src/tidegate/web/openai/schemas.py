@@ -1,6 +1,6 @@
 """The shapes of OpenAI's Files, Uploads and Batches APIs, and how our nouns look in them. Here, and only here, a job is called a batch."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -151,6 +151,8 @@ class Extras(msgspec.Struct):
     max_cost: str | None
     max_errors: BatchMaxErrors | None
     stopped_by: str | None
+    defaults: dict[str, Any]
+    overrides: dict[str, Any]
 
 
 class Batch(msgspec.Struct):
@@ -335,6 +337,8 @@ def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
         max_cost=None if job.controls.max_cost_nano is None else units_text(job.controls.max_cost_nano),
         max_errors=_max_errors(job.controls.max_errors),
         stopped_by=job.stopped_by,
+        defaults=job.shape.defaults,
+        overrides=job.shape.overrides,
     )
 
 
