@@ -223,3 +223,41 @@ def test_words_are_read_in_any_case(tmp_path: Path) -> None:
 def test_what_works_but_should_be_known_is_a_warning() -> None:
     told = load(None, None, {"redis.url": "redis://h:6379/0", "scheduler.shadow_mode": "smart_v1"}, {}).warnings
     assert [warning.split()[0] for warning in told] == ["redis.url", "scheduler.shadow_mode"]
+
+
+def test_durations_and_sizes_may_be_written_with_their_units(tmp_path: Path) -> None:
+    path = write(tmp_path, "worker: {lease_ms: 30s, heartbeat_ms: 1500ms}\nlimits: {file_bytes_max: 200MB}\n")
+    environ = {
+        "TIDEGATE_RETENTION_FILE_S": "1d12h",
+        "TIDEGATE_HTTP_READ_TIMEOUT_S": "1.5m",
+        "TIDEGATE_SERVER_PORT": "81",
+    }
+    settings = load(path, None, {"limits.line_bytes_max": "1 MiB"}, environ).settings
+    assert (settings.worker.lease_ms, settings.worker.heartbeat_ms) == (30_000, 1_500)
+    assert (settings.limits.file_bytes_max, settings.limits.line_bytes_max) == (200_000_000, 1 << 20)
+    assert (settings.retention.file_s, settings.http.read_timeout_s) == (129_600, 90.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("worker: {lease_ms: 30 parsecs}", "worker.lease_ms is '30 parsecs', but must be"),
+        ("worker: {lease_ms: 30MB}", "or text such as `30s`, `24h` or `1h30m`"),
+        ("worker: {lease_ms: 1ms}", "worker.lease_ms is '1ms', but must be"),
+        ("retention: {file_s: 1500ms}", "retention.file_s is '1500ms', but must be"),
+        ("limits: {file_bytes_max: 24h}", "or text such as `200MB` or `8GiB`"),
+        ("server: {port: 81s}", "server.port is '81s', but must be a whole number from 0 to 65,535 ["),
+        ("worker: {lease_ms: -30s}", "worker.lease_ms is '-30s', but must be"),
+    ],
+)
+def test_what_is_no_duration_or_size_is_refused_with_an_example(tmp_path: Path, text: str, complaint: str) -> None:
+    assert complaint in refusal(tmp_path, text)
+
+
+def test_everything_wrong_in_lists_and_mappings_is_reported_at_once(tmp_path: Path) -> None:
+    deployments = "[{url: 5}, {url: 'http://a/v1', weight: heavy}]"
+    text = f"models:\n  one: {{deployments: {deployments}}}\n  two: {{deployments: [{{nonsense: 1}}]}}\ntenants: {{a: 5, b: 6}}\n"
+    lines = refusal(tmp_path, text).splitlines()
+    begins = ["models.one.deployments.0.url", "models.one.deployments.1.weight", "models.two.deployments.0.nonsense"]
+    begins += ["tenants.a", "tenants.b"]
+    assert all(any(line.startswith(begin) for line in lines) for begin in begins), lines

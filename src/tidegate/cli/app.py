@@ -15,6 +15,7 @@ from tidegate.cli.backup import backup, restore
 from tidegate.cli.config import config
 from tidegate.cli.doctor import doctor
 from tidegate.cli.explain import explain
+from tidegate.cli.init import init
 from tidegate.cli.migrate import migrate
 from tidegate.cli.run import run
 from tidegate.cli.serve import api, serve, worker
@@ -57,7 +58,22 @@ def tidegate_command(
     """
 
 
-for command in (run, serve, api, worker, simulate, verify, explain, usage, doctor, backup, restore, migrate, config):
+for command in (
+    run,
+    init,
+    serve,
+    api,
+    worker,
+    simulate,
+    verify,
+    explain,
+    usage,
+    doctor,
+    backup,
+    restore,
+    migrate,
+    config,
+):
     app.command()(command)
 batches.app.command()(batch_control.pause)
 batches.app.command()(batch_control.resume)

@@ -7,6 +7,7 @@ appears in a problem.
 import difflib
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import inspect
 
 from tidegate.core.deployments import Secret
 from tidegate.core.errors import SettingsError
-from tidegate.settings import catalog
+from tidegate.settings import catalog, quantities
 from tidegate.settings.yaml_file import KeyPath, parse
 
 SHOWN_MAX = 60
@@ -68,8 +69,13 @@ class Checker:
             inspect.StrType: str,
             inspect.LiteralType: str,
         }
+        given, name = value, str(path[-1]) if path else ""
+        if isinstance(kind, inspect.IntType | inspect.FloatType) and isinstance(value, str):
+            value = _number(kind, quantities.parse(name, value), value)
         if type(value) is not wanted[type(kind)] or not _fits(kind, value):
-            self._refuse(path, f"is {_shown(value)}, but must be {catalog.allowed(kind)}")
+            examples = quantities.examples(name) if isinstance(kind, inspect.IntType | inspect.FloatType) else ""
+            also = f", or text such as {examples}" if examples else ""
+            self._refuse(path, f"is {_shown(given)}, but must be {catalog.allowed(kind)}{also}")
         return value
 
     def _take_secret(self, value: object, path: KeyPath) -> Secret:
@@ -113,8 +119,11 @@ class Checker:
             self._refuse(path, f"has {len(value):,} entries, but may have {kind.max_length:,}")
         taken = {}
         for name, inner in value.items():
-            key = self._take_plain(catalog.bare(kind.key_type), name, (*path, name))
-            taken[str(key)] = self.take(kind.value_type, inner, (*path, name))
+            with suppress(RefusedSettings):
+                key = self._take_plain(catalog.bare(kind.key_type), name, (*path, name))
+                taken[str(key)] = self.take(kind.value_type, inner, (*path, name))
+        if len(taken) < len(value):
+            raise RefusedSettings
         return taken
 
     def _take_list(self, kind: inspect.VarTupleType, value: object, path: KeyPath) -> tuple[object, ...]:
@@ -124,7 +133,13 @@ class Checker:
             self._refuse(path, f"has {len(value):,} entries, but may have {kind.max_length:,}")
         if kind.min_length is not None and len(value) < kind.min_length:
             self._refuse(path, f"has {len(value):,} entries, but needs {kind.min_length:,}")
-        return tuple(self.take(kind.item_type, inner, (*path, index)) for index, inner in enumerate(value))
+        taken = []
+        for index, inner in enumerate(value):
+            with suppress(RefusedSettings):
+                taken.append(self.take(kind.item_type, inner, (*path, index)))
+        if len(taken) < len(value):
+            raise RefusedSettings
+        return tuple(taken)
 
     def _refuse(self, path: KeyPath, text: str) -> NoReturn:
         self._problems.add(path, text)
@@ -158,6 +173,15 @@ def nearest(name: str, known: list[str]) -> str:
 
 def _names(kind: inspect.StructType) -> list[str]:
     return [field.encode_name for field in kind.fields]
+
+
+def _number(kind: inspect.IntType | inspect.FloatType, quantity: float | None, text: str) -> object:
+    """Return a duration or size as the declared type; the text itself where it is none, or no whole number where one is wanted."""
+    if quantity is None:
+        return text
+    if isinstance(kind, inspect.FloatType):
+        return quantity
+    return int(quantity) if quantity.is_integer() else text
 
 
 def _fits(kind: inspect.Type, value: Any) -> bool:
