@@ -174,8 +174,6 @@ def every_route() -> list[tuple[str, str, str]]:
 
 def routes() -> str:
     def scope(path: str, name: str) -> str:
-        if path.startswith("/control/"):
-            return "the operator on this machine"
         if path == scrape.PATH:
             return "none, on this machine"
         return " or ".join(f"`{one}`" for one in name.split(" or ")) if name else "none"

@@ -53,15 +53,15 @@ from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBu
 from tidegate.upstream.routing.probe import Probe
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.web.admin.operator_socket import operator_socket
-from tidegate.web.app import build_app
+from tidegate.web.app import Api, AppPart, build_app
 from tidegate.web.completion_batch.callbacks import CallbackBodies
 from tidegate.web.completion_batch.options import DOOR
 from tidegate.web.context import WebContext
 from tidegate.web.health import Health
 from tidegate.web.http.auth import DEFAULT_TENANT
-from tidegate.web.http.loopback import require_loopback
+from tidegate.web.http.loopback import is_loopback, require_loopback
 from tidegate.web.http.pepper import agreed_pepper, pepper_of
-from tidegate.web.http.serving import listen_limits, listening
+from tidegate.web.http.serving import ListenLimits, listen_limits, listening
 from tidegate.web.scrape import scraped
 from tidegate.worker.kept_worker import KeptWorker, RunsItems
 from tidegate.worker.options import WorkerOptions
@@ -248,9 +248,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             book = InteractiveUsageBook(parts.store, parts.entropy)
             stack.push_async_callback(book.close)
             app = build_app(replace(context, live_config=live_config, book=book))
-            address = await stack.enter_async_context(
-                listening(app, settings.server.host, settings.server.port, listen_limits(settings), stop)
-            )
+            address = await stack.enter_async_context(_api_listening(app, parts, stop))
             await stack.enter_async_context(operator_socket(app, settings.data_dir))
             stack.enter_context(control_file(settings.data_dir, address, token))
         await stack.enter_async_context(scraped(settings, Health(context).routes(), stop))
@@ -259,6 +257,27 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             await worker.run(stop)
         else:
             await beat_until(stop, me, settings.worker.heartbeat_ms)
+
+
+@asynccontextmanager
+async def _api_listening(app: Api, parts: Parts, stop: asyncio.Event) -> AsyncIterator[str]:
+    """Listen for callers, and for operators on the same port where that is this machine's alone, else on `admin.port`."""
+    settings = parts.settings
+    server, admin = settings.server, settings.admin
+    async with AsyncExitStack() as stack:
+        is_shared = is_loopback(server.host)
+        if not is_shared and admin.port:
+            await require_loopback(parts.store, admin.host)
+            limits = ListenLimits(
+                client_timeout_s=settings.http.client_timeout_s, grace_s=settings.worker.grace_ms / 1000
+            )
+            part = AppPart(app, is_admin=True)
+            url = await stack.enter_async_context(listening(part, admin.host, admin.port, limits, stop))
+            log.info("admin_listening", url=url)
+        public = app if is_shared else AppPart(app, is_admin=False)
+        yield await stack.enter_async_context(
+            listening(public, server.host, server.port, listen_limits(settings), stop)
+        )
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ class Served:
         self.url = self.proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
         control = json.loads((directory / "data" / "control.json").read_text())
         answer = httpx2.post(
-            f"{self.url}/control/keys",
+            f"{self.url}/admin/v1/keys",
             json={"org": "acme"},
             headers={"X-Tidegate-Control": control["token"]},
             timeout=30,

@@ -69,7 +69,7 @@ class Served:
 
     def key(self, **more: Any) -> str:
         answer = httpx2.post(
-            f"{self.url}/control/keys", json={"org": "acme", **more}, headers=self._control, timeout=30
+            f"{self.url}/admin/v1/keys", json={"org": "acme", **more}, headers=self._control, timeout=30
         )
         return str(answer.json()["key"])
 

@@ -20,7 +20,8 @@ from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, chat_line, 
 from tidegate.core.usage.spending import row, sum_by
 from tidegate.service import opened
 from tidegate.store.usage import DAY_S
-from tidegate.web.admin.operator import KeyWish, make_key
+from tidegate.web.admin.audit import COMMAND, AuditTrail
+from tidegate.web.admin.keys import KeyWish, make_key
 from tidegate.web.http.limit_requests import KeyLimitAsk
 from tidegate.web.http.pepper import pepper_of
 
@@ -38,7 +39,11 @@ def a_key(crew: Crew, org: str, *limits: KeyLimitAsk, parallel_max: int = 0, tea
     async def make() -> str:
         async with opened(crew.site.settings) as parts:
             wish = KeyWish(org, team=team, limits=list(limits), parallel_max=parallel_max)
-            return (await make_key(parts.store, parts.entropy, pepper_of(parts.settings), wish)).key
+            return (
+                await make_key(
+                    AuditTrail(parts.store, parts.entropy, COMMAND), parts.entropy, pepper_of(parts.settings), wish
+                )
+            ).key
 
     return crew.site.as_caller(asyncio.run(make()))
 

@@ -55,7 +55,7 @@ class Served:
         """A client whose tenant has nothing yet."""
         control = json.loads((self.data / "control.json").read_text())
         answer = httpx2.post(
-            f"{self.url}/control/keys",
+            f"{self.url}/admin/v1/keys",
             json={"org": f"org-{secrets.token_hex(8)}"},
             headers={"X-Tidegate-Control": control["token"]},
             timeout=30,

@@ -113,7 +113,7 @@ class Installation:
 
     def key(self, org: str) -> str:
         headers = {"X-Tidegate-Control": self.token}
-        made = httpx2.post(f"{self.site.url}/control/keys", json={"org": org}, headers=headers, timeout=30)
+        made = httpx2.post(f"{self.site.url}/admin/v1/keys", json={"org": org}, headers=headers, timeout=30)
         self.keys[f"key of {org}"] = made.json()["key"]
         return str(made.json()["key"])
 
@@ -202,7 +202,7 @@ def _be_refused(one: Installation, told: Told) -> None:
     ]
     with httpx2.Client(base_url=one.site.url, timeout=60) as client:
         for headers in wrong:
-            for method, path in (("GET", "/v1/files"), ("POST", "/v1/messages"), ("POST", "/control/keys")):
+            for method, path in (("GET", "/v1/files"), ("POST", "/v1/messages"), ("POST", "/admin/v1/keys")):
                 told.hear(client.request(method, path, headers=headers, json={} if method == "POST" else None))
 
 

@@ -184,10 +184,10 @@ GARBAGE: list[tuple[str, Any, int, str]] = [
 
 def test_what_cannot_be_meant_is_refused_in_words(shared_serving: Serving) -> None:
     for path, body, status, said in GARBAGE:
-        got, answer = control(shared_serving, f"/control/{path}", body)
+        got, answer = control(shared_serving, f"/admin/v1/{path}", body)
         assert (got, said in answer["error"]["message"]) == (status, True), (path, body, answer)
         assert CANARY not in json.dumps(answer)
-    assert set(listed_by_call(shared_serving)) == {"steady", "fixed"}
+    assert set(listed_by_call(shared_serving)) == {"steady"}
 
 
 @pytest.fixture(scope="module")
@@ -202,37 +202,37 @@ def shared_serving(run_directory: RunDirectory, tmp_path_factory: pytest.TempPat
 
 def listed_by_call(serving: Serving) -> list[str]:
     token = json.loads((serving.desk.here / ".tidegate" / "control.json").read_text())["token"]
-    request = urllib.request.Request(serving.url + "/control/routing", headers={"X-Tidegate-Control": token})
+    request = urllib.request.Request(serving.url + "/admin/v1/deployments", headers={"X-Tidegate-Control": token})
     with urllib.request.urlopen(request, timeout=30) as answer:
         return [one["name"] for one in json.loads(answer.read())["data"]]
 
 
 def test_of_two_operators_the_second_is_told(shared_serving: Serving) -> None:
     wish = {"name": "two", "set": {"model": "m2", "url": "http://h/v1"}}
-    status, first = control(shared_serving, "/control/deployments/add", wish)
+    status, first = control(shared_serving, "/admin/v1/deployments/add", wish)
     assert status == 200
-    again = control(shared_serving, "/control/deployments/add", {**wish, "set": {"model": "m2", "url": "http://i/v1"}})
+    again = control(shared_serving, "/admin/v1/deployments/add", {**wish, "set": {"model": "m2", "url": "http://i/v1"}})
     assert (again[0], again[1]["error"]["code"]) == (409, "already_exists")
     change = {"name": "two", "set": {"weight": 2}, "revision": first["revision"]}
-    status, second = control(shared_serving, "/control/deployments/change", change)
+    status, second = control(shared_serving, "/admin/v1/deployments/change", change)
     assert (status, second["revision"] > first["revision"]) == (200, True)
-    late = control(shared_serving, "/control/deployments/change", {**change, "set": {"weight": 3}})
+    late = control(shared_serving, "/admin/v1/deployments/change", {**change, "set": {"weight": 3}})
     assert (late[0], late[1]["error"]["code"]) == (409, "changed_meanwhile")
-    late = control(shared_serving, "/control/deployments/remove", {"name": "two", "revision": first["revision"]})
+    late = control(shared_serving, "/admin/v1/deployments/remove", {"name": "two", "revision": first["revision"]})
     assert (late[0], late[1]["error"]["code"]) == (409, "changed_meanwhile")
-    assert control(shared_serving, "/control/deployments/remove", {"name": "two"})[0] == 200
+    assert control(shared_serving, "/admin/v1/deployments/remove", {"name": "two"})[0] == 200
 
 
-def test_only_the_operator_finds_these_routes(shared_serving: Serving) -> None:
+def test_only_the_operator_may_change_these(shared_serving: Serving) -> None:
     wish = json.dumps({"name": "x", "set": {"model": "m", "url": "http://h/v1"}}).encode()
-    assert shared_serving.call("POST", "/control/deployments/add", wish)[0] == 404
-    assert shared_serving.call("GET", "/control/routing")[0] == 404
+    assert shared_serving.call("POST", "/admin/v1/deployments/add", wish)[0] == 403
+    assert shared_serving.call("GET", "/admin/v1/routing")[0] == 404
 
 
 def test_with_one_gateway_for_every_model_nothing_is_added(desk: Desk) -> None:
     serving = Serving(desk)
     wish = {"name": "x", "set": {"model": "m", "url": "http://h/v1"}}
-    status, answer = control(serving, "/control/deployments/add", wish)
+    status, answer = control(serving, "/admin/v1/deployments/add", wish)
     assert (status, answer["error"]["code"]) == (409, "set_in_settings")
     assert "upstream.url" in answer["error"]["message"]
 

@@ -102,7 +102,7 @@ def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, postgres_url: str) ->
     def listed() -> dict[str, str]:
         control = json.loads((desk.here / ".tidegate" / "control.json").read_text())
         request = urllib.request.Request(
-            cluster.url + "/control/routing", headers={"X-Tidegate-Control": control["token"]}
+            cluster.url + "/admin/v1/deployments", headers={"X-Tidegate-Control": control["token"]}
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
             return {one["name"]: one["why"] for one in json.loads(answer.read())["data"]}

@@ -216,16 +216,16 @@ def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
     assert json.loads(desk.done("keys", "list", "--json").stdout())[0]["state"] == "revoked"
 
 
-def test_the_operators_routes_are_not_there_for_anyone_else(serving: Serving) -> None:
+def test_the_operators_routes_are_for_no_one_else(serving: Serving) -> None:
     wish = b'{"org": "mallory"}'
-    assert serving.call("POST", "/control/keys", wish)[0] == 404
+    assert serving.call("POST", "/admin/v1/keys", wish)[0] == 403
     made = json.loads(serving.desk.done("keys", "create", "--org", "acme", "--json").stdout())
-    assert serving.call("POST", "/control/keys", wish, made["key"])[0] == 404
-    assert serving.call("POST", f"/control/keys/{made['id']}/revoke", b"{}", made["key"])[0] == 404
-    abandon = f"/control/batches/{'batch_' + 22 * '0'}/abandon"
-    assert serving.call("POST", abandon, b"{}", made["key"])[0] == 404
+    assert serving.call("POST", "/admin/v1/keys", wish, made["key"])[0] == 403
+    assert serving.call("POST", f"/admin/v1/keys/{made['id']}/revoke", b"{}", made["key"])[0] == 403
+    abandon = f"/admin/v1/batches/{'batch_' + 22 * '0'}/abandon"
+    assert serving.call("POST", abandon, b"{}", made["key"])[0] == 403
     wait_until(
-        lambda: serving.call("POST", "/control/keys", wish, "tg_live_nonsense")[0] == 401,
+        lambda: serving.call("POST", "/admin/v1/keys", wish, "tg_live_nonsense")[0] == 401,
         10,
         "the server to notice that there are keys now",
     )

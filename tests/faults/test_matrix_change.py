@@ -17,7 +17,8 @@ from tests.support.processes import Processes, wait_until
 from tests.support.run_directory import RunDirectory
 from tests.support.tidegate import END_S, IN_FLIGHT, Results, Site, requests
 from tidegate.service import opened
-from tidegate.web.admin.operator import KeyMade, KeyWish, make_key
+from tidegate.web.admin.audit import COMMAND, AuditTrail
+from tidegate.web.admin.keys import KeyMade, KeyWish, make_key
 from tidegate.web.http.pepper import pepper_of
 
 ITEMS = 80
@@ -49,7 +50,7 @@ class Running:
 
     def operate(self, path: str, **body: Any) -> Any:
         headers = {"X-Tidegate-Control": self._token}
-        answer = httpx2.post(f"{self.site.url}/control/{path}", json=body, headers=headers, timeout=30)
+        answer = httpx2.post(f"{self.site.url}/admin/v1/{path}", json=body, headers=headers, timeout=30)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -190,7 +191,9 @@ def test_42_every_worker_of_a_cluster_hears_of_a_key_that_is_deleted(cluster: Si
     async def a_key() -> KeyMade:
         async with opened(cluster.settings) as parts:
             wish = KeyWish("acme", team="red")
-            return await make_key(parts.store, parts.entropy, pepper_of(parts.settings), wish)
+            return await make_key(
+                AuditTrail(parts.store, parts.entropy, COMMAND), parts.entropy, pepper_of(parts.settings), wish
+            )
 
     async def delete_all() -> list[str]:
         async with opened(cluster.settings) as parts:

@@ -19,7 +19,8 @@ from tests.support.windows import Use
 from tidegate.cli.explain import explain_inputs_of
 from tidegate.core.schedule.explain import explain
 from tidegate.service import opened
-from tidegate.web.admin.operator import KeyWish, make_key
+from tidegate.web.admin.audit import COMMAND, AuditTrail
+from tidegate.web.admin.keys import KeyWish, make_key
 from tidegate.web.http.pepper import pepper_of
 
 WORKERS = 4
@@ -123,7 +124,9 @@ class Crew:
         async def make() -> str:
             async with opened(self.site.settings) as parts:
                 pepper = pepper_of(parts.settings)
-                return (await make_key(parts.store, parts.entropy, pepper, KeyWish(org))).key
+                return (
+                    await make_key(AuditTrail(parts.store, parts.entropy, COMMAND), parts.entropy, pepper, KeyWish(org))
+                ).key
 
         return self.site.as_caller(asyncio.run(make()))
 

@@ -97,18 +97,37 @@ NOBODYS = {
     ("GET", "/metrics"),
 }
 OPERATORS = {
-    ("POST", "/control/keys"),
-    ("POST", "/control/keys/{key_id}/change"),
-    ("POST", "/control/keys/{key_id}/rotate"),
-    ("POST", "/control/keys/{key_id}/revoke"),
-    ("POST", "/control/keys/delete"),
-    ("POST", "/control/batches/{batch_id}/abandon"),
-    ("GET", "/control/scheduler"),
-    ("GET", "/control/usage"),
-    ("POST", "/control/scheduler"),
-    ("GET", "/control/routing"),
-} | {
-    ("POST", f"/control/{kind}/{verb}")
+    ("GET", f"/admin/v1/{name}")
+    for name in (
+        "audit",
+        "batches",
+        "batches/{batch_id}",
+        "batches/{batch_id}/timeline",
+        "deployments",
+        "keys",
+        "models",
+        "resources",
+        "scheduler",
+        "usage",
+    )
+}
+OPERATORS |= {
+    ("POST", f"/admin/v1/{name}")
+    for name in (
+        "keys",
+        "keys/{key_id}/change",
+        "keys/{key_id}/rotate",
+        "keys/{key_id}/revoke",
+        "keys/delete",
+        "scheduler",
+    )
+}
+OPERATORS |= {
+    ("POST", f"/admin/v1/batches/{{batch_id}}/{verb}")
+    for verb in ("abandon", "cancel", "fail", "pause", "requeue", "resume", "retry_finalization")
+}
+OPERATORS |= {
+    ("POST", f"/admin/v1/{kind}/{verb}")
     for kind in ("deployments", "resources", "models")
     for verb in ("add", "change", "remove")
 }
@@ -320,10 +339,11 @@ def test_a_key_opens_nothing_of_the_operators(two: Two, method: str, path: str) 
     # Wrong tokens are counted by address, for all of these tests together: those of the one before are past.
     two.web.clock.ahead_ms += 61_000
     for key in before:
-        url = path.replace("{key_id}", str(key["id"]))
-        assert two.theirs.request(method, url, json={"org": "ours"}).status_code == 404
+        url = path.replace("{key_id}", str(key["id"])).replace("{batch_id}", two.running_id)
+        refused = two.theirs.request(method, url, json={"org": "ours"} if method == "POST" else None)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_scope")
         wrong = {"X-Tidegate-Control": "wrong"}
-        assert two.theirs.request(method, url, json={"org": "ours"}, headers=wrong).status_code == 401
+        assert two.theirs.request(method, url, headers=wrong).status_code == 401
     after = two.web.run(two.web.store.list_keys(10))
     assert [(key["id"], key["revoked_at"]) for key in after] == [(key["id"], key["revoked_at"]) for key in before]
 

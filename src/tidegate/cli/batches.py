@@ -249,13 +249,15 @@ async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
 
 async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
     from tidegate import service
+    from tidegate.web.admin.audit import COMMAND, AuditTrail
 
     options.check_batch_id(batch)
     if (server := server_client.server(settings)) is not None:
-        answer = await server.post(f"/control/batches/{batch}/abandon", dict[str, msgspec.Raw], tenant=org)
+        answer = await server.post(f"/admin/v1/batches/{batch}/abandon", dict[str, msgspec.Raw], tenant=org)
         return str(msgspec.json.decode(answer["status"], type=str))
     async with service.opened(settings) as parts:
-        job = await parts.store.abandon_job(await tenant(parts, org), batch, settings.retention.failed_s * 1000)
+        noting = AuditTrail(parts.store, parts.entropy, COMMAND).noting("batch.abandon", "batch", batch)
+        job = await noting.abandon_job(await tenant(parts, org), batch, settings.retention.failed_s * 1000)
         if job is None:
             raise absent(batch, org)
         return str(job.state)

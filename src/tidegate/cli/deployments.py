@@ -226,7 +226,8 @@ async def shown(settings: Settings) -> "list[RoutingShown]":
     from tidegate.web.admin.deployments import RoutingEditor, RoutingList
 
     if (server := server_client.running_server(settings)) is not None:
-        return (await server.get("/control/routing", RoutingList)).data
+        kinds = ("deployments", "resources", "models")
+        return [one for kind in kinds for one in (await server.get(f"/admin/v1/{kind}", RoutingList)).data]
     async with server_client.reading(settings) as parts:
         return await RoutingEditor(parts.store, settings, looks_up=False).list()
 
@@ -251,14 +252,15 @@ def do(settings: Settings, kind: str, verb: str, wish: "RoutingWish", *, as_json
 
 async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") -> "RoutingDone":
     from tidegate import service
+    from tidegate.web.admin.audit import COMMAND, AuditTrail
     from tidegate.web.admin.deployments import RoutingDone, RoutingEditor
 
     if (server := server_client.server(settings)) is not None:
-        return await server.post(f"/control/{kind}s/{verb}", RoutingDone, wish)
+        return await server.post(f"/admin/v1/{kind}s/{verb}", RoutingDone, wish)
     async with service.opened(settings) as parts:
         # The processes that will call it look up its key: this one need not have it.
-        clerk = RoutingEditor(parts.store, settings, looks_up=False)
-        done: RoutingDone = await {"add": clerk.add, "change": clerk.change, "remove": clerk.remove}[verb](kind, wish)
+        editor = RoutingEditor(parts.store, settings, looks_up=False)
+        done = await editor.do(AuditTrail(parts.store, parts.entropy, COMMAND), verb, kind, wish)
         parts.wakes.inputs.notify()
         return done
 

@@ -14,7 +14,9 @@ from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
-    from tidegate.web.admin.operator import KeyChange, KeyDeletion, KeyMade, KeyWish
+    from tidegate.service import Parts
+    from tidegate.web.admin.audit import AuditTrail
+    from tidegate.web.admin.keys import KeyChange, KeyDeletion, KeyMade, KeyWish
 
 KEYS_SHOWN_MAX = 10_000
 
@@ -39,7 +41,12 @@ def create(
     label: Annotated[str, typer.Option("--label", metavar="TEXT", help="What the key is for.")] = "",
     scopes: Annotated[
         str | None,
-        typer.Option("--scopes", metavar="A,B", help=f"What it may do: {', '.join(keys.SCOPES)}.", show_default="all"),
+        typer.Option(
+            "--scopes",
+            metavar="A,B",
+            help=f"What it may do: {', '.join((*keys.SCOPES, *keys.ADMIN_SCOPES))}.",
+            show_default="all of a tenant's",
+        ),
     ] = None,
     models: Annotated[
         str | None, typer.Option("--models", metavar="A,B", help="Models it may use.", show_default="any")
@@ -69,7 +76,7 @@ def create(
     Example: tidegate keys create --org acme --expires 90d
     """
     settings = options.loaded(config, data).settings
-    from tidegate.web.admin.operator import KeyWish
+    from tidegate.web.admin.keys import KeyWish
 
     wish = KeyWish(
         org,
@@ -148,7 +155,10 @@ def change(
     scopes: Annotated[
         str | None,
         typer.Option(
-            "--scopes", metavar="A,B", help=f"What it may do: {', '.join(keys.SCOPES)}.", show_default="as it was"
+            "--scopes",
+            metavar="A,B",
+            help=f"What it may do: {', '.join((*keys.SCOPES, *keys.ADMIN_SCOPES))}.",
+            show_default="as it was",
         ),
     ] = None,
     models: Annotated[
@@ -190,7 +200,7 @@ def change(
 
     Example: tidegate keys change Ab3dE5gH --models small,large --limit minute:requests=60
     """
-    from tidegate.web.admin.operator import KeyChange
+    from tidegate.web.admin.keys import KeyChange
 
     settings = options.loaded(config, data).settings
     _check_id(key)
@@ -280,7 +290,7 @@ def delete(
 
     Example: tidegate keys delete --org acme
     """
-    from tidegate.web.admin.operator import KeyDeletion
+    from tidegate.web.admin.keys import KeyDeletion
 
     settings = options.loaded(config, data).settings
     if (key is None) == (org is None):
@@ -322,14 +332,14 @@ def _warn_of_unserved_names(settings: Settings, models: list[str], resources: li
 
 async def _create(settings: Settings, wish: "KeyWish") -> "KeyMade":
     from tidegate import service
-    from tidegate.web.admin.operator import KeyMade, check_wish, make_key
+    from tidegate.web.admin.keys import KeyMade, check_wish, make_key
     from tidegate.web.http.pepper import agreed_pepper
 
     check_wish(wish)
     if (server := server_client.server(settings)) is not None:
-        return await server.post("/control/keys", KeyMade, wish)
+        return await server.post("/admin/v1/keys", KeyMade, wish)
     async with service.opened(settings) as parts:
-        return await make_key(parts.store, parts.entropy, await agreed_pepper(parts.settings, parts.store), wish)
+        return await make_key(_trail(parts), parts.entropy, await agreed_pepper(parts.settings, parts.store), wish)
 
 
 async def _list(settings: Settings) -> list[dict[str, object]]:
@@ -340,49 +350,55 @@ async def _list(settings: Settings) -> list[dict[str, object]]:
 
 async def _change(settings: Settings, key: str, change: "KeyChange") -> bool:
     from tidegate import service
-    from tidegate.web.admin.operator import KeyChanged, change_key, check_change
+    from tidegate.web.admin.keys import KeyChanged, change_key, check_change
 
     check_change(change)
     if (server := server_client.server(settings)) is not None:
-        return (await server.post(f"/control/keys/{key}/change", KeyChanged, change)).changed
+        return (await server.post(f"/admin/v1/keys/{key}/change", KeyChanged, change)).changed
     async with service.opened(settings) as parts:
-        return await change_key(parts.store, key, change)
+        return await change_key(_trail(parts), key, change)
 
 
 async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
     from tidegate import service
-    from tidegate.web.admin.operator import GRACE_MS_MAX, KeyMade, KeyRotation, rotate_key
+    from tidegate.web.admin.keys import GRACE_MS_MAX, KeyMade, KeyRotation, rotate_key
     from tidegate.web.http.pepper import agreed_pepper
 
     if grace_ms > GRACE_MS_MAX:
         raise SettingsError(f"--grace may be {window.spoken(GRACE_MS_MAX)} at most.")
     rotation = KeyRotation(grace_ms)
     if (server := server_client.server(settings)) is not None:
-        return await server.post(f"/control/keys/{key}/rotate", KeyMade, rotation)
+        return await server.post(f"/admin/v1/keys/{key}/rotate", KeyMade, rotation)
     async with service.opened(settings) as parts:
         return await rotate_key(
-            parts.store, parts.entropy, await agreed_pepper(parts.settings, parts.store), key, rotation
+            _trail(parts), parts.entropy, await agreed_pepper(parts.settings, parts.store), key, rotation
         )
 
 
 async def _revoke(settings: Settings, key: str) -> bool:
     from tidegate import service
-    from tidegate.web.admin.operator import KeyRevoked
+    from tidegate.web.admin.keys import KeyRevoked, revoke_key
 
     if (server := server_client.server(settings)) is not None:
-        return (await server.post(f"/control/keys/{key}/revoke", KeyRevoked)).revoked
+        return (await server.post(f"/admin/v1/keys/{key}/revoke", KeyRevoked)).revoked
     async with service.opened(settings) as parts:
-        return await parts.store.revoke_key(key)
+        return await revoke_key(_trail(parts), key)
 
 
 async def _delete(settings: Settings, deletion: "KeyDeletion") -> list[str]:
     from tidegate import service
-    from tidegate.web.admin.operator import KeysDeleted, delete_keys
+    from tidegate.web.admin.keys import KeysDeleted, delete_keys
 
     if (server := server_client.server(settings)) is not None:
-        return (await server.post("/control/keys/delete", KeysDeleted, deletion)).deleted
+        return (await server.post("/admin/v1/keys/delete", KeysDeleted, deletion)).deleted
     async with service.opened(settings) as parts:
-        return (await delete_keys(parts.store, deletion)).deleted
+        return (await delete_keys(_trail(parts), deletion)).deleted
+
+
+def _trail(parts: "Parts") -> "AuditTrail":
+    from tidegate.web.admin.audit import COMMAND, AuditTrail
+
+    return AuditTrail(parts.store, parts.entropy, COMMAND)
 
 
 def _shown(row: dict[str, Any], now_ms: int) -> dict[str, object]:

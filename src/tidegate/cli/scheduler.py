@@ -82,20 +82,21 @@ async def _status(settings: Settings) -> "SchedulerStatus":
     from tidegate.web.admin.scheduler import SchedulerStatus, status_of
 
     if (server := server_client.running_server(settings)) is not None:
-        return await server.get("/control/scheduler", SchedulerStatus)
+        return await server.get("/admin/v1/scheduler", SchedulerStatus)
     async with server_client.reading(settings) as parts:
         return status_of(settings, await parts.store.mode_override())
 
 
 async def _override(settings: Settings, mode: ModeWord, shadow: ShadowWord | None) -> "SchedulerStatus":
     from tidegate import service
+    from tidegate.web.admin.audit import COMMAND, AuditTrail
     from tidegate.web.admin.scheduler import SchedulerStatus, SchedulerWish, override_mode, status_of
 
     wish = SchedulerWish(mode.value, shadow.value if shadow else None)
     if (server := server_client.server(settings)) is not None:
-        return await server.post("/control/scheduler", SchedulerStatus, wish)
+        return await server.post("/admin/v1/scheduler", SchedulerStatus, wish)
     async with service.opened(settings) as parts:
-        return status_of(settings, await override_mode(parts.store, wish))
+        return status_of(settings, await override_mode(AuditTrail(parts.store, parts.entropy, COMMAND), wish))
 
 
 def _tell(status: "SchedulerStatus", *, as_json: bool) -> None:

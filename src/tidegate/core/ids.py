@@ -15,7 +15,22 @@ _BODY_LENGTH = 22
 _JOB_PART_LENGTH = 16
 
 RANDOM_BYTES = 16
-KINDS = ("file", "batch", "batch_req", "req", "blob", "worker", "tenant", "whk", "evt", "resp", "upload", "part")
+KINDS = (
+    "file",
+    "batch",
+    "batch_req",
+    "req",
+    "blob",
+    "worker",
+    "tenant",
+    "whk",
+    "evt",
+    "resp",
+    "upload",
+    "part",
+    "aud",
+    "op",
+)
 PREFIXES = {kind: "file-" if kind == "file" else f"{kind}_" for kind in KINDS}
 PATTERNS = {
     kind: re.compile(rf"{'file[-_]' if kind == 'file' else prefix}[0-9A-Za-z]{{{_BODY_LENGTH}}}", re.ASCII)

@@ -30,6 +30,8 @@ SCOPES = (
     "completion-batch",
     "inference",
 )
+# A key has some of these or some of the others, never both: who steers the gateway is no tenant of it.
+ADMIN_SCOPES = ("admin:read", "admin:write")
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _PATTERN = re.compile(
@@ -82,12 +84,14 @@ def keyed_hash(pepper: bytes, text: str) -> bytes:
 
 
 def scopes_text(names: Iterable[str]) -> str:
-    """Scopes as the store keeps them; none given means all there are today. ValueError names one that does not exist."""
+    """Scopes as the store keeps them; none given means all of a tenant's there are today. ValueError names one that does not exist."""
     wanted = list(names) or list(SCOPES)
     for name in wanted:
-        if name not in SCOPES:
-            raise ValueError(f"there is no scope {name!r}; there are: {', '.join(SCOPES)}")
-    return " ".join(scope for scope in SCOPES if scope in wanted)
+        if name not in (*SCOPES, *ADMIN_SCOPES):
+            raise ValueError(f"there is no scope {name!r}; there are: {', '.join((*SCOPES, *ADMIN_SCOPES))}")
+    if any(name in SCOPES for name in wanted) and any(name in ADMIN_SCOPES for name in wanted):
+        raise ValueError(f"a key with {' or '.join(ADMIN_SCOPES)} may have no other scope: make two keys")
+    return " ".join(scope for scope in (*SCOPES, *ADMIN_SCOPES) if scope in wanted)
 
 
 @lru_cache(maxsize=1024)

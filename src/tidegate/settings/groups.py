@@ -64,6 +64,21 @@ class ServerSettings(Group, frozen=True):
     ] = ()
 
 
+class AdminSettings(Group, frozen=True):
+    host: Annotated[
+        Host, _about("Address of the admin API and the console, where `server.host` is no loopback address.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int,
+        _int(
+            0,
+            65_535,
+            "Port of the admin API and the console where `server.host` is no loopback address; 0 leaves them to commands on this "
+            "machine. On a loopback address they share `server.port`.",
+        ),
+    ] = 0
+
+
 class StoreSettings(Group, frozen=True):
     url: Annotated[
         Secret | None,
@@ -447,6 +462,7 @@ class Settings(Group, frozen=True):
 
     data: Annotated[Text, _about("Directory for everything that is kept on this machine.")] = ".tidegate"
     server: ServerSettings = ServerSettings()
+    admin: AdminSettings = AdminSettings()
     store: StoreSettings = StoreSettings()
     blobs: BlobsSettings = BlobsSettings()
     http: Http = Http()

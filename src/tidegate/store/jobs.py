@@ -137,21 +137,13 @@ class Jobs(Table):
             start = await tx.one("job_cursor", tenant_id=tenant_id, id=after)
         if start is None:
             return None
-        pairs = [f",{_json(key)}:{_json(value)}" for key, value in wanted.metadata.items()]
         rows = await tx.dicts(
             "job_search",
             tenant_id=tenant_id,
             created_at=start[0],
             id=start[1],
-            from_ms=wanted.from_ms,
-            to_ms=wanted.to_ms,
-            status=wanted.status,
-            model=wanted.model,
-            error=None if wanted.error_code is None else f'"code":{_json(wanted.error_code)}',
-            **dict(zip(("pair", "pair2", "pair3", "pair4"), [*pairs, None, None, None, None], strict=False)),
-            words=wanted.words,
-            json_words=None if wanted.words is None else _json(wanted.words)[1:-1],
             count_max=count_max,
+            **filter_columns(wanted),
         )
         return [job_from(row) for row in rows]
 
@@ -290,6 +282,21 @@ class Jobs(Table):
     @reads
     async def state_counts(self, tx: Tx) -> dict[str, int]:
         return {row[0]: row[1] for row in await tx.all("jobs_state_counts")}
+
+
+def filter_columns(wanted: JobFilter) -> dict[str, Any]:
+    """Return a filter as the statements that search jobs take it."""
+    pairs = [f",{_json(key)}:{_json(value)}" for key, value in wanted.metadata.items()]
+    return {
+        "from_ms": wanted.from_ms,
+        "to_ms": wanted.to_ms,
+        "status": wanted.status,
+        "model": wanted.model,
+        "error": None if wanted.error_code is None else f'"code":{_json(wanted.error_code)}',
+        **dict(zip(("pair", "pair2", "pair3", "pair4"), [*pairs, None, None, None, None], strict=False)),
+        "words": wanted.words,
+        "json_words": None if wanted.words is None else _json(wanted.words)[1:-1],
+    }
 
 
 async def put_job(

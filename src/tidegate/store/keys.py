@@ -147,6 +147,18 @@ class Keys(Table):
     async def list_keys(self, tx: Tx, count_max: int) -> list[dict[str, Any]]:
         return await tx.dicts("key_list", count_max=count_max)
 
+    @reads
+    async def key_page(
+        self, tx: Tx, org: str | None, *, after: str | None, count_max: int
+    ) -> list[dict[str, Any]] | None:
+        """Return a page of keys, newest first, of one organization or of all; None when `after` names no key."""
+        start: Sequence[Any] | None = (1 << 62, "")
+        if after is not None:
+            start = await tx.one("key_cursor", id=after)
+        if start is None:
+            return None
+        return await tx.dicts("key_page", org=org, created_at=start[0], id=start[1], count_max=count_max)
+
     @writes
     async def claim_pepper(self, tx: Tx, fingerprint: str) -> bool:
         """Note the pepper that this store's keys are hashed with. False: there are keys, and they are hashed with another."""

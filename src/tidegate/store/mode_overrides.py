@@ -6,14 +6,14 @@ from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.store.driver import Tx
 from tidegate.store.table import Table, reads, writes
 
-_MODE = "mode_override"
+MODE = "mode_override"
 
 
 class ModeOverrides(Table):
     @reads
     async def mode_override(self, tx: Tx) -> ModeOverride:
         """Return the mode that an operator set; nothing of what another version wrote can break this one."""
-        row = await tx.one("mode_override_get", name=_MODE)
+        row = await tx.one("mode_override_get", name=MODE)
         if row is None:
             return ModeOverride()
         try:
@@ -24,4 +24,4 @@ class ModeOverrides(Table):
     @writes
     async def override_mode(self, tx: Tx, wanted: ModeOverride) -> None:
         """Every process follows with its next look; an empty override gives back what the settings say."""
-        await tx.all("mode_override_put", name=_MODE, value=msgspec.json.encode(wanted).decode())
+        await tx.all("mode_override_put", name=MODE, value=msgspec.json.encode(wanted).decode())

@@ -5,7 +5,7 @@
 -- when nothing is left the job passes through `finalizing` and ends. An item that waits has no row; one that is done has exactly one.
 --
 -- Order of locks inside a transaction: tenants, uploads, jobs (by id), slices, outcomes, job_event_counts, blobs, files, job_models, flows (by model and share_owner),
--- model_clocks, rates, webhook_endpoints, webhook_deliveries. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
+-- model_clocks, rates, webhook_endpoints, webhook_deliveries, audit. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
 -- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents, jobs
 -- and parts of uploads that need its bytes.
 --
@@ -243,6 +243,7 @@ create table jobs (
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_listed on jobs (tenant_id, created_at, id) where kind = 'batch';
+create index jobs_by_age on jobs (created_at, id) where kind = 'batch';
 create index jobs_responding on jobs (tenant_id)
     where kind = 'response' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 create index jobs_ended on jobs (coalesce(completed_at, failed_at, expired_at, cancelled_at))
@@ -521,6 +522,20 @@ create table routing (
     primary key (kind, name)
 );
 
+-- What operators changed, and how it was before: rows are added, never changed. Both looks are JSON without secrets.
+create table audit (
+    id text primary key,
+    happened_at bigint not null,
+    actor text not null,
+    action text not null,
+    kind text not null,
+    target text not null,
+    before text,
+    after text
+);
+create index audit_by_time on audit (happened_at, id);
+create index audit_by_target on audit (target, happened_at, id);
+
 -- Where tenants want to hear of their jobs' ends. A row with a `job_id` belongs to that job alone. Events are signed with `secret`, and
 -- with `old_secret` too until `old_until`. `failing_since` is when tries began to fail with no success since. Where `door` is set, that
 -- front door words the events, and `headers` are sent along.
@@ -569,5 +584,6 @@ create table webhook_deliveries (
 create index webhook_deliveries_due on webhook_deliveries (due_at) where state = 'pending';
 create index webhook_deliveries_leased on webhook_deliveries (lease_token) where lease_token is not null;
 create index webhook_deliveries_by_tenant on webhook_deliveries (tenant_id, created_at, event_id, endpoint_id);
+create index webhook_deliveries_by_age on webhook_deliveries (created_at, event_id, endpoint_id);
 create index webhook_deliveries_by_endpoint on webhook_deliveries (endpoint_id);
 create index webhook_deliveries_by_job on webhook_deliveries (job_id);

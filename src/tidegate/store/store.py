@@ -5,6 +5,7 @@ It knows the domain's nouns and the names of statements; it does not know which 
 
 from functools import partial
 
+from tidegate.store.audit import Audit, AuditNote, AuditWitness
 from tidegate.store.budgets import StoredBudgets
 from tidegate.store.driver import Driver, Tx
 from tidegate.store.files import StoredFiles
@@ -17,6 +18,7 @@ from tidegate.store.job_events import JobEvents
 from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
 from tidegate.store.mode_overrides import ModeOverrides
+from tidegate.store.operated import OperatedStore
 from tidegate.store.outcomes import Outcomes
 from tidegate.store.responses import BackgroundResponses
 from tidegate.store.routing import StoredRouting
@@ -31,6 +33,7 @@ from tidegate.store.workers import Workers
 
 
 class Store(
+    Audit,
     StoredBudgets,
     StoredFiles,
     StoredFlows,
@@ -39,6 +42,7 @@ class Store(
     RunningJobs,
     JobEvents,
     Keys,
+    OperatedStore,
     Outcomes,
     BackgroundResponses,
     FleetReports,
@@ -54,11 +58,15 @@ class Store(
 ):
     """One Store over one driver."""
 
-    def __init__(self, driver: Driver, schema: StoreSchema | None = None) -> None:
+    def __init__(self, driver: Driver, schema: StoreSchema | None = None, witness: AuditWitness | None = None) -> None:
         """`schema` is that of another version of the program, for tests that run two side by side."""
-        super().__init__(driver)
+        super().__init__(driver, witness)
         self.dialect = driver.dialect
         self._schema = schema or current_schema()
+
+    def audited(self, note: AuditNote) -> "Store":
+        """Return this store, whose writes note themselves as this change."""
+        return Store(self._driver, self._schema, AuditWitness(note))
 
     @reads
     async def now_ms(self, tx: Tx) -> int:

@@ -6,7 +6,7 @@ the argument out. The driver may run a verb several times, so it changes nothing
 
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Idempotency
@@ -26,11 +26,22 @@ Verb = Callable[Concatenate[A, Tx, P], Coroutine[Any, Any, T]]
 Call = Callable[Concatenate[A, P], Coroutine[Any, Any, T]]
 
 
-class Table:
-    """A group of verbs about one noun."""
+class ChangeWitness(Protocol):
+    """Notes what a write changes, in its transaction."""
 
-    def __init__(self, driver: Driver) -> None:
+    async def look(self, tx: Tx) -> Any:
+        """Return how the thing is now."""
+
+    async def note(self, tx: Tx, before: Any, after: Any) -> None:
+        """Note how it was and is, if that differs."""
+
+
+class Table:
+    """A group of verbs about one noun. With a witness, each write notes what it changes."""
+
+    def __init__(self, driver: Driver, witness: ChangeWitness | None = None) -> None:
         self._driver = driver
+        self._witness = witness
 
 
 def reads(verb: Verb[A, P, T]) -> Call[A, P, T]:
@@ -48,9 +59,23 @@ def writes(verb: Verb[A, P, T]) -> Call[A, P, T]:
 
     @wraps(verb)
     def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        return self._driver.write(_named(verb, lambda tx: verb(self, tx, *args, **kwargs)))
+        def body(tx: Tx) -> Coroutine[Any, Any, T]:
+            return verb(self, tx, *args, **kwargs)
+
+        witness = self._witness
+        return self._driver.write(_named(verb, body if witness is None else _witnessed(witness, body)))
 
     return call
+
+
+def _witnessed(witness: ChangeWitness, body: Body[T]) -> Body[T]:
+    async def watched(tx: Tx) -> T:
+        before = await witness.look(tx)
+        result = await body(tx)
+        await witness.note(tx, before, await witness.look(tx))
+        return result
+
+    return watched
 
 
 def beats(verb: Verb[A, P, T]) -> Call[A, P, T]:

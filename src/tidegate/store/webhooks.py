@@ -188,7 +188,7 @@ class Webhooks(Table):
             endpoint_id=endpoint_id,
             count_max=count_max,
         )
-        return [_delivery_from(row) for row in rows]
+        return [delivery_from(row) for row in rows]
 
     @writes
     async def replay_webhook(self, tx: Tx, tenant_id: str, event_id: str, endpoint_id: str) -> WebhookDelivery | None:
@@ -198,7 +198,7 @@ class Webhooks(Table):
         name = {"tenant_id": tenant_id, "event_id": event_id, "endpoint_id": endpoint_id}
         await tx.one("webhook_delivery_replay", **name)
         rows = await tx.dicts("webhook_delivery_get", **name)
-        return _delivery_from(rows[0]) if rows else None
+        return delivery_from(rows[0]) if rows else None
 
 
 async def put_events(tx: Tx, job_id: str) -> None:
@@ -244,7 +244,7 @@ def _endpoint_from(row: dict[str, Any]) -> WebhookEndpoint:
     )
 
 
-def _delivery_from(row: dict[str, Any]) -> WebhookDelivery:
+def delivery_from(row: dict[str, Any]) -> WebhookDelivery:
     return WebhookDelivery(state=DeliveryState(row["state"]), **{name: row[name] for name in _DELIVERY_COLUMNS})
 
 

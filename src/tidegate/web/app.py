@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidegate.stages.accept import Reception
 from tidegate.web import scrape
+from tidegate.web.admin.audit import AuditRoutes
+from tidegate.web.admin.batches import AdminBatchRoutes
 from tidegate.web.admin.deployments import DeploymentRoutes
-from tidegate.web.admin.operator import Operator
+from tidegate.web.admin.keys import KeyRoutes
 from tidegate.web.admin.scheduler import SchedulerRoutes
 from tidegate.web.admin.usage import UsageRoutes
 from tidegate.web.background.routes import BackgroundRoutes
@@ -21,7 +23,7 @@ from tidegate.web.health import Health
 from tidegate.web.http import problems
 from tidegate.web.http.auth import Authenticator
 from tidegate.web.http.body_room import BodyRoom
-from tidegate.web.http.door import RequestDoor
+from tidegate.web.http.door import HIDDEN, RequestDoor
 from tidegate.web.http.routes import guarded_routes
 from tidegate.web.http.tenant_slots import stream_slots, upload_slots
 from tidegate.web.jobs.creation import JobCreation
@@ -41,6 +43,23 @@ ERROR_SHAPES: problems.ErrorShapes = {
     problems.ANTHROPIC_PATHS: problems.in_anthropic_shape,
     completion_batch.PREFIX: error_body,
 }
+
+
+# What only operators use: on the API's port where that is this machine's alone, else on a listener of its own.
+ADMIN_PATHS = ("/admin/", "/console")
+
+
+class AppPart:
+    """One app behind a listener that shows only some of its paths: the operators', or all others."""
+
+    def __init__(self, app: ASGIApp, *, is_admin: bool) -> None:
+        self._app = app
+        self._is_admin = is_admin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(ADMIN_PATHS) is not self._is_admin:
+            scope = {**scope, HIDDEN: True}
+        await self._app(scope, receive, send)
 
 
 class Api(Starlette):
@@ -80,7 +99,9 @@ def build_app(context: WebContext) -> Api:
         ).routes(),
         *ModelRoutes(context).routes(),
         *WebhookRoutes(context, reception).routes(),
-        *Operator(context).routes(),
+        *KeyRoutes(context).routes(),
+        *AdminBatchRoutes(context).routes(),
+        *AuditRoutes(context).routes(),
         *SchedulerRoutes(context).routes(),
         *DeploymentRoutes(context).routes(),
         *UsageRoutes(context).routes(),

@@ -14,12 +14,12 @@ def test_usage_is_the_operators_to_export(start_web: Any) -> None:
     web: WebServer = start_web()
     key = web.make_key("acme")
     with web.client(key) as client:
-        assert client.get("/control/usage").status_code == 404
-        told = client.get("/control/usage?format=csv&by=key,job", headers=OPERATOR)
+        assert client.get("/admin/v1/usage").status_code == 403
+        told = client.get("/admin/v1/usage?format=csv&by=key,job", headers=OPERATOR)
         assert told.status_code == 200
         assert told.headers["content-type"].startswith("text/csv")
         assert told.text.startswith("key,job,calls,input_tokens")
-        mine = client.get("/control/usage", headers={**OPERATOR, "X-Tidegate-Tenant": "acme"})
+        mine = client.get("/admin/v1/usage?org=acme", headers=OPERATOR)
         assert (mine.status_code, mine.content) == (200, b"")
-        for query in ("by=mood", "by=,", "format=xml", "from=soon", "to=2026-13-01"):
-            is_error(client.get(f"/control/usage?{query}", headers=OPERATOR), {"status": 400})
+        for query in ("by=mood", "by=,", "format=xml", "from=soon", "to=2026-13-01", "org="):
+            is_error(client.get(f"/admin/v1/usage?{query}", headers=OPERATOR), {"status": 400})

@@ -128,7 +128,7 @@ def test_a_key_works_only_from_the_addresses_that_it_names(start_web: Any) -> No
     for forwarded in ("", "203.0.113.1", "198.51.100.7, 203.0.113.1", "2001:db9::1"):
         is_error(asked(key, forwarded), REFUSED)
         assert asked(free, forwarded).status_code == 200
-    path = f"/control/keys/{keys.public_id_of(key)}/change"
+    path = f"/admin/v1/keys/{keys.public_id_of(key)}/change"
     with web.client() as client:
         for wrong in (["nowhere"], ["10.0.0.0/33"], [""], ["10.0.0.1"] * 101):
             refused = client.post(path, json={"addresses": wrong}, headers=operator)
@@ -148,10 +148,10 @@ def test_a_rotated_key_has_two_secrets_for_a_while(web: WebServer) -> None:
     key_id = str(keys.public_id_of(old))
     operator = {"X-Tidegate-Control": CONTROL_TOKEN}
     with web.client() as client:
-        path = f"/control/keys/{key_id}/rotate"
+        path = f"/admin/v1/keys/{key_id}/rotate"
         assert client.post(path, json={"grace_ms": 60_000}).status_code == 401
         answer = client.post(path, json={"grace_ms": 60_000}, headers=operator)
-        nobody = client.post("/control/keys/00000000/rotate", json={}, headers=operator)
+        nobody = client.post("/admin/v1/keys/00000000/rotate", json={}, headers=operator)
         endless = client.post(path, json={"grace_ms": 1 << 60}, headers=operator)
     is_error(nobody, {"status": 404, "code": "key_not_found"})
     assert endless.status_code == 400
@@ -172,11 +172,12 @@ def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
     key_id = str(keys.public_id_of(key))
     operator = {"X-Tidegate-Control": CONTROL_TOKEN}
     with web.client(key) as client:
-        path = f"/control/keys/{key_id}/change"
-        assert client.post(path, json={"scopes": ["files:read"]}).status_code == 404
+        path = f"/admin/v1/keys/{key_id}/change"
+        assert client.post(path, json={"scopes": ["files:read"]}).status_code == 403
         wish: dict[str, Any]
         for wish in (
             {"scopes": ["everything"]},
+            {"scopes": ["admin:read", "files:read"]},
             {"scopes": []},
             {"models": [""]},
             {"resources": ["x" * 256]},
@@ -190,8 +191,8 @@ def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
             assert client.post(path, json=wish, headers=operator).status_code == 400, wish
         wish = {"models": ["small"], "resources": ["r"], "limits": [{"period": "minute", "requests": 9}]}
         assert client.post(path, json=wish, headers=operator).json() == {"id": key_id, "changed": True}
-        assert client.post("/control/keys/..%2F/change", json=wish, headers=operator).status_code in (200, 404)
-        absent = client.post("/control/keys/00000000/change", json=wish, headers=operator)
+        assert client.post("/admin/v1/keys/..%2F/change", json=wish, headers=operator).status_code in (200, 404)
+        absent = client.post("/admin/v1/keys/00000000/change", json=wish, headers=operator)
         assert absent.json() == {"id": "00000000", "changed": False}
     row = web.run(web.store.get_key(key_id))
     assert row is not None
@@ -205,9 +206,9 @@ def test_keys_are_deleted_by_the_operator_alone(web: WebServer) -> None:
     one, two, other = web.make_key("acme"), web.make_key("acme"), web.make_key("other")
     ids = [str(keys.public_id_of(key)) for key in (one, two, other)]
     operator = {"X-Tidegate-Control": CONTROL_TOKEN}
-    path = "/control/keys/delete"
+    path = "/admin/v1/keys/delete"
     with web.client(other) as client:
-        assert client.post(path, json={"org": "acme"}).status_code == 404
+        assert client.post(path, json={"org": "acme"}).status_code == 403
         for wish in (
             {},
             {"id": ids[0], "org": "acme"},

@@ -55,6 +55,19 @@ where k.deleted_at is null
 order by k.created_at, k.id
 limit :count_max;
 
+-- key_cursor --
+select created_at, id from keys where id = :id and deleted_at is null;
+
+-- key_page --
+select k.id, t.name as tenant, k.label, k.team, k.user_name, k.scopes, k.models, k.created_at, k.expires_at, k.revoked_at, k.last_used_at,
+    k.resources, k.limits, k.old_until, k.parallel_max, k.addresses
+from keys k
+join tenants t on t.id = k.tenant_id
+where k.deleted_at is null and (cast(:org as text) is null or t.name = :org)
+    and (k.created_at < :created_at or (k.created_at = :created_at and k.id < :id))
+order by k.created_at desc, k.id desc
+limit :count_max;
+
 -- pepper_claim --
 -- Notes which pepper keys are hashed with. Gives nothing when there are keys already and another was noted.
 insert into meta (name, value) values ('pepper_fingerprint', :fingerprint)

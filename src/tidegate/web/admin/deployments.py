@@ -1,7 +1,7 @@
 """Deployments, resources and terms of models as an operator adds, changes and removes them while everything runs.
 
 They lie in the store, and every process follows within seconds. What the settings name is shown beside them and cannot be changed by a
-call. A secret is never stored: only where it is. The routes are for the operator on this machine alone.
+call. A secret is never stored: only where it is. Names may hold slashes, so a change names its entry in the body.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.added import Added, Kind, added, check
 from tidegate.store.routing import DEPLOYMENT, MODEL, RESOURCE, RoutingEntry, RoutingFull
 from tidegate.store.store import Store
-from tidegate.web.admin.operator import require_operator
+from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
-from tidegate.web.http.routes import Guarded
+from tidegate.web.http.routes import Guarded, Handler
 
 
 class RoutingWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +64,9 @@ class RoutingShown(msgspec.Struct, frozen=True):
 
 
 class RoutingList(msgspec.Struct, frozen=True):
+    object: str
     data: list[RoutingShown]
+    has_more: bool = False
 
 
 class RoutingEditor:
@@ -97,31 +99,36 @@ class RoutingEditor:
             shown.append(_stored(entry, noun, why))
         return shown
 
-    async def add(self, kind: str, wish: RoutingWish) -> RoutingDone:
+    async def do(self, trail: AuditTrail, verb: str, kind: str, wish: RoutingWish) -> RoutingDone:
+        """Add, change or remove an entry, and note it."""
+        verbs = {"add": self._add, "change": self._change, "remove": self._remove}
+        return await verbs[verb](trail.noting(f"{kind}.{verb}", kind, wish.name), kind, wish)
+
+    async def _add(self, noting: Store, kind: str, wish: RoutingWish) -> RoutingDone:
         self._refuse_configured(kind, wish.name)
         document = {name: value for name, value in wish.set.items() if value is not None}
-        return await self._write(kind, wish.name, document, seen=0)
+        return await self._write(noting, kind, wish.name, document, seen=0)
 
-    async def change(self, kind: str, wish: RoutingWish) -> RoutingDone:
+    async def _change(self, noting: Store, kind: str, wish: RoutingWish) -> RoutingDone:
         self._refuse_configured(kind, wish.name)
         entry = await self._entry(kind, wish.name)
         document: dict[str, Any] = {**msgspec.json.decode(entry.document), **wish.set}
         document = {name: value for name, value in document.items() if value is not None}
         seen = entry.revision if wish.revision is None else wish.revision
-        return await self._write(kind, wish.name, document, seen=seen)
+        return await self._write(noting, kind, wish.name, document, seen=seen)
 
-    async def remove(self, kind: str, wish: RoutingWish) -> RoutingDone:
+    async def _remove(self, noting: Store, kind: str, wish: RoutingWish) -> RoutingDone:
         entry = await self._entry(kind, wish.name)
         if not wish.force:
             await self._refuse_in_use(kind, wish.name)
         seen = entry.revision if wish.revision is None else wish.revision
         try:
-            await self._store.drop_routing(kind, wish.name, seen)
+            await noting.drop_routing(kind, wish.name, seen)
         except LostRace:
             raise _changed_meanwhile(kind, wish.name) from None
         return RoutingDone(wish.name, 0)
 
-    async def _write(self, kind: str, name: str, document: dict[str, Any], *, seen: int) -> RoutingDone:
+    async def _write(self, noting: Store, kind: str, name: str, document: dict[str, Any], *, seen: int) -> RoutingDone:
         try:
             check(kind, name, document)
         except SettingsError as error:
@@ -132,7 +139,7 @@ class RoutingEditor:
             text for one in found.deployments if (kind, name) == (DEPLOYMENT, one.name) for text in one.warnings
         ]
         try:
-            return RoutingDone(name, await self._store.put_routing(kind, name, text, seen), warnings)
+            return RoutingDone(name, await noting.put_routing(kind, name, text, seen), warnings)
         except RoutingFull as full:
             raise ApiProblem(409, "too_many_entries", f"{full}.") from None
         except LostRace:
@@ -227,33 +234,42 @@ class RoutingEditor:
 
 class DeploymentRoutes:
     def __init__(self, context: WebContext) -> None:
-        self._clerk = RoutingEditor(context.store, context.settings, looks_up=True)
+        self._context = context
+        self._editor = RoutingEditor(context.store, context.settings, looks_up=True)
         self._router = context.router
         self._live_config = context.live_config
         self._body_bytes_max = context.settings.limits.body_bytes_max
 
     def routes(self) -> list[Guarded]:
-        found = [Guarded("GET", "/control/routing", "batches:read", self.list)]
+        found = []
         for kind in (DEPLOYMENT, RESOURCE, MODEL):
+            found.append(Guarded("GET", f"/admin/v1/{kind}s", READ, self._listing(kind)))
             for verb in ("add", "change", "remove"):
-                found.append(Guarded("POST", f"/control/{kind}s/{verb}", "batches:write", self._doing(kind, verb)))
+                found.append(Guarded("POST", f"/admin/v1/{kind}s/{verb}", WRITE, self._doing(kind, verb)))
         return found
 
-    async def list(self, request: Request, caller: Caller) -> Response:
-        require_operator(request)
+    async def list(self, kind: str) -> list[RoutingShown]:
+        """Return what there is of one kind, with how this process stands to it."""
         status = {one.name: one for one in self._router.status()}
         shown = []
-        for one in await self._clerk.list(self._live_config.unusable if self._live_config else None):
+        for one in await self._editor.list(self._live_config.unusable if self._live_config else None):
             if one.kind == DEPLOYMENT and (now := status.get(one.name)) is not None:
                 one = msgspec.structs.replace(one, state=now.state, in_flight=now.in_flight)
-            shown.append(one)
-        return json_answer(RoutingList(shown))
+            if one.kind == kind:
+                shown.append(one)
+        return shown
 
-    def _doing(self, kind: str, verb: str) -> Any:
+    def _listing(self, kind: str) -> Handler:
+        async def show(request: Request, caller: Caller) -> Response:
+            requests.refuse_unknown(request.query_params, ())
+            return json_answer(RoutingList("list", await self.list(kind)))
+
+        return show
+
+    def _doing(self, kind: str, verb: str) -> Handler:
         async def do(request: Request, caller: Caller) -> Response:
-            require_operator(request)
             wish = await requests.json_body(request, RoutingWish, self._body_bytes_max)
-            done: RoutingDone = await getattr(self._clerk, verb)(kind, wish)
+            done = await self._editor.do(trail_of(self._context, request, caller), verb, kind, wish)
             if self._live_config is not None:
                 # The others follow within seconds; the caller of this one sees it at once.
                 await self._live_config.look()

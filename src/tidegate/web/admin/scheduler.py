@@ -15,15 +15,15 @@ from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.settings import Settings, schedule_policy, switched
 from tidegate.settings.policy import NO_SHADOW
 from tidegate.settings.scheduling import Mode, ShadowMode
-from tidegate.store.store import Store
-from tidegate.web.admin.operator import require_operator
+from tidegate.store.mode_overrides import MODE
+from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.routes import Guarded
 
 CONFIGURED = "configured"
-_PATH = "/control/scheduler"
+_PATH = "/admin/v1/scheduler"
 
 
 class SchedulerWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,8 +57,9 @@ def status_of(settings: Settings, override: ModeOverride) -> SchedulerStatus:
     )
 
 
-async def override_mode(store: Store, wish: SchedulerWish) -> ModeOverride:
+async def override_mode(trail: AuditTrail, wish: SchedulerWish) -> ModeOverride:
     """Switch what was asked for; asking twice is fine."""
+    store = trail.noting("scheduler.mode", "scheduler", MODE)
     before = await store.mode_override()
     after = ModeOverride(_chosen(wish.mode, before.mode), _chosen(wish.shadow_mode, before.shadow_mode))
     await store.override_mode(after)
@@ -71,23 +72,22 @@ def _chosen(wanted: str | None, before: str) -> str:
 
 class SchedulerRoutes:
     def __init__(self, context: WebContext) -> None:
+        self._context = context
         self._store = context.store
         self._settings = context.settings
 
     def routes(self) -> list[Guarded]:
         return [
-            Guarded("GET", _PATH, "batches:read", self.show),
-            Guarded("POST", _PATH, "batches:write", self.set),
+            Guarded("GET", _PATH, READ, self.show),
+            Guarded("POST", _PATH, WRITE, self.set),
         ]
 
     async def show(self, request: Request, caller: Caller) -> Response:
-        require_operator(request)
         return json_answer(self._counted(await self._store.mode_override()))
 
     async def set(self, request: Request, caller: Caller) -> Response:
-        require_operator(request)
         wish = await requests.json_body(request, SchedulerWish, self._settings.limits.body_bytes_max)
-        return json_answer(self._counted(await override_mode(self._store, wish)))
+        return json_answer(self._counted(await override_mode(trail_of(self._context, request, caller), wish)))
 
     def _counted(self, override: ModeOverride) -> SchedulerStatus:
         return msgspec.structs.replace(

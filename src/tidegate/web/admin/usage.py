@@ -1,4 +1,4 @@
-"""What was used and what it cost, as an operator exports it: of everybody, or of the tenant that the request names."""
+"""What was used and what it cost, as an operator exports it: of everybody, or of one organization."""
 
 from datetime import UTC, date, datetime, timedelta
 
@@ -8,10 +8,9 @@ from starlette.responses import Response
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller
 from tidegate.core.usage import spending
-from tidegate.web.admin.operator import require_operator
+from tidegate.web.admin.audit import READ, text
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
-from tidegate.web.http.auth import TENANT_HEADER
 from tidegate.web.http.routes import Guarded
 
 FORMATS = {"json": "application/jsonl", "csv": "text/csv; charset=utf-8"}
@@ -26,13 +25,12 @@ class UsageRoutes:
         self._clock = context.clock
 
     def routes(self) -> list[Guarded]:
-        return [Guarded("GET", "/control/usage", "batches:read", self.usage)]
+        return [Guarded("GET", "/admin/v1/usage", READ, self.usage)]
 
     async def usage(self, request: Request, caller: Caller) -> Response:
-        """`by`, `from` and `to` (UTC days, both included) and `format`, as `tidegate usage` takes them."""
-        require_operator(request)
+        """`by`, `from` and `to` (UTC days, both included), `org` and `format`, as `tidegate usage` takes them."""
         query = request.query_params
-        requests.refuse_unknown(query, ("by", "format", "from", "to"))
+        requests.refuse_unknown(query, ("by", "format", "from", "org", "to"))
         by = [name for name in (requests.one(query, "by") or BY).split(",") if name]
         if not by or any(name not in spending.DIMENSIONS for name in by):
             raise _bad("by", f"`by` may name: {', '.join(spending.DIMENSIONS)}.")
@@ -40,10 +38,14 @@ class UsageRoutes:
         today = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).date()
         to_day = _day("to", requests.one(query, "to")) or today
         from_day = _day("from", requests.one(query, "from")) or to_day - timedelta(days=DAYS_SHOWN - 1)
+        org = text(query, "org")
+        tenant_id = "" if org is None else await self._store.tenant_by_name(org)
+        if tenant_id is None:
+            raise ApiProblem(404, "tenant_not_found", "There is no organization of this name.", param="org")
         entries = await self._store.usage(
             (from_day - _EPOCH).days,
             (to_day - _EPOCH).days + 1,
-            tenant_id=caller.tenant_id if TENANT_HEADER in request.headers else "",
+            tenant_id=tenant_id,
             by_job="job" in by,
         )
         lines = spending.csv_lines if form == "csv" else spending.json_lines

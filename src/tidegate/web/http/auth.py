@@ -44,6 +44,13 @@ KEY_FAILURES_MAX = 10
 DOUBTFUL_LOOK_UPS = 4
 USED_EVERY_MS = 60_000
 _TENANT_CHARS_MAX = 255
+OPERATOR_SCOPES = frozenset((*keys.SCOPES, *keys.ADMIN_SCOPES))
+# While there is no key, a program on this machine may look at everything; to change what holds for all it needs one.
+KEYLESS_SCOPES = frozenset((*keys.SCOPES, "admin:read"))
+NEEDS_ADMIN_KEY = (
+    "Without an API key this can only be looked at. Use the `tidegate` commands on this machine, or make a key with "
+    "`tidegate keys create --org NAME --scopes admin:write`."
+)
 
 
 class Authenticator:
@@ -72,14 +79,14 @@ class Authenticator:
         if CONTROL_HEADER in request.headers:
             return await self._operator(request, client)
         text = _bearer(request)
-        if not await self._any_key_exists(text):
+        is_keyless = not await self._any_key_exists(text)
+        if is_keyless:
             refuse_remote(client, request.headers)
-            return Caller(await self._default_tenant(), scopes=frozenset(keys.SCOPES))
-        caller = await self._key_holder(request, text, client)
+            caller = Caller(await self._default_tenant(), scopes=KEYLESS_SCOPES)
+        else:
+            caller = await self._key_holder(request, text, client)
         if not any(one in caller.scopes for one in scope.split(" or ")):
-            raise ApiProblem(
-                403, "insufficient_scope", f"This key lacks the scope `{scope}`. Ask for a key that has it."
-            )
+            raise ApiProblem(403, "insufficient_scope", NEEDS_ADMIN_KEY if is_keyless else _lacks(scope))
         return caller
 
     async def _key_holder(self, request: Request, text: str, client: str) -> Caller:
@@ -158,7 +165,7 @@ class Authenticator:
         # Names are any printable text and headers are not: it comes percent-encoded.
         name = unquote(request.headers.get(TENANT_HEADER, DEFAULT_TENANT))
         if name == DEFAULT_TENANT:
-            return Caller(await self._default_tenant(), scopes=frozenset(keys.SCOPES))
+            return Caller(await self._default_tenant(), scopes=OPERATOR_SCOPES)
         tenant_id = None
         if name.isprintable() and len(name) <= _TENANT_CHARS_MAX:
             tenant_id = await self._store.tenant_by_name(name)
@@ -166,7 +173,7 @@ class Authenticator:
             raise ApiProblem(
                 404, "tenant_not_found", "There is no tenant of this name. `tidegate keys list` shows them."
             )
-        return Caller(tenant_id, scopes=frozenset(keys.SCOPES))
+        return Caller(tenant_id, scopes=OPERATOR_SCOPES)
 
     async def _default_tenant(self) -> str:
         if self._default_tenant_id is None:
@@ -213,6 +220,11 @@ class Authenticator:
             await self._store.mark_key_used(public_id)
         except TidegateError:
             return
+
+
+def _lacks(scope: str) -> str:
+    named = " or ".join(f"`{one}`" for one in scope.split(" or "))
+    return f"This key lacks the scope {named}. Ask for a key that has it."
 
 
 def _bearer(request: Request) -> str:

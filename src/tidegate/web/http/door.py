@@ -18,6 +18,8 @@ from tidegate.web.http.intake import Intake
 from tidegate.web.http.open_calls import KeyCut
 from tidegate.web.http.rate_limits import LIMIT_HEADERS
 
+# In a request's scope: the listener that took it does not show this path.
+HIDDEN = "tidegate.hidden"
 HEADER_BYTES_MAX = 32_768
 HEADER_COUNT_MAX = 96
 URL_BYTES_MAX = 8_192
@@ -109,5 +111,5 @@ def _check_head(scope: Scope) -> None:
     path, query = scope.get("raw_path") or b"", scope.get("query_string") or b""
     if len(path) + len(query) > URL_BYTES_MAX:
         raise ApiProblem(414, "url_too_long", f"A URL may have {URL_BYTES_MAX:,} bytes.")
-    if b"%" in path and _HIDDEN.search(path):
+    if scope.get(HIDDEN) or (b"%" in path and _HIDDEN.search(path)):
         raise problems.unknown_url(scope["method"], path.decode("latin-1"))

@@ -1,28 +1,26 @@
-"""What only an operator does: keys made, changed, rotated, revoked and deleted, a batch given up; by a command that holds the store, or
-through these routes by one that finds it held by a server.
+"""API keys as an operator makes, changes, rotates, revokes and deletes them: by a command that holds the store, or through these routes.
 
-The routes are for the operator on this machine, who shows the control file's token; to everybody else they do not exist.
+A key is shown once, by the answer that makes it. Each change is noted in the audit, without secrets.
 """
 
 import unicodedata
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core import ids, keys
+from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller
 from tidegate.core.ports import Entropy
-from tidegate.core.problems import no_such_batch
 from tidegate.store.keys import KeyRights
-from tidegate.store.store import Store
+from tidegate.store.rows import limits_from
+from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
-from tidegate.web.http.answers import json_answer
-from tidegate.web.http.auth import CONTROL_HEADER
+from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.client_address import networks_of
 from tidegate.web.http.limit_requests import KeyLimitAsks, job_limits
 from tidegate.web.http.routes import Guarded
@@ -31,9 +29,10 @@ NAME_CHARS_MAX = 255
 MODELS_MAX = 1_000
 ADDRESSES_MAX = 100
 EXPIRES_MS_MAX = 100 * 366 * 86_400_000
+LIST_COUNT = 20
+LIST_COUNT_MAX = 100
 GRACE_MS = 86_400_000
 GRACE_MS_MAX = 90 * 86_400_000
-_SCOPE = "batches:write"
 
 ParallelMax = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
@@ -91,11 +90,6 @@ class KeyMade(msgspec.Struct, frozen=True):
     key: str
 
 
-class BatchAbandoned(msgspec.Struct, frozen=True):
-    id: str
-    status: str
-
-
 class KeyChanged(msgspec.Struct, frozen=True):
     id: str
     changed: bool
@@ -143,18 +137,22 @@ def check_change(change: KeyChange) -> None:
         raise _bad("addresses", message) from None
     job_limits(change.limits)
     if change.scopes == []:
-        raise _bad("scopes", f"A key needs a scope: name some of {', '.join(keys.SCOPES)}, or revoke the key.")
+        raise _bad(
+            "scopes",
+            f"A key needs a scope: name some of {', '.join((*keys.SCOPES, *keys.ADMIN_SCOPES))}, or revoke the key.",
+        )
     try:
         keys.scopes_text(change.scopes or [])
     except ValueError as error:
         raise _bad("scopes", f"{error}.") from None
 
 
-async def make_key(store: Store, entropy: Entropy, pepper: bytes, wish: KeyWish) -> KeyMade:
+async def make_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, wish: KeyWish) -> KeyMade:
     """Draw a key, keep its keyed hash, give its text."""
     check_wish(wish)
-    tenant_id = await store.put_tenant(ids.make("tenant", entropy.token_bytes(ids.RANDOM_BYTES)), wish.org)
     made = keys.make(entropy.token_bytes(keys.RANDOM_BYTES))
+    store = trail.noting("key.create", "key", made.public_id)
+    tenant_id = await store.put_tenant(ids.make("tenant", entropy.token_bytes(ids.RANDOM_BYTES)), wish.org)
     after_ms = wish.expires_after_ms
     await store.put_key(
         Caller(tenant_id, made.public_id, wish.team, wish.user),
@@ -173,10 +171,11 @@ async def make_key(store: Store, entropy: Entropy, pepper: bytes, wish: KeyWish)
     return KeyMade(made.public_id, made.text.reveal())
 
 
-async def rotate_key(store: Store, entropy: Entropy, pepper: bytes, key_id: str, rotation: KeyRotation) -> KeyMade:
+async def rotate_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, key_id: str, rotation: KeyRotation) -> KeyMade:
     """Draw another secret for a key. Its id, its limits and what it made stay; the secret before works for the grace."""
     if keys.PUBLIC_ID.fullmatch(key_id):
         made = keys.remake(key_id, entropy.token_bytes(keys.RANDOM_BYTES))
+        store = trail.noting("key.rotate", "key", key_id)
         if await store.rotate_key(key_id, keys.keyed_hash(pepper, made.text.reveal()), rotation.grace_ms):
             return KeyMade(made.public_id, made.text.reveal())
     raise ApiProblem(
@@ -184,9 +183,10 @@ async def rotate_key(store: Store, entropy: Entropy, pepper: bytes, key_id: str,
     )
 
 
-async def change_key(store: Store, key_id: str, change: KeyChange) -> bool:
+async def change_key(trail: AuditTrail, key_id: str, change: KeyChange) -> bool:
     """Change what a key may do; it holds everywhere within seconds, also for what its batches have not sent yet."""
     check_change(change)
+    store = trail.noting("key.change", "key", key_id)
     after_ms = change.expires_after_ms
     rights = KeyRights(
         scopes=None if change.scopes is None else keys.scopes_text(change.scopes),
@@ -200,80 +200,124 @@ async def change_key(store: Store, key_id: str, change: KeyChange) -> bool:
     return bool(keys.PUBLIC_ID.fullmatch(key_id)) and await store.change_key(key_id, rights)
 
 
-async def delete_keys(store: Store, deletion: KeyDeletion) -> KeysDeleted:
+async def revoke_key(trail: AuditTrail, key_id: str) -> bool:
+    """Make a key useless within seconds. False: there is no such key, or it is revoked already."""
+    store = trail.noting("key.revoke", "key", key_id)
+    return bool(keys.PUBLIC_ID.fullmatch(key_id)) and await store.revoke_key(key_id)
+
+
+async def delete_keys(trail: AuditTrail, deletion: KeyDeletion) -> KeysDeleted:
     """Take away a key, or all those of an organization: what their batches have not sent yet fails within seconds."""
     if (deletion.id is None) == (deletion.org is None):
         raise _bad("id", "Name the key to delete, or the organization whose keys are to go; not both.")
     if deletion.org is not None:
         if not _is_name(deletion.org):
             raise _bad("org", f"`org` needs 1 to {NAME_CHARS_MAX} printable characters, without spaces around them.")
-        return KeysDeleted(await store.delete_keys_of(deletion.org))
+        return KeysDeleted(await trail.noting("org.delete_keys", "org", deletion.org).delete_keys_of(deletion.org))
     key_id = str(deletion.id)
+    store = trail.noting("key.delete", "key", key_id)
     found = bool(keys.PUBLIC_ID.fullmatch(key_id)) and await store.delete_key(key_id)
     return KeysDeleted([key_id] if found else [])
 
 
-class Operator:
+class KeyShown(msgspec.Struct, frozen=True):
+    """A key without its secret. Times are unix seconds."""
+
+    id: str
+    object: str
+    org: str
+    team: str | None
+    user: str | None
+    label: str
+    scopes: list[str]
+    models: list[str]
+    resources: list[str]
+    addresses: list[str]
+    limits: list[Limit]
+    parallel_max: int
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None
+    last_used_at: int | None
+
+
+class KeyRoutes:
     def __init__(self, context: WebContext) -> None:
+        self._context = context
         self._store = context.store
-        self._entropy = context.entropy
-        self._pepper = context.pepper
         self._body_bytes_max = context.settings.limits.body_bytes_max
-        self._failed_keep_ms = context.settings.retention.failed_s * 1000
 
     def routes(self) -> list[Guarded]:
         return [
-            Guarded("POST", "/control/keys", _SCOPE, self.create_key),
-            Guarded("POST", "/control/keys/{key_id}/change", _SCOPE, self.change_key),
-            Guarded("POST", "/control/keys/{key_id}/rotate", _SCOPE, self.rotate_key),
-            Guarded("POST", "/control/keys/{key_id}/revoke", _SCOPE, self.revoke_key),
-            Guarded("POST", "/control/keys/delete", _SCOPE, self.delete_keys),
-            Guarded("POST", "/control/batches/{batch_id}/abandon", _SCOPE, self.abandon_batch),
+            Guarded("GET", "/admin/v1/keys", READ, self.list),
+            Guarded("POST", "/admin/v1/keys", WRITE, self.create_key),
+            Guarded("POST", "/admin/v1/keys/{key_id}/change", WRITE, self.change_key),
+            Guarded("POST", "/admin/v1/keys/{key_id}/rotate", WRITE, self.rotate_key),
+            Guarded("POST", "/admin/v1/keys/{key_id}/revoke", WRITE, self.revoke_key),
+            Guarded("POST", "/admin/v1/keys/delete", WRITE, self.delete_keys),
         ]
 
+    async def list(self, request: Request, caller: Caller) -> Response:
+        query = request.query_params
+        requests.refuse_unknown(query, ("after", "limit", "org"))
+        count = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX)
+        org, after = requests.one(query, "org"), requests.one(query, "after")
+        found = await self._store.key_page(org, after=after, count_max=count + 1)
+        if found is None:
+            raise requests.unknown_cursor()
+        shown = [_key_shown(row) for row in found[:count]]
+        return json_answer(page_of(shown, [one.id for one in shown], has_more=len(found) > count))
+
     async def create_key(self, request: Request, caller: Caller) -> Response:
-        require_operator(request)
         wish = await requests.json_body(request, KeyWish, self._body_bytes_max)
-        return json_answer(await make_key(self._store, self._entropy, self._pepper, wish))
+        trail = trail_of(self._context, request, caller)
+        return json_answer(await make_key(trail, self._context.entropy, self._context.pepper, wish))
 
     async def change_key(self, request: Request, caller: Caller) -> Response:
-        require_operator(request)
         change = await requests.json_body(request, KeyChange, self._body_bytes_max)
         key_id = str(request.path_params["key_id"])
-        return json_answer(KeyChanged(key_id, await change_key(self._store, key_id, change)))
+        changed = await change_key(trail_of(self._context, request, caller), key_id, change)
+        return json_answer(KeyChanged(key_id, changed))
 
     async def rotate_key(self, request: Request, caller: Caller) -> Response:
-        require_operator(request)
         rotation = await requests.json_body(request, KeyRotation, self._body_bytes_max)
         key_id = str(request.path_params["key_id"])
-        return json_answer(await rotate_key(self._store, self._entropy, self._pepper, key_id, rotation))
+        trail = trail_of(self._context, request, caller)
+        made = await rotate_key(trail, self._context.entropy, self._context.pepper, key_id, rotation)
+        return json_answer(made)
 
     async def revoke_key(self, request: Request, caller: Caller) -> Response:
-        require_operator(request)
         key_id = str(request.path_params["key_id"])
-        revoked = bool(keys.PUBLIC_ID.fullmatch(key_id)) and await self._store.revoke_key(key_id)
-        return json_answer(KeyRevoked(key_id, revoked))
+        return json_answer(KeyRevoked(key_id, await revoke_key(trail_of(self._context, request, caller), key_id)))
 
     async def delete_keys(self, request: Request, caller: Caller) -> Response:
-        require_operator(request)
         deletion = await requests.json_body(request, KeyDeletion, self._body_bytes_max)
-        return json_answer(await delete_keys(self._store, deletion))
-
-    async def abandon_batch(self, request: Request, caller: Caller) -> Response:
-        require_operator(request)
-        batch_id = str(request.path_params["batch_id"])
-        job = None
-        if ids.is_valid("batch", batch_id):
-            job = await self._store.abandon_job(caller.tenant_id, batch_id, self._failed_keep_ms)
-        if job is None:
-            raise no_such_batch(batch_id)
-        return json_answer(BatchAbandoned(job.id, job.state))
+        return json_answer(await delete_keys(trail_of(self._context, request, caller), deletion))
 
 
-def require_operator(request: Request) -> None:
-    """Require the operator. A request with this header has shown the right token already; one without it is only a caller's."""
-    if CONTROL_HEADER not in request.headers:
-        raise HTTPException(404)
+def _key_shown(row: dict[str, Any]) -> KeyShown:
+    return KeyShown(
+        id=row["id"],
+        object="key",
+        org=row["tenant"],
+        team=row["team"],
+        user=row["user_name"],
+        label=row["label"],
+        scopes=sorted(keys.scopes_from(row["scopes"])),
+        models=sorted(keys.models_from(row["models"])),
+        resources=sorted(keys.models_from(row["resources"])),
+        addresses=list(keys.addresses_from(row["addresses"])),
+        limits=list(limits_from(row["limits"])),
+        parallel_max=row["parallel_max"],
+        created_at=row["created_at"] // 1000,
+        expires_at=_seconds(row["expires_at"]),
+        revoked_at=_seconds(row["revoked_at"]),
+        last_used_at=_seconds(row["last_used_at"]),
+    )
+
+
+def _seconds(moment_ms: int | None) -> int | None:
+    return None if moment_ms is None else moment_ms // 1000
 
 
 def _is_name(text: str) -> bool:

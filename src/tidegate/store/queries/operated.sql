@@ -1,0 +1,142 @@
+-- What operators look at and do across all tenants: jobs of everybody, repairs, flows, organizations and deliveries.
+
+-- jobs_cursor --
+select created_at, id from jobs where id = :id;
+
+-- jobs_search --
+-- As `job_search`, of one organization or of all.
+select j.*, t.name as org from jobs j
+join tenants t on t.id = j.tenant_id
+left join files f on f.id = j.input_file_id
+where j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
+    and j.created_at >= :from_ms and j.created_at < :to_ms
+    and (cast(:org as text) is null or t.name = :org)
+    and (cast(:status as text) is null
+        or case when j.state = 'validating' and j.closing = 'cancelled' then 'cancelling' else j.state end = :status)
+    and (cast(:model as text) is null or exists (select 1 from job_models m where m.job_id = j.id and m.model = :model))
+    and (cast(:error as text) is null or replace(j.errors, :error, '') <> j.errors)
+    and (cast(:pair as text) is null or replace(',' || substr(j.metadata, 2), :pair, '') <> ',' || substr(j.metadata, 2))
+    and (cast(:pair2 as text) is null or replace(',' || substr(j.metadata, 2), :pair2, '') <> ',' || substr(j.metadata, 2))
+    and (cast(:pair3 as text) is null or replace(',' || substr(j.metadata, 2), :pair3, '') <> ',' || substr(j.metadata, 2))
+    and (cast(:pair4 as text) is null or replace(',' || substr(j.metadata, 2), :pair4, '') <> ',' || substr(j.metadata, 2))
+    and (cast(:words as text) is null
+        or replace(lower(j.id || ' ' || j.endpoint || ' ' || coalesce(j.model, '') || ' ' || coalesce(f.filename, '')), lower(:words), '')
+            <> lower(j.id || ' ' || j.endpoint || ' ' || coalesce(j.model, '') || ' ' || coalesce(f.filename, ''))
+        or replace(lower(j.metadata), lower(:json_words), '') <> lower(j.metadata))
+order by j.created_at desc, j.id desc
+limit :count_max;
+
+-- job_of_anyone --
+select j.*, t.name as org from jobs j
+join tenants t on t.id = j.tenant_id
+where j.id = :id and j.kind = 'batch';
+
+-- job_retry_finalization --
+-- A process that publishes the job now keeps it; a rest after failures is over.
+update jobs set step_not_before = 0, step_failures = 0 where id = :id and state = 'finalizing' returning id;
+
+-- job_fail_asked --
+-- An operator ends the job: results are kept, and what never ran becomes `batch_failed`. One that waits for ingest ends when no ingest holds it.
+update jobs set closing = 'failed', closing_at = now_ms(), errors = :errors
+where id = :id and state in ('validating', 'in_progress') and closing is null
+returning id;
+
+-- job_steps_wake --
+update jobs set step_not_before = 0 where id = :job_id and state in ('validating', 'finalizing') and step_not_before > now_ms();
+
+-- job_slices_wake --
+-- What rests of a job is looked at again. Items that an upstream put off have a moment of their own.
+update slices set ready_at = now_ms() where job_id = :job_id and state = 'ready' and ready_at > now_ms();
+
+-- job_models_wake --
+-- A job that must not begin before a moment waits for it all the same.
+update job_models set rests_until = (
+    select case when j.not_before > now_ms() then j.not_before else now_ms() end from jobs j where j.id = job_models.job_id
+)
+where job_id = :job_id and state = 'open' and rests_until > now_ms();
+
+-- job_flows_wake --
+-- The next sweep wakes them, as if their time had come.
+update flows set wakes_at = now_ms()
+where state = 'asleep' and wakes_at > now_ms() and exists (
+    select 1 from job_models m
+    where m.job_id = :job_id and m.model = flows.model and m.share_owner = flows.share_owner and m.state = 'open'
+);
+
+-- overview_jobs --
+-- Open batches by state. Of ended ones nothing is counted: there may be millions.
+select j.state, count(*) as jobs, coalesce(sum(j.item_count), 0) as items, coalesce(sum(j.answered_count), 0) as answered,
+    coalesce(sum(j.failed_count + j.expired_count + j.cancelled_count), 0) as failed,
+    coalesce(sum(case when j.paused_at is not null then 1 else 0 end), 0) as paused
+from jobs j
+where j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j.kind = 'batch'
+group by j.state;
+
+-- overview_models --
+-- What waits for each model: jobs, items and work units that are not done, and the oldest of these jobs.
+select m.model, count(*) as jobs, coalesce(sum(m.item_count - m.done_count), 0) as items,
+    cast(coalesce(sum(m.work_units - m.work_units * m.done_count / m.item_count), 0) as bigint) as units,
+    now_ms() - min(m.created_at) as oldest_ms, min(m.due_at) - now_ms() as due_in_ms
+from job_models m
+where m.state = 'open'
+group by m.model
+order by m.model
+limit :count_max;
+
+-- overview_rates --
+-- What was answered in the last full minutes, by model.
+select r.model, sum(r.items) as items, sum(r.tokens) as tokens
+from rates r
+where r.minute >= now_ms() / 60000 - :minutes and r.minute < now_ms() / 60000
+group by r.model;
+
+-- overview_stuck --
+-- Jobs whose ingest or publishing failed and is tried again, and jobs whose time is nearly over.
+select j.id, t.name as org, j.state, j.step_failures, j.expires_at - now_ms() as left_ms
+from jobs j
+join tenants t on t.id = j.tenant_id
+where j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j.kind = 'batch'
+    and (j.step_failures > 0 or j.expires_at < now_ms() + :soon_ms)
+order by j.expires_at
+limit :count_max;
+
+-- flows_shown --
+select f.model, f.share_owner, t.name as org, f.state, f.weight_milli, f.served, f.served_tokens,
+    f.wakes_at - now_ms() as wakes_in_ms
+from flows f
+left join tenants t on t.id = f.tenant_id
+where cast(:model as text) is null or f.model = :model
+order by f.model, f.state, f.served, f.share_owner
+limit :count_max;
+
+-- flows_refresh --
+update flows set wakes_at = now_ms() where state = 'asleep' and wakes_at > now_ms() returning model;
+
+-- org_cursor --
+select created_at, id from tenants where id = :id;
+
+-- org_page --
+select t.id, t.name, t.created_at,
+    (select count(*) from keys k where k.tenant_id = t.id and k.deleted_at is null) as key_count,
+    (select count(*) from jobs j where j.tenant_id = t.id and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
+        and j.kind = 'batch') as open_count
+from tenants t
+where t.created_at < :created_at or (t.created_at = :created_at and t.id < :id)
+order by t.created_at desc, t.id desc
+limit :count_max;
+
+-- deliveries_page --
+select d.*, e.url, t.name as org from webhook_deliveries d
+join webhook_endpoints e on e.id = d.endpoint_id
+join tenants t on t.id = d.tenant_id
+where (cast(:state as text) is null or d.state = :state) and (cast(:org as text) is null or t.name = :org)
+    and (d.created_at < :created_at or (d.created_at = :created_at and (d.event_id < :event_id
+        or (d.event_id = :event_id and d.endpoint_id < :endpoint_id))))
+order by d.created_at desc, d.event_id desc, d.endpoint_id desc
+limit :count_max;
+
+-- delivery_of_anyone --
+select d.*, e.url, t.name as org from webhook_deliveries d
+join webhook_endpoints e on e.id = d.endpoint_id
+join tenants t on t.id = d.tenant_id
+where d.event_id = :event_id and d.endpoint_id = :endpoint_id;

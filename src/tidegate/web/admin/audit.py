@@ -1,0 +1,107 @@
+"""Who changes things for everybody, and the audit of it: every change of an operator is noted in its own transaction."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core import ids
+from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import Caller
+from tidegate.core.ports import Entropy
+from tidegate.store.audit import AuditFilter, AuditNote, StoredChange
+from tidegate.store.store import Store
+from tidegate.web.context import WebContext
+from tidegate.web.http import requests
+from tidegate.web.http.answers import json_answer, page_of
+from tidegate.web.http.auth import CONTROL_HEADER
+from tidegate.web.http.routes import Guarded
+
+READ = "admin:read or admin:write"
+WRITE = "admin:write"
+COMMAND = "command"
+LIST_COUNT = 20
+LIST_COUNT_MAX = 100
+TEXT_CHARS_MAX = 512
+
+
+class AuditTrail:
+    """The store, for changes that one actor makes."""
+
+    def __init__(self, store: Store, entropy: Entropy, actor: str) -> None:
+        self._store = store
+        self._entropy = entropy
+        self._actor = actor
+
+    def noting(self, action: str, kind: str, target: str) -> Store:
+        """Return the store, whose writes are noted as this action on this thing."""
+        note_id = ids.make("aud", self._entropy.token_bytes(ids.RANDOM_BYTES))
+        return self._store.audited(AuditNote(note_id, self._actor, action, kind, target))
+
+
+def trail_of(context: WebContext, request: Request, caller: Caller) -> AuditTrail:
+    """Return the trail of the caller: a key by its id, or the operator on this machine."""
+    actor = "operator" if CONTROL_HEADER in request.headers else f"key:{caller.key_id}"
+    return AuditTrail(context.store, context.entropy, actor)
+
+
+class ChangeShown(msgspec.Struct, frozen=True):
+    """One change. `before` and `after` hold only what differs; one of them is null for a thing that was made or is gone."""
+
+    id: str
+    object: str
+    created_at: int
+    actor: str
+    action: str
+    kind: str
+    target: str
+    before: Any
+    after: Any
+
+
+class AuditRoutes:
+    def __init__(self, context: WebContext) -> None:
+        self._store = context.store
+
+    def routes(self) -> list[Guarded]:
+        return [Guarded("GET", "/admin/v1/audit", READ, self.list)]
+
+    async def list(self, request: Request, caller: Caller) -> Response:
+        query = request.query_params
+        requests.refuse_unknown(query, ("after", "limit", "actor", "action", "target"))
+        count = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX)
+        after = requests.after(query, "aud")
+        wanted = AuditFilter(*(text(query, name) for name in ("actor", "action", "target")))
+        found = await self._store.list_audit(wanted, after=after, count_max=count + 1)
+        if found is None:
+            raise requests.unknown_cursor()
+        shown = [_shown(one) for one in found[:count]]
+        return json_answer(page_of(shown, [one.id for one in shown], has_more=len(found) > count))
+
+
+def text(query: Any, name: str) -> str | None:
+    """Return a filter's text; refuse one that no name could be."""
+    found = requests.one(query, name)
+    if found is not None and (not 1 <= len(found) <= TEXT_CHARS_MAX or "\0" in found):
+        raise ApiProblem(
+            400,
+            "invalid_parameter",
+            f"`{name}` must have 1 to {TEXT_CHARS_MAX} characters, none of them U+0000.",
+            param=name,
+        )
+    return found
+
+
+def _shown(one: StoredChange) -> ChangeShown:
+    return ChangeShown(
+        one.id,
+        "audit_event",
+        one.happened_at // 1000,
+        one.actor,
+        one.action,
+        one.kind,
+        one.target,
+        one.before,
+        one.after,
+    )

@@ -1,0 +1,145 @@
+"""Batches of every tenant as an operator sees and repairs them. A change is noted in the audit."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core import ids
+from tidegate.core.nouns import Caller, Job, JobFilter
+from tidegate.core.problems import no_such_batch
+from tidegate.store.audit import AuditFilter
+from tidegate.store.store import Store
+from tidegate.web.admin.audit import READ, WRITE, text, trail_of
+from tidegate.web.context import WebContext
+from tidegate.web.http import requests
+from tidegate.web.http.answers import json_answer, page_of
+from tidegate.web.http.filter_requests import job_filter
+from tidegate.web.http.routes import Guarded, Handler
+from tidegate.web.jobs.forecast import Forecaster
+from tidegate.web.openai import schemas
+
+LIST_COUNT = 20
+LIST_COUNT_MAX = 100
+CHANGES_MAX = 100
+
+Verb = Callable[[Store, Job], Awaitable[Job | None]]
+
+
+class AdminBatch(schemas.Batch):
+    """A batch as its owner sees it, and who that is."""
+
+    org: str
+
+
+class TimelineEntry(msgspec.Struct, frozen=True):
+    """One moment of a batch's life, in unix milliseconds. `actor` is who changed it, where an operator did."""
+
+    at_ms: int
+    event: str
+    actor: str | None = None
+    detail: Any = None
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    object: str
+    batch_id: str
+    data: list[TimelineEntry]
+
+
+class AdminBatchRoutes:
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._forecaster = Forecaster(context)
+        self._failed_keep_ms = context.settings.retention.failed_s * 1000
+
+    def routes(self) -> list[Guarded]:
+        one = "/admin/v1/batches/{batch_id}"
+        verbs: dict[str, Verb] = {
+            "cancel": lambda store, job: store.cancel_job(job.tenant_id, job.id),
+            "pause": lambda store, job: store.pause_job(job.tenant_id, job.id),
+            "resume": lambda store, job: store.resume_job(job.tenant_id, job.id),
+            "retry_finalization": lambda store, job: store.retry_finalization(job.id),
+            "requeue": lambda store, job: store.requeue_job(job.id),
+            "fail": lambda store, job: store.end_as_failed(job.id),
+            "abandon": lambda store, job: store.abandon_job(job.tenant_id, job.id, self._failed_keep_ms),
+        }
+        return [
+            Guarded("GET", "/admin/v1/batches", READ, self.list),
+            Guarded("GET", one, READ, self.retrieve),
+            Guarded("GET", f"{one}/timeline", READ, self.timeline),
+            *(Guarded("POST", f"{one}/{name}", WRITE, self._doing(name, verb)) for name, verb in verbs.items()),
+        ]
+
+    async def list(self, request: Request, caller: Caller) -> Response:
+        query = request.query_params
+        wanted = job_filter(query, ("after", "limit", "org")) or JobFilter()
+        count = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX)
+        found = await self._store.search_every_job(
+            text(query, "org"), wanted, after=requests.after(query, "batch"), count_max=count + 1
+        )
+        if found is None:
+            raise requests.unknown_cursor()
+        shown = [admin_batch(schemas.batch(job), org) for job, org in found[:count]]
+        return json_answer(page_of(shown, [one.id for one in shown], has_more=len(found) > count))
+
+    async def retrieve(self, request: Request, caller: Caller) -> Response:
+        job, org = await self._found(request)
+        return json_answer(admin_batch(schemas.batch(job, await self._forecaster.of_job(job)), org))
+
+    async def timeline(self, request: Request, caller: Caller) -> Response:
+        requests.refuse_unknown(request.query_params, ())
+        job, _ = await self._found(request)
+        changes = await self._store.list_audit(AuditFilter(target=job.id), after=None, count_max=CHANGES_MAX)
+        entries = [
+            *moments(job),
+            *(
+                TimelineEntry(one.happened_at, one.action, one.actor, {"before": one.before, "after": one.after})
+                for one in changes or ()
+            ),
+        ]
+        return json_answer(Timeline("batch.timeline", job.id, sorted(entries, key=lambda one: one.at_ms)))
+
+    def _doing(self, name: str, verb: Verb) -> Handler:
+        async def do(request: Request, caller: Caller) -> Response:
+            job, org = await self._found(request)
+            noting = trail_of(self._context, request, caller).noting(f"batch.{name}", "batch", job.id)
+            changed = await verb(noting, job)
+            if changed is None:
+                raise no_such_batch(job.id)
+            self._context.wakes.jobs.notify()
+            return json_answer(admin_batch(schemas.batch(changed), org))
+
+        return do
+
+    async def _found(self, request: Request) -> tuple[Job, str]:
+        batch_id = str(request.path_params["batch_id"])
+        found = await self._store.job_of_anyone(batch_id) if ids.is_valid("batch", batch_id) else None
+        if found is None:
+            raise no_such_batch(batch_id)
+        return found
+
+
+def admin_batch(batch: schemas.Batch, org: str) -> AdminBatch:
+    """Return a batch with its owner beside it."""
+    return AdminBatch(**{name: getattr(batch, name) for name in batch.__struct_fields__}, org=org)
+
+
+def moments(job: Job) -> list[TimelineEntry]:
+    """Return what the job's own row tells of its life."""
+    known = {
+        "created": job.created_at,
+        "in_progress": job.in_progress_at,
+        "first_item_sent": job.begun_at,
+        "paused": job.paused_at,
+        "cancelling": job.cancelling_at,
+        "finalizing": job.finalizing_at,
+        "completed": job.completed_at,
+        "failed": job.failed_at,
+        "expired": job.expired_at,
+        "cancelled": job.cancelled_at,
+    }
+    return [TimelineEntry(at_ms, event) for event, at_ms in known.items() if at_ms is not None]

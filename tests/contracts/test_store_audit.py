@@ -1,0 +1,63 @@
+"""What every store does with the audit: a change and its row are one transaction."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.store_world import World
+from tidegate.core.errors import LostRace
+from tidegate.store.audit import AuditFilter, AuditNote
+
+pytestmark = pytest.mark.anyio
+
+ANY = AuditFilter()
+
+
+def note(world: World, action: str, kind: str, target: str, actor: str = "operator") -> AuditNote:
+    return AuditNote(world.id("aud"), actor, action, kind, target)
+
+
+async def test_a_change_is_noted_as_it_was_and_is(world: World) -> None:
+    store = world.store
+    added = note(world, "deployment.add", "deployment", "gpu")
+    revision = await store.audited(added).put_routing("deployment", "gpu", '{"model":"m"}', 0)
+    await world.clock.advance(5)
+    changed = note(world, "deployment.change", "deployment", "gpu", "key:abcdefgh")
+    await store.audited(changed).put_routing("deployment", "gpu", '{"model":"n"}', revision)
+    found = await store.list_audit(ANY, after=None, count_max=10)
+    assert found is not None
+    assert [(one.id, one.actor, one.action, one.target) for one in found] == [
+        (changed.id, "key:abcdefgh", "deployment.change", "gpu"),
+        (added.id, "operator", "deployment.add", "gpu"),
+    ]
+    assert [(one.before, one.after) for one in found] == [
+        ({"document": '{"model":"m"}'}, {"document": '{"model":"n"}'}),
+        (None, {"document": '{"model":"m"}'}),
+    ]
+    assert found[0].happened_at == found[1].happened_at + 5
+    assert await store.list_audit(ANY, after=changed.id, count_max=10) == found[1:]
+    assert await store.list_audit(ANY, after=world.id("aud"), count_max=10) is None
+    assert await store.list_audit(AuditFilter(actor="operator"), after=None, count_max=10) == found[1:]
+    assert await store.list_audit(AuditFilter(action="key.create"), after=None, count_max=10) == []
+    assert await store.list_audit(AuditFilter(target="gpu"), after=None, count_max=1) == found[:1]
+
+
+async def test_what_changes_nothing_or_fails_is_not_noted(world: World) -> None:
+    store = world.store
+    again = note(world, "deployment.add", "deployment", "gpu")
+    for _ in range(2):
+        await store.audited(again).put_routing("deployment", "gpu", '{"model":"m"}', 0)
+    with pytest.raises(LostRace):
+        await store.audited(note(world, "deployment.change", "deployment", "gpu")).put_routing(
+            "deployment", "gpu", '{"model":"n"}', 99
+        )
+    assert not await store.audited(note(world, "key.revoke", "key", "k1")).revoke_key("k1")
+    found = await store.list_audit(ANY, after=None, count_max=10)
+    assert found is not None
+    assert [one.id for one in found] == [again.id]
+
+
+async def test_a_store_beside_an_audited_one_notes_nothing(world: World) -> None:
+    world.store.audited(note(world, "deployment.add", "deployment", "gpu"))
+    await world.store.put_routing("deployment", "gpu", "{}", 0)
+    assert await world.store.list_audit(ANY, after=None, count_max=10) == []

@@ -1,0 +1,92 @@
+"""What every store shows operators of all tenants, and how it repairs what is stuck."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.contracts.store_world import World
+from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import JobFilter
+from tidegate.core.states import DeliveryState, JobState
+from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
+from tidegate.store.keys import KeyRights
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_jobs_of_every_tenant(world: World) -> None:
+    one, two = await world.caller("one"), await world.caller("two")
+    first = await world.job(one)
+    await world.clock.advance(5)
+    second = await world.job(two)
+    store = world.store
+    every = await store.search_every_job(None, JobFilter(), after=None, count_max=10)
+    assert every is not None
+    assert [(job.id, org) for job, org in every] == [(second.id, "two"), (first.id, "one")]
+    assert await store.search_every_job(None, JobFilter(), after=second.id, count_max=10) == every[1:]
+    assert await store.search_every_job("one", JobFilter(), after=None, count_max=10) == every[1:]
+    assert await store.search_every_job(None, JobFilter(), after=world.id("batch"), count_max=10) is None
+    assert await store.job_of_anyone(first.id) == every[1]
+    assert await store.job_of_anyone(world.id("batch")) is None
+    orgs = await store.list_orgs(after=None, count_max=10)
+    assert orgs is not None
+    assert sorted((row["name"], row["open_count"], row["key_count"]) for row in orgs) == [("one", 1, 0), ("two", 1, 0)]
+    assert await store.list_orgs(after=world.id("tenant"), count_max=10) is None
+    overview = await store.overview()
+    assert [(row["state"], row["jobs"]) for row in overview.jobs] == [("validating", 2)]
+
+
+async def test_an_operator_ends_a_job_that_waits(world: World) -> None:
+    job = await world.job(await world.caller("one"))
+    store = world.store
+    assert await store.requeue_job(job.id) is not None
+    for _ in range(2):
+        ended = await store.end_as_failed(job.id)
+        assert ended is not None
+        assert ended.closing is JobState.FAILED
+    assert await store.jobs_closing_unstarted(10) == [job.id]
+    assert await store.end_unstarted(job.id)
+    after = await store.any_job(job.id)
+    assert after is not None
+    assert (after.state, after.failed_at is not None) == (JobState.FAILED, True)
+    with pytest.raises(ApiProblem, match="finalized again"):
+        await store.retry_finalization(job.id)
+    assert await store.end_as_failed(world.id("batch")) is None
+    assert await store.retry_finalization(world.id("batch")) is None
+    assert await store.requeue_job(world.id("batch")) is None
+    assert await store.refresh_flows() == 0
+    assert await store.list_flows(None, 10) == []
+
+
+async def test_keys_and_deliveries_of_every_tenant(world: World) -> None:
+    one, two = await world.caller("one"), await world.caller("two")
+    store = world.store
+    for key_id, caller in (("aaaaaaaa", one), ("bbbbbbbb", two)):
+        await store.put_key(replace(caller, key_id=key_id), b"hash", "", KeyRights())
+        await world.clock.advance(5)
+    page = await store.key_page(None, after=None, count_max=10)
+    assert page is not None
+    assert [(row["id"], row["tenant"]) for row in page] == [("bbbbbbbb", "two"), ("aaaaaaaa", "one")]
+    assert await store.key_page(None, after="bbbbbbbb", count_max=10) == page[1:]
+    assert await store.key_page("two", after=None, count_max=10) == page[:1]
+    assert await store.key_page(None, after="cccccccc", count_max=10) is None
+
+    shape = EndpointShape("hook", "https://hooks.example.com/a", EVENT_TYPES)
+    for caller in (one, two):
+        await store.create_webhook_endpoint(caller.tenant_id, world.id("whk"), shape, b"1" * 32)
+        job = await world.job(caller)
+        await store.cancel_job(caller.tenant_id, job.id)
+        assert await store.end_unstarted(job.id)
+        await world.clock.advance(5)
+    every = await store.list_every_delivery(None, None, None, 10)
+    assert every is not None
+    assert [org for _, org in every] == ["two", "one"]
+    newest = (every[0][0].event_id, every[0][0].endpoint_id)
+    assert await store.list_every_delivery(None, None, newest, 10) == every[1:]
+    assert await store.list_every_delivery("one", DeliveryState.PENDING, None, 10) == every[1:]
+    assert await store.list_every_delivery(None, DeliveryState.FAILED, None, 10) == []
+    assert await store.list_every_delivery(None, None, ("evt", "whk"), 10) is None
+    assert await store.tenant_of_delivery(*newest) == two.tenant_id
+    assert await store.tenant_of_delivery("evt", "whk") is None

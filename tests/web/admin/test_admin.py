@@ -1,0 +1,165 @@
+"""The admin API: who may use it, what of every tenant it shows, what it repairs, and the audit of each change."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.web import stages
+from tests.web.calls import create, is_error, upload
+from tests.web.server import CONTROL_TOKEN, WebServer
+from tidegate.core import keys
+from tidegate.core.errors import StoreUnavailable
+
+OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
+ABSENT = "batch_" + 22 * "0"
+
+
+class Desk:
+    """Two tenants with a batch each, a key that may look, and one that may change."""
+
+    def __init__(self, web: WebServer) -> None:
+        self.web = web
+        self.ours, self.theirs = web.client(web.make_key("ours")), web.client(web.make_key("theirs"))
+        self.reader = web.client(web.make_key("ops", scopes=["admin:read"]))
+        self.writer = web.client(web.make_key("ops", scopes=["admin:write"]))
+        self.our_batch = create(self.ours, upload(self.ours))["id"]
+        self.their_batch = create(self.theirs, upload(self.theirs))["id"]
+
+    def audit(self, **query: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.reader.get("/admin/v1/audit", params=query).json()["data"]
+        return found
+
+
+@pytest.fixture
+def desk(start_web: Any) -> Desk:
+    return Desk(start_web())
+
+
+def test_an_admin_key_is_a_kind_of_its_own(desk: Desk) -> None:
+    """No scope given never means an admin's; an admin's key opens nothing of a tenant's, and one that looks changes nothing."""
+    assert desk.ours.get("/admin/v1/batches").status_code == 403
+    for admin in (desk.reader, desk.writer):
+        assert admin.get("/admin/v1/batches").status_code == 200
+        assert admin.get("/v1/files").status_code == 403
+        assert admin.get(f"/v1/batches/{desk.our_batch}").status_code == 403
+    before = desk.web.job(desk.our_batch)
+    for verb in ("cancel", "fail", "abandon", "requeue", "retry_finalization", "pause", "resume"):
+        refused = desk.reader.post(f"/admin/v1/batches/{desk.our_batch}/{verb}")
+        is_error(refused, {"status": 403, "code": "insufficient_scope"})
+    assert desk.reader.post("/admin/v1/keys", json={"org": "x"}).status_code == 403
+    assert desk.web.job(desk.our_batch) == before
+    mixed = desk.writer.post("/admin/v1/keys", json={"org": "x", "scopes": ["admin:read", "files:read"]})
+    is_error(mixed, {"status": 400, "param": "scopes"})
+    plain = desk.writer.post("/admin/v1/keys", json={"org": "x"}).json()
+    row = desk.web.run(desk.web.store.get_key(plain["id"]))
+    assert row is not None
+    assert keys.scopes_from(row["scopes"]) == frozenset(keys.SCOPES)
+
+
+def test_batches_of_every_tenant_are_listed_and_found(desk: Desk) -> None:
+    def listed(**query: str) -> list[tuple[str, str]]:
+        page = desk.reader.get("/admin/v1/batches", params=query)
+        assert page.status_code == 200, page.text
+        return [(one["id"], one["org"]) for one in page.json()["data"]]
+
+    ours, theirs = (desk.our_batch, "ours"), (desk.their_batch, "theirs")
+    assert sorted(listed()) == sorted([ours, theirs])
+    assert listed(org="ours") == [ours]
+    assert listed(org="none of them") == []
+    assert listed(q=desk.their_batch) == [theirs]
+    assert listed(status="completed") == []
+    first = desk.reader.get("/admin/v1/batches", params={"limit": "1"}).json()
+    assert first["has_more"]
+    assert listed(after=first["last_id"]) != listed(limit="1")
+    assert desk.reader.get(f"/admin/v1/batches/{desk.our_batch}").json()["org"] == "ours"
+    for query in ({"mood": "x"}, {"org": ""}, {"org": "\0"}, {"limit": "0"}, {"after": "x"}, {"status": "asleep"}):
+        assert desk.reader.get("/admin/v1/batches", params=query).status_code == 400, query
+    for batch_id in (ABSENT, "x", "batch_", "%ff", "A" * 300, "'; drop table jobs; --"):
+        for path in ("", "/timeline"):
+            assert desk.reader.get(f"/admin/v1/batches/{batch_id}{path}").status_code == 404
+        assert desk.writer.post(f"/admin/v1/batches/{batch_id}/cancel").status_code == 404
+
+
+def test_each_change_is_noted_with_who_and_what(desk: Desk) -> None:
+    assert desk.audit() == []
+    path = f"/admin/v1/batches/{desk.our_batch}"
+    assert desk.writer.post(f"{path}/pause").status_code == 200
+    assert desk.writer.post(f"{path}/pause").status_code == 200
+    [noted] = desk.audit(target=desk.our_batch)
+    writer_id = keys.public_id_of(desk.writer.headers["Authorization"].split()[1])
+    assert (noted["action"], noted["actor"], noted["kind"]) == ("batch.pause", f"key:{writer_id}", "batch")
+    assert noted["before"] == {"paused_at": None}
+    assert noted["after"]["paused_at"] > 0
+    assert desk.web.client().post(f"{path}/cancel", headers=OPERATOR).json()["status"] == "cancelling"
+    assert [one["action"] for one in desk.audit(actor="operator")] == ["batch.cancel"]
+    timeline = desk.reader.get(f"{path}/timeline").json()["data"]
+    assert [one["event"] for one in timeline if one["actor"]] == ["batch.pause", "batch.cancel"]
+    assert timeline[0]["event"] == "created"
+    refused = desk.writer.post(f"{path}/pause")
+    is_error(refused, {"status": 409, "code": "batch_not_pausable"})
+    assert len(desk.audit()) == 2, "what was refused changed nothing"
+
+
+def test_the_audit_holds_no_secret(desk: Desk) -> None:
+    made = desk.writer.post("/admin/v1/keys", json={"org": "acme", "label": "ci"}).json()
+    rotated = desk.writer.post(f"/admin/v1/keys/{made['id']}/rotate", json={}).json()
+    desk.writer.post(f"/admin/v1/keys/{made['id']}/change", json={"models": ["m"]})
+    desk.writer.post(f"/admin/v1/keys/{made['id']}/revoke", json={})
+    desk.writer.post(f"/admin/v1/keys/{made['id']}/revoke", json={})
+    desk.writer.post("/admin/v1/keys/delete", json={"org": "acme"})
+    desk.writer.post("/admin/v1/scheduler", json={"mode": "fifo_v1"})
+    noted = desk.audit()
+    actions = ["key.create", "key.rotate", "key.change", "key.revoke", "org.delete_keys", "scheduler.mode"]
+    assert [one["action"] for one in reversed(noted)] == actions
+    text = json.dumps(noted)
+    for secret in (made["key"], rotated["key"]):
+        assert secret not in text
+        assert secret[16:40] not in text
+    assert noted[-1]["after"]["org"] == "acme"
+    assert noted[1]["before"] == {"keys": [made["id"]]}
+    for query in ({"actor": ""}, {"target": "\0"}, {"after": "x"}, {"mood": "x"}, {"limit": "101"}):
+        assert desk.reader.get("/admin/v1/audit", params=query).status_code == 400, query
+    assert len(desk.audit(limit="2")) == 2
+    listed = desk.reader.get("/admin/v1/keys").json()["data"]
+    assert made["id"] not in [one["id"] for one in listed]
+    assert "hash" not in json.dumps(listed)
+
+
+def test_what_is_stuck_is_repaired(desk: Desk) -> None:
+    web, path = desk.web, f"/admin/v1/batches/{desk.our_batch}"
+    is_error(desk.writer.post(f"{path}/retry_finalization"), {"status": 409, "code": "batch_not_finalizing"})
+    assert desk.writer.post(f"{path}/requeue").status_code == 200
+    stages.start(web, desk.our_batch, 1)
+    stages.finish(web, desk.our_batch, {0: b"{}\n"})
+    web.run(web.store.close_job(desk.our_batch, 0))
+    web.rewrite("update jobs set step_not_before = 9999999999999, step_failures = 4 where state = 'finalizing'")
+    assert web.run(web.store.jobs_to_publish(10)) == []
+    assert desk.writer.post(f"{path}/retry_finalization").status_code == 200
+    assert web.run(web.store.jobs_to_publish(10)) == [desk.our_batch]
+    is_error(desk.writer.post(f"{path}/fail"), {"status": 409, "code": "batch_not_failable"})
+    assert desk.writer.post(f"/admin/v1/batches/{desk.their_batch}/fail").status_code == 200
+    assert web.run(web.store.jobs_closing_unstarted(10)) == [desk.their_batch]
+    assert web.run(web.store.end_unstarted(desk.their_batch))
+    failed = desk.theirs.get(f"/v1/batches/{desk.their_batch}").json()
+    assert (failed["status"], failed["errors"]["data"][0]["code"]) == ("failed", "failed_by_operator")
+    again = desk.writer.post(f"/admin/v1/batches/{desk.their_batch}/fail")
+    assert again.status_code == 200
+
+
+def test_what_is_asked_while_the_store_is_gone_is_refused_for_now(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def gone(body: Any) -> Any:
+        raise StoreUnavailable("the database is away")
+
+    for way in ("read", "write"):
+        monkeypatch.setattr(desk.web.store._driver, way, gone)
+    for client, method, path in (
+        (desk.reader, "GET", "/admin/v1/batches"),
+        (desk.reader, "GET", "/admin/v1/audit"),
+        (desk.writer, "POST", f"/admin/v1/batches/{desk.our_batch}/cancel"),
+    ):
+        answer: httpx2.Response = client.request(method, path)
+        assert answer.status_code == 503, answer.text
