@@ -103,12 +103,18 @@ OPERATORS = {
         "batches",
         "batches/{batch_id}",
         "batches/{batch_id}/timeline",
+        "deliveries",
         "deployments",
+        "flows",
         "keys",
+        "model_capacity",
         "models",
+        "orgs",
+        "overview",
         "resources",
         "scheduler",
         "usage",
+        "workers",
     )
 }
 OPERATORS |= {
@@ -119,6 +125,8 @@ OPERATORS |= {
         "keys/{key_id}/rotate",
         "keys/{key_id}/revoke",
         "keys/delete",
+        "deliveries/{delivery_id}/replay",
+        "flows/refresh",
         "scheduler",
     )
 }

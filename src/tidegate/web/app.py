@@ -10,8 +10,10 @@ from tidegate.stages.accept import Reception
 from tidegate.web import scrape
 from tidegate.web.admin.audit import AuditRoutes
 from tidegate.web.admin.batches import AdminBatchRoutes
+from tidegate.web.admin.deliveries import DeliveryRoutes
 from tidegate.web.admin.deployments import DeploymentRoutes
 from tidegate.web.admin.keys import KeyRoutes
+from tidegate.web.admin.overview import OverviewRoutes
 from tidegate.web.admin.scheduler import SchedulerRoutes
 from tidegate.web.admin.usage import UsageRoutes
 from tidegate.web.background.routes import BackgroundRoutes
@@ -101,6 +103,8 @@ def build_app(context: WebContext) -> Api:
         *WebhookRoutes(context, reception).routes(),
         *KeyRoutes(context).routes(),
         *AdminBatchRoutes(context).routes(),
+        *OverviewRoutes(context).routes(),
+        *DeliveryRoutes(context).routes(),
         *AuditRoutes(context).routes(),
         *SchedulerRoutes(context).routes(),
         *DeploymentRoutes(context).routes(),

@@ -150,6 +150,54 @@ def test_what_is_stuck_is_repaired(desk: Desk) -> None:
     assert again.status_code == 200
 
 
+def test_what_runs_and_waits_over_all_tenants(desk: Desk) -> None:
+    def got(path: str) -> Any:
+        answer = desk.reader.get(f"/admin/v1/{path}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    stages.start(desk.web, desk.our_batch, 3)
+    overview = got("overview")
+    assert {one["status"]: one["batches"] for one in overview["batches"]} == {"validating": 1, "in_progress": 1}
+    [waiting] = overview["models"]
+    assert (waiting["model"], waiting["batches"], waiting["requests"]) == (stages.MODEL, 1, 3)
+    assert overview["workers_alive"] == 1
+    assert [one["id"] for one in got("workers")["data"]] == [desk.web.worker_id]
+    assert {one["name"]: one["open_batches"] for one in got("orgs")["data"]} == {"ours": 1, "theirs": 1, "ops": 0}
+    [flow] = got("flows")["data"]
+    assert (flow["model"], flow["org"], flow["state"]) == (stages.MODEL, "ours", "awake")
+    assert got("flows?model=other")["data"] == []
+    assert desk.writer.post("/admin/v1/flows/refresh").json() == {"refreshed": 0}
+    assert got("model_capacity")["object"] == "list"
+    for path in (
+        "overview?x=1",
+        "workers?x=1",
+        "flows?limit=0",
+        "orgs?after=x",
+        "model_capacity?x=1",
+        "deliveries?status=x",
+    ):
+        assert desk.reader.get(f"/admin/v1/{path}").status_code == 400, path
+
+
+def test_a_delivery_of_any_tenant_is_sent_again(desk: Desk) -> None:
+    endpoint = {"name": "one", "url": "https://hooks.example.com/", "event_types": ["batch.cancelled"]}
+    assert desk.ours.post("/v1/webhook_endpoints", json=endpoint).status_code == 200
+    desk.ours.post(f"/v1/batches/{desk.our_batch}/cancel")
+    assert desk.web.run(desk.web.store.end_unstarted(desk.our_batch))
+    [delivery] = desk.reader.get("/admin/v1/deliveries").json()["data"]
+    assert (delivery["org"], delivery["batch_id"], delivery["status"]) == ("ours", desk.our_batch, "pending")
+    desk.web.rewrite("update webhook_deliveries set state = 'failed', attempt_count = 10")
+    path = f"/admin/v1/deliveries/{delivery['id']}/replay"
+    assert desk.reader.post(path).status_code == 403
+    assert desk.writer.post(path).json()["status"] == "pending"
+    assert [one["action"] for one in desk.audit(target=delivery["id"])] == ["delivery.replay"]
+    for other in ("x", "evt_x.whk_x", delivery["id"][:-1] + "-", delivery["id"].replace("evt_", "evt_0")):
+        assert desk.writer.post(f"/admin/v1/deliveries/{other}/replay").status_code == 404
+    assert desk.reader.get("/admin/v1/deliveries", params={"after": "x"}).status_code == 400
+    assert desk.reader.get("/admin/v1/deliveries", params={"after": delivery["id"]}).json()["data"] == []
+
+
 def test_what_is_asked_while_the_store_is_gone_is_refused_for_now(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     async def gone(body: Any) -> Any:
         raise StoreUnavailable("the database is away")

@@ -49,3 +49,8 @@ select t.name as org, j.state, j.closing, j.paused_at, j.priority, j.not_before,
 from jobs j
 join tenants t on t.id = j.tenant_id
 where j.id = :target;
+
+-- look_at_delivery --
+-- `EVENT.ENDPOINT`; ids of events have 26 characters.
+select d.state, d.attempt_count from webhook_deliveries d
+where d.event_id = substr(cast(:target as text), 1, 26) and d.endpoint_id = substr(cast(:target as text), 28);

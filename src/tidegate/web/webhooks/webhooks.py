@@ -233,25 +233,25 @@ class WebhookRoutes:
         count = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX)
         status = requests.choice(query, "status", tuple(DeliveryState))
         text = requests.one(query, "after")
-        after = None if text is None else _delivery_parts(text)
+        after = None if text is None else delivery_parts(text)
         if text is not None and after is None:
             raise requests.unknown_cursor()
         state = None if status is None else DeliveryState(status)
         found = await self._store.list_webhook_deliveries(caller.tenant_id, state, after, count + 1)
         if found is None:
             raise requests.unknown_cursor()
-        shown = [_delivery_object(one) for one in found[:count]]
+        shown = [delivery_object(one) for one in found[:count]]
         return json_answer(page_of(shown, [one.id for one in shown], has_more=len(found) > count))
 
     async def replay(self, request: Request, caller: Caller) -> Response:
         delivery_id = str(request.path_params["delivery_id"])
-        parts = _delivery_parts(delivery_id)
+        parts = delivery_parts(delivery_id)
         if parts is None:
             raise no_such_delivery(delivery_id)
         found = await self._reception.replayed(lambda: self._store.replay_webhook(caller.tenant_id, *parts))
         if found is None:
             raise no_such_delivery(delivery_id)
-        return json_answer(_delivery_object(found))
+        return json_answer(delivery_object(found))
 
     async def _endpoint(self, request: Request, caller: Caller) -> WebhookEndpoint:
         endpoint_id = _endpoint_id(request)
@@ -277,7 +277,7 @@ def _endpoint_id(request: Request) -> str:
     return endpoint_id
 
 
-def _delivery_parts(delivery_id: str) -> tuple[str, str] | None:
+def delivery_parts(delivery_id: str) -> tuple[str, str] | None:
     """Return the event and the endpoint that a delivery's id names; None for anything else."""
     event_id, _, endpoint_id = delivery_id.partition(".")
     return (event_id, endpoint_id) if ids.is_valid("evt", event_id) and ids.is_valid("whk", endpoint_id) else None
@@ -301,7 +301,7 @@ def _endpoint_object(endpoint: WebhookEndpoint, *, shows_secret: bool = False) -
     )
 
 
-def _delivery_object(delivery: WebhookDelivery) -> DeliveryObject:
+def delivery_object(delivery: WebhookDelivery) -> DeliveryObject:
     is_pending = delivery.state is DeliveryState.PENDING
     return DeliveryObject(
         id=f"{delivery.event_id}.{delivery.endpoint_id}",

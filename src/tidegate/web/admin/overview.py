@@ -1,0 +1,276 @@
+"""What runs, waits and is stuck, over all tenants: the overview, workers, flows, organizations and what models have room for."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core.nouns import Caller
+from tidegate.store.operated import RATE_MINUTES, OverviewRows
+from tidegate.web.admin.audit import READ, WRITE, text
+from tidegate.web.context import WebContext
+from tidegate.web.http import requests
+from tidegate.web.http.answers import json_answer, page_of
+from tidegate.web.http.routes import Guarded
+
+LIST_COUNT = 20
+LIST_COUNT_MAX = 100
+WORKERS_MAX = 1_000
+FLOWS_MAX = 1_000
+
+
+class OpenBatches(msgspec.Struct, frozen=True):
+    """Batches of one status that have not ended, and their requests."""
+
+    status: str
+    batches: int
+    paused: int
+    requests: int
+    completed: int
+    failed: int
+
+
+class ModelBacklog(msgspec.Struct, frozen=True):
+    """What waits for a model, and how fast it goes. `closed` says why this process sends it nothing now; empty while it may."""
+
+    model: str
+    batches: int
+    requests: int
+    work_units: int
+    oldest_seconds: int
+    due_in_seconds: int
+    requests_per_second: float
+    tokens_per_second: float
+    closed: str
+
+
+class StuckBatch(msgspec.Struct, frozen=True):
+    """A batch to look at: a step of it failed and is tried again, or its time is nearly over."""
+
+    id: str
+    org: str
+    status: str
+    failures: int
+    expires_in_seconds: int
+
+
+class DeploymentHealth(msgspec.Struct, frozen=True):
+    """A deployment as this process sees it. `tide` is what running processes reported of its room beside interactive calls."""
+
+    name: str
+    models: list[str]
+    state: str
+    in_flight: int
+    in_flight_max: int
+    rests_for_ms: int
+    answered: int
+    failures: dict[str, int]
+    last_failure: str
+    tide: list[str]
+
+
+class Overview(msgspec.Struct, frozen=True):
+    object: str
+    batches: list[OpenBatches]
+    models: list[ModelBacklog]
+    deployments: list[DeploymentHealth]
+    workers_alive: int
+    attention: list[StuckBatch]
+
+
+class WorkerShown(msgspec.Struct, frozen=True):
+    """One incarnation of a process. Times are unix seconds."""
+
+    id: str
+    object: str
+    host: str
+    version: str
+    state: str
+    started_at: int
+    last_beat_at: int
+
+
+class FlowShown(msgspec.Struct, frozen=True):
+    """The queue of one share owner for one model. `served` is weighted service; the least served goes next."""
+
+    object: str
+    model: str
+    share_owner: str
+    org: str | None
+    state: str
+    weight: float
+    served: int
+    served_tokens: int
+    wakes_in_ms: int | None
+
+
+class FlowsRefreshed(msgspec.Struct, frozen=True):
+    refreshed: int
+
+
+class OrgShown(msgspec.Struct, frozen=True):
+    id: str
+    object: str
+    name: str
+    created_at: int
+    keys: int
+    open_batches: int
+
+
+class ModelCapacity(msgspec.Struct, frozen=True):
+    """What this process could send to a model now. `closed` says why nothing may be sent; empty while something may."""
+
+    object: str
+    model: str
+    free_slots: int
+    closed: str
+
+
+class Overviews:
+    """Makes the overview, for the admin API and the console alike."""
+
+    def __init__(self, context: WebContext) -> None:
+        self._store = context.store
+        self._router = context.router
+
+    async def look(self) -> Overview:
+        rows = await self._store.overview()
+        tides: dict[str, list[str]] = {}
+        for name, why in await self._store.tides():
+            tides.setdefault(name, []).append(why)
+        return Overview(
+            "overview",
+            [
+                OpenBatches(
+                    row["state"], *(int(row[name]) for name in ("jobs", "paused", "items", "answered", "failed"))
+                )
+                for row in rows.jobs
+            ],
+            self._backlogs(rows),
+            [
+                DeploymentHealth(
+                    one.name,
+                    list(one.models),
+                    one.state,
+                    one.in_flight,
+                    one.max_in_flight,
+                    one.rests_for_ms,
+                    one.answered,
+                    one.failures,
+                    one.last_failure,
+                    tides.get(one.name, []),
+                )
+                for one in self._router.status()
+            ],
+            await self._store.workers_alive(),
+            [
+                StuckBatch(row["id"], row["org"], row["state"], row["step_failures"], row["left_ms"] // 1000)
+                for row in rows.stuck
+            ],
+        )
+
+    def _backlogs(self, rows: OverviewRows) -> list[ModelBacklog]:
+        waiting = {row["model"]: row for row in rows.models}
+        found = []
+        for model in sorted({*waiting, *rows.rates}):
+            row = waiting.get(model, {})
+            items, tokens = rows.rates.get(model, (0, 0))
+            found.append(
+                ModelBacklog(
+                    model=model,
+                    batches=int(row.get("jobs") or 0),
+                    requests=int(row.get("items") or 0),
+                    work_units=int(row.get("units") or 0),
+                    oldest_seconds=int(row.get("oldest_ms") or 0) // 1000,
+                    due_in_seconds=int(row.get("due_in_ms") or 0) // 1000,
+                    requests_per_second=round(items / (60 * RATE_MINUTES), 2),
+                    tokens_per_second=round(tokens / (60 * RATE_MINUTES), 2),
+                    closed=self._router.closed(model),
+                )
+            )
+        return found
+
+
+class OverviewRoutes:
+    def __init__(self, context: WebContext) -> None:
+        self._store = context.store
+        self._router = context.router
+        self._overviews = Overviews(context)
+
+    def routes(self) -> list[Guarded]:
+        return [
+            Guarded("GET", "/admin/v1/overview", READ, self.overview),
+            Guarded("GET", "/admin/v1/workers", READ, self.workers),
+            Guarded("GET", "/admin/v1/flows", READ, self.flows),
+            Guarded("POST", "/admin/v1/flows/refresh", WRITE, self.refresh_flows),
+            Guarded("GET", "/admin/v1/orgs", READ, self.orgs),
+            Guarded("GET", "/admin/v1/model_capacity", READ, self.model_capacity),
+        ]
+
+    async def overview(self, request: Request, caller: Caller) -> Response:
+        requests.refuse_unknown(request.query_params, ())
+        return json_answer(await self._overviews.look())
+
+    async def workers(self, request: Request, caller: Caller) -> Response:
+        requests.refuse_unknown(request.query_params, ())
+        found = [worker_shown(row) for row in await self._store.list_workers(WORKERS_MAX)]
+        return json_answer(page_of(found, [one.id for one in found], has_more=False))
+
+    async def flows(self, request: Request, caller: Caller) -> Response:
+        query = request.query_params
+        requests.refuse_unknown(query, ("limit", "model"))
+        count = requests.limit(query, LIST_COUNT, FLOWS_MAX)
+        rows = await self._store.list_flows(text(query, "model"), count + 1)
+        return json_answer(page_of([flow_shown(row) for row in rows[:count]], [], has_more=len(rows) > count))
+
+    async def refresh_flows(self, request: Request, caller: Caller) -> Response:
+        """Nothing is changed but when resting flows are looked at, so nothing is noted."""
+        return json_answer(FlowsRefreshed(await self._store.refresh_flows()))
+
+    async def orgs(self, request: Request, caller: Caller) -> Response:
+        query = request.query_params
+        requests.refuse_unknown(query, ("after", "limit"))
+        count = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX)
+        rows = await self._store.list_orgs(after=requests.after(query, "tenant"), count_max=count + 1)
+        if rows is None:
+            raise requests.unknown_cursor()
+        found = [
+            OrgShown(row["id"], "org", row["name"], row["created_at"] // 1000, row["key_count"], row["open_count"])
+            for row in rows[:count]
+        ]
+        return json_answer(page_of(found, [one.id for one in found], has_more=len(rows) > count))
+
+    async def model_capacity(self, request: Request, caller: Caller) -> Response:
+        requests.refuse_unknown(request.query_params, ())
+        found = [
+            ModelCapacity("model_capacity", name, self._router.free_slots(name), self._router.closed(name))
+            for name in sorted(self._router.names())
+        ]
+        return json_answer(page_of(found, [], has_more=False))
+
+
+def worker_shown(row: dict[str, Any]) -> WorkerShown:
+    return WorkerShown(
+        row["id"],
+        "worker",
+        row["host"],
+        row["version"],
+        row["state"],
+        row["started_at"] // 1000,
+        row["beat_at"] // 1000,
+    )
+
+
+def flow_shown(row: dict[str, Any]) -> FlowShown:
+    return FlowShown(
+        "flow",
+        row["model"],
+        row["share_owner"],
+        row["org"],
+        row["state"],
+        row["weight_milli"] / 1000,
+        row["served"],
+        row["served_tokens"],
+        row["wakes_in_ms"],
+    )
