@@ -181,6 +181,10 @@ limits_unavailable = _counter(
 )
 budget_wait_seconds = _histogram("budget_wait_seconds", "How long a call had to wait for a budget.", _WAITS_S)
 
+schema_invalid_answers = _counter(
+    "schema_invalid_answers_total", "Answers that did not fit what their batch asks of answers; each was paid for."
+)
+
 # ---- policy
 
 policy_refusals = _counters(

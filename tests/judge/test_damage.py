@@ -158,6 +158,11 @@ RECORDS = [
         ["counts"],
         {"count_off_by_one": job("answered_count = answered_count - 1"), "count": job("failed_count = 1")},
     ),
+    *damages(
+        "plain",
+        ["tries"],
+        {"never_fitted": job("schema_invalid_count = 1")},
+    ),
     *damages("running", ["counts"], {"count_of_a_running_job": job("answered_count = answered_count + 1")}),
     *damages(
         "plain",

@@ -42,6 +42,7 @@ async def test_what_is_tried_again_waits_until_its_window_is_over(denied: Denied
         model="m",
         endpoint="/v1/chat/completions",
         share_owner="tenant:t",
+        answers=None,
     )
     held: Any = SimpleNamespace(slice=leased, deadline_ms=NOW_MS + LEFT_MS, budgets=())
     item = Item(number=0, custom_id=b'"a"', body=b'{"model":"m","messages":[]}')

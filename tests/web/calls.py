@@ -21,7 +21,7 @@ def upload(client: httpx2.Client, data: bytes = LINES, purpose: str = "batch", *
 
 
 def create(client: httpx2.Client, file_id: str, **more: Any) -> dict[str, Any]:
-    answer = client.post("/v1/batches", json={"input_file_id": file_id, "endpoint": "/v1/embeddings", **more})
+    answer = client.post("/v1/batches", json={"input_file_id": file_id, "endpoint": "/v1/embeddings"} | more)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 

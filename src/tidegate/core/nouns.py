@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.budgets.budget import Budget, Limit
 from tidegate.core.job_shape import PLAIN, JobShape
 from tidegate.core.states import FileState, JobKind, JobState, Outcome, UploadState
@@ -200,6 +201,16 @@ class JobControls:
     max_errors: MaxErrors | None = None
 
 
+class AnswerTry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An answer that was paid for: which model gave it and where, what it took and cost, and what is wrong with it."""
+
+    model: str
+    deployment: str
+    usage: Usage
+    cost_nano: tuple[int, int, int]
+    problem: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class JobChange:
     """What a caller changes of a running job: some fields of its controls by name, and its window."""
@@ -231,6 +242,7 @@ class JobRequest:
     controls: JobControls = JobControls()
     shape: JobShape = PLAIN
     kind: JobKind = JobKind.BATCH
+    answers: AnswerTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +327,8 @@ class Job:
     paused_at: int | None = None
     begun_at: int | None = None
     stopped_by: str | None = None
+    answers: AnswerTerms | None = None
+    schema_invalid_count: int = 0
 
     @property
     def done_count(self) -> int:
@@ -376,7 +390,8 @@ class JobStart:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """What is remembered of an item that failed at least once and may be tried again, not before `wait_ms` from now."""
+    """What is remembered of an item that failed at least once and may be tried again, not before `wait_ms` from now. `tries` are its
+    answers that did not fit."""
 
     number: int
     count: int
@@ -384,6 +399,7 @@ class Attempts:
     reason: str
     hand_backs: int = 0
     alone_losses: int = 0
+    tries: tuple[AnswerTry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +432,7 @@ class LeasedSlice:
     limits: tuple[Limit, ...] = ()
     done: frozenset[int] = frozenset()
     attempts: dict[int, Attempts] = field(default_factory=dict)
+    answers: AnswerTerms | None = None
 
     @property
     def item_units(self) -> int:
@@ -450,11 +467,19 @@ class Item:
     alone_losses: int = 0
     # How much of its body it shares with its neighbours in the work file; 0 when it has no kin there.
     prefix_bytes: int = 0
+    # Its answers that did not fit, and the text of the last one, as long as this worker has it.
+    tries: tuple[AnswerTry, ...] = ()
+    rejected_text: str = ""
 
     def count_attempts(self, attempt_count: int, hand_backs: int) -> None:
         """Note how many attempts are used up by now, and how often a call was taken back for an interactive one."""
         self.attempt_count = attempt_count
         self.hand_backs = hand_backs
+
+    def note_answer(self, tries: tuple[AnswerTry, ...], rejected_text: str) -> None:
+        """Note the answers that did not fit, and the text of the last one."""
+        self.tries = tries
+        self.rejected_text = rejected_text
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -513,7 +538,8 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
 
     `units` is its share of its slice's work units. Without a model the store finds both out: so it is with what a dead worker left.
     `cost_nano` is what its input, cached and output tokens cost at the deployment that answered. `crc32` is that of the line: by it the
-    judge knows the line again. `took_ms` is how long its last call took."""
+    judge knows the line again. `took_ms` is how long its last call took. `tries` are all its answers where the first did not fit;
+    `usage` and `cost_nano` are then their sums. `is_schema_invalid`: none fitted."""
 
     number: int
     outcome: Outcome
@@ -528,6 +554,8 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     cost_nano: tuple[int, int, int] = (0, 0, 0)
     crc32: int | None = None
     took_ms: int = 0
+    tries: tuple[AnswerTry, ...] = ()
+    is_schema_invalid: bool = False
 
 
 class ItemVerdict(msgspec.Struct, frozen=True, gc=False):

@@ -36,7 +36,8 @@ class ClaimedUsage:
 
 @dataclass(slots=True)
 class ResultLine:
-    """One line of an output or error file. `faults` says how it departs from the shape, `refusal` is the code in an HTTP error's body."""
+    """One line of an output or error file. `faults` says how it departs from the shape, `refusal` is the code in an HTTP error's body.
+    `tries` is what each answer took where the first did not fit; `usage` is then their sum."""
 
     name: str
     line: int
@@ -53,6 +54,7 @@ class ResultLine:
     message: str = ""
     usage: ClaimedUsage = field(default_factory=ClaimedUsage)
     cost_nano: int = 0
+    tries: list[ClaimedUsage] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -129,15 +131,40 @@ def read_result_line(line: JsonlLine, name: str, number: int) -> ResultLine:
         _read_response(read, fields["response"])
     if fields["error"] is not None:
         _read_error(read, fields["error"])
+    if read.tries:
+        names = ClaimedUsage.__dataclass_fields__
+        read.usage = ClaimedUsage(*(sum(getattr(one, name) for one in read.tries) for name in names))
     return read
 
 
 def _read_extras(read: ResultLine, fields: Any, error: Any) -> None:
-    """Read what an answer cost, or what the upstream sent instead of one."""
-    if not isinstance(fields, dict) or "raw" not in fields:
+    """Read what answers cost, what each of several took, and what the upstream sent instead of one that can be used."""
+    if not isinstance(fields, dict) or not fields:
+        read.faults.append("tidegate is no object, or an empty one")
+        return
+    if "raw" in fields and (not isinstance(fields.pop("raw"), str) or error is None):
+        read.faults.append("tidegate.raw must be a text beside an error")
+    if "tries" in fields:
+        _read_tries(read, fields.pop("tries"))
+    if fields:
         _read_cost(read, fields)
-    elif set(fields) != {"raw"} or not isinstance(fields["raw"], str) or error is None:
-        read.faults.append("tidegate.raw must be a text beside an error, and alone")
+
+
+def _read_tries(read: ResultLine, tries: Any) -> None:
+    """Read the answers that were paid for; all but the last one did not fit."""
+    if not isinstance(tries, list) or not tries or not all(isinstance(one, dict) for one in tries):
+        read.faults.append("tidegate.tries must be a list of objects")
+        return
+    names = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+    for one in tries:
+        if not _is_object(read, one, "tidegate.tries", ("model", *names, "cost", "problem")):
+            return
+        if any(type(one[name]) is not int or not 0 <= one[name] <= TOKENS_MAX for name in names):
+            read.faults.append("tidegate.tries must count tokens in whole numbers")
+            return
+    read.tries = [ClaimedUsage(*(one[name] for name in names)) for one in tries]
+    if any(not isinstance(one["problem"], str) for one in tries[:-1]):
+        read.faults.append("tidegate.tries must say what was wrong with each answer but the last")
 
 
 def _read_cost(read: ResultLine, fields: Any) -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from tidegate.judge.case import Case
 from tidegate.judge.lines import ResultLine
 from tidegate.judge.report import Finding, rule
-from tidegate.judge.rules_items import BILLED_REASONS, DENIED_CODES, JUDGED_CODES
+from tidegate.judge.rules_items import BILLED_REASONS, DENIED_CODES, JUDGED_CODES, tries_on_record
 from tidegate.judge.witness import Seen
 
 _NO_WITNESS = "no witness was given"
@@ -74,7 +74,7 @@ def _statuses(calls: list[Seen]) -> str:
     "A call is repeated after one that may have been billed only with a reason on record",
 )
 def repeats_have_reasons(case: Case, found: Finding) -> None:
-    counted = {row["number"]: row["count"] + row["hand_backs"] for row in case.attempts}
+    counted = {row["number"]: row["count"] + row["hand_backs"] + tries_on_record(row) for row in case.attempts}
     leased, lost = _slices_of_items(case)
     for number, calls in _calls(case, found).items():
         if number in leased:
@@ -159,12 +159,17 @@ def calls_in_time(case: Case, found: Finding) -> None:
             found.wrong(f"item {number} was called {late} ms after {name} (witness line {calls[-1].line})")
 
 
-@rule("one_key", "P5", "All calls that one item has to itself carry the same Idempotency-Key")
+@rule("one_key", "P5", "All calls of one try that an item has to itself carry the same Idempotency-Key")
 def one_key(case: Case, found: Finding) -> None:
     for number, calls in _calls(case, found).items():
-        keys = {call.key for call in calls if not call.shared}
-        if len(keys) > 1:
-            found.wrong(f"item {number} was called with {len(keys)} keys: {', '.join(sorted(keys)[:2])}")
+        keys: dict[str, set[str]] = {}
+        for call in calls:
+            if not call.shared:
+                # Behind the item and the hash of its body stands which try it is, from the second on.
+                keys.setdefault(call.key.partition("-")[2].partition("-")[2], set()).add(call.key)
+        for of_try in keys.values():
+            if len(of_try) > 1:
+                found.wrong(f"item {number} was called with {len(of_try)} keys: {', '.join(sorted(of_try)[:2])}")
 
 
 @rule("answers_kept", "P4", "An item that was answered is answered in the output file")
@@ -180,8 +185,8 @@ def answers_kept(case: Case, found: Finding) -> None:
     for number, seen in calls.items():
         answered = [call for call in seen if call.clean]
         line: ResultLine | None = lines.get(number)
-        if line is not None and line.code in JUDGED_CODES:
-            # A guardrail or a hook did not let the answer pass.
+        if line is not None and (line.code in JUDGED_CODES or line.tries):
+            # A guardrail or a hook did not let the answer pass, or it did not fit.
             continue
         if answered and line is not None and line.code in DENIED_CODES and _died_with_it(case, answered[-1]):
             # The answer was lost with its worker, and the item may not be sent again.

@@ -1,8 +1,10 @@
 """Rules that hold the store's records about items against the lines: counts, usage, outcomes, slices, attempts."""
 
+import json
 from collections import Counter
 
 from tidegate.judge.case import ENDED, NOT_INGESTED, Case
+from tidegate.judge.records import Row
 from tidegate.judge.report import Finding, rule, shown
 
 NEVER_RAN = {
@@ -31,6 +33,8 @@ FREE_REASONS = frozenset(
         "hook_unavailable",
     }
 )
+# An answer that did not fit was paid for, and is among the item's tries.
+SCHEMA_INVALID = "schema_invalid"
 # Codes of requests that were never sent, and of answers that were paid for.
 JUDGED_CODES = frozenset(
     {
@@ -90,7 +94,7 @@ def counts(case: Case, found: Finding) -> None:
 def usage(case: Case, found: Finding) -> None:
     if not case.has_results(found):
         return
-    answers = case.lines("output")
+    answers = [*case.lines("output"), *(line for line in case.lines("error") if line.tries)]
     paid_in_vain = any(line.code in JUDGED_CODES for line in case.lines("error"))
     for column in ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"):
         total = sum(getattr(line.usage, column) for line in answers)
@@ -244,14 +248,55 @@ def attempts(case: Case, found: Finding) -> None:
         limit = case.allowance.attempts_max
         if not 0 <= row["count"] < limit:
             found.wrong(f"{item} was to be tried again after {row['count']} attempts; {limit} are allowed in all")
-        if row["reason"] not in BILLED_REASONS | FREE_REASONS:
+        if row["reason"] not in BILLED_REASONS | FREE_REASONS | {SCHEMA_INVALID}:
             found.wrong(f"{item} has the unknown reason {shown(row['reason'])}")
         elif row["reason"] in BILLED_REASONS and not row["count"]:
             found.wrong(f"{item} has the reason {row['reason']} and no counted attempt")
+        if row["reason"] == SCHEMA_INVALID and not tries_on_record(row):
+            found.wrong(f"{item} has the reason {SCHEMA_INVALID} and no answer that did not fit")
         if not (row["reason"] == "handed_back") <= row["hand_backs"] <= HAND_BACKS_MAX:
             found.wrong(f"{item} was handed back {row['hand_backs']} times, and its reason is {row['reason']}")
         if not job["in_progress_at"] <= row["not_before"] <= job["expires_at"] + _NOT_BEFORE_SLACK_MS:
             found.wrong(f"{item} waits until {row['not_before']}, outside of the job's time")
 
 
-RULES = (counts, usage, cost, ledger, outcomes_whole, outcome_places, lines_unchanged, never_ran, slices, attempts)
+def tries_on_record(row: Row) -> int:
+    """How many answers of an item did not fit, as its attempts say."""
+    return len(json.loads(row["tries"])) if row["tries"] else 0
+
+
+@rule(
+    "tries", "P5", "No item was asked for more answers than its batch allows, and those that never fitted are counted"
+)
+def tries(case: Case, found: Finding) -> None:
+    terms = json.loads(case.job["answers"]) if case.job["answers"] else None
+    allowed = 1 if terms is None else 1 + terms["tries_max"] + (terms["escalate_to"] is not None)
+    for row in case.attempts:
+        if tries_on_record(row) >= allowed:
+            found.wrong(
+                f"item {row['number']} has {tries_on_record(row)} answers that did not fit; {allowed} are allowed in all"
+            )
+    if not case.has_results(found):
+        return
+    found.looked(f"{sum(bool(line.tries) for line in case.result_lines)} items with several answers")
+    for line in case.result_lines:
+        if len(line.tries) > allowed:
+            found.wrong(f"{line.where} has {len(line.tries)} answers, and {allowed} are allowed")
+    filed = sum(line.code == SCHEMA_INVALID for line in case.lines("error"))
+    counted = case.job["schema_invalid_count"]
+    found.need(filed == counted, f"schema_invalid_count is {counted}, and {filed} lines say {SCHEMA_INVALID}")
+
+
+RULES = (
+    counts,
+    usage,
+    cost,
+    ledger,
+    outcomes_whole,
+    outcome_places,
+    lines_unchanged,
+    never_ran,
+    slices,
+    attempts,
+    tries,
+)

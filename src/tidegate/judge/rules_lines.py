@@ -39,7 +39,7 @@ ITEM_CODES = (
     | JUDGED_CODES
     | BILLED_REASONS
     | frozenset(STATE_OF_CODE)
-    | {"chat_usage_missing", "internal_error", "upstream_refused", "worker_lost"}
+    | {"chat_usage_missing", "internal_error", "schema_invalid", "upstream_refused", "worker_lost"}
 )
 
 

@@ -14,7 +14,7 @@ from tidegate.judge.report import CannotJudge
 
 # What the upstream refused before it worked: nothing can have been billed.
 FREE_STATUSES = frozenset({401, 403, 429})
-_KEY = re.compile(r"(batch_req_[0-9A-Za-z]{22})-([0-9a-f]{8,64})", re.ASCII)
+_KEY = re.compile(r"(batch_req_[0-9A-Za-z]{22})-([0-9a-f]{8,64})(?:-\d{1,2})?", re.ASCII)
 _SHARED_KEY = re.compile(
     r"batch_grp_([0-9A-Za-z]{16})_(\d{1,9}(?:-\d{1,9})?(?:\.\d{1,9}(?:-\d{1,9})?)*)_[0-9a-f]{16}", re.ASCII
 )

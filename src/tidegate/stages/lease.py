@@ -121,6 +121,7 @@ async def read_items(blobs: Blobs, leased: LeasedSlice) -> list[Item]:
             item.attempt_count, item.hand_backs = attempts.count, attempts.hand_backs
             item.wait_ms = max(0, attempts.wait_ms)
             item.alone_losses = attempts.alone_losses
+            item.tries = attempts.tries
         items.append(item)
     for item, shared in zip(items, shared_beginnings([item.body for item in items]), strict=True):
         item.prefix_bytes = shared

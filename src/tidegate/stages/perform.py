@@ -2,6 +2,7 @@
 
 import math
 import traceback
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
@@ -12,14 +13,15 @@ import structlog
 
 from tidegate import failpoints, metrics
 from tidegate.core import retry
-from tidegate.core.answers import results
+from tidegate.core.answer_terms import AnswerTerms
+from tidegate.core.answers import answer_checks, results
 from tidegate.core.body_rules.caller_fields import FieldFault, FieldRules
 from tidegate.core.body_rules.plain_body import read_plain
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.errors import Ambiguous, BrokenAnswer, HandedBack, Overspent, Refused, UpstreamError
 from tidegate.core.hooks import About, Stop
 from tidegate.core.ids import item_id
-from tidegate.core.nouns import Answer, Call, Finished, Item, ItemVerdict, LeasedSlice, Usage
+from tidegate.core.nouns import Answer, AnswerTry, Call, Finished, Item, ItemVerdict, LeasedSlice, Usage
 from tidegate.core.policy.policy_rules import Denied
 from tidegate.core.ports import Clock, Entropy, Upstream
 from tidegate.core.states import Outcome
@@ -78,21 +80,27 @@ class CallRules(Protocol):
 
 class Again(msgspec.Struct, frozen=True, gc=False):
     """Not now: try again after this wait. `count` is how many attempts the item has used up by then, and `hand_backs` how often its call
-    was taken back for an interactive one."""
+    was taken back for an interactive one. `tries` are its answers that did not fit, if there is another one now, and `rejected_text` is
+    the text of that."""
 
     wait_ms: int
     count: int
     reason: str
     hand_backs: int = 0
+    tries: tuple[AnswerTry, ...] = ()
+    rejected_text: str = ""
 
 
 class _ItemEnd(msgspec.Struct, frozen=True, gc=False):
-    """How an item ended. `usage` of a failure is what was paid for an answer that policy did not let pass."""
+    """How an item ended. `usage` of a failure is what was paid for an answer that was not let pass. `body` is what the model server
+    sent, and `problem` says why that did not fit."""
 
     outcome: Outcome
     line: bytes
     usage: Usage = Usage()
     deployment: str = ""
+    body: bytes = b""
+    problem: str | None = None
 
 
 class _InvalidLine(msgspec.Struct):
@@ -121,19 +129,59 @@ class Performer:
     async def perform(self, held: HeldSlice, item: Item) -> ItemVerdict | Again:
         """Run one item. Cancelling this aborts the call."""
         begun_ms = self._clock.monotonic_ms()
-        ended = await self._end(held, item)
+        leased = held.slice
+        if leased.answers is None or not leased.model:
+            ended = await self._end(leased, held, item, item.body)
+        else:
+            ended = await self._end_checked(leased.answers, held, item)
         if isinstance(ended, Again):
             return ended
-        return self._verdict(held.slice, item.number, ended, int(self._clock.monotonic_ms() - begun_ms))
+        return self._verdict(leased, item, ended, int(self._clock.monotonic_ms() - begun_ms))
 
-    async def _end(self, held: HeldSlice, item: Item) -> _ItemEnd | Again:
+    async def _end_checked(self, terms: AnswerTerms, held: HeldSlice, item: Item) -> _ItemEnd | Again:
+        """Make the next try of an item whose answer must fit; one that does not is asked for again, or fails the item."""
+        leased, body, tries = held.slice, item.body, item.tries
+        try:
+            check = answer_checks.check_of(terms, body)
+        except answer_checks.InvalidSchema as error:
+            fault = FieldFault("invalid_schema", f"Answers cannot be checked: {error}.", "response_format")
+            return _refused(item_id(leased.job_id, item.number), item, fault)
+        if tries and terms.feedback:
+            body = answer_checks.with_feedback(leased.endpoint, body, tries[-1].problem or "", item.rejected_text)
+        if (model := _model_of(leased, item)) != leased.model:
+            leased, body = replace(leased, model=model), answer_checks.for_model(body, model)
+        ended = await self._end(leased, held, item, body)
+        if isinstance(ended, Again) or ended.outcome is not Outcome.ANSWERED:
+            return ended
+        problem = check.problem(ended.body)
+        if problem is None:
+            return ended
+        metrics.schema_invalid_answers.inc()
+        tries = (*tries, self._paid_try(model, ended, problem))
+        if len(tries) <= terms.tries_max or self._may_escalate(terms, held.slice, len(tries)):
+            text = answer_checks.rejected_text(ended.body) if terms.feedback else ""
+            return Again(0, item.attempt_count, "schema_invalid", item.hand_backs, tries, text)
+        message = f"No answer fitted in {len(tries)} {'try' if len(tries) == 1 else 'tries'}. The last one: {problem}."
+        line = results.error_line(leased.job_id, item.number, item.custom_id, "schema_invalid", message)
+        return _ItemEnd(Outcome.FAILED, line, ended.usage, ended.deployment, ended.body, problem)
+
+    def _may_escalate(self, terms: AnswerTerms, leased: LeasedSlice, tried: int) -> bool:
+        """Whether the stronger model may be asked now: once, and only if it is there and the key allows it."""
+        if terms.escalate_to is None or tried != terms.tries_max + 1 or not self._upstream.knows(terms.escalate_to):
+            return False
+        denied = self._rules.denial(replace(leased, model=terms.escalate_to))
+        return denied is None or denied.retryable
+
+    async def _end(self, leased: LeasedSlice, held: HeldSlice, item: Item, body: bytes) -> _ItemEnd | Again:
         """Judge the request, send it, and judge what came back. A hook's own changes are the operator's: no field rule binds them."""
-        leased, rules = held.slice, self._rules
-        if (unsent := self._never_sent(held, item)) is not None:
+        rules = self._rules
+        if (unsent := self._never_sent(leased, held, item)) is not None:
             return unsent
-        body = item.body
         name = item_id(leased.job_id, item.number)
-        key = f"{name}-{blake2b(body, digest_size=8).hexdigest()}"
+        key = f"{name}-{blake2b(item.body, digest_size=8).hexdigest()}"
+        if item.tries:
+            # The same words again must not get the same answer again from a server that remembers keys.
+            key = f"{key}-{len(item.tries)}"
         if read_plain(body) is None and (fault := await look_closely(body, rules.fields(leased))) is not None:
             return _refused(name, item, fault)
         guard = rules.guard(leased)
@@ -148,11 +196,11 @@ class Performer:
         if failpoints.ARMED:
             await failpoints.hit("before_send", item.custom_id)
         try:
-            answer = await self._upstream.send(self._call(held, item, body, key))
+            answer = await self._upstream.send(self._call(leased, held, item, body, key))
         except UpstreamError as error:
-            return self._after_failure(error, held, item)
+            return self._after_failure(error, leased, held, item)
         except Exception as error:
-            return self._after_failure(_unforeseen(error, leased.job_id, item.number), held, item)
+            return self._after_failure(_unforeseen(error, leased.job_id, item.number), leased, held, item)
         if failpoints.ARMED:
             await failpoints.hit("after_answer")
         kept: bytes | Stop = answer.body
@@ -161,10 +209,9 @@ class Performer:
         if isinstance(kept, Stop):
             return self._stopped(held, item, kept, answer)
         line = results.response_line(name, item.custom_id, answer.status, kept)
-        return _ItemEnd(Outcome.ANSWERED, line, answer.usage, answer.deployment)
+        return _ItemEnd(Outcome.ANSWERED, line, answer.usage, answer.deployment, kept)
 
-    def _call(self, held: HeldSlice, item: Item, body: bytes, key: str) -> Call:
-        leased = held.slice
+    def _call(self, leased: LeasedSlice, held: HeldSlice, item: Item, body: bytes, key: str) -> Call:
         return Call(
             leased.job_id,
             item.number,
@@ -185,9 +232,8 @@ class Performer:
             models=held.models,
         )
 
-    def _never_sent(self, held: HeldSlice, item: Item) -> _ItemEnd | Again | None:
+    def _never_sent(self, leased: LeasedSlice, held: HeldSlice, item: Item) -> _ItemEnd | Again | None:
         """Return why this item is not sent, as far as that can be known without asking anyone."""
-        leased = held.slice
         if not leased.model:
             return _invalid_line(leased.job_id, item)
         if item.alone_losses >= retry.ALONE_LOSSES_MAX:
@@ -215,8 +261,10 @@ class Performer:
         metrics.policy_refusals.of(why.code).inc()
         return _failed(held.slice, item, why.code, why.message, paid)
 
-    def _after_failure(self, error: UpstreamError, held: HeldSlice, item: Item) -> _ItemEnd | Again:
-        leased, deadline_ms = held.slice, math.ceil(held.deadline_ms)
+    def _after_failure(
+        self, error: UpstreamError, leased: LeasedSlice, held: HeldSlice, item: Item
+    ) -> _ItemEnd | Again:
+        deadline_ms = math.ceil(held.deadline_ms)
         now_ms = int(self._clock.monotonic_ms())
         policy, chance = self._rules.retry(leased), self._entropy.uniform(0.0, 1.0)
         verdict = retry.decide(error, item.attempt_count, now_ms, deadline_ms, policy, chance)
@@ -233,22 +281,52 @@ class Performer:
             name = item_id(leased.job_id, item.number)
             return _ItemEnd(Outcome.FAILED, results.response_line(name, item.custom_id, error.status, body))
         line = results.error_line(leased.job_id, item.number, item.custom_id, verdict.code, verdict.message)
-        if isinstance(error, BrokenAnswer) and error.body:
-            line = results.with_raw(line, error.body)
-        return _ItemEnd(Outcome.FAILED, line)
+        return _ItemEnd(Outcome.FAILED, line, body=error.body if isinstance(error, BrokenAnswer) else b"")
 
-    def _verdict(self, leased: LeasedSlice, number: int, ended: _ItemEnd, took_ms: int) -> ItemVerdict:
-        line, paid_nano = ended.line, _NO_COST
-        price = self._rules.price(ended.deployment) if ended.deployment else None
-        if price is not None:
-            paid = cost(ended.usage, price, batch=True)
-            paid_nano = (paid.input_nano, paid.cached_nano, paid.output_nano)
-            line = results.with_cost(line, paid_nano)
+    def _verdict(self, leased: LeasedSlice, item: Item, ended: _ItemEnd, took_ms: int) -> ItemVerdict:
+        usage, tries, members = ended.usage, item.tries, []
+        paid_nano = self._cost(ended)
+        if ended.outcome is Outcome.FAILED and ended.body:
+            members.append(results.raw_member(ended.body))
+        if tries or ended.problem:
+            if ended.deployment:
+                tries = (*tries, self._paid_try(_model_of(leased, item), ended, ended.problem))
+            usage = Usage.total(one.usage for one in tries)
+            paid_nano = _sum_costs(tries)
+            members.append(results.tries_member(tries))
+        if paid_nano is not None:
+            members.append(results.cost_members(paid_nano))
+        line = results.with_members(ended.line, members) if members else ended.line
         finished = Finished(
-            number, ended.outcome, len(line), leased.first, leased.token, ended.usage, 0, leased.model, leased.item_units,
-            ended.deployment, paid_nano, crc32(line), took_ms,
+            item.number, ended.outcome, len(line), leased.first, leased.token, usage, 0, leased.model, leased.item_units,
+            ended.deployment, paid_nano or _NO_COST, crc32(line), took_ms, tries, ended.problem is not None,
         )  # fmt: skip
-        return ItemVerdict(leased.job_id, number, line, finished)
+        return ItemVerdict(leased.job_id, item.number, line, finished)
+
+    def _cost(self, ended: _ItemEnd) -> tuple[int, int, int] | None:
+        """What an answer cost; None where answers have no price."""
+        price = self._rules.price(ended.deployment) if ended.deployment else None
+        if price is None:
+            return None
+        paid = cost(ended.usage, price, batch=True)
+        return paid.input_nano, paid.cached_nano, paid.output_nano
+
+    def _paid_try(self, model: str, ended: _ItemEnd, problem: str | None) -> AnswerTry:
+        return AnswerTry(model, ended.deployment, ended.usage, self._cost(ended) or _NO_COST, problem)
+
+
+def _model_of(leased: LeasedSlice, item: Item) -> str:
+    """The model of an item's next try: the stronger one, once the others are used up."""
+    terms = leased.answers
+    if terms is None or terms.escalate_to is None or len(item.tries) <= terms.tries_max:
+        return leased.model
+    return terms.escalate_to
+
+
+def _sum_costs(tries: tuple[AnswerTry, ...]) -> tuple[int, int, int] | None:
+    """What answers cost together; None where none of them has a price."""
+    sums = [sum(parts) for parts in zip(*(one.cost_nano for one in tries), strict=True)]
+    return (sums[0], sums[1], sums[2]) if any(sums) else None
 
 
 def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: Answer | None = None) -> _ItemEnd:

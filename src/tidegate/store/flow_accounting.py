@@ -46,20 +46,21 @@ class FlowAccounting:
                 sums[2] += 1
                 sums[3] = max(sums[3], entry.took_ms)
                 sums[4] += entry.took_ms
-            if entry.outcome is Outcome.ANSWERED or entry.deployment:
+            if entry.tries:
+                for one in entry.tries:
+                    self._use((job_id, one.model, one.deployment), one.usage, one.cost_nano)
+            elif entry.outcome is Outcome.ANSWERED or entry.deployment:
                 # An answer that policy did not let through was paid for all the same.
-                self._use(job_id, model, entry)
+                self._use((job_id, model, entry.deployment), entry.usage, entry.cost_nano)
         for model, cost in costs.items():
             self._flows[model, share_owner] = self._flows.get((model, share_owner), 0) + cost
             self._jobs[job_id, model] = self._jobs.get((job_id, model), 0) + counts[model]
 
-    def _use(self, job_id: str, model: str, entry: Finished) -> None:
-        """What an item with an answer used and cost, which is added up to the token and the billionth."""
-        name = (job_id, model, entry.deployment)
+    def _use(self, name: tuple[str, str, str], usage: Usage, cost_nano: tuple[int, int, int]) -> None:
+        """Add what an answer used and cost, to the token and the billionth. `name` is its job, model and deployment."""
         sums = self._usage.get(name)
         if sums is None:
             sums = self._usage[name] = [0] * 8
-        usage, cost_nano = entry.usage, entry.cost_nano
         sums[0] += 1
         sums[1] += usage.input_tokens
         sums[2] += usage.cached_tokens

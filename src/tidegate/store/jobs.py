@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.core.answer_terms import answers_text
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ids import is_valid
 from tidegate.core.input.turns import ingest_bytes
@@ -327,6 +328,7 @@ async def put_job(
         webhook=await _put_webhook(tx, caller.tenant_id, job_id, request.webhook),
         door=request.door,
         shape=shape_text(request.shape),
+        answers=answers_text(request.answers),
         **controls_columns(request.controls),
     )
     if request.door is not None:

@@ -14,7 +14,7 @@ from tidegate.store.flow_accounting import FlowAccounting
 from tidegate.store.job_controls import stop_job_over
 from tidegate.store.job_events import record_lines
 from tidegate.store.log_lines import Logs, ResultFile
-from tidegate.store.rows import errors_text, job_from
+from tidegate.store.rows import errors_text, job_from, tries_text
 from tidegate.store.table import Table, reads, writes
 from tidegate.store.webhooks import put_events
 
@@ -207,7 +207,7 @@ async def _record_job(
         lambda entry: _holds(held, entry.token, entry.number),
     )
     allowed = [
-        (flush.job_id, a.number, a.count, a.wait_ms, a.reason, a.hand_backs)
+        (flush.job_id, a.number, a.count, a.wait_ms, a.reason, a.hand_backs, tries_text(a.tries))
         for token, a in flush.attempts
         if _holds(held, token, a.number)
     ]
@@ -219,9 +219,10 @@ async def _record_job(
     tokens = (usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
     sizes = (answers.size_bytes, errors.size_bytes)
     new_count = len(answers.entries) + len(errors.entries)
+    schema_invalid = sum(entry.is_schema_invalid for entry in errors.entries)
     books.add(
         Recorded(flush.job_id, new_count, unused, closed=False, complete=False),
-        (len(answers.entries), len(errors.entries), *tokens, *sizes, unused, cost_nano),
+        (len(answers.entries), len(errors.entries), *tokens, *sizes, unused, cost_nano, schema_invalid),
     )
     if has_item_events:
         items = [

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
+from tidegate.core.answer_terms import answers_from
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.job_shape import shape_from
-from tidegate.core.nouns import File, Job, JobControls, JobWebhook, LineError, MaxErrors, Usage
+from tidegate.core.nouns import AnswerTry, File, Job, JobControls, JobWebhook, LineError, MaxErrors, Usage
 from tidegate.core.states import FileState, JobKind, JobState
 
 _PLAIN_JOB_COLUMNS = (
@@ -17,11 +18,13 @@ _PLAIN_JOB_COLUMNS = (
     "invalid_lines", "model", "item_count", "answered_count", "failed_count", "expired_count", "cancelled_count", "unused_count",
     "output_file_id", "error_file_id", "output_bytes", "error_bytes", "work_blob_id", "work_bytes", "prompt_bytes",
     "shared_prefix_bytes", "share_owner", "queue", "begin_by", "cost_nano", "paused_at", "stopped_by", "begun_at", "door",
+    "schema_invalid_count",
 )  # fmt: skip
 _ERRORS = msgspec.json.Decoder(list[LineError])
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _WEBHOOK = msgspec.json.Decoder(JobWebhook)
 _LIMITS = msgspec.json.Decoder(list[Limit])
+_TRIES = msgspec.json.Decoder(tuple[AnswerTry, ...])
 
 
 def job_from(row: dict[str, Any]) -> Job:
@@ -37,6 +40,7 @@ def job_from(row: dict[str, Any]) -> Job:
         webhook=_WEBHOOK.decode(row["webhook"]) if row["webhook"] is not None else None,
         controls=_controls_from(row),
         shape=shape_from(row["shape"]),
+        answers=answers_from(row["answers"]),
         usage=Usage(row["input_tokens"], row["cached_tokens"], row["output_tokens"], row["reasoning_tokens"]),
         **{name: row[name] for name in _PLAIN_JOB_COLUMNS},
     )
@@ -81,6 +85,15 @@ def file_from(row: dict[str, Any]) -> File:
 def limits_from(text: str | None) -> tuple[Limit, ...]:
     """A job's own limits, or a key's."""
     return tuple(_LIMITS.decode(text)) if text is not None else ()
+
+
+def tries_from(text: str) -> tuple[AnswerTry, ...]:
+    """The answers of an item that did not fit."""
+    return _TRIES.decode(text) if text else ()
+
+
+def tries_text(tries: tuple[AnswerTry, ...]) -> str:
+    return msgspec.json.encode(tries).decode() if tries else ""
 
 
 def limits_text(limits: Sequence[Limit]) -> str:

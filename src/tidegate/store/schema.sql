@@ -239,7 +239,9 @@ create table jobs (
     max_errors_ppm bigint,
     max_errors_after bigint,
     shape text,
-    stopped_by text check (stopped_by in ('max_cost', 'max_errors'))
+    stopped_by text check (stopped_by in ('max_cost', 'max_errors')),
+    answers text,
+    schema_invalid_count bigint not null default 0
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_listed on jobs (tenant_id, created_at, id) where kind = 'batch';
@@ -332,7 +334,7 @@ create table outcomes (
     primary key (job_id, number)
 ) /*sqlite: without rowid */;
 
--- Items that failed at least once and may be tried again. The others have no row.
+-- Items that failed at least once and may be tried again. The others have no row. `tries` are the answers that did not fit, as JSON.
 create table attempts (
     job_id text not null,
     number bigint not null,
@@ -341,6 +343,7 @@ create table attempts (
     reason text not null,
     hand_backs bigint not null default 0,
     alone_losses bigint not null default 0,
+    tries text not null default '',
     primary key (job_id, number)
 ) /*sqlite: without rowid */;
 

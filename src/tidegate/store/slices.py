@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from tidegate.core.answer_terms import answers_from
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Attempts, LeasedSlice
 from tidegate.core.schedule.snapshot import Pick, Why
 from tidegate.store.driver import Row, Tx
 from tidegate.store.job_events import record_running
-from tidegate.store.rows import limits_from
+from tidegate.store.rows import limits_from, tries_from
 from tidegate.store.table import SLICE_COLUMNS, Table, reads, writes
 
 # Slices that lost so many owners are suspected of having killed them. The statements say the same number, as their index must.
@@ -210,13 +211,15 @@ async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSl
 
 async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
     token, endpoint, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
-    tenant_id, work_blob_id, expires_in_ms, tenant, share_owner, key_id, user, team, limits, _ = door.job
+    tenant_id, work_blob_id, expires_in_ms, tenant, share_owner, key_id, user, team, limits, answers, _ = door.job
     span = {"job_id": pick.job_id, "first": first, "count": count}
     done: frozenset[int] = frozenset()
     attempts: dict[int, Attempts] = {}
     if lease_count > 1:
         done = frozenset(found[0] for found in await tx.all("slice_outcomes", **span))
-        attempts = {found[0]: Attempts(*found) for found in await tx.all("slice_attempts", **span)}
+        for found in await tx.all("slice_attempts", **span):
+            number, tried, wait_ms, reason, hand_backs, alone_losses, tries = found
+            attempts[number] = Attempts(number, tried, wait_ms, reason, hand_backs, alone_losses, tries_from(tries))
     return LeasedSlice(
         pick.job_id,
         tenant_id,
@@ -240,6 +243,7 @@ async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
         limits_from(limits),
         done,
         attempts,
+        answers_from(answers),
     )
 
 

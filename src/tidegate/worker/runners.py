@@ -94,12 +94,17 @@ class Runner:
 
     def _try_again(self, state: LeasedSliceState, item: Item, again: Again) -> None:
         """Keep an item that waits for a moment; one that waits for long goes back with its slice."""
-        was_sent = again.count > item.attempt_count or again.hand_backs > item.hand_backs
+        was_sent = again.count > item.attempt_count or again.hand_backs > item.hand_backs or bool(again.tries)
         waits_for_budget = again.reason == Withheld.reason and not was_sent
         if was_sent or (again.wait_ms > SHORT_WAIT_MS and not waits_for_budget):
-            note = Attempts(item.number, again.count, again.wait_ms, again.reason, again.hand_backs)
+            tries = again.tries or item.tries
+            note = Attempts(
+                item.number, again.count, again.wait_ms, again.reason, again.hand_backs, item.alone_losses, tries
+            )
             self._recorder.tried(state.slice.job_id, state.slice.token, note)
         item.count_attempts(again.count, again.hand_backs)
+        if again.tries:
+            item.note_answer(again.tries, again.rejected_text)
         if again.wait_ms <= SHORT_WAIT_MS:
             self._leased_work.put_back(state, item, again.wait_ms)
         elif waits_for_budget:

@@ -20,6 +20,6 @@ from tidegate.core.answers import results
 )
 def test_what_was_said_instead_of_an_answer_is_text_in_the_line(raw: bytes, text: str) -> None:
     line = results.error_line(ids.make("batch", b"0" * 16), 1, b'"mine"', "invalid_upstream_response", "no answer")
-    said = json.loads(results.with_raw(line, raw))
+    said = json.loads(results.with_members(line, [results.raw_member(raw)]))
     assert said.pop("tidegate") == {"raw": text}
     assert said == json.loads(line)

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import pytest
 
@@ -130,6 +131,16 @@ def test_bodies_that_are_wrong(address: Address) -> None:
     assert address.call("/v1/embeddings", {"model": "m", "input": '{"behave":"nochoices"}'}).json["data"] == []
     error = address.behave("error200")
     assert (error.status, "error" in error.json) == (200, True)
+
+
+def test_an_unfit_answer_is_an_answer_whose_text_is_no_json(address: Address) -> None:
+    ask: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": '{"behave":"unfitx1"}'}]}
+    schema = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+    ask["response_format"] = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    texts = [address.call("/v1/chat/completions", ask).json["choices"][0]["message"]["content"] for _ in range(2)]
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(texts[0])
+    assert isinstance(json.loads(texts[1]), dict)
 
 
 def test_a_pretty_body_has_lines(address: Address) -> None:

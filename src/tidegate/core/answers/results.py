@@ -7,6 +7,7 @@ import msgspec
 
 from tidegate.core.answers.line_breaks import escape_line_breaks
 from tidegate.core.ids import item_id
+from tidegate.core.nouns import AnswerTry
 from tidegate.core.states import Outcome
 from tidegate.core.translate import error_to_openai, is_error_of, says_why
 from tidegate.core.usage.prices import units_text
@@ -41,22 +42,40 @@ def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: s
     )
 
 
-def with_cost(line: bytes, cost_nano: tuple[int, int, int]) -> bytes:
-    """Add to a line what its answer cost: exact, so that lines add up to the job's cost."""
+def with_members(line: bytes, members: list[bytes]) -> bytes:
+    """Add to a line what OpenAI's shape has no place for: `raw`, `tries` and costs, each made by a function below."""
+    return b'%b,"tidegate":{%b}}\n' % (line[:-2], b",".join(members))
+
+
+def cost_members(cost_nano: tuple[int, int, int]) -> bytes:
+    """What the answers of an item cost: exact, so that lines add up to the job's cost."""
     costs = (sum(cost_nano), *cost_nano)
-    text = b'"cost":"%b","input_cost":"%b","cached_cost":"%b","output_cost":"%b"' % tuple(
+    return b'"cost":"%b","input_cost":"%b","cached_cost":"%b","output_cost":"%b"' % tuple(
         units_text(nano).encode() for nano in costs
     )
-    return b'%b,"tidegate":{%b}}\n' % (line[:-2], text)
 
 
-def with_raw(line: bytes, raw: bytes) -> bytes:
-    """Add to a line what came instead of an answer: JSON as it is, anything else as a string."""
+def raw_member(raw: bytes) -> bytes:
+    """What came instead of an answer that can be used: JSON as it is, anything else as a string."""
     text = raw.decode("utf-8", "replace")
     if raw.startswith(b'"'):
         with suppress(msgspec.DecodeError):
             text = msgspec.json.decode(raw, type=str)
-    return b'%b,"tidegate":{"raw":%b}}\n' % (line[:-2], escape_line_breaks(_encode(text)))
+    return b'"raw":%b' % escape_line_breaks(_encode(text))
+
+
+def tries_member(tries: tuple[AnswerTry, ...]) -> bytes:
+    """Every answer that was paid for, in order: its model, what it took and cost, and what is wrong with it."""
+    shown = [
+        {
+            "model": one.model,
+            **msgspec.structs.asdict(one.usage),
+            "cost": units_text(sum(one.cost_nano)),
+            "problem": one.problem,
+        }
+        for one in tries
+    ]
+    return b'"tries":%b' % escape_line_breaks(_encode(shown))
 
 
 def never_ran_line(job_id: str, number: int, custom_id: bytes, outcome: Outcome) -> bytes:

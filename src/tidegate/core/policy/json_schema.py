@@ -32,14 +32,15 @@ _CLOSED_DRAFT = Draft202012Validator(
 class Schema:
     """A schema that was read and understood whole. `problem` says the first way in which a value does not fit."""
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, pattern_bytes_max: int = PATTERN_BYTES_MAX) -> None:
+        """`pattern_bytes_max` bounds what each pattern is compiled to, and with it the time it takes."""
         try:
             wrong = max(_CLOSED_DRAFT.iter_errors(schema), key=lambda error: len(error.instance_path), default=None)
             if wrong is not None:
                 raise wrong
             self._validator = Draft202012Validator(
                 schema,
-                pattern_options=RegexOptions(size_limit=PATTERN_BYTES_MAX, dfa_size_limit=PATTERN_BYTES_MAX),
+                pattern_options=RegexOptions(size_limit=pattern_bytes_max, dfa_size_limit=pattern_bytes_max),
                 validate_formats=False,
                 offline=True,
                 mask="the value",

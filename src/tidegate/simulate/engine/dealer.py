@@ -21,7 +21,9 @@ class Dealer:
         behaviour = self._draw() if marked is None else behaviour_from(marked)
         if behaviour is None or behaviour.fault is None or behaviour.fault.times is None:
             return behaviour
-        key = request.headers.get(b"idempotency-key") or request.body
+        # Asking again for an answer that fits is a call of its own, with a key of its own.
+        named = None if behaviour.fault.kind == "unfit" else request.headers.get(b"idempotency-key")
+        key = named or request.body
         if self._board.attempt(key) < behaviour.fault.times:
             return behaviour
         # The fault has worn off; a delay beside it has not.

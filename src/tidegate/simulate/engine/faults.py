@@ -6,6 +6,7 @@ A behaviour is a list of steps with commas between them, each `KIND[=VALUE][:ra=
     latency=200  slow=200  slowloris       wait before the answer, spread its body over a time, one byte at a time
     hang  hang_body  half  reset  reset_before  longlength         the connection goes wrong
     malformed  html  empty  null  nochoices  error200  huge=BYTES  pretty  badgzip  bomb=BYTES  redirect   the body does
+    unfit                                  an answer in JSON loses its first brace, so that its text fits no schema
 """
 
 import re
@@ -16,7 +17,20 @@ import msgspec
 
 DELAYS = frozenset({"latency", "slow", "slowloris"})
 BODIES = frozenset(
-    {"malformed", "html", "empty", "null", "nochoices", "error200", "huge", "pretty", "badgzip", "bomb", "redirect"}
+    {
+        "malformed",
+        "html",
+        "empty",
+        "null",
+        "nochoices",
+        "error200",
+        "huge",
+        "pretty",
+        "badgzip",
+        "bomb",
+        "redirect",
+        "unfit",
+    }
 )
 WRECKS = frozenset({"hang", "hang_body", "half", "reset", "reset_before", "longlength"})
 UNANSWERED = frozenset({"hang", "reset_before"})

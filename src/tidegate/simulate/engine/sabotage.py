@@ -97,6 +97,9 @@ def spoiled(step: FaultStep, reply: SimulatedReply) -> SimulatedReply:
             return SimulatedReply(200, b"\x1f\x8b\x08\x00 this is not gzip", headers=b"content-encoding: gzip\r\n")
         case "bomb":
             return SimulatedReply(200, _bomb(step.value or BOMB_BYTES), headers=b"content-encoding: gzip\r\n")
+        case "unfit":
+            # The brace that opens the text, behind the quote that opens its string.
+            return SimulatedReply(200, reply.body.replace(b'"{\\"', b'"\\"', 1), reply.content_type)
         case "redirect":
             return SimulatedReply(307, b"{}", headers=b"location: /v1/redirected\r\n")
     return reply

@@ -15,7 +15,7 @@ import structlog
 from tidegate.core.answers import answer
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
 from tidegate.core.ids import split_item_id
-from tidegate.core.nouns import AbandonedBlob, Finished, JobFlush, Placed
+from tidegate.core.nouns import AbandonedBlob, Finished, JobFlush, Placed, Usage
 from tidegate.core.ports import Blobs
 from tidegate.core.states import Outcome
 from tidegate.core.usage.prices import nano_of
@@ -34,16 +34,19 @@ class _LoggedResponse(msgspec.Struct):
     body: msgspec.Raw
 
 
-class _LoggedCost(msgspec.Struct):
-    input_cost: str
-    cached_cost: str
-    output_cost: str
+class _LoggedMembers(msgspec.Struct):
+    """What our own part of a line says of its answers: their costs, and what each took where the first did not fit."""
+
+    input_cost: str = "0"
+    cached_cost: str = "0"
+    output_cost: str = "0"
+    tries: list[Usage] | None = None
 
 
 class _LogLine(msgspec.Struct):
     id: str
     response: _LoggedResponse
-    tidegate: _LoggedCost | None = None
+    tidegate: _LoggedMembers | None = None
 
 
 _line = msgspec.json.Decoder(_LogLine)
@@ -192,6 +195,8 @@ async def _owner(store: Store, jobs: dict[str, str | None], line: bytes) -> tupl
     except answer.NotAnAnswer:
         return None
     paid = decoded.tidegate
+    if paid and paid.tries:
+        usage = Usage.total(paid.tries)
     cost_nano = (nano_of(paid.input_cost), nano_of(paid.cached_cost), nano_of(paid.output_cost)) if paid else (0, 0, 0)
     finished = Finished(number, Outcome.ANSWERED, len(line), number, "", usage, cost_nano=cost_nano, crc32=crc32(line))
     return job_id, finished

@@ -34,6 +34,7 @@ update jobs set
     output_tokens = output_tokens + :output_tokens, reasoning_tokens = reasoning_tokens + :reasoning_tokens,
     output_bytes = output_bytes + :output_bytes, error_bytes = error_bytes + :error_bytes,
     unused_count = unused_count + :unused, cost_nano = cost_nano + :cost_nano,
+    schema_invalid_count = schema_invalid_count + :schema_invalid,
     closing = case when state = 'in_progress' and closing is null
         and answered_count + failed_count + :answered + :failed = item_count then 'completed' else closing end,
     closing_at = case when state = 'in_progress' and closing is null
@@ -53,9 +54,10 @@ update jobs set unused_count = unused_count + :unused where id = :id;
 
 -- attempt_put --
 -- A shorter deferral never overwrites a longer one.
-insert into attempts (job_id, number, count, not_before, reason, hand_backs)
-values (:job_id, :number, :count, now_ms() + :delay_ms, :reason, :hand_backs)
+insert into attempts (job_id, number, count, not_before, reason, hand_backs, tries)
+values (:job_id, :number, :count, now_ms() + :delay_ms, :reason, :hand_backs, :tries)
 on conflict (job_id, number) do update set
+    tries = case when length(attempts.tries) > length(excluded.tries) then attempts.tries else excluded.tries end,
     hand_backs = case when attempts.hand_backs > excluded.hand_backs then attempts.hand_backs else excluded.hand_backs end,
     count = case when attempts.count > excluded.count then attempts.count else excluded.count end,
     not_before = case when attempts.not_before > excluded.not_before then attempts.not_before else excluded.not_before end,

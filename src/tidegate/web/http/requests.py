@@ -17,6 +17,7 @@ from tidegate.core.nouns import JobChange, JobRequest
 from tidegate.core.problems import no_such_file
 from tidegate.settings import Settings
 from tidegate.settings.rules import DEFAULT_QUEUE
+from tidegate.web.http.answer_requests import ANSWERS_ALLOWED, AnswersAsk, job_answers
 from tidegate.web.http.control_requests import (
     CONTROLS_ALLOWED,
     BatchChange,
@@ -69,6 +70,7 @@ _ALLOWED = {
     "limits": f"a list of at most {LIMITS_MAX} objects",
     **CONTROLS_ALLOWED,
     **SHAPE_ALLOWED,
+    **ANSWERS_ALLOWED,
 }
 
 
@@ -78,7 +80,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches; the last fifteen are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
+    """The body of POST /v1/batches; the last sixteen are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
 
     input_file_id: str
     endpoint: str
@@ -98,6 +100,7 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
     max_errors: MaxErrorsAsk | None = None
     defaults: dict[str, Any] | None = None
     overrides: dict[str, Any] | None = None
+    answers: AnswersAsk | None = None
     validate_only: bool = False
     custom_llm_provider: object = None
 
@@ -164,6 +167,7 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
         limits=job_limits(body.limits),
         webhook=job_webhook(body.webhook, settings.callbacks.rules()),
         controls=job_controls(body.priority, body.not_before, body.max_cost, body.max_errors),
+        answers=job_answers(body.answers, body.endpoint),
         shape=job_shape(body),
     )
 

@@ -4,6 +4,7 @@ import dataclasses
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Job, JobRequest, Quotas
+from tidegate.core.policy.policy_rules import allows
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.settings import Tenants
 from tidegate.stages.accept import Reception
@@ -19,10 +20,13 @@ class JobCreation:
         self._reception = reception
         self._forecaster = Forecaster(context)
         self._tenants = Tenants(context.settings)
+        self._router = context.router
+        self._model_of = context.model_of()
 
     async def create(self, caller: Caller, wanted: JobRequest, key: str | None) -> tuple[Job, tuple[str, ...]]:
         """Accept a job; returns it with warnings about its deadline. `key` is the caller's Idempotency-Key."""
         share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
+        self._check_escalation(caller, wanted)
         warnings = await self._forecaster.admit(caller, wanted, share_owner, key)
         job = await self._reception.create_job(
             caller, wanted, idempotency_key=key, quotas=await self._quotas(caller), share_owner=share_owner
@@ -35,10 +39,23 @@ class JobCreation:
         share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
         found = [await self._store.creation_problem(caller, wanted, await self._quotas(caller), share_owner)]
         try:
+            self._check_escalation(caller, wanted)
             await self._forecaster.admit(caller, wanted, share_owner, None)
         except ApiProblem as problem:
             found.append(problem)
         return [problem for problem in found if problem is not None]
+
+    def _check_escalation(self, caller: Caller, wanted: JobRequest) -> None:
+        """Refuse a job that names a stronger model which is not here, or which its key does not allow."""
+        name = wanted.answers.escalate_to if wanted.answers else None
+        if name is None:
+            return
+        if not allows(caller.models, caller.resources, name, self._model_of):
+            message = f"This key does not allow the model {name!r}: name one that it allows, or use another key."
+            raise ApiProblem(404, "model_not_found", message, param="answers.escalate_to")
+        if not self._router.knows(name):
+            message = f"No deployment serves the model {name!r} to batches here. Check its name against GET /v1/models."
+            raise ApiProblem(404, "model_not_found", message, param="answers.escalate_to")
 
     async def _quotas(self, caller: Caller) -> Quotas:
         """What every tenant is held to, and what this one is."""

@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.nouns import File, Job, MaxErrors, PartedUpload
 from tidegate.core.schedule.size import size_class
 from tidegate.core.states import JOB_ENDED, JobState
@@ -112,6 +113,15 @@ class BatchMaxErrors(msgspec.Struct):
     after: int | None
 
 
+class BatchAnswers(msgspec.Struct):
+    """What answers must fit: a JSON schema, or "response_format" where each request says it."""
+
+    schema: msgspec.Raw
+    tries_max: int
+    feedback: bool
+    escalate_to: str | None
+
+
 class BatchWebhook(msgspec.Struct, omit_defaults=True):
     """The URL that hears of the end of the batch, and of which ends. The signing secret is in the answer that creates the batch."""
 
@@ -125,7 +135,7 @@ class Extras(msgspec.Struct):
 
     `cost` is what its answers cost so far, exact, in the currency of the operator's prices: the sum of what its result lines say.
     `slack_seconds` is how much sooner than its deadline the batch is expected to be done; null while there is no estimate, as is `eta`.
-    `stopped_by` names the threshold that ended it.
+    `stopped_by` names the threshold that ended it. `schema_invalid` is how many requests failed because no answer fitted.
     `work_units` is how much work it is in tokens, by estimate, and `size_class` how large that counts; null unless it runs.
     """
 
@@ -153,6 +163,8 @@ class Extras(msgspec.Struct):
     stopped_by: str | None
     defaults: dict[str, Any]
     overrides: dict[str, Any]
+    answers: BatchAnswers | None
+    schema_invalid: int
 
 
 class Batch(msgspec.Struct):
@@ -339,6 +351,8 @@ def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
         stopped_by=job.stopped_by,
         defaults=job.shape.defaults,
         overrides=job.shape.overrides,
+        answers=_answers(job.answers),
+        schema_invalid=job.schema_invalid_count,
     )
 
 
@@ -364,6 +378,13 @@ def status(job: Job) -> str:
     if job.state is JobState.VALIDATING and job.closing is JobState.CANCELLED:
         return JobState.CANCELLING.value
     return job.state.value
+
+
+def _answers(terms: AnswerTerms | None) -> BatchAnswers | None:
+    if terms is None:
+        return None
+    schema = msgspec.Raw(terms.schema or b'"response_format"')
+    return BatchAnswers(schema, terms.tries_max, terms.feedback, terms.escalate_to)
 
 
 def _max_errors(errors: MaxErrors | None) -> BatchMaxErrors | None:
