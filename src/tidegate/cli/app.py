@@ -10,7 +10,18 @@ from typing import Annotated
 import typer
 
 import tidegate
-from tidegate.cli import batch_control, batches, deployments, keys, models, scheduler, terminal, webhooks
+from tidegate.cli import (
+    batch_control,
+    batch_create,
+    batches,
+    deployments,
+    files,
+    keys,
+    models,
+    scheduler,
+    terminal,
+    webhooks,
+)
 from tidegate.cli.backup import backup, restore
 from tidegate.cli.config import config
 from tidegate.cli.doctor import doctor
@@ -75,11 +86,13 @@ for command in (
     config,
 ):
     app.command()(command)
+batches.app.command()(batch_create.create)
 batches.app.command()(batch_control.pause)
 batches.app.command()(batch_control.resume)
 batches.app.command()(batch_control.delete)
 batches.app.command("set")(batch_control.set_batch)
 app.add_typer(batches.app, name="batches")
+app.add_typer(files.app, name="files")
 app.add_typer(keys.app, name="keys")
 app.add_typer(scheduler.app, name="scheduler")
 app.add_typer(deployments.app, name="deployments")

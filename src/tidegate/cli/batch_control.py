@@ -6,9 +6,8 @@ import msgspec
 import typer
 import uvloop
 
-from tidegate.cli import batches, options, server_client, terminal
+from tidegate.cli import batches, options, remote_batches, server_client, terminal
 from tidegate.core.errors import SettingsError
-from tidegate.core.nouns import Job
 from tidegate.core.problems import batch_not_ended
 from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Settings
@@ -19,6 +18,8 @@ def pause(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Send nothing new of a batch until it is resumed.
@@ -27,9 +28,9 @@ def pause(
 
     Example: tidegate batches pause batch_0f3kQ2mZ8s1xW7vB4nD9Lc
     """
-    settings = options.loaded(config, data).settings
-    job = uvloop.run(_control(settings, org, batch, "pause"))
-    _show_control(job, f"{batch} is paused. It goes on with: tidegate batches resume {batch}", as_json=as_json)
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    known = uvloop.run(_control(settings, org, batch, "pause"))
+    _show_control(known, f"{batch} is paused. It goes on with: tidegate batches resume {batch}", as_json=as_json)
 
 
 def resume(
@@ -37,15 +38,17 @@ def resume(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Let a paused batch go on.
 
     Example: tidegate batches resume batch_0f3kQ2mZ8s1xW7vB4nD9Lc
     """
-    settings = options.loaded(config, data).settings
-    job = uvloop.run(_control(settings, org, batch, "resume"))
-    _show_control(job, f"{batch} goes on. Follow it with: tidegate batches watch {batch}", as_json=as_json)
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    known = uvloop.run(_control(settings, org, batch, "resume"))
+    _show_control(known, f"{batch} goes on. Follow it with: tidegate batches watch {batch}", as_json=as_json)
 
 
 def delete(
@@ -54,6 +57,8 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
 ) -> None:
     """Remove a batch that has ended, and its results.
 
@@ -61,7 +66,7 @@ def delete(
 
     Example: tidegate batches delete batch_0f3kQ2mZ8s1xW7vB4nD9Lc --yes
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     if not yes:
         typer.confirm(f"Remove {batch} and its results?", abort=True, err=True)
     uvloop.run(_delete(settings, org, batch))
@@ -72,7 +77,7 @@ async def _delete(settings: Settings, org: str | None, batch: str) -> None:
     from tidegate import service
 
     options.check_batch_id(batch)
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.remote(settings) or server_client.server(settings)) is not None:
         await server.delete(f"/v1/batches/{batch}", dict[str, msgspec.Raw], tenant=org)
         return
     async with service.opened(settings) as parts:
@@ -111,21 +116,23 @@ def set_batch(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Change a batch: its priority, times and thresholds.
 
     Example: tidegate batches set batch_0f3kQ2mZ8s1xW7vB4nD9Lc --priority 10 --window 36h --max-errors 5%
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     change = _change(priority, not_before, window, max_cost, max_errors)
-    job = uvloop.run(_control(settings, org, batch, "set", change))
-    _show_control(job, f"{batch} is changed. See it with: tidegate batches show {batch}", as_json=as_json)
+    known = uvloop.run(_control(settings, org, batch, "set", change))
+    _show_control(known, f"{batch} is changed. See it with: tidegate batches show {batch}", as_json=as_json)
 
 
-def _show_control(job: Job, sentence: str, *, as_json: bool) -> None:
+def _show_control(known: dict[str, Any], sentence: str, *, as_json: bool) -> None:
     if as_json:
-        terminal.show_json(batches.facts(job))
+        terminal.show_json(known)
     else:
         terminal.say(sentence)
 
@@ -159,18 +166,16 @@ def errors_max(text: str) -> dict[str, float] | str:
 
 async def _control(
     settings: Settings, org: str | None, batch: str, action: str, change: dict[str, Any] | None = None
-) -> Job:
+) -> dict[str, Any]:
     """Do it to the batch, through the server that holds the store or by ourselves, and return how the batch stands then."""
     from tidegate import service
     from tidegate.web.http import requests
     from tidegate.web.http.control_requests import BatchChange
 
     options.check_batch_id(batch)
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.remote(settings) or server_client.server(settings)) is not None:
         path = f"/v1/batches/{batch}" if action == "set" else f"/v1/batches/{batch}/{action}"
-        await server.post(path, dict[str, msgspec.Raw], change, tenant=org)
-        async with server_client.reading(settings) as parts:
-            return await batches.job_of(parts, org, batch)
+        return remote_batches.facts(await server.post(path, dict[str, Any], change, tenant=org))
     async with service.opened(settings) as parts:
         tenant_id = await batches.tenant(parts, org)
         if action == "set":
@@ -181,4 +186,4 @@ async def _control(
             job = await verb(tenant_id, batch)
         if job is None:
             raise batches.absent(batch, org)
-        return job
+        return batches.facts(job)

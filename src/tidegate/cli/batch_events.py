@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidegate.cli.server_client import ServerClient, refusal_of
+from tidegate.cli.server_client import AskedServer, refusal_of
 from tidegate.core.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -30,18 +30,10 @@ class BatchEvent:
 AWAY = BatchEvent("")
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteServer:
-    """A server elsewhere, and the key to it."""
-
-    address: str
-    api_key: str | None
-
-
 class BatchEvents:
     """Reads the events of one batch from a server on this machine or elsewhere."""
 
-    def __init__(self, server: ServerClient | RemoteServer, batch: str, tenant: str | None) -> None:
+    def __init__(self, server: AskedServer, batch: str, tenant: str | None) -> None:
         self._server = server
         self._batch = batch
         self._tenant = tenant
@@ -69,29 +61,11 @@ class BatchEvents:
         headers = {"Last-Event-ID": self._last_id} if self._last_id else {}
         path = f"/v1/batches/{self._batch}/events"
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_S)
-        async with self._asked(path, headers, timeout) as response:
+        async with self._server.streamed(path, headers, timeout, self._tenant) as response:
             if response.status in _REFUSED:
                 raise refusal_of(response.status, await response.read())
             if response.status not in (200, _NOTHING_MORE):
                 raise aiohttp.ClientError(f"the server answered with status {response.status}")
-            yield response
-
-    @asynccontextmanager
-    async def _asked(
-        self, path: str, headers: dict[str, str], timeout: "aiohttp.ClientTimeout"
-    ) -> AsyncIterator["aiohttp.ClientResponse"]:
-        import aiohttp
-
-        if isinstance(self._server, ServerClient):
-            async with self._server.streamed(path, headers, timeout, self._tenant) as response:
-                yield response
-            return
-        if self._server.api_key is not None:
-            headers["Authorization"] = f"Bearer {self._server.api_key}"
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(self._server.address.rstrip("/").removesuffix("/v1") + path, headers=headers) as response,
-        ):
             yield response
 
     async def _events(self, response: "aiohttp.ClientResponse") -> AsyncGenerator[BatchEvent, None]:

@@ -3,20 +3,19 @@
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 import uvloop
 
-from tidegate.cli import options, results, server_client, terminal
+from tidegate.cli import options, remote_batches, results, server_client, terminal
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import FILTER_PAIRS_MAX, Job, JobFilter
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
 from tidegate.settings import Settings
-from tidegate.settings.secrets import referenced
 
 if TYPE_CHECKING:
     from tidegate.service import Parts
@@ -27,7 +26,7 @@ PAGE_COUNT_MAX = 100
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at batches and control them: list, show, watch, pause, resume, set, cancel, delete, abandon, output.",
+    help="Look at batches and control them: create, list, show, watch, pause, resume, set, cancel, delete, abandon, output.",
 )
 
 
@@ -51,25 +50,30 @@ def list_batches(
     ] = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List batches, newest first.
 
     Example: tidegate batches list --status failed --metadata team=search
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     wanted = JobFilter(status, model, _pairs(metadata or []), error_code=error_code, words=search)
-    jobs = uvloop.run(_newest(settings, org, wanted, limit))
+    found = uvloop.run(_newest(settings, org, wanted, limit))
     if as_json:
-        terminal.show_json([facts(job) for job in jobs])
-    elif not jobs and wanted != JobFilter():
+        terminal.show_json(found)
+    elif not found and wanted != JobFilter():
         terminal.say("No batch matches.")
-    elif not jobs:
-        terminal.say(
-            "There are no batches yet. Begin with: tidegate run requests.jsonl --upstream http://localhost:8000/v1"
+    elif not found:
+        begin = (
+            "batches create requests.jsonl"
+            if settings.remote.url
+            else "run requests.jsonl --upstream http://localhost:8000/v1"
         )
+        terminal.say(f"There are no batches yet. Begin with: tidegate {begin}")
     else:
-        rows = [[job.id, job.state, _counts(job), _failed(job), _when(job.created_at), job.endpoint] for job in jobs]
+        rows = [[*(one[name] for name in ("id", "status")), *_progress(one), one["endpoint"]] for one in found]
         terminal.show_table(["batch", "status", "done", "failed", "created", "endpoint"], rows)
 
 
@@ -79,14 +83,16 @@ def show(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show all that is known of one batch.
 
     Example: tidegate batches show batch_0f3kQ2mZ8s1xW7vB4nD9Lc
     """
-    settings = options.loaded(config, data).settings
-    known = facts(uvloop.run(_one(settings, org, batch)))
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    known = uvloop.run(_one(settings, org, batch))
     if as_json:
         terminal.show_json(known)
     else:
@@ -100,18 +106,8 @@ def watch(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
-    server: Annotated[
-        str | None, typer.Option("--server", metavar="URL", help="A server elsewhere, such as https://gateway:8080.")
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key",
-            metavar="env:NAME|file:PATH",
-            help="Where that server's key is; never the key itself.",
-            callback=options.require_reference,
-        ),
-    ] = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line at every change.")] = False,
 ) -> None:
     """Follow one batch until it ends, over restarts of its server.
@@ -121,14 +117,12 @@ def watch(
     Example: tidegate batches watch batch_0f3kQ2mZ8s1xW7vB4nD9Lc
     """
     from tidegate.cli import watching
-    from tidegate.cli.batch_events import RemoteServer
 
     options.check_batch_id(batch)
-    if server is not None:
-        remote = RemoteServer(server, referenced(api_key).reveal() if api_key else None)
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    if (remote := server_client.remote(settings)) is not None:
         line, code = uvloop.run(watching.watch_server(remote, batch, as_json=as_json))
     else:
-        settings = options.loaded(config, data).settings
         job, code = uvloop.run(watching.watch_here(settings, org, batch, as_json=as_json))
         line = f"{job.id} {job.state}: {_counts(job)} done, {_failed(job)} failed"
     if not as_json:
@@ -142,13 +136,15 @@ def cancel(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Stop a batch; what was answered so far is kept.
 
     Example: tidegate batches cancel batch_0f3kQ2mZ8s1xW7vB4nD9Lc
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     status = uvloop.run(_cancel(settings, org, batch))
     if as_json:
         terminal.show_json({"id": batch, "status": status})
@@ -194,6 +190,8 @@ def output(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
 ) -> None:
     """Print a batch's results, also while it still runs.
 
@@ -201,7 +199,7 @@ def output(
     """
     if follow and output is not None:
         raise SettingsError("--follow writes to stdout; leave out -o, or leave out --follow.")
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     raise typer.Exit(uvloop.run(_output(settings, org, batch, output, errors=errors, follow=follow)))
 
 
@@ -213,7 +211,9 @@ def _pairs(given: list[str]) -> dict[str, str]:
     return pairs
 
 
-async def _newest(settings: Settings, org: str | None, wanted: JobFilter, limit: int) -> list[Job]:
+async def _newest(settings: Settings, org: str | None, wanted: JobFilter, limit: int) -> list[dict[str, Any]]:
+    if (remote := server_client.remote(settings)) is not None:
+        return await remote_batches.newest(remote, org, wanted, limit)
     async with server_client.reading(settings) as parts:
         tenant_id = await tenant(parts, org)
         found: list[Job] = []
@@ -225,19 +225,22 @@ async def _newest(settings: Settings, org: str | None, wanted: JobFilter, limit:
             if not page:
                 break
             found += page
-        return found
+        return [facts(job) for job in found]
 
 
-async def _one(settings: Settings, org: str | None, batch: str) -> Job:
+async def _one(settings: Settings, org: str | None, batch: str) -> dict[str, Any]:
+    if (remote := server_client.remote(settings)) is not None:
+        options.check_batch_id(batch)
+        return remote_batches.facts(await remote.get(f"/v1/batches/{batch}", dict[str, Any], tenant=org))
     async with server_client.reading(settings) as parts:
-        return await job_of(parts, org, batch)
+        return facts(await job_of(parts, org, batch))
 
 
 async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
     from tidegate import service
 
     options.check_batch_id(batch)
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.remote(settings) or server_client.server(settings)) is not None:
         answer = await server.post(f"/v1/batches/{batch}/cancel", dict[str, msgspec.Raw], tenant=org)
         return str(msgspec.json.decode(answer["status"], type=str))
     async with service.opened(settings) as parts:
@@ -266,6 +269,8 @@ async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
 async def _output(
     settings: Settings, org: str | None, batch: str, target: Path | None, *, errors: bool, follow: bool
 ) -> int:
+    if (remote := server_client.remote(settings)) is not None:
+        return await remote_batches.output(remote, batch, target, errors=errors, follow=follow)
     async with server_client.reading(settings) as parts:
         stopping = Stopping().listen()
         at = 0
@@ -317,7 +322,7 @@ def absent(batch: str, org: str | None) -> SettingsError:
     )
 
 
-def facts(job: Job) -> dict[str, object]:
+def facts(job: Job) -> dict[str, Any]:
     """A batch as commands tell it, in the words of the API."""
     times = ("created", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     return {
@@ -382,6 +387,11 @@ def _counts(job: Job) -> str:
 
 def _failed(job: Job) -> str:
     return f"{job.done_count - job.answered_count:,}"
+
+
+def _progress(known: dict[str, Any]) -> list[str]:
+    done = known["completed"] + known["failed"]
+    return [f"{done:,}/{known['total']:,}", f"{known['failed']:,}", _when(known["created_at"] * 1000)]
 
 
 def _when(at_ms: int) -> str:

@@ -47,6 +47,18 @@ ApiKey = Annotated[
         callback=require_reference,
     ),
 ]
+Server = Annotated[
+    str | None, typer.Option("--server", metavar="URL", help="A server elsewhere, such as https://gateway:8080.")
+]
+ServerKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        metavar="env:NAME|file:PATH",
+        help="Where that server's key is; never the key itself.",
+        callback=require_reference,
+    ),
+]
 Org = Annotated[
     str | None, typer.Option("--org", metavar="NAME", help="Whose batches; the default is the one without keys.")
 ]

@@ -1,10 +1,11 @@
 """How commands read and write beside a running server: the embedded store has one writer, so to write they ask it.
 
-With PostgreSQL every process may write, so a command writes itself.
+With PostgreSQL every process may write, so a command writes itself. A server elsewhere is asked for everything, with a key.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -12,19 +13,22 @@ from urllib.parse import quote
 
 import msgspec
 
-from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable
+from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable, TidegateError
 from tidegate.settings import Settings, local_path
 
 if TYPE_CHECKING:
     import aiohttp
 
     from tidegate.control import Control
+    from tidegate.core.deployments import Secret
     from tidegate.service import Parts
 
 T = TypeVar("T")
 
 ANSWER_BYTES_MAX = 1 << 20
 TIMEOUT_S = 30.0
+# To a range that begins behind the last byte.
+_NOTHING_THERE = 416
 
 
 class _ServerError(msgspec.Struct):
@@ -36,73 +40,166 @@ class _ServerProblem(msgspec.Struct):
     error: _ServerError
 
 
-@dataclass(frozen=True, slots=True)
-class ServerClient:
-    """A server that runs beside this command, whom it asks through the socket in the data directory."""
+class AskedServer(ABC):
+    """A server that commands ask over HTTP; its refusals come out as they would from the store."""
 
-    control: "Control"
-    data_dir: Path
+    @abstractmethod
+    def session(
+        self, tenant: str | None, timeout: "aiohttp.ClientTimeout"
+    ) -> AbstractAsyncContextManager["aiohttp.ClientSession"]:
+        """Open a session in which paths are asked for, in the name of a tenant where the server takes one."""
+
+    @abstractmethod
+    def unanswered(self, error: Exception) -> TidegateError:
+        """Return what to say when the server does not answer."""
+
+    async def get(self, path: str, answer: type[T], tenant: str | None = None) -> T:
+        """Ask it how things are."""
+        return await self._ask("GET", path, answer, None, tenant)
 
     async def post(self, path: str, answer: type[T], body: object = None, tenant: str | None = None) -> T:
-        """Ask it to do something; its refusals come out as they would from the store."""
+        """Ask it to do something."""
         return await self._ask("POST", path, answer, msgspec.json.encode(body or {}), tenant)
 
     async def delete(self, path: str, answer: type[T], tenant: str | None = None) -> T:
         """Ask it to remove something."""
         return await self._ask("DELETE", path, answer, None, tenant)
 
-    async def get(self, path: str, answer: type[T]) -> T:
-        """Ask it how things are."""
-        return await self._ask("GET", path, answer, None, None)
+    async def upload(self, file: Path, answer: type[T], tenant: str | None = None) -> T:
+        """Give it the file as the input of a batch."""
+        import aiohttp
+
+        form = aiohttp.FormData()
+        form.add_field("purpose", "batch")
+        with file.open("rb") as stream:
+            form.add_field("file", stream, filename=file.name, content_type="application/jsonl")
+            return await self._ask("POST", "/v1/files", answer, form, tenant)
 
     @asynccontextmanager
     async def streamed(
         self, path: str, headers: dict[str, str], timeout: "aiohttp.ClientTimeout", tenant: str | None
     ) -> AsyncIterator["aiohttp.ClientResponse"]:
         """Ask it for something that comes bit by bit."""
+        async with self.session(tenant, timeout) as session, session.get(path, headers=headers) as response:
+            yield response
+
+    async def content(self, path: str, start: int = 0, tenant: str | None = None) -> AsyncIterator[bytes]:
+        """Read bytes from this place on; nothing where there are none yet."""
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
+        try:
+            headers = {"Range": f"bytes={start}-"} if start else {}
+            async with self.streamed(path, headers, timeout, tenant) as response:
+                if response.status == _NOTHING_THERE:
+                    return
+                if response.status >= 300:
+                    raise refusal_of(response.status, await response.content.read(ANSWER_BYTES_MAX))
+                async for chunk in response.content.iter_any():
+                    yield chunk
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self.unanswered(error) from error
+
+    async def _ask(
+        self, method: str, path: str, answer: type[T], body: "bytes | aiohttp.FormData | None", tenant: str | None
+    ) -> T:
+        import aiohttp
+
+        headers = {"Content-Type": "application/json"} if isinstance(body, bytes) else {}
+        # An upload may take as long as it makes progress.
+        timeout = aiohttp.ClientTimeout(total=None if isinstance(body, aiohttp.FormData) else TIMEOUT_S)
+        try:
+            async with (
+                self.session(tenant, timeout) as session,
+                session.request(method, path, data=body, headers=headers) as response,
+            ):
+                answer_bytes = await response.content.read(ANSWER_BYTES_MAX)
+                while chunk := await response.content.read(ANSWER_BYTES_MAX - len(answer_bytes)):
+                    answer_bytes += chunk
+                if response.status < 300:
+                    return msgspec.json.decode(answer_bytes, type=answer)
+                raise refusal_of(response.status, answer_bytes)
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
+            raise self.unanswered(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ServerClient(AskedServer):
+    """A server that runs beside this command, asked through the socket in the data directory."""
+
+    control: "Control"
+    data_dir: Path
+
+    @asynccontextmanager
+    async def session(
+        self, tenant: str | None, timeout: "aiohttp.ClientTimeout"
+    ) -> AsyncIterator["aiohttp.ClientSession"]:
         import aiohttp
 
         from tidegate.control import socket_address
-
-        with socket_address(self.data_dir) as address:
-            connector = aiohttp.UnixConnector(address)
-            async with (
-                aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
-                session.get(f"http://localhost{path}", headers=headers | self._headers(tenant)) as response,
-            ):
-                yield response
-
-    def _headers(self, tenant: str | None) -> dict[str, str]:
         from tidegate.web.http.auth import CONTROL_HEADER, TENANT_HEADER
 
         headers = {CONTROL_HEADER: self.control.token}
         if tenant is not None:
             headers[TENANT_HEADER] = quote(tenant, safe="")
-        return headers
+        with socket_address(self.data_dir) as address:
+            async with aiohttp.ClientSession(
+                "http://localhost",
+                connector=aiohttp.UnixConnector(address),
+                timeout=timeout,
+                headers=headers,
+                trust_env=False,
+            ) as session:
+                yield session
 
-    async def _ask(self, method: str, path: str, answer: type[T], body: bytes | None, tenant: str | None) -> T:
+    def unanswered(self, error: Exception) -> TidegateError:
+        return StoreUnavailable(
+            f"the server at {self.control.url} holds the store but does not answer ({error or type(error).__name__}). "
+            "Wait a moment, or stop it and run the command again."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteServer(AskedServer):
+    """A server elsewhere, and the key to it, which says whose things are asked for."""
+
+    address: str
+    key: "Secret | None"
+
+    @asynccontextmanager
+    async def session(
+        self, tenant: str | None, timeout: "aiohttp.ClientTimeout"
+    ) -> AsyncIterator["aiohttp.ClientSession"]:
         import aiohttp
 
-        from tidegate.control import socket_address
+        if tenant is not None:
+            raise SettingsError("--org names an organization on this machine; at another server the key says which.")
+        headers = {"Authorization": f"Bearer {self.key.reveal()}"} if self.key is not None else {}
+        async with aiohttp.ClientSession(self.address, timeout=timeout, headers=headers) as session:
+            yield session
 
-        headers = {"Content-Type": "application/json"} | self._headers(tenant)
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        try:
-            with socket_address(self.data_dir) as address:
-                connector = aiohttp.UnixConnector(address)
-                async with (
-                    aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
-                    session.request(method, f"http://localhost{path}", data=body, headers=headers) as response,
-                ):
-                    answer_bytes = await response.content.read(ANSWER_BYTES_MAX)
-                    if response.status < 300:
-                        return msgspec.json.decode(answer_bytes, type=answer)
-                    raise refusal_of(response.status, answer_bytes)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
-            raise StoreUnavailable(
-                f"the server at {self.control.url} holds the store but does not answer ({error or type(error).__name__}). "
-                "Wait a moment, or stop it and run the command again."
-            ) from error
+    def unanswered(self, error: Exception) -> TidegateError:
+        return SettingsError(
+            f"{self.address} does not answer ({error or type(error).__name__}). Check --server and that it is running."
+        )
+
+
+def remote(settings: Settings) -> RemoteServer | None:
+    """Return the server elsewhere that commands are meant for; None where they are meant for this machine."""
+    if not settings.remote.url:
+        return None
+    return RemoteServer(settings.remote.url.rstrip("/").removesuffix("/v1"), settings.remote.key)
+
+
+def any_server(settings: Settings) -> AskedServer:
+    """Return the server that a command needs: the one elsewhere, or the one that runs over the data directory."""
+    found = remote(settings) or running_server(settings)
+    if found is None:
+        raise SettingsError(
+            f"No server runs over {settings.data_dir}. Start one with `tidegate serve`, name its data directory with "
+            "--data, or one elsewhere with --server URL."
+        )
+    return found
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 import msgspec
 
 from tidegate.cli import batches, explain, progress, server_client, terminal
-from tidegate.cli.batch_events import BatchEvent, BatchEvents, RemoteServer
+from tidegate.cli.batch_events import BatchEvent, BatchEvents
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import StoreError, TidegateError
 from tidegate.core.nouns import Job, Usage
@@ -80,7 +80,7 @@ async def watch_here(settings: Settings, org: str | None, batch: str, *, as_json
                 display.close()
 
 
-async def watch_server(server: RemoteServer, batch: str, *, as_json: bool) -> tuple[str, int]:
+async def watch_server(server: server_client.RemoteServer, batch: str, *, as_json: bool) -> tuple[str, int]:
     """Follow a batch of a server elsewhere; returns how it stands in words, with the command's exit code."""
     stopping = Stopping().listen()
     display = None if as_json else progress.display()

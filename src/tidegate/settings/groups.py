@@ -425,6 +425,13 @@ class CallbacksSettings(Group, frozen=True):
         return TargetRules(frozenset(host.lower().strip("[]") for host in self.allow_hosts), self.allow_http)
 
 
+class RemoteSettings(Group, frozen=True):
+    url: Annotated[
+        Text, _about("Server elsewhere that commands ask, such as https://gateway:8080; also `--server`.")
+    ] = ""
+    key: Annotated[Secret | None, _about("API key for that server: env:NAME or file:PATH.")] = None
+
+
 class AddedEntries(Group, frozen=True):
     env_names: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_]*\*?$")], ...],
@@ -479,6 +486,7 @@ class Settings(Group, frozen=True):
     retention: Retention = Retention()
     auth: Auth = Auth()
     callbacks: CallbacksSettings = CallbacksSettings()
+    remote: RemoteSettings = RemoteSettings()
     added: AddedEntries = AddedEntries()
     logging: Logging = Logging()
     metrics: Metrics = Metrics()

@@ -122,6 +122,8 @@ def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             yield ("server", "trusted_proxies"), f"{text!r} is neither an address nor a range such as 10.0.0.0/8"
     if settings.metrics.port and settings.metrics.port == settings.server.port:
         yield ("metrics", "port"), "is server.port; metrics have a port of their own"
+    if settings.remote.url and not is_http_url(settings.remote.url):
+        yield ("remote", "url"), "must be a URL such as https://gateway:8080, without a key in it"
     for path, url in _metrics_urls(settings):
         if url and not is_http_url(url):
             yield path, "must be a URL such as http://10.0.0.5:8000/metrics, without a key in it"

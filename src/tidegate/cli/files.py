@@ -1,0 +1,168 @@
+"""`tidegate files`: inputs and results at a server, the one over the data directory or one elsewhere."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+import uvloop
+
+from tidegate.cli import options, results, server_client, terminal
+from tidegate.core import ids
+from tidegate.core.errors import SettingsError
+
+PAGE_COUNT_MAX = 1_000
+
+FileId = Annotated[str, typer.Argument(metavar="FILE", help="A file id (file-…).", show_default=False)]
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Files at a server: upload, list, show, download, delete."
+)
+
+
+@app.command()
+def upload(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A JSONL file of requests.", show_default=False)],
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Upload an input and print its id.
+
+    Example: tidegate files upload requests.jsonl --server https://gateway:8080 --api-key env:TIDEGATE_KEY
+    """
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    made = uvloop.run(server_client.any_server(settings).upload(path, dict[str, Any], tenant=org))
+    if as_json:
+        terminal.show_json(made)
+        return
+    typer.echo(made["id"])
+    terminal.say(f"{made['bytes']:,} bytes. Run them with: tidegate batches create {made['id']} --endpoint URL")
+
+
+@app.command("list")
+def list_files(
+    purpose: Annotated[
+        str | None, typer.Option("--purpose", metavar="P", help="Only those: batch, batch_output.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many, newest first.")] = 20,
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List files, newest first.
+
+    Example: tidegate files list --purpose batch_output
+    """
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    found = uvloop.run(_newest(server_client.any_server(settings), org, purpose, limit))
+    if as_json:
+        terminal.show_json(found)
+    elif not found:
+        terminal.say("There are no files.")
+    else:
+        rows = [
+            [one["id"], one["purpose"], f"{one['bytes']:,}", _when(one["created_at"]), one["filename"]] for one in found
+        ]
+        terminal.show_table(["file", "purpose", "bytes", "created", "name"], rows)
+
+
+@app.command()
+def show(
+    file: FileId,
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show what is known of one file.
+
+    Example: tidegate files show file-0f3kQ2mZ8s1xW7vB4nD9Lc
+    """
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    _check(file)
+    found = uvloop.run(server_client.any_server(settings).get(f"/v1/files/{file}", dict[str, Any], tenant=org))
+    if as_json:
+        terminal.show_json(found)
+    else:
+        rows = [[name, _when(value) if name.endswith("_at") else value] for name, value in found.items() if value]
+        terminal.show_table(["", ""], rows)
+
+
+@app.command()
+def download(
+    file: FileId,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="PATH", help="Where to write.", show_default="stdout")
+    ] = None,
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
+) -> None:
+    """Print a file, or write it to a place.
+
+    Example: tidegate files download file-0f3kQ2mZ8s1xW7vB4nD9Lc -o results.jsonl
+    """
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    _check(file)
+    stream = server_client.any_server(settings).content(f"/v1/files/{file}/content", tenant=org)
+    uvloop.run(results.pour(stream) if output is None else results.save(stream, output))
+
+
+@app.command()
+def delete(
+    file: FileId,
+    org: options.Org = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    data: options.Data = None,
+    config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
+) -> None:
+    """Remove a file.
+
+    Example: tidegate files delete file-0f3kQ2mZ8s1xW7vB4nD9Lc --yes
+    """
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    _check(file)
+    if not yes:
+        typer.confirm(f"Remove {file}?", abort=True, err=True)
+    uvloop.run(server_client.any_server(settings).delete(f"/v1/files/{file}", dict[str, Any], tenant=org))
+    terminal.say(f"{file} is gone.")
+
+
+async def _newest(
+    server: server_client.AskedServer, org: str | None, purpose: str | None, limit: int
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while len(found) < limit:
+        query = {"limit": str(min(limit - len(found), PAGE_COUNT_MAX))}
+        if purpose is not None:
+            query["purpose"] = purpose
+        if found:
+            query["after"] = found[-1]["id"]
+        page = await server.get(f"/v1/files?{urlencode(query)}", dict[str, Any], tenant=org)
+        found += page["data"]
+        if not page["has_more"]:
+            break
+    return found
+
+
+def _check(file: str) -> None:
+    if not ids.is_valid("file", file):
+        raise SettingsError("That is no file id; ids look like file-0f3kQ2mZ8s1xW7vB4nD9Lc. See `tidegate files list`.")
+
+
+def _when(at_s: int) -> str:
+    return datetime.fromtimestamp(at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,89 @@
+"""The commands of a team: against the server of the data directory, and from another machine with `--server` and a key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import TIDEGATE, Desk, chat
+from tests.support.engine import Engine
+from tests.support.processes import Processes
+
+NO_FILE = "file-0000000000000000000000"
+
+
+@pytest.fixture
+def office(desk: Desk) -> Desk:
+    """A desk with a server beside it; `away` is a directory without one."""
+    (desk.here / "away").mkdir()
+    desk.write([chat(f"c{number}", f"say {number}") for number in range(20)])
+    serve = desk.start("serve", "--upstream", desk.engine.url, "--port", "0")
+    (desk.here / "url").write_text(serve.wait_for_line(r"listening on (http://\S+)").group(1))
+    return desk
+
+
+def away(office: Desk, *arguments: str, code: int = 0, **variables: str) -> str:
+    """Run a command elsewhere, told where the server is by the settings; return what it printed."""
+    where = {"TIDEGATE_REMOTE_URL": (office.here / "url").read_text() + "/v1", **variables}
+    command = [TIDEGATE, *arguments, "--data", str(office.here / "away" / "data")]
+    env = {"PATH": "", "HOME": str(office.here / "away"), **where}
+    proc = office.processes.start(command, name="away", env=env, cwd=office.here / "away")
+    assert proc.wait(60) == code, proc.logs()
+    return proc.stdout() + proc.stderr()
+
+
+def test_a_batch_from_another_machine_with_a_key(office: Desk) -> None:
+    made = json.loads(office.done("keys", "create", "--org", "acme", "--json").stdout())
+    key = {"TIDEGATE_REMOTE_KEY": made["key"]}
+    assert "API key" in away(office, "batches", "list", code=2)
+    source = str(office.here / "requests.jsonl")
+    batch_id = away(office, "batches", "create", source, "--metadata", "team=search", **key).split()[0]
+    assert f"{batch_id} completed: 20/20 done, 0 failed" in away(office, "batches", "watch", batch_id, **key)
+    [listed] = json.loads(away(office, "batches", "list", "--metadata", "team=search", "--json", **key))
+    assert (listed["id"], listed["completed"], listed["metadata"]) == (batch_id, 20, {"team": "search"})
+    assert away(office, "batches", "list", "--status", "failed", **key).strip() == "No batch matches."
+    assert "completed" in away(office, "batches", "show", batch_id, **key)
+    away(office, "batches", "output", batch_id, "-o", "results.jsonl", **key)
+    results = (office.here / "away" / "results.jsonl").read_text().splitlines()
+    assert {json.loads(line)["custom_id"] for line in results} == {f"c{number}" for number in range(20)}
+    assert "Cannot cancel a batch with status" in away(office, "batches", "cancel", batch_id, code=2, **key)
+    away(office, "batches", "pause", batch_id, code=2, **key)
+    # The same words on the machine of the server, where an operator sees every organization.
+    here = json.loads(office.done("batches", "show", batch_id, "--org", "acme", "--json").stdout())
+    assert {name: here[name] for name in listed if name in here} == listed
+    away(office, "batches", "delete", batch_id, "--yes", **key)
+    assert json.loads(away(office, "batches", "list", "--json", **key)) == []
+
+
+def test_files_beside_the_server_and_elsewhere(office: Desk) -> None:
+    file_id = office.done("files", "upload", "requests.jsonl").stdout().strip()
+    assert file_id in away(office, "files", "list")
+    assert "requests.jsonl" in away(office, "files", "show", file_id)
+    content = (office.here / "requests.jsonl").read_text()
+    assert away(office, "files", "download", file_id) == content
+    batch = json.loads(
+        office.done("batches", "create", file_id, "--endpoint", "/v1/chat/completions", "--json").stdout()
+    )
+    office.done("batches", "watch", batch["id"])
+    away(office, "files", "delete", file_id, "--yes")
+    assert "No such File object" in away(office, "files", "show", file_id, code=2)
+    assert "That is no file id" in away(office, "files", "show", "../../etc", code=2)
+    assert "needs --endpoint" in away(office, "batches", "create", NO_FILE, code=2)
+    (office.here / "odd.jsonl").write_bytes(b"\xff\x00 nothing")
+    assert "is no request with a `url`" in away(office, "batches", "create", str(office.here / "odd.jsonl"), code=2)
+
+
+def test_a_server_that_is_not_there_is_one_sentence(desk: Desk, processes: Processes, tmp_path: Path) -> None:
+    for arguments in (["batches", "list"], ["files", "list"], ["batches", "create", str(desk.write_requests(1))]):
+        said = desk.done(*arguments, "--server", "http://127.0.0.1:9", code=2).stderr()
+        assert "http://127.0.0.1:9 does not answer" in said
+        assert "Traceback" not in said
+    assert "No server runs over" in desk.done("files", "list", code=2).stderr()
+    # What answers is no Tidegate.
+    stranger = Engine(processes, tmp_path / "stranger")
+    assert "tidegate: " in desk.done("batches", "list", "--server", stranger.root, code=2).stderr()
+    assert "must be a URL" in desk.done("batches", "list", "--server", "nonsense", code=2).stderr()
+    refused = desk.done("batches", "list", "--server", stranger.root, "--api-key", "tg_live_x", code=2).stderr()
+    assert "holds the key itself" in refused
