@@ -23,7 +23,7 @@ from tidegate.core.nouns import Call
 from tidegate.simulate.engine.model import EngineLimits, ModelledEngine, ModelledEvent, ModelledRequest
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.send_permit import SendPermit
-from tidegate.upstream.http.transport import HttpReply
+from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
 from tidegate.upstream.routing.slots import Capacity
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
@@ -143,23 +143,15 @@ class _Line:
     def __init__(self, name: str, server: Server, witness: Witness) -> None:
         self._name, self._server, self._witness = name, server, witness
 
-    async def post(
-        self,
-        url: URL,
-        idempotency_key: str,
-        body: bytes,
-        total_s: float,
-        headers: bytes = b"",
-        leave: SendPermit | None = None,
-        attempt: int = 0,
-    ) -> HttpReply:
-        if leave is not None:
-            leave.begin()
+    async def post(self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None) -> HttpReply:
+        assert request.body is not None
+        if permit is not None:
+            permit.begin()
         witness = self._witness
         witness.in_flight += 1
-        witness.sent.append((asyncio.get_running_loop().time(), self._name, idempotency_key, witness.in_flight))
+        witness.sent.append((asyncio.get_running_loop().time(), self._name, request.idempotency_key, witness.in_flight))
         try:
-            reply = await self._server.answer(body)
+            reply = await self._server.answer(request.body)
         finally:
             witness.in_flight -= 1
         witness.statuses[reply.status] += 1
@@ -175,6 +167,8 @@ class _Transport:
 
     def line(self, deployment: Deployment) -> _Line:
         return _Line(deployment.name, self._servers[deployment.name], self._witness)
+
+    pool_timeout_s = 10.0
 
     def free_slots(self) -> int:
         return CONNECTIONS_MAX
@@ -226,7 +220,8 @@ async def _run(places: Sequence[Place], items: Sequence[Item], seed: int, capaci
     loop, dice, witness = asyncio.get_running_loop(), SeededDice(seed), Witness()
     transport = _Transport({place.name: make() for place, make in places}, witness)
     clock = LoopClock(loop, 1_000_000.0)
-    router = Router([place for place, _ in places], transport, transport, clock, dice, capacity=capacity)
+    router = Router(transport, transport, clock, dice, capacity=capacity)
+    router.serve([place for place, _ in places])
     report = Report(witness)
     # Items of the models in turn, as the hand gives them out.
     waiting: dict[str, deque[tuple[int, Item, int]]] = {}

@@ -19,7 +19,7 @@ from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.core.deployments import Deployment, HttpLimits
 from tidegate.core.nouns import Call
 from tidegate.upstream.calls.router import open_router
-from tidegate.upstream.http.transport import AiohttpTransport
+from tidegate.upstream.http.transport import AiohttpTransport, UpstreamRequest
 
 BUDGETS = {"bare": "", "transport": "at most 0.50", "router": "at most 0.75"}
 ENDPOINT = "/v1/chat/completions"
@@ -57,7 +57,9 @@ async def _transport(url: str, bodies: list[bytes], in_flight: int) -> float:
     place = Deployment("one", url)
     line, to = transport.line(place), URL(place.url_of(ENDPOINT))
     try:
-        return await _cpu_us(lambda number, body: line.post(to, f"k:{number}", body, 60), bodies, in_flight)
+        return await _cpu_us(
+            lambda number, body: line.post(UpstreamRequest(to, f"k:{number}", body), 60), bodies, in_flight
+        )
     finally:
         await transport.close()
 
@@ -65,7 +67,8 @@ async def _transport(url: str, bodies: list[bytes], in_flight: int) -> float:
 async def _router(url: str, bodies: list[bytes], in_flight: int) -> float:
     clock = SystemClock()
     place = Deployment("one", url, max_in_flight=in_flight)
-    router = open_router([place], HttpLimits(), clock, SystemEntropy())
+    router = open_router(HttpLimits(), clock, SystemEntropy())
+    router.serve([place])
     deadline_ms = clock.monotonic_ms() + 600_000
 
     def send(number: int, body: bytes) -> Awaitable[object]:

@@ -344,8 +344,9 @@ async def probe_upstreams(settings: Settings, more: Sequence[Deployment] = ()) -
     """Ask every deployment that is called from here whether it is there and which models it serves; needs no store."""
     # Nothing is sent from here to one that has a queue.
     asked = [one for one in deployments(settings) if one.queue is None]
-    router = open_router(asked, settings.http.limits(), SystemClock(), SystemEntropy())
+    router = open_router(settings.http.limits(), SystemClock(), SystemEntropy())
     try:
+        router.serve(asked)
         refused = router.replace([*asked, *(one for one in more if one.queue is None)], ())
         unasked = [Probe(name, False, 0, (), 0.0, why) for name, why in refused.items()]
         return unasked + await asyncio.gather(*(router.probe(status.name) for status in router.status()))
@@ -414,16 +415,15 @@ async def _router(parts: Parts, me: Registration, roles: Roles) -> AsyncIterator
             runs_items=roles.worker,
         )
         router = open_router(
-            deployments(settings),
             http,
             parts.clock,
             parts.entropy,
             deployment_policy(settings),
-            resources(settings),
             capacity,
             functools.partial(RedisQueue, owner=me.id),
         )
         stack.push_async_callback(router.close)
+        router.serve(deployments(settings), resources(settings))
         live_config = LiveConfig(parts.store, settings, router.replace)
         await live_config.look()
         following = asyncio.create_task(live_config.follow())

@@ -27,7 +27,9 @@ AWAY = Deployment(name="d", url="http://127.0.0.1:1/v1", models=("m",))
 
 def router(place: Deployment, shared: RedisShared) -> Router:
     policy = DeploymentPolicy(model_rest_ms_min=120_000)
-    return open_router([place], HttpLimits(), SystemClock(), SystemEntropy(), policy, capacity=Capacity(rests=shared))
+    made = open_router(HttpLimits(), SystemClock(), SystemEntropy(), policy, Capacity(rests=shared))
+    made.serve([place])
+    return made
 
 
 async def shut(sick: Router) -> None:

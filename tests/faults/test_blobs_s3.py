@@ -313,7 +313,7 @@ async def test_a_seal_replaces_wrong_bytes_of_its_own(settings: S3Settings, tmp_
     objects = Careless(settings)
     taken, next_blob_id = fresh_ids()
     with ThreadPoolExecutor(1) as threads:
-        log = SpooledLog(objects, threads, next_blob_id, lambda blob_id: tmp_path / blob_id)
+        log = SpooledLog(objects, threads, next_blob_id, tmp_path)
         await log.append(b"line\n")
         with pytest.raises(BlobUnavailable, match="does not keep the bytes"):
             await log.seal()

@@ -34,8 +34,9 @@ class World:
         resources: Iterable[Resource] = (),
         capacity: Capacity | None = None,
     ) -> AsyncIterator[Router]:
-        router = open_router(deployments, limits or HttpLimits(), self.clock, FairDice(), policy, resources, capacity)
+        router = open_router(limits or HttpLimits(), self.clock, FairDice(), policy, capacity)
         try:
+            router.serve(deployments, resources)
             yield router
         finally:
             await router.close()

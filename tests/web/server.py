@@ -122,13 +122,12 @@ class WebServer:
         self.worker_id = fresh_id("worker")
         await self.store.enlist_worker(self.worker_id, "here", "test", 3_600_000)
         self.router = open_router(
-            deployments(self.settings),
             self.settings.http.limits(takes_interactive=True),
             self.clock,
             Entropy(),
-            resources=resources(self.settings),
             capacity=Capacity(limits=StoreLimits(self.store)),
         )
+        self.router.serve(deployments(self.settings), resources(self.settings))
         self.callbacks = CallbackSender(self.settings.callbacks.rules(), "Tidegate/test")
         self.book = InteractiveUsageBook(self.store, Entropy())
         self._stop_asked = asyncio.Event()

@@ -52,7 +52,7 @@ async def closed(world: World, job: Job) -> None:
 
 def lose_work_file(world: World, job: Job) -> None:
     assert job.work_blob_id is not None
-    world.blobs._path(job.work_blob_id).unlink()
+    world.blobs._layout.path(job.work_blob_id).unlink()
 
 
 async def test_a_job_whose_requests_are_gone_still_ends(world: World) -> None:
@@ -86,7 +86,7 @@ async def test_a_damaged_work_file_breaks_nobody(world: World, damage: bytes) ->
     """A line that could not be decoded raised what no loop foresees, so every worker that leased the slice stopped for good."""
     job = await world.started(chat_lines(3))
     assert job.work_blob_id is not None
-    path = world.blobs._path(job.work_blob_id)
+    path = world.blobs._layout.path(job.work_blob_id)
     path.write_bytes(damage[: path.stat().st_size])
     worker = await world.worker()
     [leased] = await world.store.lease_slices(worker, job.id, "m", 1, "t")

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tidegate.backends import one_host
-from tidegate.backends.blobs_local_writer import LOG_BYTES_MAX, LocalLog, LocalWriter
+from tidegate.backends.blobs_local_writer import FAN_OUT, LOG_BYTES_MAX, LocalLayout, LocalLog, LocalWriter
 from tidegate.backends.disk import (
     create_exclusive,
     hop,
@@ -41,7 +41,6 @@ from tidegate.core.ports import LogIds
 PIECE_BYTES = 131_072
 THREAD_COUNT = 8
 PART_SUFFIX = ".part"
-FAN_OUT = slice(len("blob_"), len("blob_") + 2)
 
 
 class LocalBlobs:
@@ -62,7 +61,7 @@ class LocalBlobs:
         self._log_bytes_max = log_bytes_max
         self._checking = asyncio.Lock()
         self._probe = f".probe-{secrets.token_hex(8)}"
-        self._known_directories: set[str] = set()
+        self._layout = LocalLayout(self.root)
         self._claim_fd = -1
         try:
             make_directories(self.root)
@@ -73,21 +72,21 @@ class LocalBlobs:
         self._threads = ThreadPoolExecutor(THREAD_COUNT, thread_name_prefix="blobs")
 
     async def create(self, blob_id: str) -> LocalWriter:
-        final = self._path(blob_id)
+        final = self._layout.path(blob_id)
         return await hop_or_undo(self._threads, lambda: self._begin(final), LocalWriter.discard)
 
     async def adopt(self, blob_id: str, path: Path) -> Stamp:
-        final = self._path(blob_id)
+        final = self._layout.path(blob_id)
         return await hop(self._threads, lambda: self._begin(final).adopt(path))
 
     async def open_log(self, next_blob_id: LogIds) -> LocalLog:
-        return LocalLog(self._threads, next_blob_id, self._log_path, self._log_bytes_max)
+        return LocalLog(self._threads, next_blob_id, self._layout, self._log_bytes_max)
 
     async def read(self, blob_id: str, at: int, count: int) -> bytes:
-        return await hop(self._threads, self._read, self._path(blob_id), at, count)
+        return await hop(self._threads, self._read, self._layout.path(blob_id), at, count)
 
     async def stream(self, blob_id: str, at: int, count: int) -> AsyncGenerator[bytes, None]:
-        path = self._path(blob_id)
+        path = self._layout.path(blob_id)
         # One descriptor for the whole stream: a blob that is deleted meanwhile is still read to its end.
         fd = await hop_or_undo(self._threads, lambda: self._open(path), os.close)
         reading: asyncio.Future[bytes] | None = None
@@ -106,13 +105,13 @@ class LocalBlobs:
                 reading.add_done_callback(lambda _: os.close(fd))
 
     async def size(self, blob_id: str) -> int | None:
-        path = self._path(blob_id)
+        path = self._layout.path(blob_id)
         with contextlib.suppress(BlobMissing):
             return await hop(self._threads, self._size, path)
         return None
 
     async def recover(self, blob_id: str) -> int | None:
-        path = self._path(blob_id)
+        path = self._layout.path(blob_id)
         with contextlib.suppress(BlobMissing):
             return await hop(self._threads, self._recover, path)
         return None
@@ -125,13 +124,13 @@ class LocalBlobs:
         return []
 
     async def delete(self, blob_id: str) -> None:
-        await hop(self._threads, self._delete, self._path(blob_id))
+        await hop(self._threads, self._delete, self._layout.path(blob_id))
 
     async def list_ids(self, after: str, count_max: int) -> list[str]:
         return await hop(self._threads, self._list, after, count_max)
 
     async def local_path(self, blob_id: str, scratch: Path) -> Path:
-        path = self._path(blob_id)
+        path = self._layout.path(blob_id)
         await hop(self._threads, self._size, path)
         return path
 
@@ -145,30 +144,8 @@ class LocalBlobs:
             fd, self._claim_fd = self._claim_fd, -1
             os.close(fd)
 
-    def _path(self, blob_id: str) -> Path:
-        if not ids.is_valid("blob", blob_id):
-            raise BlobError(f"{blob_id[:60]!r} is no id of a blob: nothing was touched")
-        return self.root / blob_id[FAN_OUT] / blob_id
-
-    def _log_path(self, blob_id: str) -> Path:
-        path = self._path(blob_id)
-        self._ensure_directory(path.parent)
-        return path
-
-    def _ensure_directory(self, directory: Path) -> None:
-        """Synced once by every process: another one may have died between making it and syncing its name."""
-        if directory.name in self._known_directories:
-            return
-        try:
-            with contextlib.suppress(FileExistsError):
-                directory.mkdir(mode=0o700)
-            sync_directory(self.root)
-        except OSError as failure:
-            raise unavailable(failure, self.root, "making a directory") from failure
-        self._known_directories.add(directory.name)
-
     def _begin(self, final: Path) -> LocalWriter:
-        self._ensure_directory(final.parent)
+        self._layout.ensure_directory(final)
         partial = final.with_name(final.name + PART_SUFFIX)
         try:
             fd = create_exclusive(partial)

@@ -1,6 +1,6 @@
-"""What writes local blobs: one whole blob, or a log that grows by durable appends.
+"""Where local blobs lie, and what writes them: one whole blob, or a log that grows by durable appends.
 
-The paths are made by `blobs_local`; here is only the order of writes, syncs and names.
+Here is the order of writes, syncs and names; what is read, listed and deleted is the part of `blobs_local`.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ from tidegate.backends.disk import (
     unavailable,
     write_all,
 )
-from tidegate.core.errors import BlobVoid
+from tidegate.core import ids
+from tidegate.core.errors import BlobError, BlobVoid
 from tidegate.core.nouns import Placed, Stamp
 from tidegate.core.ports import LogIds
 
@@ -36,6 +37,7 @@ SEAL_AFTER_MS = 50
 SEAL_AFTER_BYTES = 1_048_576
 # A log is one blob, and a blob can go only when nothing in it is needed: shorter ones free their space sooner.
 LOG_BYTES_MAX = 67_108_864
+FAN_OUT = slice(len("blob_"), len("blob_") + 2)
 
 
 class LocalWriter:
@@ -183,14 +185,43 @@ class LocalWriter:
             os.close(fd)
 
 
+class LocalLayout:
+    """Where blobs lie under one directory, and the directories of their names."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: set[str] = set()
+
+    def path(self, blob_id: str) -> Path:
+        if not ids.is_valid("blob", blob_id):
+            raise BlobError(f"{blob_id[:60]!r} is no id of a blob: nothing was touched")
+        return self._root / blob_id[FAN_OUT] / blob_id
+
+    def ensure_directory(self, path: Path) -> None:
+        """Make the directory of this blob.
+
+        It is synced once by every process: another one may have died between making it and syncing its name.
+        """
+        directory = path.parent
+        if directory.name in self._known:
+            return
+        try:
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir(mode=0o700)
+            sync_directory(self._root)
+        except OSError as failure:
+            raise unavailable(failure, self._root, "making a directory") from failure
+        self._known.add(directory.name)
+
+
 class LocalLog:
     """A log that is readable where it grows: sealing costs nothing, because an append is durable already."""
 
-    def __init__(self, threads: Executor, next_blob_id: LogIds, path_of: Callable[[str], Path], bytes_max: int) -> None:
+    def __init__(self, threads: Executor, next_blob_id: LogIds, layout: LocalLayout, bytes_max: int) -> None:
         self._threads = threads
         self._bytes_max = bytes_max
         self._next_blob_id = next_blob_id
-        self._path_of = path_of
+        self._layout = layout
         self._file: AppendFile | None = None
         self._sealed_bytes = 0
         self._void = False
@@ -238,7 +269,9 @@ class LocalLog:
             await hop(self._threads, self._file.close)
 
     def _begin(self, blob_id: str) -> AppendFile:
-        return AppendFile(self._path_of(blob_id))
+        path = self._layout.path(blob_id)
+        self._layout.ensure_directory(path)
+        return AppendFile(path)
 
     def _refuse_when_void(self) -> None:
         if self._void:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidegate.backends.blobs_s3_client import Objects, S3Settings
+from tidegate.backends.blobs_s3_client import Objects, S3Settings, object_key
 from tidegate.backends.blobs_s3_log import SpooledLog
 from tidegate.backends.blobs_s3_writer import S3Writer
 from tidegate.backends.disk import (
@@ -58,7 +58,7 @@ class S3Blobs:
         self._threads = ThreadPoolExecutor(THREAD_COUNT, thread_name_prefix="blobs")
 
     async def create(self, blob_id: str) -> S3Writer:
-        key = _key(blob_id)
+        key = object_key(blob_id)
         # A large object cannot be put on condition, so the look is taken here; ids are random and never used twice.
         if await self._objects.head(key) is not None:
             raise BlobError(f"blob {blob_id} exists already: take a fresh id")
@@ -79,27 +79,27 @@ class S3Blobs:
         return stamp
 
     async def open_log(self, next_blob_id: LogIds) -> SpooledLog:
-        return SpooledLog(self._objects, self._threads, next_blob_id, self._spool_path)
+        return SpooledLog(self._objects, self._threads, next_blob_id, self._spool)
 
     async def read(self, blob_id: str, at: int, count: int) -> bytes:
         with self._missing_for_a_while(blob_id):
-            return await self._objects.read(_key(blob_id), at, count)
+            return await self._objects.read(object_key(blob_id), at, count)
 
     async def stream(self, blob_id: str, at: int, count: int) -> AsyncGenerator[bytes, None]:
         if count == 0:
             await self.read(blob_id, at, 0)
         with self._missing_for_a_while(blob_id):
-            async for large in self._objects.chunks(_key(blob_id), at, count):
+            async for large in self._objects.chunks(object_key(blob_id), at, count):
                 for start in range(0, len(large), PIECE_BYTES):
                     yield large[start : start + PIECE_BYTES]
 
     async def size(self, blob_id: str) -> int | None:
-        held = await self._objects.head(_key(blob_id))
+        held = await self._objects.head(object_key(blob_id))
         return None if held is None else held.size_bytes
 
     async def recover(self, blob_id: str) -> int | None:
         """The whole lines of a spool file become the object, unless the object has them already."""
-        key = _key(blob_id)
+        key = object_key(blob_id)
         found = await hop(self._threads, self._read_spool, key)
         if found is None:
             return await self.size(blob_id)
@@ -110,7 +110,7 @@ class S3Blobs:
         return size
 
     async def holds_end(self, blob_id: str) -> bool:
-        return await hop(self._threads, self._read_spool, _key(blob_id)) is not None
+        return await hop(self._threads, self._read_spool, object_key(blob_id)) is not None
 
     async def left_logs(self) -> list[str]:
         """An empty spool file may belong to a process that is about to lock it."""
@@ -119,7 +119,7 @@ class S3Blobs:
         return [name for name, spool in found if spool is not None and spool[0] and spool[1]]
 
     async def delete(self, blob_id: str) -> None:
-        key = _key(blob_id)
+        key = object_key(blob_id)
         await self._objects.delete(key)
         await hop(self._threads, self._drop_spool, key)
 
@@ -164,7 +164,7 @@ class S3Blobs:
         try:
             fd = create_exclusive(partial)
             try:
-                async for chunk in self._objects.chunks(_key(blob_id), 0, size):
+                async for chunk in self._objects.chunks(object_key(blob_id), 0, size):
                     await hop(self._threads, write_all, fd, chunk)
             finally:
                 os.close(fd)
@@ -193,9 +193,6 @@ class S3Blobs:
             raise unavailable(failure, self._spool, "writing a probe file") from failure
         await self._objects.check(self._probe)
 
-    def _spool_path(self, blob_id: str) -> Path:
-        return self._spool / _key(blob_id)
-
     def _read_file(self, path: Path, at: int) -> bytes:
         try:
             fd = open_plain(path)
@@ -209,7 +206,7 @@ class S3Blobs:
     def _read_spool(self, key: str) -> tuple[bytes, bool] | None:
         """The durable lines of a spool file and whether its owner is gone; None without one."""
         try:
-            fd = open_plain(self._spool_path(key), os.O_RDWR)
+            fd = open_plain(self._spool / key, os.O_RDWR)
         except FileNotFoundError:
             return None
         except OSError as failure:
@@ -229,7 +226,7 @@ class S3Blobs:
 
     def _drop_spool(self, key: str) -> None:
         try:
-            self._spool_path(key).unlink(missing_ok=True)
+            (self._spool / key).unlink(missing_ok=True)
         except OSError as failure:
             raise unavailable(failure, self._spool, f"removing the spool of {key}") from failure
 
@@ -238,9 +235,3 @@ class S3Blobs:
             return [name for name in os.listdir(self._spool) if name > after and ids.is_valid("blob", name)]
         except OSError as failure:
             raise unavailable(failure, self._spool, "listing the spool") from failure
-
-
-def _key(blob_id: str) -> str:
-    if not ids.is_valid("blob", blob_id):
-        raise BlobError(f"{blob_id[:60]!r} is no id of a blob: nothing was touched")
-    return blob_id

@@ -26,7 +26,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, PreconditionError
 from obstore.store import S3Store
 
-from tidegate.core.errors import BlobMissing, BlobUnavailable
+from tidegate.core import ids
+from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable
 
 if TYPE_CHECKING:
     from obstore import PutMode
@@ -323,3 +324,10 @@ def _config(settings: S3Settings) -> "S3Config":
         config["access_key_id"] = settings.access_key_id
         config["secret_access_key"] = settings.secret_access_key
     return config
+
+
+def object_key(blob_id: str) -> str:
+    """The key of a blob's object, which is its id."""
+    if not ids.is_valid("blob", blob_id):
+        raise BlobError(f"{blob_id[:60]!r} is no id of a blob: nothing was touched")
+    return blob_id

@@ -14,11 +14,10 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
-from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from tidegate.backends.blobs_s3_client import Objects
+from tidegate.backends.blobs_s3_client import Objects, object_key
 from tidegate.backends.disk import AppendFile, hop, hop_or_undo
 from tidegate.core.errors import BlobUnavailable, BlobVoid
 from tidegate.core.nouns import Placed
@@ -54,13 +53,11 @@ class SpoolFile(AppendFile):
 class SpooledLog:
     """`seal` may fail because the store is away: the lines stay in the spool, and it may be called again."""
 
-    def __init__(
-        self, objects: Objects, threads: Executor, next_blob_id: LogIds, path_of: Callable[[str], Path]
-    ) -> None:
+    def __init__(self, objects: Objects, threads: Executor, next_blob_id: LogIds, spool: Path) -> None:
         self._objects = objects
         self._threads = threads
         self._next_blob_id = next_blob_id
-        self._path_of = path_of
+        self._spool = spool
         self._file: SpoolFile | None = None
         self._sealed: SpoolFile | None = None
         self._void = False
@@ -126,7 +123,7 @@ class SpooledLog:
             self._sealed = None
 
     def _begin(self, blob_id: str) -> SpoolFile:
-        return SpoolFile(self._path_of(blob_id))
+        return SpoolFile(self._spool / object_key(blob_id))
 
     def _refuse_when_void(self) -> None:
         if self._void:

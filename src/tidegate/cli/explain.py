@@ -113,7 +113,7 @@ async def _bound(parts: "Parts", places: Places, job: Job, models: Sequence[str]
     own = policy.budgets(job.tenant_id, user, job.key_id, job.id, job.limits, team)
     if key is not None:
         own = with_limits(own, LimitBound.KEY, str(job.key_id), limits_from(key["limits"]))
-    router = open_router((), settings.http.limits(), parts.clock, parts.entropy)
+    router = open_router(settings.http.limits(), parts.clock, parts.entropy)
     try:
         router.replace(*places)
         # The budgets of a deployment that this command does not know are unknown; the batch's own bind it all the same.

@@ -127,6 +127,15 @@ class UpstreamError(TidegateError):
         self.retry_after_ms = retry_after_ms
         self.code = code or self.reason
 
+    def put_off(self, retry_after_ms: int | None) -> None:
+        """Say when it is worth trying again; None when that may be now."""
+        self.retry_after_ms = retry_after_ms
+
+    def redact(self, secret: str) -> None:
+        """Hide a secret that the upstream's answer quotes."""
+        if self.body:
+            self.body = self.body.replace(secret.encode(), b"***")
+
 
 class Throttled(UpstreamError):
     reason = "upstream_throttled"

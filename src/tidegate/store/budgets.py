@@ -213,9 +213,7 @@ class StoredBudgets(Table):
 def _ledger(budget: Budget, packed: bytes, holder: str) -> Ledger:
     if not budget.in_money:
         return Ledger.unpack(packed)
-    ledger = MoneyLedger.unpack(packed)
-    ledger.holder = mark_of(holder)
-    return ledger
+    return MoneyLedger.unpack(packed).held_by(mark_of(holder))
 
 
 async def _forget_the_gone(tx: Tx, ledgers: Mapping[str, Ledger]) -> set[str]:

@@ -134,7 +134,7 @@ class PostgresDriver:
         self._heart: Any = None
         self._opening = asyncio.Lock()
         self._beating = asyncio.Lock()
-        self._clock = PostgresClock(self._write_unchecked, steady_ms) if steady_ms is not None else None
+        self._clock = PostgresClock(steady_ms) if steady_ms is not None else None
 
     async def write(self, body: Body[T]) -> T:
         return await self._retried(lambda: self._write_in_pool(body, is_checked=self._is_clock_watched))
@@ -166,7 +166,7 @@ class PostgresDriver:
 
     async def look_at_clock(self) -> None:
         if self._clock is not None:
-            await self._clock.look()
+            await self._clock.look(self._write_unchecked)
 
     async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
         async def look(connection: Any) -> Mapping[str, str] | None:

@@ -22,8 +22,7 @@ _CLOCK_LOCK = 7_308_327_417_366
 
 
 class PostgresClock:
-    def __init__(self, write: Write, steady_ms: Callable[[], float]) -> None:
-        self._write = write
+    def __init__(self, steady_ms: Callable[[], float]) -> None:
         self._steady_ms = steady_ms
         self._before: Look | None = None
         self._turn = asyncio.Lock()
@@ -33,14 +32,14 @@ class PostgresClock:
         """Whether this process looks at the clock, so that it can tell a step from time that passed."""
         return self._before is not None
 
-    async def look(self) -> None:
-        """Take a step of the database's clock out of the store's time."""
+    async def look(self, write: Write) -> None:
+        """Take a step of the database's clock out of the store's time; `write` must not wait until the clock is right."""
         async with self._turn:
             asked_ms = self._steady_ms()
-            row = await self._write(_note_look)
+            row = await write(_note_look)
             if is_doubtful(row.now, row.ticked_at) or is_to_follow(row.steady, row.now, row.stepped_at):
                 asked_ms = self._steady_ms()
-                row = await self._write(self._correct)
+                row = await write(self._correct)
             self._before = Look(row.now, asked_ms, self._steady_ms())
 
     async def _correct(self, tx: Tx) -> ClockRow:

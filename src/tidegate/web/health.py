@@ -21,8 +21,8 @@ BELIEVED_MS = 1_000
 class Health:
     def __init__(self, context: WebContext) -> None:
         self._context = context
-        self._store = HealthCheck("the store", self._ask_store, context.clock)
-        self._blobs = HealthCheck("the blob store", self._ask_blobs, context.clock)
+        self._store = HealthCheck("the store", context.store.require_schema, context.clock)
+        self._blobs = HealthCheck("the blob store", context.blobs.check, context.clock)
 
     def routes(self) -> list[Route]:
         return [Route("/healthz", self.alive), Route("/readyz", self.ready)]
@@ -38,12 +38,6 @@ class Health:
         }
         fit = all(reason is None for reason in reasons.values())
         return _answer({"status": "ready" if fit else "not_ready", "checks": checks}, 200 if fit else 503)
-
-    async def _ask_store(self) -> None:
-        await self._context.store.require_schema()
-
-    async def _ask_blobs(self) -> None:
-        await self._context.blobs.check()
 
     async def _storage(self) -> dict[str, str | None]:
         store, blobs = await asyncio.gather(self._store.reason(), self._blobs.reason())

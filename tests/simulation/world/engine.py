@@ -38,7 +38,6 @@ from tidegate.worker.worker import Worker, WorkerPorts
 HELD_BYTES_MAX = 1 << 20
 INGEST_S_MAX = 1.0
 REDIS_TIMEOUT_S = 0.1
-POOL_TIMEOUT_S = 10.0
 # Like everything else, what waits for a minute in the world waits for seconds here.
 _LANE = DeploymentPolicy(
     breaker=BreakerPolicy(share_window_ms=6_000, probe_interval_ms=1_000),
@@ -75,8 +74,8 @@ def build_road(process: Process, store: Store, me: Registration, plan: Plan, pro
         in_flight_max_global=estate.in_flight_max_global,
     )
     line = ProcessTransport(process, provider)
-    deployments, resources = estate.deployments, estate.resources
-    router = Router(deployments, line, line, process, process, _LANE, POOL_TIMEOUT_S, resources, capacity)
+    router = Router(line, line, process, process, _LANE, capacity)
+    router.serve(estate.deployments, estate.resources)
     return Road(router, dealt)
 
 

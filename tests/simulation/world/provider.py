@@ -27,10 +27,11 @@ from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.upstream.http.in_flight import InFlightCall
 from tidegate.upstream.http.send_permit import SendPermit
 from tidegate.upstream.http.streams import Stream
-from tidegate.upstream.http.transport import HttpReply
+from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
 
 HANG_S = 6.0
 CONNECTIONS_MAX = 1_000
+POOL_TIMEOUT_S = 10.0
 ANSWER_BYTES_MAX = 1 << 20
 _MOODS = ("error", "throttle", "reset", "hang", "broken", "away", "refuse")
 
@@ -102,10 +103,11 @@ class Provider:
     # ---- items
 
     async def meet(
-        self, process: Process, deployment: str, path: str, key: str, body: bytes, total_s: float, reserved: int
+        self, process: Process, deployment: str, request: UpstreamRequest, total_s: float, reserved: int
     ) -> HttpReply:
         """One call, from the moment its bytes go out."""
-        seen = self._witness(process, deployment, key, _body.decode(body), reserved)
+        path, said = request.url.path, _body.decode(request.body or b"")
+        seen = self._witness(process, deployment, request.idempotency_key, said, reserved)
         lead = seen[0]
         self.calls += seen
         self._trace.note(process.name, "call", lead.serial, " ".join(one.tag for one in seen), deployment)
@@ -229,11 +231,11 @@ class Provider:
     # ---- users
 
     async def open(
-        self, process: Process, deployment: str, path: str, key: str, body: bytes, total_s: float, reserved: int
+        self, process: Process, deployment: str, request: UpstreamRequest, total_s: float, reserved: int
     ) -> Stream:
         """One call of a user: its answer from its head on."""
-        said = _body.decode(body)
-        seen = self._witness(process, deployment, key, said, reserved)
+        path, said = request.url.path, _body.decode(request.body or b"")
+        seen = self._witness(process, deployment, request.idempotency_key, said, reserved)
         one = seen[0]
         self.user_calls.append(one)
         self._trace.note(process.name, "user's call", one.serial, one.tag, deployment)
@@ -325,6 +327,8 @@ class ProcessTransport:
     def line(self, deployment: Deployment) -> "ProcessLine":
         return ProcessLine(self._process, self._provider, deployment.name)
 
+    pool_timeout_s = POOL_TIMEOUT_S
+
     def free_slots(self) -> int:
         return CONNECTIONS_MAX
 
@@ -341,36 +345,15 @@ class ProcessLine:
         self._provider = provider
         self._deployment = deployment
 
-    async def post(
-        self,
-        url: URL,
-        idempotency_key: str,
-        body: bytes,
-        total_s: float,
-        headers: bytes = b"",
-        permit: SendPermit | None = None,
-        attempt: int = 0,
-    ) -> HttpReply:
+    async def post(self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None) -> HttpReply:
         reserved = await self._begin(permit)
-        return await self._provider.meet(
-            self._process, self._deployment, url.path, idempotency_key, body, total_s, reserved
-        )
+        return await self._provider.meet(self._process, self._deployment, request, total_s, reserved)
 
     async def open(
-        self,
-        url: URL,
-        idempotency_key: str,
-        body: bytes,
-        total_s: float,
-        headers: bytes = b"",
-        permit: SendPermit | None = None,
-        *,
-        interactive: bool = True,
+        self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None, *, interactive: bool = True
     ) -> Stream:
         reserved = await self._begin(permit)
-        return await self._provider.open(
-            self._process, self._deployment, url.path, idempotency_key, body, total_s, reserved
-        )
+        return await self._provider.open(self._process, self._deployment, request, total_s, reserved)
 
     async def _begin(self, permit: SendPermit | None) -> int:
         """Connect; says how many tokens the call may take."""

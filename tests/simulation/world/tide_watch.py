@@ -53,13 +53,18 @@ class TideWatch:
         if not call.aborted or call.deployment not in self._shared:
             return False
         since_s = call.ended_s - _TOLD_S
-        if not any(one.deployment == call.deployment and since_s <= one.ended_s for one in self._users):
+        if not any(self._needs(one, call.deployment) and since_s <= one.ended_s for one in self._users):
             return False
         item = (call.job_id, call.number)
         self._taken_back[item] += 1
         if self._taken_back[item] > HAND_BACKS_MAX:
             self._broken(f"P5: item {call.number} of {call.job_id} was taken back {self._taken_back[item]} times")
         return True
+
+    def _needs(self, user: Witnessed, deployment: str) -> bool:
+        """Whether a user's call may have waited for a slot at this deployment: it stands in line at all that serve its model."""
+        assert user.user is not None
+        return any(one.name == deployment for one in self._plan.estate.serving(user.user.asks_for))
 
     def check_end(self, processes: list[Process]) -> None:
         """Nothing of a call is left when all have ended: no slot, and no user who is not there."""

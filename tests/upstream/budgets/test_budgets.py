@@ -17,7 +17,7 @@ from tidegate.core.errors import Ambiguous, Refused, Throttled, Unavailable, Wit
 from tidegate.core.nouns import Call
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.connections import Connection
-from tidegate.upstream.http.transport import RequestTemplate
+from tidegate.upstream.http.transport import RequestTemplate, UpstreamRequest
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
@@ -299,9 +299,9 @@ async def test_nothing_is_sent_after_its_permit_expired_however_late_that_is_see
                 stall(expect.__name__)
                 expect(wire, http)
 
-            def pieces_late(way: RequestTemplate, key: str, headers: bytes, body: bytes | None) -> tuple[bytes, ...]:
+            def pieces_late(way: RequestTemplate, request: UpstreamRequest) -> tuple[bytes, ...]:
                 stall(pieces.__name__)
-                return pieces(way, key, headers, body)
+                return pieces(way, request)
 
             monkeypatch.setattr(Connection, expect.__name__, expect_late)
             monkeypatch.setattr(RequestTemplate, pieces.__name__, pieces_late)

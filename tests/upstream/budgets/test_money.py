@@ -28,7 +28,7 @@ from tidegate.upstream.budgets.token_estimator import LETTER_TOKENS, OTHER_TOKEN
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.key_slots import WAITERS_MAX, KeySlots
-from tidegate.upstream.routing.slots import Capacity, RoomSignal, SlotDemand, SlotSharing
+from tidegate.upstream.routing.slots import Capacity, ModelSlots, RoomSignal, SlotDemand, SlotSharing
 
 pytestmark = pytest.mark.anyio
 
@@ -247,7 +247,7 @@ async def test_a_budget_that_renews_in_time_is_waited_for(world: World, limits: 
 
 
 async def test_places_are_taken_per_call_in_order_and_given_back(world: World) -> None:
-    parallel = KeySlots(SlotDemand(None), world.clock)
+    parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), world.clock)
     key, both = (("key:k", 2),), (("tenant:t", 9), ("key:k", 2))
     await parallel.take(key)
     await parallel.take(both)
@@ -278,7 +278,7 @@ async def test_places_are_taken_per_call_in_order_and_given_back(world: World) -
 
 
 async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(world: World) -> None:
-    parallel = KeySlots(SlotDemand(None), world.clock)
+    parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), world.clock)
     for _ in range(2):
         await parallel.take((("key:k", 2),))
     parallel.give_back((("key:k", 2),))
@@ -294,7 +294,7 @@ async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(wo
 async def test_a_part_of_a_shared_cap_is_asked_for_and_nothing_goes_beyond_it(
     world: World, limits: LedgerLimits
 ) -> None:
-    demand = SlotDemand(lambda: "me")
+    demand = SlotDemand(lambda: "me", ModelSlots({}, 0, is_alone=False))
     parallel = KeySlots(demand, world.clock)
     sharing = SlotSharing(limits, demand, (parallel,), RoomSignal(WaitLine()), None)
     try:

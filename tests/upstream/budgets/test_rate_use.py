@@ -22,7 +22,7 @@ from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.send_permit import SendPermit
-from tidegate.upstream.http.transport import HttpReply
+from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
 from tidegate.upstream.routing.slots import Capacity
 
 MINUTE_MS = 60_000
@@ -41,6 +41,8 @@ class Upstream:
     def line(self, deployment: Deployment) -> "Upstream":
         return self
 
+    pool_timeout_s = 10.0
+
     def free_slots(self) -> int:
         return 1_000
 
@@ -53,16 +55,7 @@ class Upstream:
     async def get(self, url: URL, total_s: float) -> HttpReply:
         return HttpReply(200, {}, b"{}")
 
-    async def post(
-        self,
-        url: URL,
-        key: str,
-        body: bytes,
-        total_s: float,
-        headers: bytes = b"",
-        permit: SendPermit | None = None,
-        attempt: int = 0,
-    ) -> HttpReply:
+    async def post(self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None) -> HttpReply:
         await asyncio.sleep(0.002)
         if permit is not None:
             permit.begin()
@@ -136,7 +129,8 @@ class Scene:
             name = f"worker_{number}"
             await store.enlist_worker(name, "here", "1", 3_600_000)
             capacity = Capacity(self.limits, lambda name=name: name)  # type: ignore[misc]
-            router = Router([self.place], self.upstream, self.upstream, self.clock, self.dice, capacity=capacity)
+            router = Router(self.upstream, self.upstream, self.clock, self.dice, capacity=capacity)
+            router.serve([self.place])
             workers += [asyncio.create_task(self._runner(router, number)) for _ in range(self._runner_count)]
         await asyncio.sleep(minutes * 60)
         for worker in workers:

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from tests.support.ports import HandClock
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period, Settlement
 from tidegate.upstream.budgets.settlements import Settlements
+from tidegate.upstream.budgets.spent_budgets import FREED_MS, SpentBudgets
 
 pytestmark = pytest.mark.anyio
 
@@ -31,11 +33,15 @@ class Counting:
 async def test_grants_of_one_question_are_settled_with_their_own_budgets() -> None:
     """They have the same id, the moment of the question: what one did not send must not come back to another's budget."""
     limits = Counting()
-    freed: list[tuple[Budget, ...]] = []
-    settlements = Settlements(limits, freed.append)
+    clock = HandClock()
+    spent = SpentBudgets(clock)
+    settlements = Settlements(limits, spent)
     first, second = (
         (Budget(LimitBound.DEPLOYMENT, name, (Limit(Period.MINUTE, 600, 60_000),)),) for name in ("first", "second")
     )
+    until_ms = clock.monotonic_ms() + 60_000
+    for budgets in (first, second):
+        spent.note(budgets[0], until_ms)
     settlements.add(Settlement("1700000000000", first, 1, 100, 0))
     settlements.add(Settlement("1700000000000", second, 0, 100, 100))
     settlements.add(Settlement("1700000000000", first, 2, 200, 0))
@@ -44,4 +50,5 @@ async def test_grants_of_one_question_are_settled_with_their_own_budgets() -> No
         Settlement("1700000000000", first, 3, 300, 0),
         Settlement("1700000000000", second, 0, 100, 100),
     ]
-    assert freed == [first]
+    assert spent.until_ms(first) == clock.monotonic_ms() + FREED_MS
+    assert spent.until_ms(second) == until_ms

@@ -19,7 +19,7 @@ from tests.upstream.world import deployment, line_to, secret
 from tidegate.core.deployments import Deployment, EngineKind, HttpLimits, Tls
 from tidegate.core.errors import Ambiguous, BrokenAnswer, PoolExhausted, SettingsError, Unavailable, UpstreamError
 from tidegate.upstream.http.connections import make_room_for_connections
-from tidegate.upstream.http.transport import AiohttpTransport, HttpReply
+from tidegate.upstream.http.transport import AiohttpTransport, HttpReply, UpstreamRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +37,7 @@ async def fails(script: Script, limits: HttpLimits = SHORT, total_s: float = 20.
     """The error of one call to a server with this script; the connection must be closed afterwards."""
     async with RawServer(script) as server, line_to(server, limits) as (transport, line, url):
         with pytest.raises(UpstreamError) as caught:
-            await line.post(url, "k", b'{"model":"m"}', total_s)
+            await line.post(UpstreamRequest(url, "k", b'{"model":"m"}'), total_s)
         await eventually(lambda: server.open_count == 0, "the broken connection to be closed")
         assert transport.connections.open_count() == 0
         assert transport.free_slots() == (limits or HttpLimits()).connections_max
@@ -47,7 +47,7 @@ async def fails(script: Script, limits: HttpLimits = SHORT, total_s: float = 20.
 async def test_a_call_carries_the_key_the_idempotency_key_and_the_exact_body() -> None:
     async with RawServer() as server, line_to(server, api_key=secret()) as (_, line, url):
         body = b'{"model":"m",  "odd" : [1, 2.50]}'
-        reply = await line.post(url, "batch_1:7", body, 10)
+        reply = await line.post(UpstreamRequest(url, "batch_1:7", body), 10)
     assert reply == HttpReply(200, reply.headers, CHAT)
     request = server.requests[0]
     assert request.line == "POST /v1/chat/completions HTTP/1.1"
@@ -61,7 +61,7 @@ async def test_a_call_carries_the_key_the_idempotency_key_and_the_exact_body() -
 
 async def test_anthropic_takes_its_key_in_its_own_header() -> None:
     async with RawServer() as server, line_to(server, api_key=secret(), engine=EngineKind.ANTHROPIC) as (_, line, url):
-        await line.post(url, "k", b"{}", 10)
+        await line.post(UpstreamRequest(url, "k", b"{}"), 10)
     headers = server.requests[0].headers
     assert headers["x-api-key"] == "sk-canary-77aa"
     assert headers["anthropic-version"]
@@ -74,7 +74,7 @@ async def test_connections_are_reused_and_cookies_are_not_kept() -> None:
 
     async with RawServer(script) as server, line_to(server) as (_, line, url):
         for number in range(5):
-            await line.post(url, f"k{number}", b"{}", 10)
+            await line.post(UpstreamRequest(url, f"k{number}", b"{}"), 10)
     assert server.connection_count == 1
     assert all("Cookie" not in request.headers for request in server.requests)
 
@@ -82,7 +82,7 @@ async def test_connections_are_reused_and_cookies_are_not_kept() -> None:
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     async with RawServer() as server, line_to(server) as (_, line, url):
-        assert (await line.post(url, "k", b"{}", 10)).status == 200
+        assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).status == 200
 
 
 async def test_a_redirect_is_an_answer_and_is_not_followed() -> None:
@@ -90,7 +90,7 @@ async def test_a_redirect_is_an_answer_and_is_not_followed() -> None:
         await peer.answer(307, b"", Location="/elsewhere")
 
     async with RawServer(script) as server, line_to(server) as (_, line, url):
-        assert (await line.post(url, "k", b"{}", 10)).status == 307
+        assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).status == 307
     assert len(server.requests) == 1
 
 
@@ -101,8 +101,8 @@ async def test_a_redirect_does_not_quote_our_key() -> None:
         await peer.answer(307, b"", Location=f"https://elsewhere.example/{key}/v1")
 
     async with RawServer(script) as server, line_to(server, api_key=secret()) as (_, line, url):
-        whole = await line.post(url, "k", b"{}", 10)
-        stream = await line.open(url, "k", b"{}", 10)
+        whole = await line.post(UpstreamRequest(url, "k", b"{}"), 10)
+        stream = await line.open(UpstreamRequest(url, "k", b"{}"), 10)
         stream.close()
     for headers in (whole.headers, stream.headers):
         assert headers["location"] == "https://elsewhere.example/***/v1"
@@ -228,7 +228,7 @@ async def test_a_second_answer_to_one_request_is_never_taken_for_the_answer_of_t
 
     async with RawServer(script) as server, line_to(server) as (_, line, url):
         for key in ("a", "b", "c"):
-            assert (await line.post(url, key, b"{}", 10)).body == key.encode()
+            assert (await line.post(UpstreamRequest(url, key, b"{}"), 10)).body == key.encode()
             await stray_sent.wait()
             stray_sent.clear()
     assert server.connection_count == 3
@@ -239,7 +239,7 @@ async def test_bytes_behind_a_body_are_not_part_of_it() -> None:
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\n")
 
     async with RawServer(script) as server, line_to(server) as (_, line, url):
-        assert (await line.post(url, "a", b"{}", 10)).body == b"{}"
+        assert (await line.post(UpstreamRequest(url, "a", b"{}"), 10)).body == b"{}"
 
 
 async def test_some_100s_before_the_answer_do_no_harm() -> None:
@@ -248,7 +248,7 @@ async def test_some_100s_before_the_answer_do_no_harm() -> None:
         await peer.answer()
 
     async with RawServer(script) as server, line_to(server) as (_, line, url):
-        assert (await line.post(url, "k", b"{}", 10)).body == CHAT
+        assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).body == CHAT
 
 
 async def test_a_slow_loris_body_is_cut_by_the_rate_rule_though_it_is_never_silent() -> None:
@@ -274,7 +274,7 @@ async def test_blank_lines_while_waiting_are_not_a_slow_body() -> None:
 
     limits = HttpLimits(read_timeout_s=5, body_rate_min_bytes_per_s=1_000_000, body_rate_grace_s=0.05)
     async with RawServer(script) as server, line_to(server, limits) as (_, line, url):
-        assert (await line.post(url, "k", b"{}", 10)).body.strip() == CHAT
+        assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).body.strip() == CHAT
 
 
 async def test_100s_without_end_are_given_up_long_before_the_deadline() -> None:
@@ -304,7 +304,7 @@ async def test_a_request_that_the_upstream_does_not_take_ends_at_the_write_timeo
         transport = AiohttpTransport(HttpLimits(write_timeout_s=0.2))
         place = deployment(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         with pytest.raises(Ambiguous, match="did not take the request"):
-            await transport.line(place).post(URL(place.url_of("/v1/x")), "k", b"x" * 64_000_000, 20)
+            await transport.line(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"x" * 64_000_000), 20)
         stuck.set()
         server.close()
         await transport.close()
@@ -315,14 +315,14 @@ async def test_connection_refused_is_unavailable_and_says_where() -> None:
         pass
     async with line_to(server) as (_, line, url):
         with pytest.raises(Unavailable, match=str(server.port)):
-            await line.post(url, "k", b"{}", 10)
+            await line.post(UpstreamRequest(url, "k", b"{}"), 10)
 
 
 async def test_a_name_that_does_not_exist_is_unavailable() -> None:
     transport = AiohttpTransport(HttpLimits())
     place = deployment("http://no-such-host.invalid/v1")
     with pytest.raises(Unavailable, match=r"no-such-host\.invalid"):
-        await transport.line(place).post(URL(place.url_of("/v1/x")), "k", b"{}", 10)
+        await transport.line(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"{}"), 10)
     await transport.close()
 
 
@@ -340,7 +340,7 @@ async def test_an_address_that_swallows_packets_is_unavailable_at_the_connect_ti
         transport = AiohttpTransport(HttpLimits(connect_timeout_s=0.2))
         place = deployment(f"http://127.0.0.1:{full.getsockname()[1]}")
         with pytest.raises(Unavailable, match="connecting took too long"):
-            await transport.line(place).post(URL(place.url_of("/v1/x")), "k", b"{}", 20)
+            await transport.line(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"{}"), 20)
         await transport.close()
         for filler in fillers:
             filler.close()
@@ -353,9 +353,9 @@ async def test_the_body_is_cut_one_byte_above_the_limit() -> None:
 
     limits = HttpLimits(response_bytes_max=300_000)
     async with RawServer(script) as server, line_to(server, limits) as (_, line, url):
-        assert len((await line.post(url, "300000", b"{}", 10)).body) == 300_000
+        assert len((await line.post(UpstreamRequest(url, "300000", b"{}"), 10)).body) == 300_000
         with pytest.raises(BrokenAnswer, match="300000"):
-            await line.post(url, "300001", b"{}", 10)
+            await line.post(UpstreamRequest(url, "300001", b"{}"), 10)
 
 
 async def test_a_gzip_bomb_is_cut_after_decompression_without_filling_memory() -> None:
@@ -377,7 +377,7 @@ async def test_honest_gzip_is_decompressed() -> None:
         await peer.answer(body=gzip.compress(CHAT), Content_Encoding="gzip")
 
     async with RawServer(script) as server, line_to(server) as (_, line, url):
-        assert (await line.post(url, "k", b"{}", 10)).body == CHAT
+        assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).body == CHAT
 
 
 async def test_a_huge_answer_is_cut_while_it_comes() -> None:
@@ -397,7 +397,7 @@ async def test_a_huge_answer_is_cut_while_it_comes() -> None:
 async def test_a_cancelled_call_is_seen_by_the_upstream_before_and_after_headers() -> None:
     for script in (_hang_before_headers, _hang_after_headers):
         async with RawServer(script) as server, line_to(server) as (transport, line, url):
-            call = asyncio.create_task(line.post(url, "k", b"{}", 60))
+            call = asyncio.create_task(line.post(UpstreamRequest(url, "k", b"{}"), 60))
             await eventually(functools.partial(getattr, server, "requests"), "the call to arrive")
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -414,7 +414,7 @@ async def test_cancelling_one_call_leaves_the_others_alone() -> None:
         await peer.answer()
 
     async with RawServer(script) as server, line_to(server) as (_, line, url):
-        calls = [asyncio.create_task(line.post(url, f"k{n}", b"{}", 60)) for n in range(10)]
+        calls = [asyncio.create_task(line.post(UpstreamRequest(url, f"k{n}", b"{}"), 60)) for n in range(10)]
         await eventually(lambda: len(server.requests) == 10, "ten calls to arrive")
         for call in calls[::2]:
             call.cancel()
@@ -432,11 +432,11 @@ async def test_at_the_ceiling_all_calls_fly_and_one_above_it_waits_and_fails_as_
 
     limits = HttpLimits(connections_max=5, kept_alive_max=5, pool_timeout_s=0.05)
     async with RawServer(script) as server, line_to(server, limits) as (transport, line, url):
-        calls = [asyncio.create_task(line.post(url, f"k{n}", b"{}", 60)) for n in range(5)]
+        calls = [asyncio.create_task(line.post(UpstreamRequest(url, f"k{n}", b"{}"), 60)) for n in range(5)]
         await eventually(lambda: len(server.requests) == 5, "five calls to arrive")
         assert transport.free_slots() == 0
         with pytest.raises(PoolExhausted) as caught:
-            await line.post(url, "k6", b"{}", 60)
+            await line.post(UpstreamRequest(url, "k6", b"{}"), 60)
         assert caught.value.code == "upstream_pool_timeout"
         assert not caught.value.billed
         release.set()
@@ -453,7 +453,7 @@ async def test_a_call_that_waits_for_a_slot_gets_the_next_one_in_its_turn() -> N
 
     limits = HttpLimits(connections_max=1, kept_alive_max=1)
     async with RawServer(script) as server, line_to(server, limits) as (_, line, url):
-        await asyncio.gather(*(line.post(url, f"k{n}", b"{}", 60) for n in range(20)))
+        await asyncio.gather(*(line.post(UpstreamRequest(url, f"k{n}", b"{}"), 60) for n in range(20)))
     assert order == [f"k{n}" for n in range(20)]
     assert server.open_count_highest == 1
 
@@ -467,9 +467,9 @@ async def test_cancelled_waiters_lose_no_slot() -> None:
 
     limits = HttpLimits(connections_max=2, kept_alive_max=2)
     async with RawServer(script) as server, line_to(server, limits) as (transport, line, url):
-        flying = [asyncio.create_task(line.post(url, f"f{n}", b"{}", 60)) for n in range(2)]
+        flying = [asyncio.create_task(line.post(UpstreamRequest(url, f"f{n}", b"{}"), 60)) for n in range(2)]
         await eventually(lambda: len(server.requests) == 2, "two calls to arrive")
-        waiting = [asyncio.create_task(line.post(url, f"w{n}", b"{}", 60)) for n in range(6)]
+        waiting = [asyncio.create_task(line.post(UpstreamRequest(url, f"w{n}", b"{}"), 60)) for n in range(6)]
         await asyncio.sleep(0)
         release.set()
         await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
@@ -482,7 +482,7 @@ async def test_cancelled_waiters_lose_no_slot() -> None:
 async def test_idle_connections_beyond_the_limit_are_not_kept_for_long() -> None:
     limits = HttpLimits(connections_max=10, kept_alive_max=3)
     async with RawServer() as server, line_to(server, limits) as (transport, line, url):
-        await asyncio.gather(*(line.post(url, f"k{n}", b"{}", 60) for n in range(10)))
+        await asyncio.gather(*(line.post(UpstreamRequest(url, f"k{n}", b"{}"), 60) for n in range(10)))
         await eventually(lambda: server.open_count <= 3, "surplus connections to be closed")
         assert transport.connections.idle_count() == server.open_count == 3
 
@@ -491,7 +491,7 @@ async def test_connections_idle_only_for_a_moment_are_kept_beyond_the_limit() ->
     limits = HttpLimits(connections_max=50, kept_alive_max=1)
     async with RawServer() as server, line_to(server, limits) as (_, line, url):
         for wave in range(20):
-            await asyncio.gather(*(line.post(url, f"k{wave}.{n}", b"{}", 60) for n in range(50)))
+            await asyncio.gather(*(line.post(UpstreamRequest(url, f"k{wave}.{n}", b"{}"), 60) for n in range(50)))
     assert server.connection_count <= 100
 
 
@@ -504,13 +504,13 @@ async def test_idle_connections_make_room_for_other_deployments_under_the_one_ce
         await peer.answer()
 
     async with RawServer() as first, RawServer(held) as second, line_to(first, limits) as (transport, line, url):
-        await asyncio.gather(*(line.post(url, f"k{n}", b"{}", 60) for n in range(4)))
+        await asyncio.gather(*(line.post(UpstreamRequest(url, f"k{n}", b"{}"), 60) for n in range(4)))
         idle_before = transport.connections.idle_count()
         assert idle_before > 0
         place = deployment(second.url, name="two")
         other = transport.line(place)
         other_url = URL(place.url_of("/v1/x"))
-        calls = [asyncio.create_task(other.post(other_url, f"k{n}", b"{}", 60)) for n in range(4)]
+        calls = [asyncio.create_task(other.post(UpstreamRequest(other_url, f"k{n}", b"{}"), 60)) for n in range(4)]
         await eventually(lambda: len(second.requests) == 4, "four calls to arrive")
         assert transport.connections.open_count() == 4
         await eventually(lambda: first.open_count == 0, "the idle ones to be closed")
@@ -525,7 +525,7 @@ async def test_an_idle_connection_that_the_server_closed_is_replaced_without_a_r
 
     async with RawServer(script) as server, line_to(server) as (_, line, url):
         for number in range(20):
-            assert (await line.post(url, f"k{number}", b"{}", 10)).status == 200
+            assert (await line.post(UpstreamRequest(url, f"k{number}", b"{}"), 10)).status == 200
     keys = [request.headers["Idempotency-Key"] for request in server.requests]
     assert keys == [f"k{number}" for number in range(20)]
 
@@ -538,9 +538,9 @@ async def test_a_connection_closed_after_the_request_was_sent_is_never_retried_i
             peer.close()
 
     async with RawServer(script) as server, line_to(server) as (_, line, url):
-        await line.post(url, "a", b"{}", 10)
+        await line.post(UpstreamRequest(url, "a", b"{}"), 10)
         with pytest.raises(Ambiguous):
-            await line.post(url, "b", b"{}", 10)
+            await line.post(UpstreamRequest(url, "b", b"{}"), 10)
     assert len(server.requests) == 2
 
 
@@ -548,7 +548,7 @@ async def test_no_error_shows_the_key(caplog: pytest.LogCaptureFixture) -> None:
     for script in (_not_http, _half_body, _closed_without_a_word, _hang_before_headers):
         async with RawServer(script) as server, line_to(server, SHORT, api_key=secret()) as (_, line, url):
             with pytest.raises(UpstreamError) as caught:
-                await line.post(url, "k", b"{}", 10)
+                await line.post(UpstreamRequest(url, "k", b"{}"), 10)
         shown: list[str] = []
         wrong: BaseException | None = caught.value
         while wrong is not None:
@@ -585,10 +585,10 @@ async def test_tls_is_checked_unless_told_otherwise(certificate: tuple[Path, Pat
     for tls, works in ways:
         async with RawServer(tls=context) as server, line_to(server, tls=tls) as (_, line, url):
             if works:
-                assert (await line.post(url, "k", b"{}", 10)).status == 200
+                assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).status == 200
             else:
                 with pytest.raises(Unavailable, match="TLS"):
-                    await line.post(url, "k", b"{}", 10)
+                    await line.post(UpstreamRequest(url, "k", b"{}"), 10)
                 assert server.requests == []
 
 
@@ -600,7 +600,7 @@ async def test_a_client_certificate_is_shown(certificate: tuple[Path, Path]) -> 
     context.load_verify_locations(cert)
     shown = Tls(ca_file=str(cert), cert_file=str(cert), key_file=str(key))
     async with RawServer(tls=context) as server, line_to(server, tls=shown) as (_, line, url):
-        assert (await line.post(url, "k", b"{}", 10)).status == 200
+        assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).status == 200
 
 
 async def test_tls_files_that_do_not_exist_stop_the_start_and_say_so() -> None:
@@ -614,7 +614,7 @@ async def test_https_to_a_plain_http_server_is_unavailable() -> None:
     limits = HttpLimits(connect_timeout_s=0.2)
     async with RawServer() as server, line_to(server, limits) as (_, line, url):
         with pytest.raises(Unavailable):
-            await line.post(url.with_scheme("https"), "k", b"{}", 10)
+            await line.post(UpstreamRequest(url.with_scheme("https"), "k", b"{}"), 10)
 
 
 class TestOpenFiles:
@@ -674,11 +674,11 @@ async def test_a_server_that_rejects_our_certificate_was_sent_nothing(
         tls = Tls(ca_file=str(cert), cert_file=str(other), key_file=str(other_key))
     async with RawServer(tls=context) as server, line_to(server, tls=tls) as (_, line, url):
         with pytest.raises(Unavailable) as refused:
-            await line.post(url, "k", b"{}".ljust(body_bytes), 10)
+            await line.post(UpstreamRequest(url, "k", b"{}".ljust(body_bytes)), 10)
         # Some servers end the connection so early that nothing was written at all.
         assert refused.value.code in ("upstream_tls_rejected", "upstream_unavailable")
         with pytest.raises(Unavailable):
-            await line.open(url, "k", b"{}".ljust(body_bytes), 10)
+            await line.open(UpstreamRequest(url, "k", b"{}".ljust(body_bytes)), 10)
         assert server.posts == []
 
 
@@ -701,9 +701,9 @@ async def test_a_server_that_ends_an_accepted_tls_connection_may_have_done_the_w
         line_to(server, tls=Tls(ca_file=str(cert))) as (_, line, url),
     ):
         # A server without tickets shows by its first answer that it sends none.
-        assert (await line.post(url, "k", b"{}", 10)).status == 200
+        assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).status == 200
         with pytest.raises(Ambiguous):
-            await line.post(url, "k", b"{}", 10)
+            await line.post(UpstreamRequest(url, "k", b"{}"), 10)
         assert len(server.posts) == 2
 
 
@@ -717,8 +717,8 @@ async def test_silence_ends_no_audio_call_unless_the_deployment_says_so() -> Non
         line_to(server, HttpLimits(read_timeout_s=0.05)) as (transport, line, chat),
     ):
         url = URL(deployment(server.url).url_of("/v1/audio/transcriptions"))
-        assert (await line.post(url, "k", b"{}", 10)).status == 200
+        assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).status == 200
         with pytest.raises(Ambiguous):
-            await line.post(chat, "k", b"{}", 10)
+            await line.post(UpstreamRequest(chat, "k", b"{}"), 10)
         with pytest.raises(Ambiguous):
-            await transport.line(deployment(server.url, read_timeout_s=0.05)).post(url, "k", b"{}", 10)
+            await transport.line(deployment(server.url, read_timeout_s=0.05)).post(UpstreamRequest(url, "k", b"{}"), 10)

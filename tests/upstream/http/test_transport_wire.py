@@ -20,7 +20,7 @@ from tests.upstream.world import deployment, line_to, secret
 from tidegate.core.deployments import HttpLimits, Secret, Tls
 from tidegate.core.errors import Ambiguous, Unavailable
 from tidegate.upstream.http import connections
-from tidegate.upstream.http.transport import AiohttpTransport
+from tidegate.upstream.http.transport import AiohttpTransport, UpstreamRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -104,7 +104,10 @@ async def _ask_aiohttp(server: RawServer) -> list[tuple[int, bytes]]:
 
 async def _ask_us(server: RawServer) -> list[tuple[int, bytes]]:
     async with line_to(server) as (transport, line, url):
-        found = [(reply.status, reply.body) for reply in [await line.post(url, "k", b"{}", 10) for _ in range(3)]]
+        found = [
+            (reply.status, reply.body)
+            for reply in [await line.post(UpstreamRequest(url, "k", b"{}"), 10) for _ in range(3)]
+        ]
         assert transport.free_slots() == HttpLimits().connections_max
         assert transport.connections.open_count() == transport.connections.idle_count()
         return found
@@ -126,10 +129,10 @@ async def test_answers_are_read_and_connections_kept_as_aiohttp_does(name: str, 
 async def test_one_connection_serves_every_endpoint_method_and_deployment_at_a_host() -> None:
     async with RawServer() as server, line_to(server, api_key=secret()) as (transport, line, url):
         other = transport.line(deployment(server.url, name="two", api_key=Secret("sk-other")))
-        await line.post(url, "a", b'{"x":1}', 10)
+        await line.post(UpstreamRequest(url, "a", b'{"x":1}'), 10)
         await line.get(URL(f"{server.url}/models"), 10)
-        await other.post(URL(f"{server.url}/embeddings"), "b", b"", 10)
-        await line.post(url, "c", b'{"y":22}', 10)
+        await other.post(UpstreamRequest(URL(f"{server.url}/embeddings"), "b", b""), 10)
+        await line.post(UpstreamRequest(url, "c", b'{"y":22}'), 10)
     assert server.connection_count == 1
     assert [request.line for request in server.requests] == [
         "POST /v1/chat/completions HTTP/1.1",
@@ -149,15 +152,15 @@ async def test_one_connection_serves_every_endpoint_method_and_deployment_at_a_h
 async def test_a_key_that_would_be_more_than_a_value_is_never_sent(key: str) -> None:
     async with RawServer() as server, line_to(server) as (transport, line, url):
         with pytest.raises(Unavailable):
-            await line.post(url, key, b"{}", 10)
+            await line.post(UpstreamRequest(url, key, b"{}"), 10)
         assert transport.free_slots() == HttpLimits().connections_max
-        assert (await line.post(url, "fine", b"{}", 10)).status == 200
+        assert (await line.post(UpstreamRequest(url, "fine", b"{}"), 10)).status == 200
     assert [request.headers["Idempotency-Key"] for request in server.requests] == ["fine"]
 
 
 async def test_a_path_cannot_end_its_line() -> None:
     async with RawServer() as server, line_to(server) as (_, line, _url):
-        await line.post(URL(f"{server.url}/x y\r\nX-Admin: 1"), "k", b"{}", 10)
+        await line.post(UpstreamRequest(URL(f"{server.url}/x y\r\nX-Admin: 1"), "k", b"{}"), 10)
     assert server.requests[0].path.startswith("/v1/x%20y")
     assert "X-Admin" not in server.requests[0].headers
 
@@ -174,7 +177,7 @@ async def test_ipv6() -> None:
     port = server.sockets[0].getsockname()[1]
     transport = AiohttpTransport(HttpLimits())
     place = deployment(f"http://[::1]:{port}/v1")
-    assert (await transport.line(place).post(URL(place.url_of("/v1/x")), "k", b"{}", 10)).body == CHAT
+    assert (await transport.line(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"{}"), 10)).body == CHAT
     assert b"\r\nHost: [::1]:%d\r\n" % port in heads[0]
     await transport.close()
     server.close()
@@ -186,7 +189,7 @@ async def test_an_upgrade_is_no_answer_and_its_connection_is_not_kept() -> None:
         await peer.until_gone()
 
     async with RawServer(script) as server, line_to(server) as (transport, line, url):
-        assert (await line.post(url, "k", b"{}", 10)).status == 101
+        assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).status == 101
         await eventually(lambda: server.open_count == 0, "the connection to be closed")
         assert transport.connections.open_count() == 0
 
@@ -210,12 +213,12 @@ async def test_garbage_behind_an_answer_harms_at_most_that_answer(behind: bytes,
 
     async with RawServer(script) as server, line_to(server) as (transport, line, url):
         try:
-            assert (await line.post(url, "a", b"{}", 10)).body == b"a"
+            assert (await line.post(UpstreamRequest(url, "a", b"{}"), 10)).body == b"a"
         except Ambiguous:
             assert not late
         await garbage_sent.wait()
-        assert (await line.post(url, "b", b"{}", 10)).body == b"b"
-        assert (await line.post(url, "c", b"{}", 10)).body == b"c"
+        assert (await line.post(UpstreamRequest(url, "b", b"{}"), 10)).body == b"b"
+        assert (await line.post(UpstreamRequest(url, "c", b"{}"), 10)).body == b"c"
         if late:
             # Even half a line out of turn is reason enough to take another connection.
             assert [request.connection for request in server.requests] == [1, 2, 2]
@@ -304,7 +307,7 @@ class TestLargeRequests:
     async def test_one_that_is_taken_slowly_arrives_whole(self, tls: ssl.SSLContext | None) -> None:
         transport = AiohttpTransport(HttpLimits())
         async with Sluggish(tls) as server:
-            call = asyncio.create_task(transport.line(server.place).post(server.url, "k", LARGE, 60))
+            call = asyncio.create_task(transport.line(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60))
             await server.head_read.wait()
             server.read_on.set()
             assert (await call).body == hashlib.sha256(LARGE).hexdigest().encode()
@@ -318,7 +321,7 @@ class TestLargeRequests:
         transport = AiohttpTransport(limits)
         async with Sluggish(tls) as server:
             with pytest.raises(Ambiguous, match=said):
-                await transport.line(server.place).post(server.url, "k", LARGE, 60)
+                await transport.line(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60)
             assert transport.connections.open_count() == 0
             assert transport.free_slots() == limits.connections_max
             await server.is_cut()
@@ -327,7 +330,7 @@ class TestLargeRequests:
     async def test_one_that_is_answered_early_gives_the_answer_and_drops_the_connection(self) -> None:
         transport = AiohttpTransport(HttpLimits())
         async with Sluggish(None, _sized(b"too much", status=b"413 Too Large")) as server:
-            reply = await transport.line(server.place).post(server.url, "k", LARGE, 60)
+            reply = await transport.line(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60)
             assert (reply.status, reply.body) == (413, b"too much")
             # The server reads nothing more, so only an abort ends it.
             assert transport.connections.open_count() == 0
@@ -337,7 +340,7 @@ class TestLargeRequests:
     async def test_one_that_is_not_taken_does_not_hold_up_close(self, tls: ssl.SSLContext | None) -> None:
         transport = AiohttpTransport(HttpLimits())
         async with Sluggish(tls) as server:
-            call = asyncio.create_task(transport.line(server.place).post(server.url, "k", LARGE, 60))
+            call = asyncio.create_task(transport.line(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60))
             await server.head_read.wait()
             await asyncio.wait_for(transport.close(), 10)
             with pytest.raises(Ambiguous):
@@ -347,7 +350,7 @@ class TestLargeRequests:
     async def test_one_that_is_cancelled_is_dropped(self, tls: ssl.SSLContext | None) -> None:
         transport = AiohttpTransport(HttpLimits())
         async with Sluggish(tls) as server:
-            call = asyncio.create_task(transport.line(server.place).post(server.url, "k", LARGE, 60))
+            call = asyncio.create_task(transport.line(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60))
             await server.head_read.wait()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -365,22 +368,22 @@ async def test_tls_connections_are_reused_and_a_closed_one_is_replaced(server_tl
 
     async with RawServer(script, tls=server_tls) as server, line_to(server, tls=Tls(verify=False)) as (_, line, url):
         for number in range(3):
-            assert (await line.post(url, f"k{number}", b"{}", 10)).status == 200
+            assert (await line.post(UpstreamRequest(url, f"k{number}", b"{}"), 10)).status == 200
         await eventually(lambda: server.open_count == 0, "the server to have closed")
-        assert (await line.post(url, "k3", b"{}", 10)).status == 200
+        assert (await line.post(UpstreamRequest(url, "k3", b"{}"), 10)).status == 200
     assert [request.connection for request in server.requests] == [1, 1, 1, 2]
     assert [request.headers["Idempotency-Key"] for request in server.requests] == ["k0", "k1", "k2", "k3"]
 
 
 async def test_an_idle_connection_is_used_no_longer_than_it_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     async with RawServer() as server, line_to(server, HttpLimits(kept_alive_s=60)) as (_, line, url):
-        await line.post(url, "a", b"{}", 10)
+        await line.post(UpstreamRequest(url, "a", b"{}"), 10)
         now = time.monotonic()
         monkeypatch.setattr(connections, "monotonic", lambda: now + 59)
-        await line.post(url, "b", b"{}", 10)
+        await line.post(UpstreamRequest(url, "b", b"{}"), 10)
         # It became idle again 59 seconds later.
         monkeypatch.setattr(connections, "monotonic", lambda: now + 59 + 61)
-        await line.post(url, "c", b"{}", 10)
+        await line.post(UpstreamRequest(url, "c", b"{}"), 10)
     assert [request.connection for request in server.requests] == [1, 1, 2]
 
 
@@ -394,12 +397,12 @@ async def test_many_idle_connections_that_the_server_closed_cost_one_call_nothin
             peer.close()
 
     async with RawServer(script) as server, line_to(server) as (_, line, url):
-        calls = [asyncio.create_task(line.post(url, f"k{n}", b"{}", 10)) for n in range(10)]
+        calls = [asyncio.create_task(line.post(UpstreamRequest(url, f"k{n}", b"{}"), 10)) for n in range(10)]
         await eventually(lambda: len(server.requests) == 10, "ten calls to arrive")
         release.set()
         await asyncio.gather(*calls)
         await eventually(lambda: server.open_count == 0, "the server to have closed them all")
-        assert (await line.post(url, "last", b"{}", 10)).status == 200
+        assert (await line.post(UpstreamRequest(url, "last", b"{}"), 10)).status == 200
     assert len(server.requests) == 11
 
 
@@ -420,20 +423,20 @@ async def test_close_ends_calls_in_flight_and_nothing_is_opened_after_it() -> No
         await peer.until_gone()
 
     async with RawServer(script) as server, line_to(server) as (transport, line, url):
-        call = asyncio.create_task(line.post(url, "k", b"{}", 60))
+        call = asyncio.create_task(line.post(UpstreamRequest(url, "k", b"{}"), 60))
         await eventually(lambda: server.requests, "the call to arrive")
         await transport.close()
         with pytest.raises(Ambiguous):
             await call
         await asyncio.wait_for(server.requests[0].gone.wait(), 5)
         with pytest.raises(Unavailable):
-            await line.post(url, "k2", b"{}", 60)
+            await line.post(UpstreamRequest(url, "k2", b"{}"), 60)
     assert server.connection_count == 1
 
 
 async def test_nothing_that_is_printed_shows_the_key() -> None:
     async with RawServer() as server, line_to(server, api_key=secret()) as (transport, line, url):
-        await line.post(url, "k", b"{}", 10)
+        await line.post(UpstreamRequest(url, "k", b"{}"), 10)
         template = line.template(url)
         shown = repr(
             [transport, line, template, template.request, template.key, template.request.headers, transport.connections]

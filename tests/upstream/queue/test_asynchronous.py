@@ -29,7 +29,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.ids import item_id
 from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
-from tidegate.upstream.http.transport import AiohttpTransport, Client, HttpReply
+from tidegate.upstream.http.transport import AiohttpTransport, Client, HttpReply, UpstreamRequest
 from tidegate.upstream.queue.asynchronous import Office, QueueTransport
 
 pytestmark = pytest.mark.anyio
@@ -53,8 +53,11 @@ class Process:
         self.deployment = deployment(queue)
         self.line: Client = self.transport.line(self.deployment)
 
-    def post(self, key: str = KEY, total_s: float = LONG_S, **more: Any) -> asyncio.Task[HttpReply]:
-        call: Coroutine[Any, Any, HttpReply] = self.line.post(URL_OF, key, BODY, total_s, **more)
+    def post(
+        self, key: str = KEY, total_s: float = LONG_S, permit: SendPermit | None = None, **more: Any
+    ) -> asyncio.Task[HttpReply]:
+        request = UpstreamRequest(URL_OF, key, BODY, **more)
+        call: Coroutine[Any, Any, HttpReply] = self.line.post(request, total_s, permit)
         return asyncio.create_task(call)
 
 

@@ -8,19 +8,24 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yarl import URL
 
+from tidegate.core.deployments import Queue, Secret
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, Throttled, Unavailable, UpstreamError
+from tidegate.upstream.http.transport import UpstreamRequest
 from tidegate.upstream.queue import messages
 
-ID = "batch_req_0123456789abcdefABCDEF-00112233aabbccdd.0"
+KEY = "batch_req_0123456789abcdefABCDEF-00112233aabbccdd"
+ID = f"{KEY}.0"
+QUEUE = Queue(Secret("redis://localhost"), "req", "res")
 NOW_MS = 1_764_044_000_500
 BODY = b'{"model":"m", "n":12345678901234567890,"messages":[{"role":"user","content":"h\\u00e9"}]}'
 
 
 def made(total_s: float = 60.0, now_ms: int = NOW_MS, **headers: str) -> dict[str, Any]:
-    told = {"Idempotency-Key": ID, **headers}
-    request = messages.request(ID, "tok", ("req", "res"), "/v1/chat/completions", told, BODY, now_ms, total_s)
-    read: dict[str, Any] = json.loads(request.message)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    sent = UpstreamRequest(URL("http://gateway/v1/chat/completions"), KEY, BODY, lines.encode())
+    read: dict[str, Any] = json.loads(messages.queue_request(sent, QUEUE, "tok", now_ms, total_s).message)
     return read
 
 
@@ -37,12 +42,12 @@ def test_a_request_is_the_envelope_that_the_processor_reads() -> None:
     }
     data = envelope["data"]
     assert (data["id"], data["created"], data["deadline"]) == (ID, 1_764_044_000, 1_764_044_060)
-    assert (data["endpoint"], data["headers"]) == ("/v1/chat/completions", {"Idempotency-Key": ID})
+    assert (data["endpoint"], data["headers"]) == ("/v1/chat/completions", {"Idempotency-Key": KEY})
 
 
 def test_the_body_is_spliced_in_as_it_is() -> None:
-    request = messages.request(ID, "tok", ("req", "res"), "/e", {}, BODY, NOW_MS, 60)
-    assert BODY in request.message
+    sent = UpstreamRequest(URL("http://gateway/e"), KEY, BODY)
+    assert BODY in messages.queue_request(sent, QUEUE, "tok", NOW_MS, 60).message
 
 
 def test_the_earliest_deadline_comes_first_and_then_the_earliest_request() -> None:

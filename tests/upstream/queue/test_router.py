@@ -30,14 +30,10 @@ async def routed(
     clock: HandClock, *deployments: Deployment, owner: str = "one", capacity: Capacity | None = None
 ) -> AsyncIterator[Router]:
     router = open_router(
-        deployments,
-        HttpLimits(),
-        clock,
-        FairDice(),
-        capacity=capacity,
-        open_queue=lambda queue: RedisQueue(queue, owner),
+        HttpLimits(), clock, FairDice(), capacity=capacity, open_queue=lambda queue: RedisQueue(queue, owner)
     )
     try:
+        router.serve(deployments)
         yield router
     finally:
         await router.close()
@@ -112,9 +108,8 @@ async def test_a_call_that_lies_in_a_queue_is_sent_to_no_other_deployment(proces
     call = world.call()
     queued = deployment(processor.queue)
     async with RawServer() as server:
-        gone = open_router(
-            [queued], HttpLimits(), world.clock, FairDice(), open_queue=lambda queue: RedisQueue(queue, "gone")
-        )
+        gone = open_router(HttpLimits(), world.clock, FairDice(), open_queue=lambda queue: RedisQueue(queue, "gone"))
+        gone.serve([queued])
         left = asyncio.create_task(gone.send(call))
         await processor.until_lies()
         async with routed(world.clock, other(server), queued, owner="next") as router:

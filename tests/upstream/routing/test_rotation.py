@@ -19,7 +19,7 @@ from tidegate.backends.shared_redis import LocalRests
 from tidegate.core.deployments import Deployment, HttpLimits, Secret, Tls
 from tidegate.core.errors import KeyRejected
 from tidegate.settings.renewal import Renewal
-from tidegate.upstream.http.transport import AiohttpTransport
+from tidegate.upstream.http.transport import AiohttpTransport, UpstreamRequest
 from tidegate.upstream.routing.deployment_state import KEY_REST_MS_MAX
 from tidegate.upstream.routing.slots import Capacity
 
@@ -102,7 +102,9 @@ async def test_equal_settings_share_one_pool_and_others_do_not(certificates: Pat
         async def call(name: str, tls: Tls, key: str = "k") -> int:
             one = Deployment(name, server.url, tls=tls, api_key=Secret(key))
             line = transport.line(one)
-            assert (await line.post(URL(one.url_of("/v1/chat/completions")), "k", b"{}", 10)).status == 200
+            assert (
+                await line.post(UpstreamRequest(URL(one.url_of("/v1/chat/completions")), "k", b"{}"), 10)
+            ).status == 200
             return server.posts[-1].connection
 
         try:

@@ -9,6 +9,7 @@ currency they are in is not known here.
 """
 
 from collections.abc import Collection
+from typing import Self
 
 from tidegate.core.budgets import counting
 from tidegate.core.budgets.budget import TOKENS_MAX, Limit, Period
@@ -28,6 +29,11 @@ class MoneyLedger(Ledger):
     def __init__(self, holder: int = NOBODY) -> None:
         super().__init__()
         self.holder = holder
+
+    def held_by(self, holder: int) -> Self:
+        """What is done from here on is done for this holder."""
+        self.holder = holder
+        return self
 
     def fits(self, limit: Limit, now: int, requests: int, each: int) -> int:
         if limit.nano is None or each <= 0:

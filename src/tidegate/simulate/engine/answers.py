@@ -12,7 +12,7 @@ import msgspec
 
 from tidegate.simulate.engine.asks import SimulatedRequest, prompt_hash, token_count
 from tidegate.simulate.engine.forms import Form, json_text
-from tidegate.simulate.engine.kv_cache import TOKEN_BYTES
+from tidegate.simulate.engine.kv_cache import BLOCK_TOKENS, TOKEN_BYTES
 
 SSE_DONE = b"data: [DONE]\n\n"
 
@@ -53,6 +53,11 @@ class SimulatedChoice(msgspec.Struct):
     plain: bool = True
     """Whether the text can stand in a JSON string as it is."""
 
+    def note_cache(self, found_tokens: int) -> None:
+        """The engine found so many tokens of the prompt in its cache, and put every other whole block of it there."""
+        self.cached_tokens = found_tokens
+        self.written_tokens = self.prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS - found_tokens
+
 
 class SimulatedAnswer(msgspec.Struct):
     """All that is needed to write an answer in any shape."""
@@ -65,6 +70,11 @@ class SimulatedAnswer(msgspec.Struct):
     prompt_tokens: int
     output_tokens: int
     sent_events: int = 0
+
+    def next_event_number(self) -> int:
+        """Number the next event of a stream of typed events."""
+        number, self.sent_events = self.sent_events, self.sent_events + 1
+        return number
 
     @property
     def cached_tokens(self) -> int:

@@ -66,8 +66,7 @@ _CUSTOM = (b"custom_tool_call_input", b"input")
 
 
 def _event(answer: SimulatedAnswer, kind: bytes, fields: bytes) -> bytes:
-    number = answer.sent_events
-    answer.sent_events += 1
+    number = answer.next_event_number()
     return b'event: %s\ndata: {"type":"%s","sequence_number":%d,%s}\n\n' % (kind, kind, number, fields)
 
 

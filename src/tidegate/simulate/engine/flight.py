@@ -7,7 +7,7 @@ from time import monotonic
 
 from tidegate.simulate.engine import meters
 from tidegate.simulate.engine.answers import SimulatedAnswer
-from tidegate.simulate.engine.kv_cache import BLOCK_TOKENS, TOKEN_BYTES
+from tidegate.simulate.engine.kv_cache import TOKEN_BYTES
 from tidegate.simulate.engine.model import ModelledEvent, ModelledRequest, RequestTooLong, Sequence
 from tidegate.simulate.engine.pace import SimulatedPace
 
@@ -47,9 +47,7 @@ class SimulatedFlight:
         histogram = meters.BETWEEN_TOKENS_AT if event.ordinal > 1 else meters.FIRST_TOKEN_AT
         meters.observe(self._counters, histogram, now - self._seen[index])
         self._seen[index] = now
-        choice.cached_tokens = event.sequence.cached_tokens
-        # Every whole block of the prompt that was not found is put into the cache.
-        choice.written_tokens = choice.prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS - choice.cached_tokens
+        choice.note_cache(event.sequence.cached_tokens)
         if self.on_token is not None and event.ordinal:
             self.on_token(index, choice.text[(event.ordinal - 1) * TOKEN_BYTES : event.ordinal * TOKEN_BYTES])
         if event.finished:

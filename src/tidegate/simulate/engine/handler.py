@@ -44,10 +44,11 @@ class EngineHandler:
         self._counters = board.counters
         self.body_bytes_max = options.body_bytes_max
         self.failure: asyncio.Future[None] = self._loop.create_future()
+        self.failure.add_done_callback(lambda _: self.close())
         self.pace = SimulatedPace(ModelledEngine(options.limits())) if options.mode == "modelled" else None
         self._instant = options.mode == "instant"
         log = CallsLog(options.calls_log, fsync=options.calls_log_fsync) if options.calls_log else None
-        self._out = Outbox(log, board.counters, index, options.processes, self.fail)
+        self._out = Outbox(log, board.counters, index, options.processes, self.failure)
         self._key = b"Bearer " + options.api_key.encode() if options.api_key else None
         self._routes = routes_for(options)
         self._dealer = Dealer(options.faults, options.seed + index, board)
@@ -79,7 +80,6 @@ class EngineHandler:
         """Stop the engine with a reason; no call is answered any more."""
         if not self.failure.done():
             self.failure.set_exception(error)
-        self.close()
 
     def refuse(self, connection: SimulatedConnection, error: BadRequest) -> None:
         """Bytes that are no request get one answer in OpenAI's shape."""

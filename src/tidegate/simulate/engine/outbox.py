@@ -5,7 +5,6 @@ keeps instant mode cheap and the witness ahead of every answer. A log that canno
 """
 
 import asyncio
-from collections.abc import Callable
 from hashlib import sha256
 from time import time
 
@@ -31,7 +30,7 @@ class WitnessedCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outbox:
-    """The way out of one process; `number` is that of the next call."""
+    """The way out of one process; `number` is that of the next call. Once `failure` is done, nothing goes out any more."""
 
     def __init__(
         self,
@@ -39,12 +38,12 @@ class Outbox:
         counters: "memoryview[int]",
         index: int,
         stride: int,
-        on_failure: Callable[[OSError], None],
+        failure: "asyncio.Future[None]",
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._log = log
         self._counters = counters
-        self._on_failure = on_failure
+        self._failure = failure
         # Numbers are unique over all processes of one engine: each counts in its own stride.
         self.number = index
         self._stride = stride
@@ -106,7 +105,8 @@ class Outbox:
                 self._log.flush()
         except OSError as error:
             # Answers without a witness would make every proof that reads the log worthless.
-            self._on_failure(error)
+            self._failure.set_exception(error)
+        if self._failure.done():
             return
         for connection, data, keep_alive in waiting:
             connection.write(data)

@@ -26,6 +26,7 @@ from tidegate.core.policy.policy_rules import DenialCode
 from tidegate.core.ports import Clock, Limits
 from tidegate.core.usage.prices import CostRange, units_text
 from tidegate.upstream.budgets.settlements import Settlements
+from tidegate.upstream.budgets.spent_budgets import SpentBudgets
 from tidegate.upstream.http.send_permit import SendPermit
 
 log = structlog.get_logger(__name__)
@@ -38,10 +39,7 @@ UNREACHABLE_MS = 1_000
 SPENT_MS_MIN = 50
 # A month or a lifetime is spent for long, but an operator may raise it: now and then it is asked all the same.
 SPENT_MS_MAX = 600_000
-# How soon a spent budget is asked again that was given something back.
-FREED_MS = 250
-# Processes that wait for the same moment take turns by asking for little at a time, for as long as the budget was spent of late.
-CONTENDED_MS = 60_000
+# Of a budget that was spent lately, so that other processes wait for it too.
 CONTENDED_ASK_MAX = 16
 ASK_MAX = 512
 
@@ -91,9 +89,8 @@ class BudgetClient:
         self._charges: list[tuple[BudgetRequest, float]] = []
         self._charged: list[tuple[BudgetRequest, float, Grant]] = []
         self._asking: asyncio.Task[None] | None = None
-        self._settlements = Settlements(limits, self._freed)
-        self._spent: dict[Budget, float] = {}
-        self._contended: dict[Budget, float] = {}
+        self._spent = SpentBudgets(clock)
+        self._settlements = Settlements(limits, self._spent)
         # What the limits had left when they were last asked, and when that was.
         self._rooms: dict[Budget, tuple[float, list[LimitRoom]]] = {}
         self._closed = False
@@ -112,14 +109,11 @@ class BudgetClient:
         """The moment before which nothing can be sent under these budgets, as far as is known here; 0 when nothing is known."""
         if self._charged:
             self._renew_charged()
-        if not self._spent:
-            return 0.0
-        return max((self._spent.get(budget, 0.0) for budget in budgets), default=0.0)
+        return self._spent.until_ms(budgets)
 
     def spent(self) -> dict[str, float]:
         """Until when which budgets are spent, as far as is known here."""
-        self._forget_what_passed(self._clock.monotonic_ms())
-        return {budget.id: until_ms for budget, until_ms in self._spent.items()}
+        return self._spent.by_id()
 
     def rooms(self, budgets: Budgets) -> list[LimitRoom]:
         """Return what the limits of requests and tokens of these budgets have left, as far as is known here."""
@@ -188,7 +182,7 @@ class BudgetClient:
         for one in [one for one in self._charged if one[1] <= now_ms]:
             self._charged.remove(one)
             (budget,), grant = one[0].budgets, one[2]
-            self._spent.pop(budget, None)
+            self._spent.renew(budget)
             self._settlements.add(Settlement(grant.id, (budget,), grant.requests, grant.tokens, 0))
 
     def give_back(self, permit: SendPermit) -> None:
@@ -202,14 +196,6 @@ class BudgetClient:
             self._settlements.add(
                 Settlement(permit.grant_id, permit.budgets, 0, permit.tokens, tokens, permit.nano, used_nano)
             )
-
-    def _freed(self, budgets: Budgets) -> None:
-        """The moment that a spent budget named is too late once something was given back: it is asked again soon, and not at once,
-        since each of many calls gives back a little."""
-        soon_ms = self._clock.monotonic_ms() + FREED_MS
-        for budget in budgets:
-            if self._spent.get(budget, 0.0) > soon_ms:
-                self._spent[budget] = soon_ms
 
     async def close(self) -> None:
         """Refuse waiting calls, and settle what is known."""
@@ -276,16 +262,13 @@ class BudgetClient:
     def _next_part(self, budgets: Budgets, now_ms: float) -> list[_Waiter]:
         """Who is asked for now of those who wait under these budgets; the others come with the next question."""
         waiting = [waiter for waiter in self._waiting.pop(budgets) if not waiter.answer.done()]
-        for budget in budgets:
-            until_ms = self._spent.get(budget, 0.0)
-            if until_ms > now_ms:
-                # Another question was answered so since these came.
-                for waiter in waiting:
-                    waiter.answer.set_exception(_spent(budget.id, until_ms))
-                return []
-        count = ASK_MAX
-        if any(self._contended.get(budget, 0.0) > now_ms for budget in budgets):
-            count = CONTENDED_ASK_MAX
+        spent = self._spent.first(budgets, now_ms)
+        if spent is not None:
+            # Another question was answered so since these came.
+            for waiter in waiting:
+                waiter.answer.set_exception(_spent(spent[0].id, spent[1]))
+            return []
+        count = CONTENDED_ASK_MAX if self._spent.are_contended(budgets, now_ms) else ASK_MAX
         if budgets in self._one_by_one:
             # The last grant's tokens were too few for any waiter: a question for one cannot be answered with half of what it needs.
             self._one_by_one.discard(budgets)
@@ -394,9 +377,7 @@ class BudgetClient:
         metrics.limits_spent.of(named[0].bound).inc()
         metrics.budget_wait_seconds.observe((until_ms - now_ms) / 1000)
         for budget in named:
-            self._spent[budget] = max(until_ms, self._spent.get(budget, 0.0))
-            self._contended[budget] = until_ms + CONTENDED_MS
-        self._forget_what_passed(now_ms)
+            self._spent.note(budget, until_ms)
         # Those who came meanwhile would hear the same.
         for waiter in [*left, *self._waiting.pop(budgets, [])]:
             if not waiter.answer.done():
@@ -408,15 +389,9 @@ class BudgetClient:
         now_ms = self._clock.monotonic_ms()
         if self.unreachable_until_ms > now_ms:
             raise self._unreachable("the shared budgets could not be asked a moment ago")
-        for budget in budgets:
-            until_ms = self._spent.get(budget, 0.0)
-            if until_ms > now_ms:
-                raise _spent(budget.id, until_ms)
-
-    def _forget_what_passed(self, now_ms: float) -> None:
-        for known in (self._spent, self._contended):
-            for budget in [budget for budget, until_ms in known.items() if until_ms <= now_ms]:
-                del known[budget]
+        spent = self._spent.first(budgets, now_ms)
+        if spent is not None:
+            raise _spent(spent[0].id, spent[1])
 
     def _lose_touch(self, why: str, parts: Sequence[tuple[Budgets, Sequence[_Waiter]]]) -> None:
         self.unreachable_until_ms = self._clock.monotonic_ms() + UNREACHABLE_MS

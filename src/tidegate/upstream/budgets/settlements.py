@@ -5,27 +5,25 @@ forgotten.
 """
 
 import asyncio
-from collections.abc import Callable
 
 import structlog
 
-from tidegate.core.budgets.budget import Budget, Settlement
+from tidegate.core.budgets.budget import Settlement
 from tidegate.core.ports import Limits
+from tidegate.upstream.budgets.spent_budgets import Budgets, SpentBudgets
 
 log = structlog.get_logger(__name__)
-
-Budgets = tuple[Budget, ...]
 
 SETTLE_S = 0.05
 SETTLEMENTS_MAX = 50_000
 
 
 class Settlements:
-    """Open settlements. `freed` is called with budgets that were given something back."""
+    """Open settlements. A budget that was given something back is asked again sooner."""
 
-    def __init__(self, limits: Limits | None, freed: Callable[[Budgets], None] = lambda budgets: None) -> None:
+    def __init__(self, limits: Limits | None, spent: SpentBudgets) -> None:
         self._limits = limits
-        self._freed = freed
+        self._spent = spent
         # A debit returns grants that share an id; (id, budgets) is unique.
         self._open: dict[tuple[str, Budgets], Settlement] = {}
         self._settling: asyncio.Task[None] | None = None
@@ -56,7 +54,7 @@ class Settlements:
                     continue
                 for one in settlements:
                     if one.gives_back:
-                        self._freed(one.budgets)
+                        self._spent.free(one.budgets)
         finally:
             self._settling = None
 

@@ -15,7 +15,7 @@ from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.retry_budget import Attempt
 from tidegate.upstream.routing.routes import NameRoute, Routes
-from tidegate.upstream.routing.slots import ModelSlots, RoomSignal
+from tidegate.upstream.routing.slots import ModelSlots, RoomSignal, SlotDemand
 from tidegate.upstream.tide.tide_loop import TideLoop
 from tidegate.upstream.tide.tides import BackgroundFlight
 
@@ -59,10 +59,18 @@ class Admission:
 
 class Admissions:
     def __init__(
-        self, routes: Routes, slots: ModelSlots, feedback: Feedback, tides: TideLoop, room: RoomSignal, clock: Clock
+        self,
+        routes: Routes,
+        slots: ModelSlots,
+        demand: SlotDemand,
+        feedback: Feedback,
+        tides: TideLoop,
+        room: RoomSignal,
+        clock: Clock,
     ) -> None:
         self._routes = routes
         self._model_slots = slots
+        self._demand = demand
         self._feedback = feedback
         self._tides = tides
         self._room = room
@@ -81,6 +89,8 @@ class Admissions:
         model = route.model_of(call.model)
         admission = Admission(state, call, traffic, model, attempt, is_probe)
         if traffic is not None and not traffic.flex_wait_s:
+            # Before its slot is taken. A worker notes what its items need when it asks what is free.
+            self._demand.note_interactive(route.interactive_states, traffic.owner)
             state.begin_interactive(traffic.owner, now_ms)
             admission.is_awaiting = True
             self._tell_tide(state)
@@ -148,6 +158,13 @@ class Admissions:
         return learned
 
     # Calls that wait for a slot.
+
+    def note_demand(self, route: NameRoute, call: Call, traffic: Traffic | None, now_ms: float) -> None:
+        """Let the loop that shares slots know what this call finds and lacks."""
+        if traffic is not None and not traffic.flex_wait_s:
+            self._demand.note_interactive(route.interactive_states, traffic.owner)
+        else:
+            self._demand.note_background(route.states, route.model_of(call.model), now_ms)
 
     def begin_wait(self, states: Iterable[DeploymentState], call: Call, traffic: Traffic | None) -> None:
         for state in states:

@@ -61,7 +61,9 @@ class Availability:
         if free and self._model_slots.has_caps:
             free = int(min(free, max(0, self._model_slots.room(route.model_of(model)))))
         if not self._demand.is_alone:
-            self._view.ask_for_slots(route, model)
+            asked = route.model_of(model)
+            self._demand.ask(route.states, asked)
+            self._demand.note_background(route.states, asked, now_ms)
             if not free:
                 self._demand.hurry()
         slots = min(free, self._states.spare_calls(self._in_flight_max)) if free else 0

@@ -55,7 +55,7 @@ class BudgetWait:
         if error.until_ms > give_up_ms or not is_spent or too_many:
             # From so long before the moment on, an item would be let in to wait here; a user comes when it may be sent.
             early_ms = self._patience_ms if traffic is None and wait_ms > self._patience_ms else 0
-            error.retry_after_ms = math.ceil(wait_ms - early_ms)
+            error.put_off(math.ceil(wait_ms - early_ms))
             raise error
         if is_own_budget and traffic is None:
             state.begin_expecting()

@@ -35,6 +35,7 @@ from tidegate.upstream.calls.traffic import Traffic, goes_on, is_users
 from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.upstream.calls.view import View
 from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
+from tidegate.upstream.http.transport import UpstreamRequest
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.probe import SideProbes, probe
 from tidegate.upstream.routing.routes import NameRoute
@@ -156,9 +157,10 @@ class CallPath:
                 # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then.
                 permit = SendPermit(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
                 admission.go_out(0)
-                reply = await state.line.post(
-                    state.url(call.endpoint), call.idempotency_key, call.body, total_s, b"", permit, call.attempt_count
+                request = UpstreamRequest(
+                    state.url(call.endpoint), call.idempotency_key, call.body, b"", call.attempt_count
                 )
+                reply = await state.line.post(request, total_s, permit)
                 answer = self._exchange.read_reply(admission, call.endpoint, reply)
             else:
                 answer = await self._exchange.send_item(route, admission, total_s)

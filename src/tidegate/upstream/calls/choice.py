@@ -1,6 +1,6 @@
 """Which deployment of a route takes a call now: a pure function of what is known of them, for batch work and interactive calls alike.
 
-It takes no slot, waits for nothing and changes nothing but the notes of who was short of slots.
+It takes no slot, waits for nothing and changes nothing.
 """
 
 from collections.abc import Collection

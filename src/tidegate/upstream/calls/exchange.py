@@ -27,7 +27,7 @@ from tidegate.upstream.calls.translation import ItemTranslation, Shaped, is_tran
 from tidegate.upstream.http import classify
 from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
 from tidegate.upstream.http.streams import Stream
-from tidegate.upstream.http.transport import HttpReply
+from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
 from tidegate.upstream.routing.usage_asking import UsageAsking, names_the_option
@@ -189,15 +189,10 @@ class Exchange:
         call, state = admission.call, admission.state
         hints = state.priority_hints
         hint_headers = b"" if hints.is_silent else hints.headers(call, call.deadline_ms - self._clock.monotonic_ms())
-        reply = await state.line.post(
-            state.url(shaped.endpoint),
-            call.idempotency_key,
-            shaped.body,
-            total_s,
-            hint_headers,
-            permit,
-            call.attempt_count,
+        request = UpstreamRequest(
+            state.url(shaped.endpoint), call.idempotency_key, shaped.body, hint_headers, call.attempt_count
         )
+        reply = await state.line.post(request, total_s, permit)
         answer = self.read_reply(admission, shaped.endpoint, reply)
         receipt.settle(answer.usage)
         return answer
@@ -209,15 +204,8 @@ class Exchange:
         line = state.open_line
         assert line is not None
         assert traffic is not None
-        stream = await line.open(
-            state.url(shaped.endpoint),
-            call.idempotency_key,
-            shaped.body,
-            total_s,
-            shaped.headers,
-            permit,
-            interactive=not traffic.flex_wait_s,
-        )
+        request = UpstreamRequest(state.url(shaped.endpoint), call.idempotency_key, shaped.body, shaped.headers)
+        stream = await line.open(request, total_s, permit, interactive=not traffic.flex_wait_s)
         try:
             return await self._read_answer(admission, traffic, shaped, stream, receipt)
         except BaseException:

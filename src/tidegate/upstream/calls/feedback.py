@@ -78,11 +78,11 @@ class Feedback:
         else:
             self._learn(state, call, error, now_ms)
         key = state.deployment.api_key
-        if key is not None and error.body:
+        if key is not None:
             # Of an error also a key so short that an answer may well say it.
-            error.body = error.body.replace(key.reveal().encode(), b"***")
+            error.redact(key.reveal())
         if not isinstance(error, PoolExhausted):
-            error.retry_after_ms = self._view.wait_ms(self._routes.of(call.model), now_ms, call)
+            error.put_off(self._view.wait_ms(self._routes.of(call.model), now_ms, call))
         return error
 
     def _learn(self, state: DeploymentState, call: Call, error: UpstreamError, now_ms: float) -> None:

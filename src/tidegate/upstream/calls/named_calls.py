@@ -104,7 +104,7 @@ class NamedCalls:
         assert failed is not None
         if failed.retry_after_ms is None:
             # When it failed, those after it still took calls.
-            failed.retry_after_ms = self._view.wait_ms(route, self._clock.monotonic_ms(), call)
+            failed.put_off(self._view.wait_ms(route, self._clock.monotonic_ms(), call))
         raise failed
 
 

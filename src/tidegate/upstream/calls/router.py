@@ -47,29 +47,27 @@ from tidegate.upstream.tide.tides import tide_of
 class Router:
     def __init__(
         self,
-        deployments: Iterable[Deployment],
         transport: Transport,
         control: Transport,
         clock: Clock,
         entropy: Entropy,
         policy: DeploymentPolicy | None = None,
-        pool_timeout_s: float = 10.0,
-        resources: Iterable[Resource] = (),
         capacity: Capacity | None = None,
     ) -> None:
         self._transport, self._control, self._clock = transport, control, clock
         capacity, policy = capacity or Capacity(), policy or DeploymentPolicy()
         limits, rests, patience_ms = capacity.limits, capacity.rests, policy.patience_ms
         # What is known: routes, deployments, slots and budgets.
-        demand = SlotDemand(capacity.worker_id if limits is not None else None)
+        worker_id = capacity.worker_id if limits is not None else None
         line = WaitLine()
         self._room = RoomSignal(line)
         self._routes = Routes()
         self._budgets = BudgetClient(limits, clock)
         estimator = TokenEstimator()
         self._model_slots = ModelSlots(
-            capacity.model_in_flight_max, capacity.in_flight_max_global, is_alone=demand.is_alone
+            capacity.model_in_flight_max, capacity.in_flight_max_global, is_alone=worker_id is None
         )
+        demand = SlotDemand(worker_id, self._model_slots)
         tide_for = partial(
             tide_of, clock=clock, opened=self._room.announce, wake=self._room.wake, runs_items=capacity.runs_items
         )
@@ -82,15 +80,13 @@ class Router:
             view, self._states, self._model_slots, demand, self._waiting_groups, clock, capacity.in_flight_max
         )
         self._backpressure = None if rests is None else Backpressure(rests, clock, policy, self._states.values())
-        for why in self.replace(deployments, resources).values():
-            raise SettingsError(why)
         self._discovered = None if capacity.discovered is None else DiscoveredLimits(capacity.discovered, self._states)
         # The road of a call.
         feedback = Feedback(clock, entropy, view, self._routes, rests, self._backpressure)
-        admissions = Admissions(self._routes, self._model_slots, feedback, self._tides, self._room, clock)
+        admissions = Admissions(self._routes, self._model_slots, demand, feedback, self._tides, self._room, clock)
         notes = LimitNotes(self._budgets, estimator, clock, self._discovered, rests)
         exchange = Exchange(self._budgets, estimator, admissions, notes, clock, patience_ms)
-        slot_queue = SlotQueue(view, line, admissions, clock, pool_timeout_s)
+        slot_queue = SlotQueue(view, demand, line, admissions, clock, transport.pool_timeout_s)
         self._path = CallPath(view, slot_queue, admissions, exchange, clock, patience_ms)
         groups = Groups(self._path, self._waiting_groups, clock, policy.attempts_grouped)
         self._calls = NamedCalls(self._path, groups, key_slots, view, clock)
@@ -100,6 +96,11 @@ class Router:
             self._sharing = SlotSharing(limits, demand, owners, self._room, self._backpressure)
 
     # Where calls may go.
+
+    def serve(self, deployments: Iterable[Deployment], resources: Iterable[Resource] = ()) -> None:
+        """Serve these from now on; raise SettingsError when one of them cannot be used."""
+        for why in self.replace(deployments, resources).values():
+            raise SettingsError(why)
 
     def replace(
         self,
@@ -218,19 +219,20 @@ class Router:
 
 
 def open_router(
-    deployments: Iterable[Deployment],
     limits: HttpLimits,
     clock: Clock,
     entropy: Entropy,
     policy: DeploymentPolicy | None = None,
-    resources: Iterable[Resource] = (),
     capacity: Capacity | None = None,
     open_queue: Callable[[Queue], RequestQueue] | None = None,
 ) -> Router:
-    """A router over aiohttp, and over queues where deployments have one; to be called inside the running loop, and closed with it."""
+    """Return a router over aiohttp, and over queues where deployments have one; it serves nothing yet.
+
+    To be called inside the running loop, and closed with it.
+    """
     transport: Transport = AiohttpTransport(limits)
     control: Transport = AiohttpTransport(CONTROL_LIMITS)
     if open_queue is not None:
         office = Office(open_queue, limits, clock, entropy)
         transport, control = QueueTransport(transport, office), QueueTransport(control, office)
-    return Router(deployments, transport, control, clock, entropy, policy, limits.pool_timeout_s, resources, capacity)
+    return Router(transport, control, clock, entropy, policy, capacity)

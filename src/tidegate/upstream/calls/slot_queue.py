@@ -19,14 +19,24 @@ from tidegate.upstream.calls.view import View
 from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
+from tidegate.upstream.routing.slots import SlotDemand
 
 RETRY_BUDGET_WAIT_MS = 5_000
 FLEX_RETRY_MS = 5_000
 
 
 class SlotQueue:
-    def __init__(self, view: View, line: WaitLine, admissions: Admissions, clock: Clock, pool_timeout_s: float) -> None:
+    def __init__(
+        self,
+        view: View,
+        demand: SlotDemand,
+        line: WaitLine,
+        admissions: Admissions,
+        clock: Clock,
+        pool_timeout_s: float,
+    ) -> None:
         self._view = view
+        self._demand = demand
         self._line = line
         self._admissions = admissions
         self._clock = clock
@@ -43,7 +53,8 @@ class SlotQueue:
                 while chosen is None:
                     self._refuse(route, call, is_user=is_user)
                     standing = self._stand(route, call, traffic, standing)
-                    self._view.hurry(is_urgent=is_user)
+                    self._admissions.note_demand(route, call, traffic, self._clock.monotonic_ms())
+                    self._demand.hurry(is_urgent=is_user)
                     await self._next_turn()
                     chosen = choose(self._view, route, call, traffic, (), self._clock.monotonic_ms())
                 _forget(route, call)

@@ -1,6 +1,6 @@
 """What is known of the deployments of a route at one moment: who has a slot, whose budgets are spent, and from when on they take calls.
 
-It reads deployments, budgets and slots. It chooses no deployment, waits for nothing and sends nothing.
+It reads deployments, budgets and slots, and changes none of them. It chooses no deployment, waits for nothing and sends nothing.
 """
 
 import math
@@ -37,12 +37,9 @@ class View:
     def has_model_slots(self, route: NameRoute, call: Call) -> bool:
         """Whether the call's model has a slot for batch work, and the slots at hand are this process's."""
         slots = self._model_slots
-        if (self._demand.is_alone or self._demand.is_current) and (
+        return (self._demand.is_alone or self._demand.is_current) and (
             not slots.has_caps or slots.room(route.model_of(call.model)) >= 1
-        ):
-            return True
-        self.ask_for_slots(route, call.model)
-        return False
+        )
 
     def has_slot_for_user(self, state: DeploymentState, owner: str) -> bool:
         return state.takes_interactive(owner) and (not state.counts_interactive or self._demand.is_current)
@@ -71,17 +68,8 @@ class View:
     def may_try(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
         return self._routes.may_try(state, call, now_ms)
 
-    def hurry(self, *, is_urgent: bool = False) -> None:
-        self._demand.hurry(is_urgent=is_urgent)
-
     def are_limits_away(self, now_ms: float) -> bool:
         return self._budgets.unreachable_until_ms > now_ms
-
-    def ask_for_slots(self, route: NameRoute, model: str) -> None:
-        """Note that batch calls for this name would go out if there were slots."""
-        for state in route.states:
-            state.ask_for_slots()
-        self._model_slots.ask_for(route.model_of(model))
 
     # Moments.
 

@@ -8,7 +8,6 @@ its own part. Items whose call failed because they were grouped are tried alone.
 
 import asyncio
 from collections.abc import Sequence
-from copy import copy
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Protocol
@@ -146,8 +145,7 @@ class Groups:
         group.remove(members, max(1, slots), size.inputs)
         if call is None:
             return await self._sender.send(route, item.call, state)
-        narrow = copy(route)
-        narrow.states = [one for one in route.states if self._takes(kind, one, members)]
+        narrow = route.narrowed([one for one in route.states if self._takes(kind, one, members)])
         shares: Sequence[Share | GroupTrial]
         status, name = 0, ""
         try:

@@ -37,7 +37,9 @@ class InFlightCall:
         "status",
     )
 
-    def __init__(self, task: asyncio.Task[object], deadline: float, read_timeout_s: float) -> None:
+    def __init__(
+        self, task: asyncio.Task[object], deadline: float, read_timeout_s: float, *, is_streamed: bool = False
+    ) -> None:
         self._task = task
         self._began_cancels = task.cancelling()
         self._writer: BaseProtocol | None = None
@@ -50,7 +52,7 @@ class InFlightCall:
         self._body_since: float | None = None
         self._received_bytes = 0
         self._held = False
-        self.is_streamed = False
+        self.is_streamed = is_streamed
         self.deadline = deadline
         self.read_timeout_s = read_timeout_s
         self.sent = False
@@ -131,11 +133,11 @@ class TimeoutSweep:
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0.0
 
-    def begin(self, total_s: float, read_timeout_s: float) -> InFlightCall:
+    def begin(self, total_s: float, read_timeout_s: float, *, is_streamed: bool = False) -> InFlightCall:
         task = asyncio.current_task(self._loop)
         assert task is not None, "a call is made inside a task"
         deadline = self._loop.time() + total_s
-        flight = InFlightCall(task, deadline, read_timeout_s)
+        flight = InFlightCall(task, deadline, read_timeout_s, is_streamed=is_streamed)
         self._exchanges.add(flight)
         if self._timer is None:
             self._schedule(min(deadline, deadline - total_s + self._period_s))

@@ -41,6 +41,19 @@ HINTS_MAX = 1_024
 ONE_WRITE_BYTES_MAX = 64 * 1024
 
 
+class UpstreamRequest(NamedTuple):
+    """What is asked: a POST with a body, a GET without.
+
+    `headers` are more header lines, each with its line end. `attempt` is how many calls with this key counted before.
+    """
+
+    url: URL
+    idempotency_key: str
+    body: bytes | None
+    headers: bytes = b""
+    attempt: int = 0
+
+
 class HttpReply(NamedTuple):
     """What came back, whole. `body` is already decompressed."""
 
@@ -52,24 +65,14 @@ class HttpReply(NamedTuple):
 class Client(Protocol):
     """The way to one deployment."""
 
-    async def post(
-        self,
-        url: URL,
-        idempotency_key: str,
-        body: bytes,
-        total_s: float,
-        headers: bytes = b"",
-        permit: SendPermit | None = None,
-        attempt: int = 0,
-    ) -> HttpReply:
+    async def post(self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None) -> HttpReply:
         """Send one request and read its whole answer, whatever its status; raises one UpstreamError.
 
-        `headers` are more header lines, each with its line end. With a `leave`, PermitExpired when it ran out before the first byte.
-        `attempt` is how many calls with this key counted before.
+        With a permit, PermitExpired when it ran out before the first byte.
         """
 
     async def get(self, url: URL, total_s: float) -> HttpReply:
-        """The same for a question that costs nothing."""
+        """Ask a question that costs nothing; raises like `post`."""
 
 
 @runtime_checkable
@@ -77,15 +80,7 @@ class StreamingClient(Protocol):
     """A way on which an answer can be read while it comes."""
 
     async def open(
-        self,
-        url: URL,
-        idempotency_key: str,
-        body: bytes,
-        total_s: float,
-        headers: bytes = b"",
-        permit: SendPermit | None = None,
-        *,
-        interactive: bool = True,
+        self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None, *, interactive: bool = True
     ) -> Stream:
         """Send one request and give its answer as soon as its head is here, whatever its status; raises like `post`."""
 
@@ -99,6 +94,10 @@ class QueuedClient(Protocol):
 
 
 class Transport(Protocol):
+    @property
+    def pool_timeout_s(self) -> float:
+        """How long a call waits for room before `upstream_pool_timeout`."""
+
     def line(self, deployment: Deployment) -> Client:
         """The way to this deployment: with its key, its certificates and its time-outs."""
 
@@ -131,8 +130,9 @@ class RequestTemplate:
         self.get_head = b"GET" + head + b"\r\n"
         self.post_head = b"POST" + head + b"Idempotency-Key: "
 
-    def chunks(self, idempotency_key: str, headers: bytes, body: bytes | None) -> tuple[bytes, ...]:
-        """The whole request, ready to be written: a POST with a body, a GET without."""
+    def chunks(self, request: UpstreamRequest) -> tuple[bytes, ...]:
+        """The whole request, ready to be written."""
+        _, idempotency_key, body, headers, _ = request
         if body is None:
             return (self.get_head,)
         key = idempotency_key.encode()
@@ -155,33 +155,17 @@ class AiohttpClient:
         self._ways: dict[URL, RequestTemplate] = {}
 
     def post(
-        self,
-        url: URL,
-        idempotency_key: str,
-        body: bytes,
-        total_s: float,
-        headers: bytes = b"",
-        permit: SendPermit | None = None,
-        attempt: int = 0,
+        self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None
     ) -> Coroutine[Any, Any, HttpReply]:
-        return self._transport.call(self, url, idempotency_key, body, total_s, headers, permit)
+        return self._transport.call(self, request, total_s, permit)
 
     def get(self, url: URL, total_s: float) -> Coroutine[Any, Any, HttpReply]:
-        return self._transport.call(self, url, "", None, total_s, b"", None)
+        return self._transport.call(self, UpstreamRequest(url, "", None), total_s, None)
 
     def open(
-        self,
-        url: URL,
-        idempotency_key: str,
-        body: bytes,
-        total_s: float,
-        headers: bytes = b"",
-        permit: SendPermit | None = None,
-        *,
-        interactive: bool = True,
+        self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None, *, interactive: bool = True
     ) -> Coroutine[Any, Any, Stream]:
-        request = (idempotency_key, body, headers)
-        return self._transport.open(self, url, request, total_s, permit, interactive=interactive)
+        return self._transport.open(self, request, total_s, permit, interactive=interactive)
 
     def read_timeout_s(self, url: URL) -> float:
         """How long the server may be silent; where silence says nothing, only the whole call has a limit."""
@@ -197,6 +181,7 @@ class AiohttpClient:
 class AiohttpTransport:
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
+        self.pool_timeout_s = limits.pool_timeout_s
         self.connections = Connections(limits)
         self._loop = asyncio.get_running_loop()
         self._sweep = TimeoutSweep(self._loop, limits)
@@ -230,18 +215,14 @@ class AiohttpTransport:
     async def call(
         self,
         line: AiohttpClient,
-        url: URL,
-        idempotency_key: str,
-        body: bytes | None,
+        request: UpstreamRequest,
         total_s: float,
-        headers: bytes,
         permit: SendPermit | None,
     ) -> HttpReply:
-        """One request and its whole answer; a POST with a body, a GET without. A cancelled call closes its connection, so
-        that the upstream sees it.
-        """
+        """One request and its whole answer. A cancelled call closes its connection, so that the upstream sees it."""
+        url = request.url
         if not self._slots.take(interactive=False):
-            await self._slots.wait(min(self.limits.pool_timeout_s, total_s), interactive=False)
+            await self._slots.wait(min(self.pool_timeout_s, total_s), interactive=False)
         flight = self._sweep.begin(total_s, line.read_timeout_s(url))
         failed: UpstreamError | None = None
         try:
@@ -249,10 +230,9 @@ class AiohttpTransport:
                 connection, whole = None, False
                 try:
                     template = line.template(url)
-                    connection = self._idle(template, idempotency_key)
+                    connection = self._idle(template, request.idempotency_key)
                     if connection is None:
                         connection = await self.connections.open(template.request)
-                    request = (idempotency_key, body, headers)
                     message, payload = await self._ask(template, connection, request, flight, permit)
                     if payload.is_eof():
                         answer = payload.read_nowait()
@@ -267,7 +247,7 @@ class AiohttpTransport:
                     whole = isinstance(wrong, PermitExpired)
                     # Whatever a hostile answer makes the client raise, it is one failed call. What was caught is not
                     # chained or kept: its frames know the request's head, and with it our key.
-                    failed = self._sort(wrong, flight, repeatable=body is None)
+                    failed = self._sort(wrong, flight, repeatable=request.body is None)
                 finally:
                     if connection is not None:
                         self.connections.give_back(template.key, connection, whole=whole)
@@ -281,18 +261,16 @@ class AiohttpTransport:
     async def open(
         self,
         line: AiohttpClient,
-        url: URL,
-        request: tuple[str, bytes, bytes],
+        request: UpstreamRequest,
         total_s: float,
         permit: SendPermit | None,
         *,
         interactive: bool,
     ) -> Stream:
-        """One request, and its answer as soon as its head is here. `request` is an idempotency key, a body and more header lines."""
+        """One request, and its answer as soon as its head is here."""
         if not self._slots.take(interactive=interactive):
-            await self._slots.wait(min(self.limits.pool_timeout_s, total_s), interactive=interactive)
-        flight = self._sweep.begin(total_s, line.read_timeout_s(url))
-        flight.is_streamed = True
+            await self._slots.wait(min(self.pool_timeout_s, total_s), interactive=interactive)
+        flight = self._sweep.begin(total_s, line.read_timeout_s(request.url), is_streamed=True)
 
         def end() -> None:
             self._sweep.end(flight)
@@ -302,7 +280,7 @@ class AiohttpTransport:
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
                 try:
-                    return await self._open(line, url, request, flight, permit, end)
+                    return await self._open(line, request, flight, permit, end)
                 except (Exception, asyncio.CancelledError) as wrong:
                     failed = self._sort(wrong, flight, repeatable=False)
                 if failed is not None:
@@ -316,14 +294,13 @@ class AiohttpTransport:
     async def _open(
         self,
         line: AiohttpClient,
-        url: URL,
-        request: tuple[str, bytes, bytes],
+        request: UpstreamRequest,
         flight: InFlightCall,
         permit: SendPermit | None,
         end: Callable[[], None],
     ) -> Stream:
-        template = line.template(url)
-        connection = self._idle(template, request[0])
+        template = line.template(request.url)
+        connection = self._idle(template, request.idempotency_key)
         if connection is None:
             connection = await self.connections.open(template.request)
         try:
@@ -349,15 +326,14 @@ class AiohttpTransport:
         self,
         template: RequestTemplate,
         connection: Connection,
-        request: tuple[str, bytes | None, bytes],
+        request: UpstreamRequest,
         flight: InFlightCall,
         permit: SendPermit | None,
     ) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
         """Write the request, and wait for the head of its answer."""
-        idempotency_key, body, headers = request
         connection.expect_answer(self.limits)
         assert connection.transport is not None
-        write, chunks = connection.transport.write, template.chunks(idempotency_key, headers, body)
+        write, chunks = connection.transport.write, template.chunks(request)
         if permit is not None:
             # The last look at the clock: between it and the kernel stands nothing but the write itself.
             permit.begin()

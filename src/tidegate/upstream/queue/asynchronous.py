@@ -18,7 +18,7 @@ from tidegate.core.errors import Ambiguous, RecordedElsewhere, Refused, Unavaila
 from tidegate.core.ports import Clock, Entropy, RequestQueue
 from tidegate.core.queues import Found, Put, QueueAway, QueueKind, QueueRequest, Withdrawal
 from tidegate.upstream.http.send_permit import SendPermit
-from tidegate.upstream.http.transport import Client, HttpReply, Transport
+from tidegate.upstream.http.transport import Client, HttpReply, Transport, UpstreamRequest
 from tidegate.upstream.queue import messages
 from tidegate.upstream.queue.mailbox import Mailbox
 from tidegate.upstream.queue.receipts import Receipts
@@ -98,30 +98,21 @@ class QueueClient:
         assert deployment.queue is not None
         self._office = office
         self._mailbox = office.mailbox(deployment.queue)
-        self._names = (deployment.queue.requests, deployment.queue.results)
+        self._queue = deployment.queue
         self._models = deployment.models
 
-    async def post(
-        self,
-        url: URL,
-        idempotency_key: str,
-        body: bytes,
-        total_s: float,
-        headers: bytes = b"",
-        permit: SendPermit | None = None,
-        attempt: int = 0,
-    ) -> HttpReply:
-        request_id = _request_id(idempotency_key, attempt)
+    async def post(self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None) -> HttpReply:
+        request_id = messages.request_id(request.idempotency_key, request.attempt)
         try:
             await self._mailbox.queue.reach()
         except QueueAway as away:
             raise _never_started(away) from None
         if permit is not None:
             permit.begin()
-        sent_headers = {"Idempotency-Key": idempotency_key, **messages.headers_of(headers)}
+        now_ms, token = self._office.clock.now_ms(), self._office.token()
         try:
             async with asyncio.timeout(total_s) as limit:
-                await self._put(self._request(request_id, url.raw_path, sent_headers, body, total_s))
+                await self._put(messages.queue_request(request, self._queue, token, now_ms, total_s))
                 found = await self._wait(request_id)
         except TimeoutError:
             if not limit.expired():
@@ -130,12 +121,12 @@ class QueueClient:
             self._office.withdraw_later(self._mailbox, request_id)
             raise
         else:
-            return await self._read(idempotency_key.partition("-")[0], found)
+            return await self._read(request.idempotency_key.partition("-")[0], found)
         raise await self._too_late(request_id, total_s)
 
     async def is_out(self, idempotency_key: str, attempt: int) -> bool:
         try:
-            return await self._mailbox.queue.is_out(_request_id(idempotency_key, attempt))
+            return await self._mailbox.queue.is_out(messages.request_id(idempotency_key, attempt))
         except QueueAway:
             return False
 
@@ -147,12 +138,6 @@ class QueueClient:
             raise _never_started(away) from None
         data = [{"id": model} for model in self._models]
         return HttpReply(200, {}, msgspec.json.encode({"object": "list", "data": data}))
-
-    def _request(
-        self, request_id: str, endpoint: str, headers: dict[str, str], body: bytes, total_s: float
-    ) -> QueueRequest:
-        now_ms = self._office.clock.now_ms()
-        return messages.request(request_id, self._office.token(), self._names, endpoint, headers, body, now_ms, total_s)
 
     async def _put(self, request: QueueRequest) -> None:
         """Lay it down. Once it may lie there, only the queue can say whether it does; asking again lays nothing down twice."""
@@ -228,6 +213,7 @@ class QueueTransport:
 
     def __init__(self, http: Transport, office: Office) -> None:
         self._http = http
+        self.pool_timeout_s = http.pool_timeout_s
         self._office = office
 
     def line(self, deployment: Deployment) -> Client:
@@ -242,10 +228,6 @@ class QueueTransport:
     async def close(self) -> None:
         await self._office.close()
         await self._http.close()
-
-
-def _request_id(idempotency_key: str, attempt: int) -> str:
-    return f"{idempotency_key}.{attempt}"
 
 
 def _recorded_elsewhere() -> RecordedElsewhere:

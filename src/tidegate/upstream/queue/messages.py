@@ -4,13 +4,12 @@ A request is the envelope that its producers make (`internal`, `request_kind`, `
 A result is read with doubt, because any client of the queue can write one. Nothing here knows Redis or waits for anything.
 """
 
-from collections.abc import Mapping
-
 import msgspec
 
+from tidegate.core.deployments import Queue
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, Throttled, Unavailable, UpstreamError
 from tidegate.core.queues import QueueRequest
-from tidegate.upstream.http.transport import HttpReply
+from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
 
 # Requests of one deadline stay in the order in which they were laid down, in steps of 62.5 ms: the processor's own formula.
 ORDER_MS = (1 << 17) * 1000
@@ -56,22 +55,21 @@ _read = msgspec.json.Decoder(_Result).decode
 _read_text = msgspec.json.Decoder(str).decode
 
 
-def request(
-    request_id: str,
-    token: str,
-    names: tuple[str, str],
-    endpoint: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    now_ms: int,
-    total_s: float,
-) -> QueueRequest:
-    """One request, to be answered within `total_s`. `names` are those of the set of requests and of the list of results."""
+def request_id(idempotency_key: str, attempt: int) -> str:
+    """One id for each try of an item: while it is out, every sender of this try waits for the same answer."""
+    return f"{idempotency_key}.{attempt}"
+
+
+def queue_request(request: UpstreamRequest, queue: Queue, token: str, now_ms: int, total_s: float) -> QueueRequest:
+    """One request as it lies in the queue, to be answered within `total_s`."""
+    assert request.body is not None
+    name = request_id(request.idempotency_key, request.attempt)
     deadline_s = int(now_ms / 1000 + total_s)
-    routing = _Routing(now_ms, token, *names)
-    data = _QueuedCall(request_id, now_ms // 1000, deadline_s, endpoint, dict(headers), msgspec.Raw(body))
+    headers = {"Idempotency-Key": request.idempotency_key, **headers_of(request.headers)}
+    routing = _Routing(now_ms, token, queue.requests, queue.results)
+    data = _QueuedCall(name, now_ms // 1000, deadline_s, request.url.raw_path, headers, msgspec.Raw(request.body))
     message = msgspec.json.encode(_Envelope(routing, "plain", data))
-    return QueueRequest(request_id, message, score(deadline_s, now_ms), token, int(total_s * 1000) + LATE_MS)
+    return QueueRequest(name, message, score(deadline_s, now_ms), token, int(total_s * 1000) + LATE_MS)
 
 
 def score(deadline_s: int, now_ms: int) -> float:

@@ -41,7 +41,7 @@ class Backpressure:
             if model not in self._deaf:
                 self._deaf.add(model)
                 for one in self._group(model):
-                    one.background_rests_until_ms = 0.0
+                    one.rest_background_until(0.0)
 
     def obey(self) -> None:
         """Obey rests that deployments asked of other processes, and their reports of models that this one has not tried since."""
@@ -59,7 +59,7 @@ class Backpressure:
                 # The reports are about servers that were replaced since, or that have another key now.
                 continue
             for one in group:
-                one.background_rests_until_ms = until_ms
+                one.rest_background_until(until_ms)
 
     def _group(self, model: str) -> list[DeploymentState]:
         return [

@@ -126,7 +126,7 @@ class DeploymentState:
         self.last_failure = ""
         # The code that a closed route gives after its last failure; empty where the server was not reached.
         self.failure_code = ""
-        self.probes = 0
+        self._probes = 0
         self._policy = policy
         self._urls: dict[str, URL] = {}
         self._totals_s: dict[str, float] = {}
@@ -187,6 +187,15 @@ class DeploymentState:
         """Return the moment before which this call must not come here, after a Retry-After; 0 for any other call."""
         return self.refusals.waits_until_ms(call.idempotency_key)
 
+    def rest_background_until(self, until_ms: float) -> None:
+        """Leave the deployment to interactive calls until this moment; one in the past ends such a rest."""
+        self.background_rests_until_ms = until_ms
+
+    def count_probe(self) -> int:
+        """Count a probe, and return which one it is."""
+        self._probes += 1
+        return self._probes
+
     def ready_at_ms(self) -> float:
         """The moment from which something may be sent here; in the past when it may be sent now."""
         return max(self.rests_until_ms, self.breaker.ready_at_ms, self.quota.opens_at_ms())
@@ -203,6 +212,19 @@ class DeploymentState:
             return 0
         if self.quota.is_known and self.quota.opens_at_ms() > now_ms:
             return 0
+        free = self._free_of_share(now_ms)
+        if free <= 0:
+            return 0
+        if self.tide is not None:
+            free = min(free, self.tide.calls - self.in_flight - self.expecting)
+            if free <= 0:
+                return 0
+        if self.tokens_max and self.tokens_in_flight >= self.tokens_max:
+            return 0
+        return 1 if self.breaker.is_open else free
+
+    def _free_of_share(self, now_ms: float) -> int:
+        """How many of this process's slots are left to background calls, whether or not anything else is against them."""
         free = self.slots.share - self.slots.in_flight
         if self.counts_interactive:
             # Interactive calls go first: what they wait for, or are likely to need, is not batch's to use.
@@ -214,20 +236,7 @@ class DeploymentState:
                 free = min(free, self.background_slots.share - self.in_flight)
         elif self.interactive_in_flight:
             free = min(free, self.deployment.max_in_flight - self.interactive_in_flight - self.in_flight)
-        free -= self.expecting
-        if free <= 0:
-            self._is_short()
-            return 0
-        if self.tide is not None:
-            free = min(free, self.tide.calls - self.in_flight - self.expecting)
-            if free <= 0:
-                return 0
-        if self.tokens_max and self.tokens_in_flight >= self.tokens_max:
-            return 0
-        self.slots.note_seen()
-        if self.background_slots is not None:
-            self.background_slots.note_seen()
-        return 1 if self.breaker.is_open else free
+        return free - self.expecting
 
     def takes_interactive(self, owner: str) -> bool:
         """Whether one more interactive call of this owner has a slot here now."""
@@ -238,13 +247,11 @@ class DeploymentState:
             share = self.deployment.max_in_flight
             free = share - self.interactive_in_flight
         if free < 1:
-            self.slots.note_short()
             return False
         mine = self._interactive_owners[owner] if owner else 0
         if not mine:
             return True
         if share >= FREE_FOR_OTHERS_FROM and free <= max(1, int(share * FREE_FOR_OTHERS)):
-            self.slots.note_short()
             return False
         # Of those who wait, the owner with the fewest calls in flight goes first.
         return all(self._interactive_owners[other] >= mine for other in self.interactive_waiting)
@@ -325,10 +332,20 @@ class DeploymentState:
         cap = self.slots.cap
         return min(max(1, int(cap * FREE_FOR_USERS)), cap - 1)
 
-    def _is_short(self) -> None:
-        self.slots.note_short()
-        if self.background_slots is not None:
-            self.background_slots.note_short()
+    def note_demand(self, now_ms: float) -> None:
+        """Note, for the next sharing of slots, whether background calls find one here."""
+        for slots in (self.slots, self.background_slots):
+            if slots is None:
+                continue
+            if self.free_slots(now_ms):
+                slots.note_seen()
+            elif self._free_of_share(now_ms) <= 0 and self.ready_at_ms() <= now_ms >= self.background_rests_until_ms:
+                slots.note_short()
+
+    def note_interactive_demand(self, owner: str) -> None:
+        """Note, for the next sharing of slots, when interactive calls of this owner find none here."""
+        if not self.takes_interactive(owner):
+            self.slots.note_short()
 
     def ask_for_slots(self) -> None:
         """Note that batch calls would go here if there were slots."""

@@ -93,8 +93,7 @@ class _Models(msgspec.Struct):
 
 async def probe(state: DeploymentState) -> None:
     """Raise Unavailable when the server is plainly not there: then the item that was to be the probe is not used up."""
-    state.probes += 1
-    if state.probes % UNANNOUNCED_EVERY == 0:
+    if state.count_probe() % UNANNOUNCED_EVERY == 0:
         return
     try:
         reply = await state.control.get(state.url(MODELS_ENDPOINT), PROBE_TIMEOUT_S)

@@ -8,6 +8,7 @@ under their own budgets. This module sends nothing and asks no other part.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from hashlib import blake2b
 
 from tidegate.core.budgets.budget import Budget, LimitBound
@@ -62,6 +63,12 @@ class NameRoute:
                 self.own_budgets = (Budget(LimitBound.RESOURCE, resource.name, limits),)
         self.is_plain = not self._model and not self.own_budgets
         self._look_whether_direct()
+
+    def narrowed(self, states: list[DeploymentState]) -> "NameRoute":
+        """Return this route over these of its deployments only, for one call."""
+        narrow = copy(self)
+        narrow.states = states
+        return narrow
 
     def fall_back_to(self, found: Mapping[Place, tuple[Sequence[DeploymentState], Resource | None]]) -> None:
         """After its own deployments come these, in order: what is left of its own name, and then other names."""

@@ -97,7 +97,7 @@ class Slots:
         self.is_asked = True
 
     def note_seen(self) -> None:
-        """Note that a call or a worker saw some free."""
+        """Note that a caller saw some free; a call that takes one has seen it."""
         self.is_seen = True
 
     def keep_spare(self, count: int) -> None:
@@ -110,6 +110,7 @@ class Slots:
 
     def begin(self) -> None:
         self.in_flight += 1
+        self.is_seen = True
         if self.in_flight > self.highest:
             self.highest = self.in_flight
 
@@ -189,10 +190,14 @@ class ModelSlots:
         for one in (self._by_model.get(model), self._all):
             if one is not None:
                 room = min(room, one.free)
-                if room < 1:
-                    one.note_short()
-                    break
         return room
+
+    def note_short(self, model: str) -> None:
+        """Note which cap leaves no room for calls of this model, if one does."""
+        for one in (self._by_model.get(model), self._all):
+            if one is not None and one.free < 1:
+                one.note_short()
+                break
 
     def ask_for(self, model: str) -> None:
         """Calls for this model would go out if there were slots."""
@@ -260,15 +265,26 @@ class OthersWord(Protocol):
     def obey(self) -> None: ...
 
 
+class SlotSeeker(Protocol):
+    """A deployment for whose slots calls look."""
+
+    def ask_for_slots(self) -> None: ...
+
+    def note_demand(self, now_ms: float) -> None: ...
+
+    def note_interactive_demand(self, owner: str) -> None: ...
+
+
 class SlotDemand:
-    """What those who are short of slots leave for the loop that shares them, and whose the slots at hand are.
+    """What calls leave for the loop that shares slots: which they found, and which they lack. It also knows whose the slots at hand are.
 
     `worker_id` is asked each time, for a process may begin a new life. Without it this is the only process, and all slots are its own.
     """
 
-    def __init__(self, worker_id: Callable[[], str] | None) -> None:
+    def __init__(self, worker_id: Callable[[], str] | None, model_slots: ModelSlots) -> None:
         self.is_alone = worker_id is None
         self._worker_id = worker_id
+        self._model_slots = model_slots
         self._given_to = ""
         self._hurry = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -284,6 +300,29 @@ class SlotDemand:
 
     def given_to(self, worker_id: str) -> None:
         self._given_to = worker_id
+
+    def note_background(self, states: Iterable[SlotSeeker], model: str, now_ms: float) -> None:
+        """Note whether background calls for this model find slots at these deployments."""
+        if self.is_alone:
+            return
+        if not self.is_current or self._model_slots.room(model) < 1:
+            self.ask(states, model)
+            self._model_slots.note_short(model)
+            return
+        for state in states:
+            state.note_demand(now_ms)
+
+    def ask(self, states: Iterable[SlotSeeker], model: str) -> None:
+        """Note that background calls for this model would go to these deployments if there were slots."""
+        for state in states:
+            state.ask_for_slots()
+        self._model_slots.ask_for(model)
+
+    def note_interactive(self, states: Iterable[SlotSeeker], owner: str) -> None:
+        """Note which of these deployments have no slot for an interactive call of this owner."""
+        if not self.is_alone:
+            for state in states:
+                state.note_interactive_demand(owner)
 
     def hurry(self, *, is_urgent: bool = False) -> None:
         """Note that a call was short of a slot; `is_urgent` when someone waits for its answer."""

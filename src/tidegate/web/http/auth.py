@@ -110,7 +110,7 @@ class Authenticator:
             log.warning("key_address_refused", key=public_id, address=client)
             raise self._failed(client, public_id)
         self._note_use(public_id)
-        request.scope["tidegate.intake"].open_call = self._open_calls.add(public_id, given)
+        request.scope["tidegate.intake"].count_under(self._open_calls.add(public_id, given))
         return Caller(
             row["tenant_id"],
             public_id,

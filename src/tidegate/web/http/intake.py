@@ -43,6 +43,14 @@ class Intake:
         self._over = b"expect" in headers or (not self.declared_bytes and b"transfer-encoding" not in headers)
         self.received_bytes = 0
 
+    def belongs_to(self, tenant_id: str) -> None:
+        """A body that is held in memory takes this tenant's room."""
+        self.tenant_id = tenant_id
+
+    def count_under(self, open_call: OpenCall) -> None:
+        """The request is a call under its key: it is cut when the key stops working."""
+        self.open_call = open_call
+
     @property
     def is_cut_unheard(self) -> bool:
         """Whether the key stopped working and nothing but the next part of the body or the answer can say so."""

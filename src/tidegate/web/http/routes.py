@@ -57,7 +57,7 @@ class GuardedPath:
         request = Request(scope, receive, send)
         entry = self._methods["GET" if request.method == "HEAD" else request.method]
         caller = await self._authenticator.caller(request, entry.scope)
-        scope["tidegate.intake"].tenant_id = caller.tenant_id
+        scope["tidegate.intake"].belongs_to(caller.tenant_id)
         if entry.makes_work:
             scope[LIMIT_HEADERS] = functools.partial(self._limits.headers, caller)
         response = await entry.handler(request, caller)

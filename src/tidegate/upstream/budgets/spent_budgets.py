@@ -1,0 +1,70 @@
+"""Which budgets are spent, and until when: what this process learned from the answers of the Limits port.
+
+It is knowledge of one process and may be too cautious; it asks nothing and grants nothing.
+"""
+
+from tidegate.core.budgets.budget import Budget
+from tidegate.core.ports import Clock
+
+Budgets = tuple[Budget, ...]
+
+# How soon a spent budget is asked again that was given something back.
+FREED_MS = 250
+# Processes that wait for the same moment take turns by asking for little at a time, for as long as the budget was spent of late.
+CONTENDED_MS = 60_000
+
+
+class SpentBudgets:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_ms: dict[Budget, float] = {}
+        self._contended_until_ms: dict[Budget, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._until_ms)
+
+    def until_ms(self, budgets: Budgets) -> float:
+        """The moment before which nothing can be sent under these budgets; 0 when nothing is known."""
+        if not self._until_ms:
+            return 0.0
+        return max((self._until_ms.get(budget, 0.0) for budget in budgets), default=0.0)
+
+    def first(self, budgets: Budgets, now_ms: float) -> tuple[Budget, float] | None:
+        """The first of these budgets that is spent now, and until when."""
+        for budget in budgets:
+            until_ms = self._until_ms.get(budget, 0.0)
+            if until_ms > now_ms:
+                return budget, until_ms
+        return None
+
+    def are_contended(self, budgets: Budgets, now_ms: float) -> bool:
+        """Whether one of them is or was spent lately, so that other processes wait for it too."""
+        return any(self._contended_until_ms.get(budget, 0.0) > now_ms for budget in budgets)
+
+    def by_id(self) -> dict[str, float]:
+        """Until when which budgets are spent."""
+        self._forget_what_passed(self._clock.monotonic_ms())
+        return {budget.id: until_ms for budget, until_ms in self._until_ms.items()}
+
+    def note(self, budget: Budget, until_ms: float) -> None:
+        """This budget is spent until then; a later moment that is known already stays."""
+        self._until_ms[budget] = max(until_ms, self._until_ms.get(budget, 0.0))
+        self._contended_until_ms[budget] = until_ms + CONTENDED_MS
+        self._forget_what_passed(self._clock.monotonic_ms())
+
+    def renew(self, budget: Budget) -> None:
+        """Its window began again."""
+        self._until_ms.pop(budget, None)
+
+    def free(self, budgets: Budgets) -> None:
+        """Something was given back, so the moment that a spent budget named is too late: it is asked again soon, and not at once, since
+        each of many calls gives back a little."""
+        soon_ms = self._clock.monotonic_ms() + FREED_MS
+        for budget in budgets:
+            if self._until_ms.get(budget, 0.0) > soon_ms:
+                self._until_ms[budget] = soon_ms
+
+    def _forget_what_passed(self, now_ms: float) -> None:
+        for known in (self._until_ms, self._contended_until_ms):
+            for budget in [budget for budget, until_ms in known.items() if until_ms <= now_ms]:
+                del known[budget]
