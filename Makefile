@@ -13,8 +13,10 @@ LOWEST_BIN := build/lowest/bin
 LOWEST := build/lowest/.installed-$(shell cat requirements-lowest.lock pyproject.toml | cksum | tr ' ' '-')
 LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/contracts tests/upstream/http/test_transport.py tests/upstream/http/test_sorted_exceptions.py tests/cli/test_tables.py
 
+SITE := build/site-env/.installed-$(shell cksum < docs/site.lock | tr ' ' '-')
+
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-lowest check format bench soak clients docs lock clean venv
+.PHONY: help run serve test test-lowest check format bench soak clients docs wheel wheel-test lock clean venv
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -60,12 +62,23 @@ soak: venv  ## the tests that run for long on purpose; PART=tests/faults runs on
 clients: venv  ## other people's clients, unpatched, against the server; PEERS=DIR runs the peers' own suites from checkouts
 	$(BIN)/python -m tests.clients $(if $(PEERS),--peers $(PEERS))
 
-docs: venv  ## write what is generated in docs/ anew, and check what the docs claim
+# The site has an environment of its own, and is built from copies, so that links to the pages beside docs/ lead somewhere.
+docs: venv $(SITE)  ## write what is generated in docs/ again, check what the docs claim, build the site in build/site
 	$(BIN)/python docs/generate.py
 	$(BIN)/pytest tests/docs
+	rm -rf build/site-pages && mkdir -p build/site-pages
+	cp -R *.md LICENSE docs examples build/site-pages
+	NO_MKDOCS_2_WARNING=1 build/site-env/bin/mkdocs build --quiet
+
+wheel: venv  ## the wheel that users install, in dist/
+	rm -f dist/tidegate-*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+
+wheel-test: wheel  ## the wheel in clean environments of each Python, without a compiler: the README's commands run from it
+	$(BIN)/python -m tests.wheel
 
 # The resolver gets an environment of its own, so that it is never among what it locks.
-lock:  ## resolve pyproject.toml anew into the hashed locks
+lock:  ## resolve pyproject.toml again into the hashed locks
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/pip install --quiet --disable-pip-version-check uv
 	build/lock/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
@@ -76,6 +89,8 @@ lock:  ## resolve pyproject.toml anew into the hashed locks
 		--no-header --no-emit-index-url --output-file build/lowest-direct.txt
 	build/lock/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --no-annotate --constraint build/lowest-direct.txt --output-file requirements-lowest.lock
+	echo mkdocs-material | build/lock/bin/uv pip compile - --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-emit-index-url --upgrade --output-file docs/site.lock
 	echo 'litellm[proxy]' | build/lock/bin/uv pip compile - --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --upgrade --output-file bench/litellm.lock
 
@@ -99,6 +114,11 @@ $(LOWEST): | $(BIN)/python
 	$(PYTHON) -m venv --clear build/lowest
 	$(LOWEST_BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-lowest.lock
 	$(LOWEST_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(SITE):
+	$(PYTHON) -m venv --clear build/site-env
+	build/site-env/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r docs/site.lock
 	@touch $@
 
 $(INSTALLED): $(LOCKED) pyproject.toml

@@ -12,7 +12,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
 SOURCE = REPOSITORY / "src" / "tidegate"
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    *(REPOSITORY / where for where in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(DOCS.rglob("*.md")),
+]
 
 _FENCE = re.compile(
     r"(?:^<!-- tested(?:: (?P<how>[^>]*?))? -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S

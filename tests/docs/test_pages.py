@@ -117,3 +117,15 @@ def test_yaml_and_json_on_pages_can_be_read(path: Path) -> None:
             assert isinstance(yaml.safe_load(block.text), dict)
         elif block.language == "json":
             json.loads(block.text)
+
+
+def test_every_page_has_a_place_on_the_site() -> None:
+    """Decisions are reached through their list."""
+    text = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r": (\S+\.md)$", text.partition("\nnav:\n")[2], re.M)
+    assert sorted(named) == sorted({name(path) for path in PAGES} - {name(path) for path in DECISIONS})
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (REPOSITORY / "src" / "tidegate" / "py.typed").is_file()
+    assert "Typing :: Typed" in (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
