@@ -88,6 +88,10 @@ INTERACTIVE = {
     )
 }
 NOBODYS = {
+    ("GET", "/"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+    ("GET", "/static/{name}"),
     ("GET", "/v1/limits"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model:path}"),

@@ -26,6 +26,7 @@ from tidegate.web.http import problems
 from tidegate.web.http.auth import Authenticator
 from tidegate.web.http.body_room import BodyRoom
 from tidegate.web.http.door import HIDDEN, RequestDoor
+from tidegate.web.http.pages import static_route
 from tidegate.web.http.routes import guarded_routes
 from tidegate.web.http.tenant_slots import stream_slots, upload_slots
 from tidegate.web.jobs.creation import JobCreation
@@ -38,6 +39,7 @@ from tidegate.web.openai.events.routes import EventRoutes
 from tidegate.web.openai.files import FileRoutes
 from tidegate.web.openai.models import ModelRoutes
 from tidegate.web.openai.uploads import UploadRoutes
+from tidegate.web.openapi.pages import DocumentPages
 from tidegate.web.webhooks.webhooks import WebhookRoutes
 
 # Doors that write refusals in a shape of their own, by where their paths begin.
@@ -49,6 +51,7 @@ ERROR_SHAPES: problems.ErrorShapes = {
 
 # What only operators use: on the API's port where that is this machine's alone, else on a listener of its own.
 ADMIN_PATHS = ("/admin/", "/console")
+SHARED_PATHS = ("/static/",)
 
 
 class AppPart:
@@ -59,7 +62,8 @@ class AppPart:
         self._is_admin = is_admin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(ADMIN_PATHS) is not self._is_admin:
+        path = scope.get("path", "")
+        if not path.startswith(SHARED_PATHS) and path.startswith(ADMIN_PATHS) is not self._is_admin:
             scope = {**scope, HIDDEN: True}
         await self._app(scope, receive, send)
 
@@ -115,4 +119,8 @@ def build_app(context: WebContext) -> Api:
         settings.server.bodies_bytes_max, max(settings.gateway.body_bytes_max, settings.limits.body_bytes_max)
     )
     guarded = guarded_routes(Authenticator(context), LimitRooms(context), entries)
-    return Api([*guarded, *Health(context).routes(), scrape.local_route()], context, room)
+    return Api(
+        [*guarded, *DocumentPages(entries).routes(), static_route(), *Health(context).routes(), scrape.local_route()],
+        context,
+        room,
+    )

@@ -1,0 +1,1 @@
+"""The description of every route: an OpenAPI document, a page that shows it, and the first page of a server."""
