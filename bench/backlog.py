@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tests.support.store_verbs import lease_slices
 from tidegate.core.schedule import Why
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.store.driver import Tx
@@ -84,7 +85,7 @@ async def put_in_flight(store: Store, backlog: Backlog, worker_count: int, slice
             models = backlog.models()
             model = models[turn % len(models)]
             job_id = backlog.job_ids(model)[(number * slices_each + turn) % backlog.tenant_count]
-            await store.lease_slices(worker, job_id, model, 1, f"{worker}-{turn}", Why.FAIR)
+            await lease_slices(store, worker, job_id, model, 1, f"{worker}-{turn}", Why.FAIR)
     return workers
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncpg
 
-from tests.support.store_verbs import start_job
+from tests.support.store_verbs import lease_slices, start_job
 from tidegate.core import ids
 from tidegate.core.nouns import (
     Attempts,
@@ -206,7 +206,7 @@ class World:
     async def lease(
         self, worker_id: str, job: Job, count_max: int = 100, token: str | None = None
     ) -> list[LeasedSlice]:
-        return await self.store.lease_slices(worker_id, job.id, MODEL, count_max, token or self.token())
+        return await lease_slices(self.store, worker_id, job.id, MODEL, count_max, token or self.token())
 
     async def answer(self, log: Log, job: Job, *numbers: int, word: str = "answer", token: str = "") -> Recorded:
         """Record answers for these items."""

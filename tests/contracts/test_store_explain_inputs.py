@@ -1,6 +1,7 @@
 """How a job stands, and what `tidegate explain` says of it, on every store."""
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
+from tests.support.store_verbs import lease_slices
 from tidegate.core.schedule.explain import explain
 
 
@@ -28,7 +29,7 @@ async def test_who_is_ahead_who_runs_and_who_rests(world: World) -> None:
     second = await world.running(caller, 2)
     assert "nothing is ahead of it" in await said(world, first.id)
     assert "behind 1 older batches" in await said(world, second.id)
-    [held] = await world.store.lease_slices(worker, first.id, MODEL, 1, "t")
+    [held] = await lease_slices(world.store, worker, first.id, MODEL, 1, "t")
     assert "workers hold 1 of its slices" in await said(world, first.id)
     assert "nothing is ahead of it" in await said(world, second.id)
     await world.store.release_slice(first.id, held.first, held.token, 90_000)
@@ -46,7 +47,7 @@ async def test_older_batches_of_other_models_are_not_ahead(world: World) -> None
 async def test_a_closing_an_ended_and_a_waiting_job(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 2)
-    await world.store.lease_slices(worker, job.id, MODEL, 1, "t")
+    await lease_slices(world.store, worker, job.id, MODEL, 1, "t")
     await world.store.cancel_job(caller.tenant_id, job.id)
     assert "closing as cancelled" in await said(world, job.id)
     await world.store.close_job(job.id, 0)
@@ -56,7 +57,7 @@ async def test_a_closing_an_ended_and_a_waiting_job(world: World) -> None:
 async def test_a_lost_owner_is_a_reason_to_wait(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 2)
-    await world.store.lease_slices(worker, job.id, MODEL, 1, "t")
+    await lease_slices(world.store, worker, job.id, MODEL, 1, "t")
     await world.store.declare_gone(worker, leaving=True)
     await world.store.reclaim_slices(worker)
     assert "2 items were tried and wait to be tried again: owner_lost" in await said(world, job.id)

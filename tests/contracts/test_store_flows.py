@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, line, plan_of
-from tests.support.store_verbs import start_job
+from tests.support.store_verbs import lease_slices, start_job
 from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, JobStart, LineError, Usage
 from tidegate.core.policies import Policies
 from tidegate.core.schedule.share_owner import tenant_owner
@@ -213,7 +213,7 @@ async def test_a_model_that_is_done_is_left_while_the_job_goes_on(world: World) 
     caller, worker = await world.caller(), await world.worker()
     plan = IngestPlan(2, None, [*plan_of(1).slices, plan_of(1, 1, model="other").slices[1]], 200, 0, 0)
     job = await world.ingested(await world.job(caller), plan)
-    [held] = await world.store.lease_slices(worker, job.id, "other", 1, "t")
+    [held] = await lease_slices(world.store, worker, job.id, "other", 1, "t")
     await FlowUpkeep(world.store, Policies()).tend()
     assert await world.store.awake_models(10) == [MODEL, "other"], "what is out is not done"
     await world.store.record_outcomes(
@@ -323,7 +323,7 @@ async def test_an_outlook_says_what_stands_before_a_job(world: World) -> None:
     await world.clock.advance(1)
     mine = await world.running(caller, 2, 2)
     await world.running(other, 9)
-    await world.store.lease_slices(worker, mine.id, MODEL, 1, "t", Why.FAIR)
+    await lease_slices(world.store, worker, mine.id, MODEL, 1, "t", Why.FAIR)
     await charge(world, first, 0, 10)
     await charge(world, mine, 0, 10)
     outlook = await world.store.outlook(mine.id)
@@ -354,7 +354,7 @@ async def test_a_scope_of_its_own_is_a_flow_of_its_own(world: World) -> None:
 async def test_a_lost_worker_leaves_an_exact_look(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 3, 3, 3)
-    await world.store.lease_slices(worker, job.id, MODEL, 2, "t", Why.URGENT)
+    await lease_slices(world.store, worker, job.id, MODEL, 2, "t", Why.URGENT)
     share_owner = tenant_owner(caller.tenant_id)
     assert (await flows(world))[share_owner].in_flight_units == 300
     await world.clock.advance(LEASE_MS + 1)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
+from tests.support.store_verbs import slice_counts
 from tidegate.core.errors import LostRace
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Caller, Job, JobStart
@@ -140,9 +141,9 @@ async def test_jobs_start_together_and_one_that_closed_meanwhile_starts_nothing(
     for job in (jobs[0], jobs[2]):
         found = await world.look(job)
         assert (found.state, found.item_count) == (JobState.IN_PROGRESS, 3)
-        assert await world.store.slice_counts(job.id) == {"ready": 2}
+        assert await slice_counts(world.store, job.id) == {"ready": 2}
     assert (await world.look(jobs[1])).state is JobState.VALIDATING
-    assert await world.store.slice_counts(jobs[1].id) == {}
+    assert await slice_counts(world.store, jobs[1].id) == {}
     flows = await world.store.awake_flows(None, 10)
     assert [(flow.model, flow.share_owner, flow.weight_milli) for flow in flows] == [
         (MODEL, tenant_owner(a.tenant_id), 2_000)

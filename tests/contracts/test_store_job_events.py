@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import MODEL, World, tries
+from tests.support.store_verbs import lease_slices
 from tidegate.core.nouns import JobFlush, JobWebhook
 from tidegate.store.job_events import JobEventRow
 
@@ -25,7 +26,7 @@ async def test_events_are_numbered_in_the_order_of_what_happened(world: World) -
     assert job.door == "{}"
     assert await store.job_event_total(job.id) == 1, "its creation"
     [first] = await world.lease(worker, job, 1)
-    assert await store.lease_slices(worker, job.id, MODEL, 1, first.token) == [first], "a replay"
+    assert await lease_slices(store, worker, job.id, MODEL, 1, first.token) == [first], "a replay"
     log = await world.log()
     await world.answer(log, job, 1, token=first.token)
     assert await store.release_slice(job.id, 0, first.token, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World, plan_of
-from tests.support.store_verbs import any_file, start_job
+from tests.support.store_verbs import any_file, slice_counts, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
 from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobFilter, JobRequest, JobStart, LineError, Quotas
@@ -301,7 +301,7 @@ async def test_starting_a_job_adds_slices_and_hidden_files(world: World) -> None
     job = await world.look(job)
     assert (job.state, job.item_count, job.in_progress_at) == (JobState.IN_PROGRESS, 5, START_MS)
     assert (job.work_bytes, job.prompt_bytes, job.shared_prefix_bytes) == (500, 400, 100)
-    assert await world.store.slice_counts(job.id) == {"ready": 3}
+    assert await slice_counts(world.store, job.id) == {"ready": 3}
     seen = await world.store.snapshot("", {"llama": ModelRoom(9), "other": ModelRoom(9)}, slice_items=2, slices_max=9)
     assert [(view.job_id, view.model) for view in seen.jobs] == [(job.id, "llama"), (job.id, "other")]
     assert await world.store.get_file(caller.tenant_id, output) is None, "a growing file is not seen"
@@ -326,7 +326,7 @@ async def test_a_work_file_that_was_given_up_starts_nothing(world: World) -> Non
             world.store, JobStart(job.id, "t", plan_of(3), work_blob_id=work, output_file_id="a", error_file_id="b")
         )
     assert (await world.look(job)).state is JobState.VALIDATING
-    assert await world.store.slice_counts(job.id) == {}
+    assert await slice_counts(world.store, job.id) == {}
     assert await any_file(world.store, "a") is None
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.contracts.store_world import World, finished, line, tries
+from tests.support.store_verbs import slice_counts
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Finished, JobFlush, Recorded, Usage
 from tidegate.core.states import JobState, Outcome
@@ -196,7 +197,7 @@ async def test_one_flush_may_have_several_parts_for_a_job(world: World) -> None:
         job = await world.judge(job)
         assert (job.answered_count, job.failed_count, job.unused_count) == (4, 2, 2)
         assert job.state is JobState.FINALIZING
-        assert await world.store.slice_counts(job.id) == {"done": 1}
+        assert await slice_counts(world.store, job.id) == {"done": 1}
 
 
 async def test_the_last_outcome_moves_the_job_on_exactly_once(world: World) -> None:

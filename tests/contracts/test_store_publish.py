@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.store_world import World, line
-from tests.support.store_verbs import any_file
+from tests.support.store_verbs import any_file, slice_counts
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Idempotency, Job, LineError, Rest, Rewrite
 from tidegate.core.states import FileState, JobState, Outcome
@@ -64,7 +64,7 @@ async def test_an_answered_job_shows_its_output_and_no_error_file(world: World) 
     empty = await any_file(world.store, str(job.error_file_id))
     assert empty is not None
     assert empty.state is FileState.DELETED
-    assert await world.store.slice_counts(job.id) == {}
+    assert await slice_counts(world.store, job.id) == {}
     assert await unused_blobs(world) == 1, "the work file is needed no more"
 
 
@@ -266,7 +266,7 @@ async def test_an_abandoned_job_fails_with_what_was_recorded(world: World) -> No
     after = await world.store.any_job(job.id)
     assert after is not None
     assert after.state is JobState.FAILED, "the publisher that comes late changes nothing"
-    assert not await world.store.slice_counts(job.id)
+    assert not await slice_counts(world.store, job.id)
 
 
 async def test_only_a_job_that_is_finalizing_can_be_abandoned(world: World) -> None:

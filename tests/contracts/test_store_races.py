@@ -11,7 +11,7 @@ import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tests.support.processes import wait_until_async
-from tests.support.store_verbs import start_job
+from tests.support.store_verbs import lease_slices, slice_counts, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, JobStart, LeasedSlice
 from tidegate.core.schedule import Pick, Why
@@ -48,7 +48,7 @@ async def test_eight_leasers_at_once_get_slices_of_their_own(world: World) -> No
 
     async def take(turn: int) -> list[list[LeasedSlice]]:
         calls = [
-            store.lease_slices(worker, job.id, MODEL, 2, f"{turn}-{worker}")
+            lease_slices(store, worker, job.id, MODEL, 2, f"{turn}-{worker}")
             for store, worker in zip(stores, workers, strict=True)
         ]
         return await asyncio.gather(*calls)
@@ -59,14 +59,14 @@ async def test_eight_leasers_at_once_get_slices_of_their_own(world: World) -> No
             assert len(pieces) == 2, "a leaser that meets locked slices takes the next ones"
             taken += [piece.first for piece in pieces]
     assert len(set(taken)) == 32
-    assert await world.store.slice_counts(job.id) == {"leased": 32, "ready": 8}
+    assert await slice_counts(world.store, job.id) == {"leased": 32, "ready": 8}
 
 
 async def test_the_last_slice_goes_to_one_of_many(world: World) -> None:
     stores = await several(world, 6)
     worker = await world.worker()
     job = await world.running(await world.caller(), *([1] * 3))
-    calls = [store.lease_slices(worker, job.id, MODEL, 1, f"t{n}") for n, store in enumerate(stores)]
+    calls = [lease_slices(store, worker, job.id, MODEL, 1, f"t{n}") for n, store in enumerate(stores)]
     taken = [piece.first for pieces in await asyncio.gather(*calls) for piece in pieces]
     assert len(taken) == len(set(taken)) <= 3
 
@@ -81,7 +81,7 @@ async def test_recorders_at_once_neither_deadlock_nor_count_twice(world: World, 
 
     async def recorder(store: Store, worker: str) -> None:
         log, errors = await world.log("answers", worker), await world.log("errors", worker)
-        held = [(job, piece) for job in jobs for piece in await store.lease_slices(worker, job.id, MODEL, 1, worker)]
+        held = [(job, piece) for job in jobs for piece in await lease_slices(store, worker, job.id, MODEL, 1, worker)]
         for turn in range(6):
             flushes: list[JobFlush] = []
             for job in rng.choices(jobs, k=rng.randint(1, 4)):
@@ -178,7 +178,7 @@ async def test_a_job_never_closes_under_a_lease_that_commits_at_the_same_time(
 
     driver = Hesitant(shared_database)
     try:
-        leasing = asyncio.create_task(Store(driver).lease_slices(worker, job.id, MODEL, 1, "late"))
+        leasing = asyncio.create_task(lease_slices(Store(driver), worker, job.id, MODEL, 1, "late"))
         await driver.done.wait()
         stopping = asyncio.create_task(stop())
         await someone_waits(shared_database)
@@ -216,7 +216,7 @@ async def test_leasing_and_stopping_at_once_agree(world: World) -> None:
             await stopper.cancel_job(caller.tenant_id, job.id)
             return await stopper.close_job(job.id, FOREVER_MS)
 
-        taken, closed = await asyncio.gather(leaser.lease_slices(worker, job.id, MODEL, 2, f"t{turn}"), stop())
+        taken, closed = await asyncio.gather(lease_slices(leaser, worker, job.id, MODEL, 2, f"t{turn}"), stop())
         assert closed == (not taken)
 
 
@@ -310,7 +310,7 @@ async def test_a_late_owner_and_the_sweep_that_frees_its_slices(world: World) ->
         calls = [
             late.record_outcomes(flushes, done, []),
             sweep.reclaim_slices(owner),
-            next_one.lease_slices(heir, jobs[turn % 2].id, MODEL, 9, f"t{turn}"),
+            lease_slices(next_one, heir, jobs[turn % 2].id, MODEL, 9, f"t{turn}"),
         ]
         await asyncio.gather(*calls[turn % 3 :], *calls[: turn % 3])
         await sweep.reclaim_slices(owner)
@@ -415,7 +415,7 @@ async def test_a_lease_does_not_wait_for_a_flush_of_its_job(world: World, shared
         await driver.close()
     driver = Hesitant(shared_database)
     try:
-        leasing = asyncio.create_task(Store(driver).lease_slices(worker, job.id, MODEL, 1, "slow"))
+        leasing = asyncio.create_task(lease_slices(Store(driver), worker, job.id, MODEL, 1, "slow"))
         await driver.done.wait()
         assert (await world.record(world.answers(log, job, 1, token=first.token))).new_count == 1
         driver.go.set()

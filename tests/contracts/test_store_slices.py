@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of, tries
+from tests.support.store_verbs import lease_slices, slice_counts
 from tidegate.core.nouns import IngestPlan, Job, JobFlush, LeasedSlice, LineError
 from tidegate.core.schedule import Pick, Why
 from tidegate.core.schedule.snapshot import ModelRoom
@@ -44,12 +45,12 @@ async def test_a_lease_says_all_a_worker_must_know(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 3, 2)
     await world.clock.advance(10)
-    [first] = await world.store.lease_slices(worker, job.id, MODEL, 1, "t")
+    [first] = await lease_slices(world.store, worker, job.id, MODEL, 1, "t")
     assert first == LeasedSlice(
         job.id, caller.tenant_id, "/v1/chat/completions", MODEL, 0, 3, 0, str(job.work_blob_id), 0, 300, 150, 0, "t",
         job.expires_at - world.clock.now, "acme", f"tenant:{caller.tenant_id}", caller.key_id, caller.user,
     )  # fmt: skip
-    assert await world.store.slice_counts(job.id) == {"leased": 1, "ready": 1}
+    assert await slice_counts(world.store, job.id) == {"leased": 1, "ready": 1}
     [second] = await world.lease(worker, job)
     assert (second.first, second.work_at, second.work_bytes) == (3, 300, 200)
     assert await world.lease(worker, job) == []
@@ -59,11 +60,11 @@ async def test_a_lease_says_all_a_worker_must_know(world: World) -> None:
 async def test_a_replayed_lease_gives_the_same_slices(world: World) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 1, 1, 1)
-    taken = await world.store.lease_slices(worker, job.id, MODEL, 2, "t")
-    assert await world.store.lease_slices(worker, job.id, MODEL, 2, "t") == taken
-    assert await world.store.slice_counts(job.id) == {"leased": 2, "ready": 1}
+    taken = await lease_slices(world.store, worker, job.id, MODEL, 2, "t")
+    assert await lease_slices(world.store, worker, job.id, MODEL, 2, "t") == taken
+    assert await slice_counts(world.store, job.id) == {"leased": 2, "ready": 1}
     other = await world.worker()
-    assert spans(await world.store.lease_slices(other, job.id, MODEL, 2, "t")) == [(2, 1)], "a token is its worker's"
+    assert spans(await lease_slices(world.store, other, job.id, MODEL, 2, "t")) == [(2, 1)], "a token is its worker's"
 
 
 async def test_what_was_picked_is_leased_together_and_a_replay_gives_the_same(world: World) -> None:
@@ -91,10 +92,10 @@ async def test_what_was_picked_is_leased_together_and_a_replay_gives_the_same(wo
 async def test_a_lease_that_is_told_again_is_the_same_though_its_job_closes(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 1, 1)
-    taken = await world.store.lease_slices(worker, job.id, MODEL, 1, "t")
+    taken = await lease_slices(world.store, worker, job.id, MODEL, 1, "t")
     await world.store.cancel_job(caller.tenant_id, job.id)
-    assert await world.store.lease_slices(worker, job.id, MODEL, 1, "t") == taken
-    assert await world.store.lease_slices(worker, job.id, MODEL, 1, "another") == []
+    assert await lease_slices(world.store, worker, job.id, MODEL, 1, "t") == taken
+    assert await lease_slices(world.store, worker, job.id, MODEL, 1, "another") == []
 
 
 async def test_nobody_gone_unknown_or_overdue_gets_a_lease(world: World) -> None:
@@ -112,9 +113,9 @@ async def test_a_lease_is_for_one_model_of_one_open_job(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
     plan = IngestPlan(2, None, [*plan_of(1).slices, plan_of(1, 1, model="other").slices[1]], 200, 0, 0)
     job = await world.ingested(await world.job(caller), plan)
-    assert spans(await world.store.lease_slices(worker, job.id, "other", 10, "t")) == [(1, 1)]
-    assert await world.store.lease_slices(worker, job.id, "nobody's", 10, "u") == []
-    assert await world.store.lease_slices(worker, world.id("batch"), MODEL, 10, "v") == []
+    assert spans(await lease_slices(world.store, worker, job.id, "other", 10, "t")) == [(1, 1)]
+    assert await lease_slices(world.store, worker, job.id, "nobody's", 10, "u") == []
+    assert await lease_slices(world.store, worker, world.id("batch"), MODEL, 10, "v") == []
     assert await world.lease(worker, await world.job(caller)) == []
     await world.store.fail_job(job.id, LineError("stopped", "by hand"))
     assert await world.lease(worker, job) == []
@@ -144,10 +145,10 @@ async def test_only_the_token_that_holds_a_slice_gives_it_back(world: World) -> 
     assert not await world.store.release_slice(job.id, 0, "someone else's", 0)
     assert not await world.store.release_slice(job.id, 1, held.token, 0)
     await world.store.record_outcomes([], [(job.id, 0, "someone else's")], [(job.id, 0, "someone else's", 0)])
-    assert await world.store.slice_counts(job.id) == {"leased": 1}
+    assert await slice_counts(world.store, job.id) == {"leased": 1}
     assert await world.store.release_slice(job.id, 0, held.token, 0)
     assert not await world.store.release_slice(job.id, 0, held.token, 0)
-    assert await world.store.slice_counts(job.id) == {"ready": 1}
+    assert await slice_counts(world.store, job.id) == {"ready": 1}
     [again] = await world.lease(worker, job)
     assert not await world.store.release_slice(job.id, 0, held.token, 0), "the old token means nothing now"
     assert again.lost_count == 0, "what was given back was not lost"
@@ -172,7 +173,7 @@ async def test_a_finished_slice_never_comes_back(world: World) -> None:
     [held] = await world.lease(worker, job, 1)
     for _ in range(2):
         await world.store.record_outcomes([], [(job.id, 0, held.token)], [])
-    assert await world.store.slice_counts(job.id) == {"done": 1, "ready": 1}
+    assert await slice_counts(world.store, job.id) == {"done": 1, "ready": 1}
     assert not await world.store.release_slice(job.id, 0, held.token, 0)
     assert await lose(world, worker) == 0
     assert await world.store.unfinished_slices(job.id) == [(2, 1, 2, 200, 100)]
@@ -184,7 +185,7 @@ async def test_the_slices_of_the_living_are_not_reclaimed(world: World) -> None:
     await world.lease(worker, job)
     assert await world.store.reclaim_slices(worker) == 0
     assert await world.store.stranded_workers(10) == []
-    assert await world.store.slice_counts(job.id) == {"leased": 2}
+    assert await slice_counts(world.store, job.id) == {"leased": 2}
 
 
 async def test_the_slices_of_a_lost_worker_are_ready_for_others(world: World) -> None:
@@ -304,7 +305,7 @@ async def test_a_slice_whose_items_are_all_done_vanishes_when_it_is_cut(world: W
     await world.lease(worker, job, 1)
     await world.answer(log, job, 0, 1)
     await lose(world, worker)
-    assert await world.store.slice_counts(job.id) == {"ready": 1}, "nothing of the first one is open"
+    assert await slice_counts(world.store, job.id) == {"ready": 1}, "nothing of the first one is open"
     assert [span[0] for span in await world.store.unfinished_slices(job.id)] == [2]
 
 
@@ -327,7 +328,7 @@ async def test_the_unsent_tail_of_a_slice_is_given_back_while_its_head_is_kept(w
     [held] = await world.lease(worker, job)
     for _ in range(2):
         assert await world.store.release_tail(job.id, held.first, held.token, 2), "also when it is replayed"
-    [tail] = await world.store.lease_slices(other, job.id, MODEL, 9, "other")
+    [tail] = await lease_slices(world.store, other, job.id, MODEL, 9, "other")
     assert (tail.first, tail.count, tail.read_first) == (2, 3, 0)
     assert (tail.work_at, tail.work_bytes) == (held.work_at, held.work_bytes)
     assert [holding.first for holding in await world.store.beat(worker, LEASE_MS) or []] == [0]
@@ -342,7 +343,7 @@ async def test_a_tail_needs_the_token_and_something_behind_it(world: World) -> N
     assert not await world.store.release_tail(job.id, held.first, held.token, 0)
     assert not await world.store.release_tail(job.id, held.first, held.token, 6)
     assert not await world.store.release_tail(job.id, 3, held.token, 4)
-    assert await world.store.slice_counts(job.id) == {"leased": 1}
+    assert await slice_counts(world.store, job.id) == {"leased": 1}
 
 
 async def test_a_slice_keeps_its_endpoint_when_it_is_cut(world: World) -> None:
@@ -350,7 +351,7 @@ async def test_a_slice_keeps_its_endpoint_when_it_is_cut(world: World) -> None:
     job = await world.ingested(await world.job(caller), plan_of(4, endpoint="/v1/responses"))
     [held] = await world.lease(worker, job)
     assert held.endpoint == "/v1/responses"
-    assert await world.store.lease_slices(worker, job.id, MODEL, 1, held.token) == [held]
+    assert await lease_slices(world.store, worker, job.id, MODEL, 1, held.token) == [held]
     assert await world.store.release_tail(job.id, held.first, held.token, 2)
     for _ in range(2):
         await lose(world, worker)

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
+from tests.support.store_verbs import lease_slices, slice_counts
 from tidegate.core.nouns import IngestPlan, Job, Usage
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import ModelRoom, Pick, Snapshot, Suspects, Turn, Why
@@ -47,7 +48,7 @@ async def test_a_look_shows_a_job_as_it_stands(world: World) -> None:
     assert (seen.total_units, seen.left_units, seen.in_flight_units) == (600, 600, 0)
     assert (seen.slice_units, seen.slice_items, seen.leased_at, seen.rate) == (200, 4, None, None)
     await world.clock.advance(500)
-    [held] = await world.store.lease_slices(worker, job.id, MODEL, 1, "t", Why.URGENT)
+    [held] = await lease_slices(world.store, worker, job.id, MODEL, 1, "t", Why.URGENT)
     begun_at = world.clock.now
     await world.clock.advance(10_000)
     await world.answer(log, job, 0, 1, 2, token=held.token)
@@ -234,7 +235,7 @@ async def test_a_jobs_last_slices_that_lost_nobody_are_kept_while_a_culprit_is_s
 
     assert ids(await look(world)) == [job.id, other.id]
     assert await take(heir, "a") == [0, 1], "what lost its owner, and all but the last two"
-    assert await world.store.slice_counts(other.id) == {"leased": 1}, "another job keeps nothing back"
+    assert await slice_counts(world.store, other.id) == {"leased": 1}, "another job keeps nothing back"
     assert ids(await look(world, third)) == []
     assert await take(third, "b") == []
     assert ids(await look(world, third, bounds=SnapshotBounds(shows_kept=True))) == [job.id]
@@ -249,7 +250,7 @@ async def test_models_of_one_job_are_shown_apart(world: World) -> None:
     assert [(one.model, one.total_units) for one in sorted(seen.jobs, key=lambda one: one.model)] == [
         (MODEL, 50), ("other", 100),
     ]  # fmt: skip
-    await world.store.lease_slices(worker, job.id, "other", 1, "t", Why.LARGE)
+    await lease_slices(world.store, worker, job.id, "other", 1, "t", Why.LARGE)
     seen = await look(world, "nobody", MODEL, "other")
     assert [one.model for one in seen.jobs] == [MODEL]
     assert seen.owner_in_flight_units == {tenant_owner(caller.tenant_id): 100}

@@ -1,9 +1,12 @@
-"""Verbs over a store that only tests need: one job where the store starts several, and a file whatever its owner and state."""
+"""Verbs over a store that only tests need: one where the store takes several, and what no part of the program asks."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import File, JobStart
+from tidegate.core.nouns import File, JobStart, LeasedSlice
+from tidegate.core.schedule.snapshot import Pick, Why
 from tidegate.store.driver import Tx
 from tidegate.store.rows import file_from
 from tidegate.store.store import Store
@@ -21,5 +24,27 @@ async def any_file(store: Store, file_id: str) -> File | None:
     async def read(tx: Tx) -> File | None:
         rows = await tx.dicts("file_any", id=file_id)
         return file_from(rows[0]) if rows else None
+
+    return await store._driver.read(read)
+
+
+async def lease_slices(
+    store: Store, worker_id: str, job_id: str, model: str, count_max: int, token: str, why: Why = Why.FIFO
+) -> list[LeasedSlice]:
+    """Take up to this many ready slices of one job and model."""
+    return await store.lease_picks(worker_id, [(Pick(job_id, model, count_max, why), token)])
+
+
+async def slice_counts(store: Store, job_id: str) -> dict[str, int]:
+    """Return how many slices of a job are in which state."""
+
+    async def read(tx: Tx) -> dict[str, int]:
+        connection: Any = tx._connection  # type: ignore[attr-defined]
+        select = "select state, count(*) from slices where job_id = {} group by state"
+        if store._driver.dialect == "sqlite":
+            rows = list(connection.execute(select.format("?"), (job_id,)))
+        else:
+            rows = await connection.fetch(select.format("$1"), job_id)
+        return {row[0]: row[1] for row in rows}
 
     return await store._driver.read(read)

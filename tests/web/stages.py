@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.store_verbs import start_job
+from tests.support.store_verbs import lease_slices, start_job
 from tests.web.server import WebServer, fresh_id
 from tidegate.core.nouns import Finished, IngestPlan, JobFlush, JobStart, Placed, Rest, SlicePlan, Usage
 from tidegate.core.states import JobState, Outcome
@@ -41,7 +41,7 @@ def finish(web: WebServer, job_id: str, answers: dict[int, bytes], errors: dict[
 
     async def go() -> None:
         token = f"token-of-{job_id}"
-        await web.store.lease_slices(web.worker_id, job_id, MODEL, 1, token)
+        await lease_slices(web.store, web.worker_id, job_id, MODEL, 1, token)
         usage = Usage(10, 4, 5, 2)
         parts = []
         for kind, outcome, lines in (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.store_verbs import lease_slices
 from tests.web.server import Clock
 from tests.worker.workshop import BODY, DEADLINE_S, Script, until, working
 from tests.worker.world import HOUR_MS, World, chat_lines
@@ -130,7 +131,7 @@ async def test_a_key_that_expires_by_the_clock_needs_no_news(live: World) -> Non
     caller = await key(live, expires_at=live.clock.now_ms() + HOUR_MS)
     job = await live.started(chat_lines(1), caller=caller)
     worker = await live.worker()
-    [leased] = await live.store.lease_slices(worker, job.id, "m", 1, "token")
+    [leased] = await lease_slices(live.store, worker, job.id, "m", 1, "token")
     assert states.denial(leased) is not None, "nobody has asked yet"
     await states.ask(worker)
     assert states.denial(leased) is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.store_verbs import lease_slices, slice_counts
 from tests.worker.world import LEASE_MS, World, chat_lines
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobUnavailable
@@ -29,7 +30,7 @@ class Victim:
     async def dies(self) -> None:
         world, job = self.world, self.job
         worker = await world.worker()
-        assert await world.store.lease_slices(worker, job.id, "m", 1, world.id("req"))
+        assert await lease_slices(world.store, worker, job.id, "m", 1, world.id("req"))
 
         async def next_blob_id() -> str:
             await world.store.begin_blob(self.blob_id, "answers", worker)
@@ -72,7 +73,7 @@ async def test_a_log_in_another_hosts_spool_is_left_alone_for_one_sweep(world: W
     world.clock.passed_ms += LEASE_MS + 1
     blobs: Any = OfAnotherHost(world, victim.blob_id)
     assert await LostWorkers(world.store, blobs).tend(SWEEP_MS) == 0
-    assert await world.store.slice_counts(victim.job.id) == {"leased": 1}
+    assert await slice_counts(world.store, victim.job.id) == {"leased": 1}
     assert await LostWorkers(world.store, world.blobs).tend(SWEEP_MS) == 1, "the host that has it waits for nothing"
     assert (await world.look(victim.job)).answered_count == 1
 
@@ -85,7 +86,7 @@ async def test_a_log_that_nobody_delivers_is_given_up_after_one_sweep(world: Wor
     assert await LostWorkers(world.store, blobs).tend(SWEEP_MS) == 0
     world.clock.passed_ms += SWEEP_MS
     assert await LostWorkers(world.store, blobs).tend(SWEEP_MS) == 1
-    assert await world.store.slice_counts(victim.job.id) == {"ready": 1}
+    assert await slice_counts(world.store, victim.job.id) == {"ready": 1}
 
 
 async def test_a_spool_is_delivered_while_its_worker_still_counts_as_alive_and_after_it_was_given_up(
@@ -121,12 +122,12 @@ async def test_one_bad_log_does_not_keep_other_workers_slices_and_not_its_own_fo
     blobs: Any = Unreadable(world, bad.blob_id)
     assert await LostWorkers(world.store, blobs).tend() == 1
     assert (await world.look(good.job)).answered_count == 1
-    assert await world.store.slice_counts(good.job.id) == {"ready": 1}
-    assert await world.store.slice_counts(bad.job.id) == {"leased": 1}, "its answers may still be read"
+    assert await slice_counts(world.store, good.job.id) == {"ready": 1}
+    assert await slice_counts(world.store, bad.job.id) == {"leased": 1}, "its answers may still be read"
     assert await LostWorkers(world.store, blobs).tend() == 0
     world.clock.passed_ms += ADOPT_FOR_MS
     assert await LostWorkers(world.store, blobs).tend() == 1
-    assert await world.store.slice_counts(bad.job.id) == {"ready": 1}
+    assert await slice_counts(world.store, bad.job.id) == {"ready": 1}
     assert await world.store.abandoned_blobs(10) == []
 
 
@@ -148,7 +149,7 @@ async def test_more_bad_logs_than_one_pass_holds_do_not_hide_a_good_one(world: W
     while await world.store.overdue_workers(1):
         await LostWorkers(world.store, blobs).tend()
     assert (await world.look(jobs[-1])).answered_count == 1
-    assert await world.store.slice_counts(jobs[-1].id) == {"ready": 1}
+    assert await slice_counts(world.store, jobs[-1].id) == {"ready": 1}
 
 
 async def test_a_log_that_becomes_readable_is_adopted_and_its_item_is_not_run_again(world: World) -> None:
@@ -159,5 +160,5 @@ async def test_a_log_that_becomes_readable_is_adopted_and_its_item_is_not_run_ag
     assert await LostWorkers(world.store, blobs).tend() == 0
     assert await LostWorkers(world.store, world.blobs).tend() == 1
     heir = await world.worker()
-    [leased] = await world.store.lease_slices(heir, victim.job.id, "m", 1, "t")
+    [leased] = await lease_slices(world.store, heir, victim.job.id, "m", 1, "t")
     assert leased.done == {0}

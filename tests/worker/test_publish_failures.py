@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.store_verbs import lease_slices
 from tests.worker.world import HOUR_MS, World, chat_lines
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobMissing, BlobUnavailable
@@ -89,7 +90,7 @@ async def test_a_damaged_work_file_breaks_nobody(world: World, damage: bytes) ->
     path = world.blobs._layout.path(job.work_blob_id)
     path.write_bytes(damage[: path.stat().st_size])
     worker = await world.worker()
-    [leased] = await world.store.lease_slices(worker, job.id, "m", 1, "t")
+    [leased] = await lease_slices(world.store, worker, job.id, "m", 1, "t")
     with pytest.raises(BlobMissing):
         await lease.read_items(world.blobs, leased)
     await world.store.release_slice(job.id, leased.first, "t", 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.store_verbs import lease_slices
 from tests.worker.workshop import BODY, Script, until, working
 from tests.worker.world import World, chat_lines
 from tidegate.core.errors import Unavailable
@@ -135,7 +136,7 @@ async def lost_alone(live: World) -> Job:
     """A job whose only item was lost alone once."""
     job = await live.started(chat_lines(1))
     lost = await live.worker()
-    assert await live.store.lease_slices(lost, job.id, "m", 1, "t")
+    assert await lease_slices(live.store, lost, job.id, "m", 1, "t")
     assert await live.store.run_alone(lost, (job.id, 0))
     assert await live.store.declare_gone(lost, leaving=True)
     assert await live.store.reclaim_slices(lost) == 1
@@ -183,7 +184,7 @@ async def test_an_item_that_was_lost_alone_three_times_fails_unsent(live: World)
     job = await live.started(chat_lines(2))
     for _ in range(3):
         lost = await live.worker()
-        assert await live.store.lease_slices(lost, job.id, "m", 9, lost)
+        assert await lease_slices(live.store, lost, job.id, "m", 9, lost)
         assert await live.store.run_alone(lost, (job.id, 1), is_checked=True)
         assert await live.store.declare_gone(lost, leaving=True)
         await live.store.reclaim_slices(lost)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.store_verbs import lease_slices, slice_counts
 from tests.worker.workshop import BODY, Script, until, working
 from tests.worker.world import World, chat_lines
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
@@ -147,7 +148,7 @@ async def test_a_blob_store_that_is_away_is_not_asked_for_slice_after_slice(live
             await asyncio.sleep(0.002)
         assert blobs.reads <= 8, "one round, then a pause"
     assert not script.calls
-    assert await live.store.slice_counts(job.id) == {"ready": 200}
+    assert await slice_counts(live.store, job.id) == {"ready": 200}
 
 
 async def test_a_lease_under_way_at_a_stop_is_handed_back_and_blames_nobody(live: World) -> None:
@@ -180,7 +181,7 @@ async def test_a_long_deferral_that_outlived_its_worker_is_not_held_in_the_next_
     script = Script(live, "m")
     job = await live.started(chat_lines(4))
     lost = await live.worker()
-    assert await live.store.lease_slices(lost, job.id, "m", 1, "t")
+    assert await lease_slices(live.store, lost, job.id, "m", 1, "t")
     await _defer(live, job.id, number=2, for_ms=3_600_000)
     assert await live.store.declare_gone(lost, leaving=True)
     async with working(live, script) as bench:
@@ -217,7 +218,7 @@ async def test_a_suspect_of_one_job_keeps_no_other_job_waiting(live: World) -> N
     suspects = await live.started(chat_lines(4))
     for _ in range(2):
         dying = await live.worker()
-        assert await live.store.lease_slices(dying, suspects.id, "m", 1, dying)
+        assert await lease_slices(live.store, dying, suspects.id, "m", 1, dying)
         assert await live.store.declare_gone(dying, leaving=True)
         assert await live.store.reclaim_slices(dying) == 1
 

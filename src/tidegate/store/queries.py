@@ -2,7 +2,7 @@
 
 The statements are written in the intersection of SQLite and PostgreSQL. `-- name --` opens a statement, the lines under it say why it
 is as it is, and `moves:` names the state moves it makes (table: from -> to), which a test holds against core/states.py. PostgreSQL
-alone sees what stands in /*! … */.
+alone sees what stands in /*! … */. `-- part name --` opens a text that statements below it on the same page use as {name}.
 
 It refuses to know what any statement means.
 """
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-_HEADER = re.compile(r"^-- (\w+) --$")
+_HEADER = re.compile(r"^-- (part )?(\w+) --$")
+_PART = re.compile(r"\{(\w+)\}")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
 _REVEALED = re.compile(r"/\*!(.*?)\*/", re.DOTALL)
 _VALUES = re.compile(r"\bvalues\s*\((.*)\)(?=\s*(?:on conflict|returning|$))", re.DOTALL)
@@ -33,12 +34,16 @@ def statements() -> dict[str, Statement]:
     """Every statement of `queries/*.sql` by name."""
     found: dict[str, Statement] = {}
     pages = sorted(files("tidegate.store").joinpath("queries").iterdir(), key=lambda page: page.name)
-    name, comments, lines = "", list[str](), list[str]()
+    name, is_part, comments, lines = "", False, list[str](), list[str]()
+    parts: dict[str, str] = {}
 
     def close() -> None:
         if not name:
             return
-        sql = "\n".join(lines).strip().removesuffix(";")
+        sql = _PART.sub(lambda match: parts[match.group(1)], "\n".join(lines).strip().removesuffix(";"))
+        if is_part:
+            parts[name] = sql
+            return
         moves = tuple(match.groups() for line in comments if (match := _MOVE.match(line)))
         parameters = tuple(dict.fromkeys(_PARAMETER.findall(sql)))
         if name in found:
@@ -49,13 +54,14 @@ def statements() -> dict[str, Statement]:
         for line in page.read_text("utf-8").splitlines():
             if header := _HEADER.match(line):
                 close()
-                name, comments, lines = header.group(1), [], []
+                is_part, name, comments, lines = header.group(1) is not None, header.group(2), [], []
             elif line.startswith("--"):
                 comments.append(line)
             else:
                 lines.append(line)
         close()
         name = ""
+        parts.clear()
     return found
 
 

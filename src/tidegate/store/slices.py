@@ -7,7 +7,7 @@ from operator import itemgetter
 from tidegate.core.answer_terms import answers_from
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Attempts, LeasedSlice
-from tidegate.core.schedule.snapshot import Pick, Why
+from tidegate.core.schedule.snapshot import Pick
 from tidegate.store.driver import Row, Tx
 from tidegate.store.job_events import record_running
 from tidegate.store.rows import limits_from, tries_from
@@ -23,13 +23,6 @@ SEARCH_LOSSES_MAX = 16
 
 
 class Slices(Table):
-    async def lease_slices(
-        self, worker_id: str, job_id: str, model: str, count_max: int, token: str, why: Why = Why.FIFO
-    ) -> list[LeasedSlice]:
-        """Take up to this many ready slices under a token that the caller made, and say by which rule; a replay gives the same slices."""
-
-        return await self.lease_picks(worker_id, [(Pick(job_id, model, count_max, why), token)])
-
     @writes
     async def lease_picks(
         self,
@@ -139,10 +132,6 @@ class Slices(Table):
     async def unfinished_slices(self, tx: Tx, job_id: str) -> list[tuple[int, int, int, int, int]]:
         """Slices that may hold items without an outcome: (first, count, read_first, work_at, work_bytes)."""
         return [(row[0], row[1], row[2], row[3], row[4]) for row in await tx.all("slices_unfinished", job_id=job_id)]
-
-    @reads
-    async def slice_counts(self, tx: Tx, job_id: str) -> dict[str, int]:
-        return {row[0]: row[1] for row in await tx.all("slices_count", job_id=job_id)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from tests.support.sdks import openai
+from tests.support.store_verbs import lease_slices
 from tests.web import stages
 from tests.web.calls import is_error, upload
 from tests.web.server import WebServer, settings_with
@@ -65,7 +66,7 @@ def test_a_response_that_waits(web: WebServer, client: httpx2.Client) -> None:
     assert (response["status"], response["background"], response["service_tier"]) == ("queued", True, "flex")
     assert (response["temperature"], response["metadata"], response["output"]) == (0.5, {"a": "b"}, [])
     assert client.get(f"{PATH}/{response['id']}").json() == response
-    web.run(web.store.lease_slices(web.worker_id, job_id(response), "m", 1, "token"))
+    web.run(lease_slices(web.store, web.worker_id, job_id(response), "m", 1, "token"))
     assert client.get(f"{PATH}/{response['id']}").json() == {**response, "status": "in_progress"}
 
 
@@ -119,7 +120,7 @@ def test_a_failure_says_why(web: WebServer, client: httpx2.Client, line: bytes, 
 def test_a_cancel_is_final(web: WebServer, client: httpx2.Client) -> None:
     response = made(client)
     one = f"{PATH}/{response['id']}"
-    web.run(web.store.lease_slices(web.worker_id, job_id(response), "m", 1, f"token-of-{job_id(response)}"))
+    web.run(lease_slices(web.store, web.worker_id, job_id(response), "m", 1, f"token-of-{job_id(response)}"))
     cancelled = client.post(f"{one}/cancel").json()
     assert cancelled == {**response, "status": "cancelled"}
     # An answer that an open call still brings changes nothing that was shown.

@@ -195,9 +195,6 @@ returning first;
 -- A job that ended needs no slices.
 delete from slices where job_id = :job_id;
 
--- slices_count --
-select state, count(*) as slices from slices where job_id = :job_id group by state;
-
 -- slices_unfinished --
 -- Where the items without an outcome lie in the work file, for the one who publishes.
 select first, count, read_first, work_at, work_bytes from slices where job_id = :job_id and state <> 'done' order by first;

@@ -49,11 +49,24 @@ select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why,
 from slices s
 where s.state = 'leased';
 
+-- part has_startable_slice --
+-- Whether a job `o` of a model has a slice that this worker may lease: due, and below :lost_below lost owners. While a culprit is searched
+-- for (:is_searching), a job of which another slice is out that lost owners keeps its last :kept slices that lost none for checks.
+-- `(select 1 ... order by ... limit 1) is not null` is `exists`, as no planner turns it into a join of whole tables.
+(select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
+    and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
+        or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
+            and z.state = 'leased' and z.lost_count between 1 and :search_max)
+        or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
+            and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null;
+
+-- part job_columns --
+-- What the scheduler knows of a job `o` of a model.
+o.model, o.share_owner, o.job_id, o.created_at, o.expires_at, case when o.begun_at is null then o.begin_by end as begin_by,
+    o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue, o.priority;
+
 -- snapshot_flows --
 -- The flows of a model that were served least and have a slice ready for this worker; `is_long` when it has more jobs than :jobs_max.
--- In this statement and the next three a job can start when it has such a slice: due, and below :lost_below lost owners. While a culprit is
--- searched for (:is_searching), a job of which another slice is out that lost owners keeps its last :kept slices that lost none for checks.
--- `(select 1 ... order by ... limit 1) is not null` is `exists`, as no planner turns it into a join of whole tables.
 select f.model, f.share_owner, f.weight_milli, f.served,
     (select 1 from job_models more where more.model = f.model and more.share_owner = f.share_owner and more.state = 'open'
         order by more.priority desc, more.created_at, more.job_id limit 1 offset :jobs_max) is not null as is_long
@@ -61,43 +74,26 @@ from flows f
 where f.model = :model and f.state = 'awake'
     and (select 1 from job_models o
         where o.model = f.model and o.share_owner = f.share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
-            and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-                and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
-                    or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
-                        and z.state = 'leased' and z.lost_count between 1 and :search_max)
-                    or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
-                        and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
+            and {has_startable_slice}
         order by o.priority desc, o.created_at, o.job_id limit 1) is not null
 order by f.served, f.share_owner
 limit :flows_max;
 
 -- snapshot_oldest --
 -- The oldest jobs of a flow that can start, of its highest priorities.
-select o.model, o.share_owner, o.job_id, o.created_at, o.expires_at, case when o.begun_at is null then o.begin_by end as begin_by,
-    o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue, o.priority
+select {job_columns}
 from job_models o
 where o.model = :model and o.share_owner = :share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
-    and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-        and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
-            or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
-                and z.state = 'leased' and z.lost_count between 1 and :search_max)
-            or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
-                and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
+    and {has_startable_slice}
 order by o.priority desc, o.created_at, o.job_id
 limit :jobs_max;
 
 -- snapshot_smallest --
 -- The smallest jobs of a flow that can start, of its highest priorities.
-select o.model, o.share_owner, o.job_id, o.created_at, o.expires_at, case when o.begun_at is null then o.begin_by end as begin_by,
-    o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue, o.priority
+select {job_columns}
 from job_models o
 where o.model = :model and o.share_owner = :share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
-    and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-        and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
-            or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
-                and z.state = 'leased' and z.lost_count between 1 and :search_max)
-            or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
-                and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
+    and {has_startable_slice}
 order by o.priority desc, o.work_units, o.job_id
 limit :jobs_max;
 
@@ -105,16 +101,10 @@ limit :jobs_max;
 -- The jobs of a model that can start and are due first, whatever their flow, with what is known of that flow.
 select due.*, coalesce(f.weight_milli, 1000) as weight_milli, coalesce(f.served, 0) as served
 from (
-    select o.model, o.share_owner, o.job_id, o.created_at, o.expires_at, case when o.begun_at is null then o.begin_by end as begin_by,
-        o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue, o.priority
+    select {job_columns}
     from job_models o
     where o.model = :model and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
-        and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-            and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
-                or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
-                    and z.state = 'leased' and z.lost_count between 1 and :search_max)
-                or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
-                    and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
+        and {has_startable_slice}
     order by o.due_at, o.job_id
     limit :due_max
 ) due
