@@ -28,7 +28,7 @@ from tidegate.core.deployments import Deployment, Secret
 from tidegate.core.errors import SettingsError, StoreError
 from tidegate.core.input.turns import IngestLimits
 from tidegate.core.nouns import KeepTimes
-from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, Limits, Notices, Wakes
+from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, FileSource, Limits, Notices, Wakes
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
 from tidegate.interactive_usage import InteractiveUsageBook
@@ -228,8 +228,9 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         router, live_config = await stack.enter_async_context(_router(parts, me, roles))
         if roles.worker and not router.status():
             raise SettingsError(NO_MODEL_SERVER)
-        worker = _worker(parts, me, router, live_config, is_kept=roles.api) if roles.worker else None
         callbacks = await stack.enter_async_context(callback_sender(settings))
+        make = functools.partial(build_worker, parts, me, router, live_config, callbacks)
+        worker = _worker(make, parts, me, is_kept=roles.api) if roles.worker else None
         if roles.worker:
             bodies = {DOOR: CallbackBodies(parts.store, parts.blobs, settings.callbacks.body_bytes_max)}
             deliveries = WebhookDeliveries(parts.store, callbacks, parts.clock, parts.entropy, lambda: me.id, bodies)
@@ -281,8 +282,8 @@ async def _api_listening(app: Api, parts: Parts, stop: asyncio.Event) -> AsyncIt
 
 
 @asynccontextmanager
-async def callback_sender(settings: Settings) -> AsyncIterator[Callbacks]:
-    """The way to receivers that tenants name, under the rules that the operator set."""
+async def callback_sender(settings: Settings) -> AsyncIterator[CallbackSender]:
+    """The way to receivers and files that tenants name, under the rules that the operator set."""
     sender = CallbackSender(settings.callbacks.rules(), f"Tidegate/{__version__}")
     try:
         yield sender
@@ -290,12 +291,8 @@ async def callback_sender(settings: Settings) -> AsyncIterator[Callbacks]:
         await sender.close()
 
 
-def _worker(parts: Parts, me: Registration, router: Router, live_config: LiveConfig, *, is_kept: bool) -> RunsItems:
+def _worker(make: Callable[[], Worker], parts: Parts, me: Registration, *, is_kept: bool) -> RunsItems:
     """Make a worker. With `is_kept` it is restarted after an internal error, because its process also serves callers."""
-
-    def make() -> Worker:
-        return build_worker(parts, me, router, live_config)
-
     return KeptWorker(make, me, parts.settings.worker.heartbeat_ms) if is_kept else make()
 
 
@@ -317,9 +314,13 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
-        async with _router(parts, me, Roles(api=False, worker=True)) as (router, live_config):
+        async with (
+            callback_sender(settings) as files,
+            _router(parts, me, Roles(api=False, worker=True)) as (router, live_config),
+        ):
             stop = asyncio.Event()
-            worker = _worker(parts, me, router, live_config, is_kept=True)
+            make = functools.partial(build_worker, parts, me, router, live_config, files)
+            worker = _worker(make, parts, me, is_kept=True)
             task = asyncio.create_task(worker.run(stop))
             try:
                 yield Working(parts, me, worker, router)
@@ -484,10 +485,12 @@ def deployment_policy(settings: Settings) -> DeploymentPolicy:
     )
 
 
-def build_worker(parts: Parts, me: Registration, router: Router, live_config: LiveConfig) -> Worker:
-    """A worker over these parts."""
+def build_worker(
+    parts: Parts, me: Registration, router: Router, live_config: LiveConfig, files: FileSource | None = None
+) -> Worker:
+    """A worker over these parts; `files` is the way to files that requests name."""
     return Worker(
-        WorkerPorts(parts.store, parts.blobs, router, parts.clock, parts.entropy, parts.wakes),
+        WorkerPorts(parts.store, parts.blobs, router, parts.clock, parts.entropy, parts.wakes, files),
         me,
         worker_options(parts.settings, parts.scratch),
         OperatorPolicies(parts.settings, live_config, router.price_of),

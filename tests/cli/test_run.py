@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -116,18 +117,24 @@ def test_lines_may_name_different_endpoints(desk: Desk) -> None:
             line("rerank", "/v1/rerank", query="hi", documents=["ho", "hu"]),
             line("classify", "/v1/classify", input=["hi"]),
             line("pool", "/v1/pooling", input="hi"),
+            line("heard", "/v1/audio/transcriptions", file_url="data:audio/wav;base64,UklGRg==", language="en"),
+            line("fetched", "/v1/audio/translations", file_url="https://127.0.0.1/a.mp3"),
             line("none", "/v1/nonsense", input="hi"),
         ]
     )
     engine = ["--upstream", desk.engine.url]
     done = desk.done("run", "-i", "requests.jsonl", "-o", "results.jsonl", *engine, "--json", code=1)
-    assert (said_summary(done)["succeeded"], said_summary(done)["failed"]) == (6, 1)
+    assert (said_summary(done)["succeeded"], said_summary(done)["failed"]) == (7, 2)
     bodies = {str(one["custom_id"]): one["response"]["body"] for one in desk.results()}
     assert bodies["chat"]["choices"]
     assert len(bodies["embed"]["data"]) == len(bodies["pool"]["data"]) == len(bodies["classify"]["data"]) == 1
     assert [one["index"] for one in bodies["score"]["data"]] == [0, 1]
     assert {one["index"] for one in bodies["rerank"]["results"]} == {0, 1}
-    assert [one["custom_id"] for one in desk.results("results.errors.jsonl")] == ["none"]
+    assert bodies["heard"]["received"] == {"name": "audio.wav", "bytes": 4, "sha256": sha256(b"RIFF").hexdigest()}
+    assert bodies["heard"]["fields"] == {"model": "m", "language": "en"}
+    failed = {str(one["custom_id"]): one for one in desk.results("results.errors.jsonl")}
+    assert set(failed) == {"none", "fetched"}
+    assert failed["fetched"]["response"]["body"]["error"]["param"] == "body.file_url"
 
 
 def test_an_empty_file_is_an_empty_output(desk: Desk) -> None:

@@ -239,6 +239,39 @@ async def test_a_name_with_any_closed_address_is_not_called(addresses: tuple[str
     assert not receiver.connection_count
 
 
+async def test_a_file_is_read_whole_and_only_from_where_it_may_be(sender: CallbackSender) -> None:
+    async def serve(request: Request, peer: Peer) -> None:
+        if "/moved" in request.line:
+            await peer.answer(302, b"", Location="/v1/file")
+        elif "/packed" in request.line:
+            await peer.answer(200, b"x", Content_Encoding="gzip")
+        elif "/endless" in request.line:
+            await peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            while True:
+                await peer.send(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
+        elif "/short" in request.line:
+            await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+            peer.close()
+        else:
+            await peer.answer(200, b"RIFF" * 1_000, Content_Type="audio/wav")
+
+    async with RawServer(serve) as host:
+        whole = await sender.fetch(f"{host.url}/file", 4_000)
+        assert (whole.status, whole.media_type, whole.data) == (200, "audio/wav", b"RIFF" * 1_000)
+        [request] = host.requests
+        assert request.line.startswith("GET ")
+        assert "authorization" not in {name.lower() for name in request.headers}
+        assert (await sender.fetch(f"{host.url}/file", 3_999)).failure == "too_large"
+        assert (await sender.fetch(f"{host.url}/endless", 1 << 20)).failure == "too_large"
+        assert (await sender.fetch(f"{host.url}/moved", 4_000)).status == 302
+        assert (await sender.fetch(f"{host.url}/packed", 4_000)).failure == "bad_answer"
+        assert (await sender.fetch(f"{host.url}/short", 4_000)).failure == "bad_answer"
+        strict = CallbackSender(PUBLIC_HTTP, "Tidegate/test", answers("8.8.8.8", "127.0.0.1"))
+        for url in ("http://hooks.example.com/", "http://169.254.169.254/", "file:///etc/passwd", "ftp://a.example/"):
+            assert (await strict.fetch(url, 4_000)).failure == "target_refused"
+        await strict.close()
+
+
 async def test_a_name_that_does_not_resolve_looks_like_a_closed_one() -> None:
     def fail(host: str, port: int) -> Sequence[Any]:
         raise socket.gaierror(socket.EAI_NONAME, "unknown")

@@ -1,40 +1,50 @@
-"""Sends callbacks to receivers that tenants name, over HTTP/1.1 and one fresh connection each.
+"""Sends callbacks to receivers that tenants name, and reads files that they name, over HTTP/1.1 and one fresh connection each.
 
 The host is resolved here and every address is checked; only a checked address is dialled, and the socket itself is made only for an
 address that passes, so neither a name that changes its answer nor a redirect leads anywhere else. Redirects, proxies, cookies and
-compressed answers are not followed, used, kept or unpacked. Of an answer only the status and Retry-After count.
+compressed answers are not followed, used, kept or unpacked. Of a callback's answer only the status and Retry-After count.
 """
 
 import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import yarl
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from tidegate.core.callback_targets import CallbackReply, Target, TargetRefused, TargetRules, read_target
+from tidegate.core.callback_targets import (
+    TARGET_REFUSED,
+    TOO_LARGE,
+    CallbackReply,
+    FetchedFile,
+    Target,
+    TargetRefused,
+    TargetRules,
+    read_target,
+)
 from tidegate.core.retry_after import retry_after_ms
 
 CONNECT_S = 5.0
 TOTAL_S = 15.0
+FETCH_S = 60.0
 DRAIN_S = 1.0
 ANSWER_BYTES_MAX = 64 << 10
+OK = 200
 PER_HOST_MAX = 5
 # A name server that a tenant runs may be slow. Its look-ups get threads of their own, so that files and others do not wait for them.
 RESOLVE_THREADS = 64
 
-# The host does not resolve, or to an address that is not public: one word, so that it tells nothing of names that only we can resolve.
-TARGET_REFUSED = "target_refused"
 CONNECTION_FAILED = "connection_failed"
 TLS_FAILED = "tls_failed"
 TIMED_OUT = "timed_out"
 BAD_ANSWER = "bad_answer"
 
+T = TypeVar("T")
 Address = tuple[Any, ...]
 Resolve = Callable[[str, int], Sequence[Address]]
 
@@ -55,30 +65,67 @@ class CallbackSender:
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
         """Send this once. A failure of any kind is a reply with a word for it."""
+
+        async def send(target: Target) -> CallbackReply:
+            sent = {"Content-Type": "application/json", "User-Agent": self._user_agent, **headers}
+            async with self._request(target, TOTAL_S, data=body, headers=sent) as response:
+                reply = CallbackReply(response.status, retry_after_ms=retry_after_ms(response.headers, None) or 0)
+                await _drain(response)
+                return reply
+
+        reply = await self._within(url, TOTAL_S, send)
+        return CallbackReply(failure=reply) if isinstance(reply, str) else reply
+
+    async def fetch(self, url: str, size_bytes_max: int) -> FetchedFile:
+        """Read a file once. A failure of any kind is a reply with a word for it."""
+
+        async def read(target: Target) -> FetchedFile:
+            asked = {"User-Agent": self._user_agent}
+            async with self._request(target, FETCH_S, headers=asked) as response:
+                if response.status != OK:
+                    return FetchedFile(response.status)
+                if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+                    return FetchedFile(failure=BAD_ANSWER)
+                data = bytearray()
+                async for part in response.content.iter_any():
+                    data += part
+                    if len(data) > size_bytes_max:
+                        return FetchedFile(failure=TOO_LARGE)
+                return FetchedFile(OK, "", response.headers.get("Content-Type", ""), bytes(data))
+
+        found = await self._within(url, FETCH_S, read)
+        return FetchedFile(failure=found) if isinstance(found, str) else found
+
+    async def _within(self, url: str, total_s: float, act: Callable[[Target], Awaitable[T]]) -> T | str:
+        """Act on a target within its host's slots and a time; returns a word when that failed."""
         try:
             target = read_target(url, self._rules)
         except TargetRefused:
-            return CallbackReply(failure=TARGET_REFUSED)
+            return TARGET_REFUSED
         async with self._host_slot(target.host):
             try:
-                async with asyncio.timeout(TOTAL_S):
-                    return await self._post(target, body, headers)
+                async with asyncio.timeout(total_s):
+                    return await act(target)
             except TimeoutError:
-                return CallbackReply(failure=TIMED_OUT)
+                return TIMED_OUT
             except _Closed:
-                return CallbackReply(failure=TARGET_REFUSED)
+                return TARGET_REFUSED
             except (aiohttp.ClientSSLError, ssl.SSLError):
-                return CallbackReply(failure=TLS_FAILED)
+                return TLS_FAILED
             except (aiohttp.ClientConnectionError, OSError):
-                return CallbackReply(failure=CONNECTION_FAILED)
+                return CONNECTION_FAILED
             except (aiohttp.ClientError, ValueError):
-                return CallbackReply(failure=BAD_ANSWER)
+                return BAD_ANSWER
 
     async def close(self) -> None:
         """Stop resolving; what is being sent is the caller's to await."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _post(self, target: Target, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
+    @contextlib.asynccontextmanager
+    async def _request(
+        self, target: Target, total_s: float, headers: Mapping[str, str], data: bytes | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send one request to a checked address: a POST with a body, a GET without."""
         addresses = await self._addresses(target)
         connector = aiohttp.TCPConnector(
             resolver=_Pinned(target.host, addresses),
@@ -87,24 +134,24 @@ class CallbackSender:
             ssl=self._tls,
             socket_factory=lambda address: _checked_socket(target, address),
         )
-        timeout = aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S)
-        sent = {"Content-Type": "application/json", "User-Agent": self._user_agent, **headers}
         async with (
             aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
                 auto_decompress=False,
-                timeout=timeout,
+                timeout=aiohttp.ClientTimeout(total=total_s, sock_connect=CONNECT_S),
                 skip_auto_headers=("Accept", "Accept-Encoding"),
             ) as session,
-            session.post(
-                yarl.URL(target.url, encoded=True), data=body, headers=sent, allow_redirects=False
+            session.request(
+                "GET" if data is None else "POST",
+                yarl.URL(target.url, encoded=True),
+                data=data,
+                headers=headers,
+                allow_redirects=False,
             ) as response,
         ):
-            reply = CallbackReply(response.status, retry_after_ms=retry_after_ms(response.headers, None) or 0)
-            await _drain(response)
-            return reply
+            yield response
 
     async def _addresses(self, target: Target) -> list[ResolveResult]:
         """Return the host's addresses; _Closed when there are none, or any of them may not be dialled."""

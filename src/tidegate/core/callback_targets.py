@@ -11,6 +11,10 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 URL_CHARS_MAX = 2_048
 HTTPS_PORTS = frozenset({443, 8443})
 HTTP_PORTS = frozenset({80})
+# Words for what came of a request. The host does not resolve, or to an address that is not public: one word, so that it tells nothing of
+# names that only we can resolve.
+TARGET_REFUSED = "target_refused"
+TOO_LARGE = "too_large"
 _GONE = 410
 
 _URL = re.compile(
@@ -104,6 +108,16 @@ class CallbackReply:
     def word(self) -> str:
         """The failure as its owner may see it: never what the receiver wrote."""
         return self.failure or f"http_{self.status // 100}xx"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFile:
+    """What came of reading a file: its bytes and its type, or a status, or 0 and a word for why there is none."""
+
+    status: int = 0
+    failure: str = ""
+    media_type: str = ""
+    data: bytes = b""
 
 
 def read_target(url: str, rules: TargetRules) -> Target:

@@ -482,6 +482,14 @@ class Item:
         self.rejected_text = rejected_text
 
 
+class AudioFile(msgspec.Struct, frozen=True, gc=False):
+    """A file that goes with a call; its name tells servers its format."""
+
+    name: str
+    media_type: str
+    data: bytes
+
+
 class Call(msgspec.Struct, frozen=True, gc=False):
     """One upstream request. `attempt_count` says how many calls of its item counted before: above 0
     this is a retry.
@@ -494,7 +502,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     downstream, and calls of one `prefix_group` begin alike; without a `prefix_salt` it is not used.
     `items` is how many items of a job share it; `number` is then that of the first. `parallel`
     names those who may have only so many calls at once. `models` are those that its key allows, so
-    that no fallback leads to another; none named: any."""
+    that no fallback leads to another; none named: any. With an `audio` file it is sent as a form."""
 
     job_id: str
     number: int
@@ -515,6 +523,12 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     items: int = 1
     parallel: tuple[tuple[str, int], ...] = ()
     models: frozenset[str] = frozenset()
+    audio: AudioFile | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """How much there is to read for the model: its tokens cannot be more."""
+        return len(self.body) + (0 if self.audio is None else len(self.audio.data))
 
     @property
     def prefix_group(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, Settlement
-from tidegate.core.callback_targets import CallbackReply
+from tidegate.core.callback_targets import CallbackReply, FetchedFile
 from tidegate.core.nouns import Answer, Call, Placed, Stamp
 from tidegate.core.queues import Put, QueueRequest, QueueState, Sorted, Withdrawal
 
@@ -191,6 +191,13 @@ class Callbacks(Protocol):
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
         """Send this once, to a public address or one that the operator allows. Whatever fails is a reply with a word for it."""
+
+
+class FileSource(Protocol):
+    """The way to files that tenants name by their address."""
+
+    async def fetch(self, url: str, size_bytes_max: int) -> FetchedFile:
+        """Read a file, from a public address or one that the operator allows. Whatever fails is a reply with a word for it."""
 
 
 class RequestQueue(Protocol):

@@ -1,5 +1,6 @@
 """perform: one item, one upstream call, one verdict. It records nothing and holds nothing."""
 
+import asyncio
 import math
 import traceback
 from dataclasses import replace
@@ -18,20 +19,26 @@ from tidegate.core.answers import answer_checks, results
 from tidegate.core.body_rules.caller_fields import FieldFault, FieldRules
 from tidegate.core.body_rules.plain_body import read_plain
 from tidegate.core.budgets.budget import Budget
+from tidegate.core.callback_targets import TARGET_REFUSED, TOO_LARGE
 from tidegate.core.errors import Ambiguous, BrokenAnswer, HandedBack, Overspent, Refused, UpstreamError
 from tidegate.core.hooks import About, Stop
 from tidegate.core.ids import item_id
-from tidegate.core.nouns import Answer, AnswerTry, Call, Finished, Item, ItemVerdict, LeasedSlice, Usage
+from tidegate.core.nouns import Answer, AnswerTry, AudioFile, Call, Finished, Item, ItemVerdict, LeasedSlice, Usage
 from tidegate.core.policy.policy_rules import Denied
-from tidegate.core.ports import Clock, Entropy, Upstream
+from tidegate.core.ports import Clock, Entropy, FileSource, Upstream
 from tidegate.core.states import Outcome
+from tidegate.core.translate import audio
 from tidegate.core.usage.prices import Price, cost
 from tidegate.guards.closer_look import look_closely
 from tidegate.guards.guard import Guard
 
 log = structlog.get_logger()
 
+OK = 200
 BAD_REQUEST = 400
+SERVER_ERROR = 500
+# Each may be as large as 25 MiB.
+FETCHED_FILES_MAX = 16
 _NO_COST = (0, 0, 0)
 
 
@@ -118,8 +125,19 @@ _invalid = msgspec.json.Decoder(_InvalidLine)
 
 
 class Performer:
-    def __init__(self, upstream: Upstream, clock: Clock, entropy: Entropy, rules: CallRules, grace_ms: int) -> None:
-        """`grace_ms` is how much longer than the deadline a call may take that began before it."""
+    def __init__(
+        self,
+        upstream: Upstream,
+        clock: Clock,
+        entropy: Entropy,
+        rules: CallRules,
+        grace_ms: int,
+        files: FileSource | None = None,
+    ) -> None:
+        """`grace_ms` is how much longer than the deadline a call may take that began before it; `files` is the way to files that requests
+        name."""
+        self._files = files
+        self._fetches = asyncio.Semaphore(FETCHED_FILES_MAX)
         self._upstream = upstream
         self._clock = clock
         self._entropy = entropy
@@ -182,7 +200,13 @@ class Performer:
         if item.tries:
             # The same words again must not get the same answer again from a server that remembers keys.
             key = f"{key}-{len(item.tries)}"
-        if read_plain(body) is None and (fault := await look_closely(body, rules.fields(leased))) is not None:
+        is_audio = leased.endpoint in audio.AUDIO_ENDPOINTS
+        try:
+            # The file of an audio request is fetched here, not by a server: the rules about servers do not bind its address.
+            checked = audio.read_request(body).fields if is_audio else body
+        except audio.AudioFault as wrong:
+            return _refused(name, item, FieldFault(wrong.code, str(wrong), wrong.param))
+        if read_plain(checked) is None and (fault := await look_closely(checked, rules.fields(leased))) is not None:
             return _refused(name, item, fault)
         guard = rules.guard(leased)
         if guard is not None:
@@ -196,7 +220,8 @@ class Performer:
         if failpoints.ARMED:
             await failpoints.hit("before_send", item.custom_id)
         try:
-            answer = await self._upstream.send(self._call(leased, held, item, body, key))
+            call = self._call(leased, held, item, body, key)
+            answer = await (self._send_with_file(call) if is_audio else self._upstream.send(call))
         except UpstreamError as error:
             return self._after_failure(error, leased, held, item)
         except Exception as error:
@@ -231,6 +256,41 @@ class Performer:
             parallel=held.parallel,
             models=held.models,
         )
+
+    async def _send_with_file(self, call: Call) -> Answer:
+        """Send a request together with the file that it names. Few files that were fetched are held at once, each until its call ends."""
+        try:
+            request = audio.read_request(call.body)
+            if request.holds_file:
+                return await self._upstream.send(_with_file(call, request, audio.file_in(request.file_url)))
+            async with self._fetches:
+                file = await self._fetched(request.file_url)
+                return await self._upstream.send(_with_file(call, request, file))
+        except audio.AudioFault as wrong:
+            body = results.refused_body(str(wrong), wrong.code, f"body.{wrong.param}" if wrong.param else "body")
+            refused = Refused(str(wrong), status=BAD_REQUEST, body=body, code=wrong.code)
+        raise refused
+
+    async def _fetched(self, url: str) -> AudioFile:
+        """Return the file at an address; AudioFault when it can never be read, Ambiguous when it may be later."""
+        if self._files is None:
+            raise audio.AudioFault("invalid_file_url", "Files are not fetched here: send a data: URL.", "file_url")
+        found = await self._files.fetch(url, audio.FILE_BYTES_MAX)
+        if found.failure == TOO_LARGE:
+            raise audio.too_large()
+        if found.failure == TARGET_REFUSED:
+            message = (
+                "The address in file_url may not be read from here: it must be https and lead to a public address."
+            )
+            raise audio.AudioFault("invalid_file_url", message, "file_url")
+        if found.failure or found.status >= SERVER_ERROR or found.status in (408, 429):
+            why = found.failure or f"status {found.status}"
+            raise Ambiguous(f"the file at file_url could not be read ({why})", code="file_url_unreadable")
+        if found.status != OK:
+            raise audio.AudioFault(
+                "invalid_file_url", f"The file at file_url was refused with status {found.status}.", "file_url"
+            )
+        return audio.file_from(url, found.media_type, found.data)
 
     def _never_sent(self, leased: LeasedSlice, held: HeldSlice, item: Item) -> _ItemEnd | Again | None:
         """Return why this item is not sent, as far as that can be known without asking anyone."""
@@ -327,6 +387,10 @@ def _sum_costs(tries: tuple[AnswerTry, ...]) -> tuple[int, int, int] | None:
     """What answers cost together; None where none of them has a price."""
     sums = [sum(parts) for parts in zip(*(one.cost_nano for one in tries), strict=True)]
     return (sums[0], sums[1], sums[2]) if any(sums) else None
+
+
+def _with_file(call: Call, request: audio.AudioRequest, file: AudioFile) -> Call:
+    return msgspec.structs.replace(call, body=request.fields, audio=file)
 
 
 def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: Answer | None = None) -> _ItemEnd:

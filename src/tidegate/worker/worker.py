@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tidegate import metrics
 from tidegate.core.errors import WorkerBroken
 from tidegate.core.policies import Policies
-from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wakes
+from tidegate.core.ports import Blobs, Clock, Entropy, FileSource, Upstream, Wakes
 from tidegate.guards.guard import Guards
 from tidegate.stages.ingest.ingest import IngestStage, RunPass
 from tidegate.stages.lease import LeaseStage
@@ -50,6 +50,7 @@ class WorkerPorts:
     clock: Clock
     entropy: Entropy
     wakes: Wakes
+    files: FileSource | None = None
 
 
 class Worker:
@@ -83,7 +84,7 @@ class Worker:
         reader = SliceReader(leases, self._keys, rules, me, self._leased_work, settler)
         leaser = Leaser(leases, self._scheduler, self._room, self._trial, me, self._leased_work, reader)
         self._leasing = Leasing(leaser, self._leased_work, self._recorder, lost_workers, lease_wake, poll_ms)
-        performer = Performer(upstream, clock, entropy, rules, grace_ms)
+        performer = Performer(upstream, clock, entropy, rules, grace_ms, ports.files)
         runner = Runner(self._leased_work, rules, performer, self._recorder, settler, self._room, lease_wake)
         self._runners = Runners(runner, self._supervisor, upstream, options.in_flight_max)
         upstream.on_room(self._leasing.look_again)

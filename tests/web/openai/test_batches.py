@@ -81,7 +81,8 @@ def test_endpoints_that_the_operator_adds(start_web: Any) -> None:
     web: WebServer = start_web(endpoints=("/v1/own",))
     with web.client() as client:
         assert create(client, upload(client), endpoint="/v1/own")["endpoint"] == "/v1/own"
-        for served in ("/v1/score", "/v1/rerank", "/v1/classify", "/v1/pooling"):
+        audio = ("/v1/audio/transcriptions", "/v1/audio/translations")
+        for served in ("/v1/score", "/v1/rerank", "/v1/classify", "/v1/pooling", *audio):
             assert create(client, upload(client), endpoint=served)["endpoint"] == served
 
 

@@ -80,6 +80,9 @@ ENDPOINTS = {
     "/v1/rerank": Endpoint(None, generates=False),
     "/v1/classify": Endpoint(None, generates=False),
     "/v1/pooling": Endpoint(None, generates=False),
+    # What there is to read is a file; a prompt may come with it.
+    "/v1/audio/transcriptions": Endpoint(None),
+    "/v1/audio/translations": Endpoint(None),
 }
 # Where a body may leave its model out, and which one OpenAI's documentation names then.
 DEFAULT_MODELS = {"/v1/moderations": "omni-moderation-latest"}

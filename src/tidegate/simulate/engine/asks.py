@@ -438,7 +438,13 @@ def _marker(body: bytes, texts: Callable[[], Iterable[str]]) -> str | None:
     if b"behave" not in body:
         return None
     for text in texts():
-        found = _BEHAVE.search(text)
+        found = behaviour_in(text)
         if found is not None:
-            return found[1]
+            return found
     return None
+
+
+def behaviour_in(text: str) -> str | None:
+    """The behaviour that a text names."""
+    found = _BEHAVE.search(text)
+    return None if found is None else found[1]

@@ -21,6 +21,8 @@ ROUTES = (
     "/v1/rerank",
     "/v1/classify",
     "/v1/pooling",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
     "/v1/models",
     "other",
 )

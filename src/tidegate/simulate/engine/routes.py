@@ -10,6 +10,7 @@ from tidegate.simulate.engine.answers import Chat, ChatBatch, Completion, Simula
 from tidegate.simulate.engine.answers_messages import Messages
 from tidegate.simulate.engine.answers_responses import Responses
 from tidegate.simulate.engine.asks import SimulatedRequest
+from tidegate.simulate.engine.audio import Transcript, audio_ask
 from tidegate.simulate.engine.options import EngineOptions
 from tidegate.simulate.engine.vectors import Classes, Moderations, Pooled, Reranked, Scores, SimulatedEmbeddings
 
@@ -57,6 +58,8 @@ def routes_for(options: EngineOptions) -> dict[bytes, SimulatedRoute]:
         (asks.rerank_ask, Reranked.whole, None, 0),
         (asks.embedding_ask, Classes.whole, None, 0),
         (asks.embedding_ask, Pooled(options.embedding_dimensions).whole, None, 0),
+        (audio_ask, Transcript.whole, None, words),
+        (audio_ask, Transcript.whole, None, words),
     )
     return {meters.ROUTES[number].encode(): SimulatedRoute(number, *row) for number, row in enumerate(table)}
 

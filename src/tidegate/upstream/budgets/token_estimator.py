@@ -38,6 +38,8 @@ WHOLE_BUDGET = sys.maxsize
 _LETTERS = string.ascii_letters.encode() + b" "
 LETTER_TOKENS = 0.5
 OTHER_TOKENS = 0.8
+# Models take about ten tokens for a second of speech, which has 8 to 32 kB in the usual formats.
+AUDIO_BYTES_PER_TOKEN = 1_000
 # What a deployment counted is believed with a margin, and only of prompts that are more than the frame of a request.
 COUNTED_MARGIN = 1.25
 COUNTED_MIN = 0.25
@@ -68,12 +70,12 @@ class TokenEstimator:
         """What this call is charged before it is sent. WHOLE_BUDGET: nothing bounds it."""
         if estimate is Estimate.BOUND:
             if call.endpoint in SILENT:
-                return len(call.body)
+                return call.size_bytes
             allowed = _allowed(call)
-            return WHOLE_BUDGET if allowed is None else len(call.body) + allowed
+            return WHOLE_BUDGET if allowed is None else call.size_bytes + allowed
         if call.tokens:
             return call.tokens
-        prompt = prompt_tokens(len(call.body))
+        prompt = prompt_tokens(len(call.body)) + _audio_tokens(call)
         if call.endpoint in SILENT:
             return prompt
         likely = int(self._output_tokens.get(call.model, UNKNOWN_OUTPUT_TOKENS) * call.items)
@@ -95,7 +97,7 @@ class TokenEstimator:
     def learn_prompt(self, call: Call, deployment: Deployment, usage: Usage) -> None:
         """Learn how many tokens a deployment counted in a prompt. The most that it ever counted, beside the estimate, is remembered."""
         size = len(call.body)
-        if size < COUNTED_BYTES_MIN or usage.input_tokens > size:
+        if size < COUNTED_BYTES_MIN or usage.input_tokens > size or call.audio is not None:
             # More tokens than bytes are no text: something was fetched.
             return
         likely, is_wordy = _likely_tokens(call.body)
@@ -110,7 +112,7 @@ class TokenEstimator:
         counted = self._counted.get((deployment.name, call.model, is_wordy))
         if counted is not None:
             likely *= counted * COUNTED_MARGIN
-        return Usage(min(math.ceil(likely), most.input_tokens), 0, most.output_tokens)
+        return Usage(min(math.ceil(likely) + _audio_tokens(call), most.input_tokens), 0, most.output_tokens)
 
     def most(self, call: Call, deployment: Deployment) -> Usage:
         """The most that this call can use there, of what has a price; Unbounded when nothing bounds it."""
@@ -123,11 +125,15 @@ class TokenEstimator:
                 "set its max_tokens, or have output_tokens_max set for the deployment",
                 status=400,
             )
-        return Usage(len(call.body), 0, output)
+        return Usage(call.size_bytes, 0, output)
 
     def nano_unanswered(self, call: Call, deployment: Deployment) -> int:
         """The most that a batch call cost which was taken back before its first token."""
-        return 0 if deployment.price is None else bound(len(call.body), 0, deployment.price, batch=True)
+        return 0 if deployment.price is None else bound(call.size_bytes, 0, deployment.price, batch=True)
+
+
+def _audio_tokens(call: Call) -> int:
+    return 0 if call.audio is None else -(-len(call.audio.data) // AUDIO_BYTES_PER_TOKEN)
 
 
 def _likely_tokens(body: bytes) -> tuple[float, bool]:

@@ -153,7 +153,13 @@ class CallPath:
             total_s = min(left_s + call.grace_ms / 1000, route.total_s(state, call.endpoint))
             if shaped is not None:
                 return await self._exchange.open(route, admission, shaped, total_s)
-            if state.is_plain and route.is_plain and not call.budgets and call.endpoint != MESSAGES:
+            if (
+                state.is_plain
+                and route.is_plain
+                and not call.budgets
+                and call.endpoint != MESSAGES
+                and call.audio is None
+            ):
                 # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then.
                 permit = SendPermit(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
                 admission.go_out(0)

@@ -23,7 +23,7 @@ from tidegate.upstream.calls.admission import Admission, Admissions
 from tidegate.upstream.calls.limit_notes import LimitNotes
 from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.traffic import Traffic
-from tidegate.upstream.calls.translation import ItemTranslation, Shaped, is_translated
+from tidegate.upstream.calls.translation import ItemTranslation, Shaped, as_form, is_translated
 from tidegate.upstream.http import classify
 from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
 from tidegate.upstream.http.streams import Stream
@@ -78,6 +78,8 @@ class Exchange:
         engine = state.deployment.engine
         if not is_translated(call.endpoint, engine):
             shaped = Shaped(call.endpoint, state.priority_hints.body(route.body(state, call.body)))
+            if call.audio is not None:
+                shaped = as_form(shaped, call.audio, state.deployment, call.idempotency_key)
             return await self._under_permit(route, admission, shaped, total_s, self._send_once)
         translation = ItemTranslation(call.endpoint, call.body, engine, self._clock.now_ms() // 1000)
         translated = translation.shaped
@@ -189,8 +191,9 @@ class Exchange:
         call, state = admission.call, admission.state
         hints = state.priority_hints
         hint_headers = b"" if hints.is_silent else hints.headers(call, call.deadline_ms - self._clock.monotonic_ms())
+        headers = shaped.headers + hint_headers
         request = UpstreamRequest(
-            state.url(shaped.endpoint), call.idempotency_key, shaped.body, hint_headers, call.attempt_count
+            state.url(shaped.endpoint), call.idempotency_key, shaped.body, headers, call.attempt_count
         )
         reply = await state.line.post(request, total_s, permit)
         answer = self.read_reply(admission, shaped.endpoint, reply)

@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from tidegate.core import translate
 from tidegate.core.answers.results import refused_body
-from tidegate.core.deployments import EngineKind
+from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import ApiProblem, BrokenAnswer, Untranslatable, UpstreamError
+from tidegate.core.nouns import AudioFile
+from tidegate.core.translate.audio import form_of
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
@@ -32,6 +34,16 @@ class Shaped(NamedTuple):
 def is_translated(endpoint: str, engine: EngineKind) -> bool:
     """Return whether calls to this endpoint are translated for this engine."""
     return (engine is EngineKind.ANTHROPIC) is not (endpoint == MESSAGES)
+
+
+def as_form(shaped: Shaped, file: AudioFile, deployment: Deployment, name: str) -> Shaped:
+    """Return the request as a form with its file; Untranslatable for a deployment behind a queue, whose messages are JSON."""
+    if deployment.queue is not None:
+        message = f"this model is served through a queue, which takes no files: {shaped.endpoint} needs a server that is called itself"
+        body = refused_body(message, "unsupported_endpoint", None)
+        raise Untranslatable(message, status=400, body=body, code="unsupported_endpoint")
+    header, form = form_of(shaped.body, file, name)
+    return Shaped(shaped.endpoint, form, header)
 
 
 def unserved_endpoints(engine: EngineKind, endpoints: Iterable[str]) -> list[str]:

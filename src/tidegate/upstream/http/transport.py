@@ -174,7 +174,11 @@ class AiohttpClient:
     def template(self, url: URL) -> RequestTemplate:
         template = self._ways.get(url)
         if template is None:
-            template = self._ways[url] = RequestTemplate(url, self._headers, self._tls)
+            headers = self._headers
+            if AUDIO_PATH in url.raw_path:
+                # A form says itself what it is, with the boundary of its parts.
+                headers = {name: value for name, value in headers.items() if name != "Content-Type"}
+            template = self._ways[url] = RequestTemplate(url, headers, self._tls)
         return template
 
 

@@ -44,6 +44,8 @@ ENDPOINTS = (
     "/v1/rerank",
     "/v1/classify",
     "/v1/pooling",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
 )
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 LISTED_PURPOSES = (*PURPOSES, "batch_output")
