@@ -245,6 +245,48 @@ async def test_a_look_of_the_scheduler_sorts_and_scans_nothing_on_postgresql(pos
     await connection.close()
 
 
+# What is queued for one tenant is read in the order of an index; tenants themselves are sorted, one row each.
+DELIVERIES = {"webhook_tenants_due": ["USE TEMP B-TREE FOR ORDER BY"], "webhook_deliveries_lease": []}
+
+
+@pytest.mark.parametrize("name", DELIVERIES)
+def test_no_delivery_is_sorted_when_some_are_leased_on_sqlite(name: str) -> None:
+    connection = apsw.Connection(":memory:")
+    for step in current_schema().missing("sqlite", {}):
+        connection.execute(step.text)
+    connection.create_scalar_function("now_ms", lambda *_: 0, 0)
+    statement = statements()[name]
+    rows = connection.execute(f"explain query plan {statement.sql}", dict.fromkeys(statement.parameters, 0))
+    steps = [row[3] for row in rows]
+    assert any("webhook_deliveries_turn" in step for step in steps), steps
+    assert [step for step in steps if "TEMP B-TREE" in step] == DELIVERIES[name]
+    assert not [step for step in steps if step.startswith("SCAN") and step not in ("SCAN w", "SCAN ranked")]
+
+
+@pytest.mark.anyio
+async def test_no_delivery_is_sorted_when_some_are_leased_on_postgresql(postgres_url: str) -> None:
+    connection = await asyncpg.connect(postgres_url)
+    for step in current_schema().missing("postgresql", {}):
+        await connection.execute(step.text)
+    await connection.execute(
+        "set enable_seqscan = off; set enable_bitmapscan = off; set plan_cache_mode = force_generic_plan"
+    )
+    values = {"tenant_max": "1", "count_max": "1", "worker_id": "'w'", "token": "'t'", "tenant_id": "'a'"}
+    for name in DELIVERIES:
+        statement = statements()[name]
+        await connection.execute(f"prepare look as {for_postgres(statement)}")
+        given = ", ".join(values[one] for one in statement.parameters)
+        plan = "\n".join(row[0] for row in await connection.fetch(f"explain execute look ({given})"))
+        await connection.execute("deallocate look")
+        assert "webhook_deliveries_turn" in plan
+        sorts = [line.strip() for line in plan.splitlines() if "Sort Key" in line]
+        assert all("out_count" in line or "first_due_at" in line or "SubPlan" in line for line in sorts), (
+            f"{name}\n{plan}"
+        )
+        assert not re.search(r"Seq Scan on webhook_deliveries", plan), f"{name}\n{plan}"
+    await connection.close()
+
+
 def test_a_row_that_ends_some_time_after_its_creation_takes_both_moments_from_one_look_at_the_clock() -> None:
     twice = [
         name

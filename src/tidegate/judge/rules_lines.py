@@ -39,7 +39,14 @@ ITEM_CODES = (
     | JUDGED_CODES
     | BILLED_REASONS
     | frozenset(STATE_OF_CODE)
-    | {"chat_usage_missing", "internal_error", "schema_invalid", "upstream_refused", "worker_lost"}
+    | {
+        "chat_usage_missing",
+        "file_url_unreadable",
+        "internal_error",
+        "schema_invalid",
+        "upstream_refused",
+        "worker_lost",
+    }
 )
 
 

@@ -129,9 +129,14 @@ class Webhooks(Table):
         """Take deliveries that are due, fair between tenants, each of which has at most so many out at once.
 
         Asked again with the same token, it returns also what it took before."""
-        await tx.all(
-            "webhook_deliveries_lease", worker_id=worker_id, token=token, count_max=count_max, tenant_max=tenant_max
-        )
+        tenants = await tx.all("webhook_tenants_due", tenant_max=tenant_max, count_max=count_max)
+        left = count_max
+        for place, (tenant_id, out_count) in enumerate(tenants):
+            share = min(tenant_max - out_count, -(-left // (len(tenants) - place)))
+            taken = await tx.all(
+                "webhook_deliveries_lease", worker_id=worker_id, token=token, tenant_id=tenant_id, count_max=share
+            )
+            left -= len(taken)
         return [_leased_from(row, token) for row in await tx.dicts("webhook_deliveries_leased", token=token)]
 
     @writes

@@ -107,36 +107,47 @@ where state = 'pending' and due_at <= now_ms()
     and (worker_id is null or not exists (select 1 from workers w where w.id = worker_id and w.state = 'alive'))
 limit 1;
 
+-- webhook_tenants_due --
+-- The tenants with a delivery that is due and free, and how many each has out; those with fewest out first. Each tenant is found by one step
+-- in the index, however much it has queued.
+with recursive waiting (tenant_id) as (
+    select min(d.tenant_id) from webhook_deliveries d where d.state = 'pending'
+    union all
+    select (select min(d.tenant_id) from webhook_deliveries d where d.state = 'pending' and d.tenant_id > w.tenant_id)
+    from waiting w where w.tenant_id is not null
+),
+ranked as (
+    select w.tenant_id, (
+        select d.due_at from webhook_deliveries d
+        where d.state = 'pending' and d.tenant_id = w.tenant_id and d.due_at <= now_ms()
+            and (d.worker_id is null or not exists (select 1 from workers a where a.id = d.worker_id and a.state = 'alive'))
+        order by d.due_at
+        limit 1
+    ) as first_due_at, (
+        select count(*) from webhook_deliveries o
+        where o.lease_token is not null and o.tenant_id = w.tenant_id
+            and exists (select 1 from workers a where a.id = o.worker_id and a.state = 'alive')
+    ) as out_count
+    from waiting w where w.tenant_id is not null
+)
+select tenant_id, out_count from ranked
+where first_due_at is not null and out_count < :tenant_max
+order by out_count, first_due_at
+limit :count_max;
+
 -- webhook_deliveries_lease --
--- Tenants take turns, and one that has many deliveries out waits for others: a slow receiver holds up its own tenant alone. A row that
--- another transaction changes is left to the next pass, so a lease waits for nothing.
+-- The next deliveries of one tenant. A row that another transaction changes is left to the next pass, so a lease waits for nothing.
 update webhook_deliveries set worker_id = :worker_id, lease_token = :token
 where (event_id, endpoint_id) in (
-        select p.event_id, p.endpoint_id from webhook_deliveries p
-        where (p.event_id, p.endpoint_id) in (
-            select t.event_id, t.endpoint_id
-            from (
-                select d.event_id, d.endpoint_id, d.due_at,
-                    coalesce(busy.deliveries, 0) + row_number() over (partition by d.tenant_id order by d.due_at, d.event_id) as turn
-                from webhook_deliveries d
-                left join (
-                    select o.tenant_id, count(*) as deliveries from webhook_deliveries o
-                    where o.lease_token is not null
-                        and exists (select 1 from workers w where w.id = o.worker_id and w.state = 'alive')
-                    group by o.tenant_id
-                ) busy on busy.tenant_id = d.tenant_id
-                where d.state = 'pending' and d.due_at <= now_ms()
-                    and (d.worker_id is null or not exists (select 1 from workers w where w.id = d.worker_id and w.state = 'alive'))
-            ) t
-            where t.turn <= :tenant_max
-            order by t.turn, t.due_at
-            limit :count_max
-        )
+        select d.event_id, d.endpoint_id from webhook_deliveries d
+        where d.state = 'pending' and d.tenant_id = :tenant_id and d.due_at <= now_ms()
+            and (d.worker_id is null or not exists (select 1 from workers a where a.id = d.worker_id and a.state = 'alive'))
+        order by d.due_at, d.event_id
+        limit :count_max
         /*! for update skip locked */
     )
-    and state = 'pending' and due_at <= now_ms()
-    and (worker_id is null or not exists (select 1 from workers w where w.id = webhook_deliveries.worker_id and w.state = 'alive'))
-    and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive');
+    and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive')
+returning event_id;
 
 -- webhook_deliveries_leased --
 select d.event_id, d.endpoint_id, d.tenant_id, d.job_id, d.event_type, d.item, d.created_at, d.attempt_count, e.url, e.secret, e.door,
