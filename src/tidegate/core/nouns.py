@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tidegate.core.answer_terms import AnswerTerms
+from tidegate.core.audio_file import AudioFile
 from tidegate.core.budgets.budget import Budget, Limit
 from tidegate.core.job_shape import PLAIN, JobShape
 from tidegate.core.states import FileState, JobKind, JobState, Outcome, UploadState
@@ -482,14 +483,6 @@ class Item:
         self.rejected_text = rejected_text
 
 
-class AudioFile(msgspec.Struct, frozen=True, gc=False):
-    """A file that goes with a call; its name tells servers its format."""
-
-    name: str
-    media_type: str
-    data: bytes
-
-
 class Call(msgspec.Struct, frozen=True, gc=False):
     """One upstream request. `attempt_count` says how many calls of its item counted before: above 0
     this is a retry.
@@ -524,11 +517,6 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     parallel: tuple[tuple[str, int], ...] = ()
     models: frozenset[str] = frozenset()
     audio: AudioFile | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """How much there is to read for the model: its tokens cannot be more."""
-        return len(self.body) + (0 if self.audio is None else len(self.audio.data))
 
     @property
     def prefix_group(self) -> str:

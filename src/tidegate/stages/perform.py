@@ -16,6 +16,7 @@ from tidegate import failpoints, metrics
 from tidegate.core import retry
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.answers import answer_checks, results
+from tidegate.core.audio_file import AudioFile
 from tidegate.core.body_rules.caller_fields import FieldFault, FieldRules
 from tidegate.core.body_rules.plain_body import read_plain
 from tidegate.core.budgets.budget import Budget
@@ -23,7 +24,7 @@ from tidegate.core.callback_targets import TARGET_REFUSED, TOO_LARGE
 from tidegate.core.errors import Ambiguous, BrokenAnswer, HandedBack, Overspent, Refused, UpstreamError
 from tidegate.core.hooks import About, Stop
 from tidegate.core.ids import item_id
-from tidegate.core.nouns import Answer, AnswerTry, AudioFile, Call, Finished, Item, ItemVerdict, LeasedSlice, Usage
+from tidegate.core.nouns import Answer, AnswerTry, Call, Finished, Item, ItemVerdict, LeasedSlice, Usage
 from tidegate.core.policy.policy_rules import Denied
 from tidegate.core.ports import Clock, Entropy, FileSource, Upstream
 from tidegate.core.states import Outcome

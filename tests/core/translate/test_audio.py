@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.nouns import AudioFile
+from tidegate.core.audio_file import AudioFile
 from tidegate.core.translate.audio import FILE_BYTES_MAX, AudioFault, file_from, file_in, form_of, read_request
 
 WAV = base64.b64encode(b"RIFF\r\n--x").decode()

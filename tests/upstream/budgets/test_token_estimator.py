@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tidegate.core.audio_file import AudioFile
 from tidegate.core.deployments import Estimate
 from tidegate.core.input.lines import LineRules, check_line
-from tidegate.core.nouns import AudioFile, Call
+from tidegate.core.nouns import Call
 from tidegate.upstream.budgets.token_estimator import TokenEstimator
 
 WORDS = "sea " * 1_000

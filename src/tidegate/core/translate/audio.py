@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from tidegate.core.nouns import AudioFile
+from tidegate.core.audio_file import AudioFile
 
 AUDIO_ENDPOINTS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 FILE_BYTES_MAX = 25 << 20

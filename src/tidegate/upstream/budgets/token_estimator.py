@@ -70,9 +70,9 @@ class TokenEstimator:
         """What this call is charged before it is sent. WHOLE_BUDGET: nothing bounds it."""
         if estimate is Estimate.BOUND:
             if call.endpoint in SILENT:
-                return call.size_bytes
+                return _size_bytes(call)
             allowed = _allowed(call)
-            return WHOLE_BUDGET if allowed is None else call.size_bytes + allowed
+            return WHOLE_BUDGET if allowed is None else _size_bytes(call) + allowed
         if call.tokens:
             return call.tokens
         prompt = prompt_tokens(len(call.body)) + _audio_tokens(call)
@@ -125,11 +125,16 @@ class TokenEstimator:
                 "set its max_tokens, or have output_tokens_max set for the deployment",
                 status=400,
             )
-        return Usage(call.size_bytes, 0, output)
+        return Usage(_size_bytes(call), 0, output)
 
     def nano_unanswered(self, call: Call, deployment: Deployment) -> int:
         """The most that a batch call cost which was taken back before its first token."""
-        return 0 if deployment.price is None else bound(call.size_bytes, 0, deployment.price, batch=True)
+        return 0 if deployment.price is None else bound(_size_bytes(call), 0, deployment.price, batch=True)
+
+
+def _size_bytes(call: Call) -> int:
+    """How much there is to read for the model: its tokens cannot be more."""
+    return len(call.body) + (0 if call.audio is None else len(call.audio.data))
 
 
 def _audio_tokens(call: Call) -> int:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from tidegate.core import translate
 from tidegate.core.answers.results import refused_body
+from tidegate.core.audio_file import AudioFile
 from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import ApiProblem, BrokenAnswer, Untranslatable, UpstreamError
-from tidegate.core.nouns import AudioFile
 from tidegate.core.translate.audio import form_of
 
 CHAT = "/v1/chat/completions"

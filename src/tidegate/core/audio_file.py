@@ -1,0 +1,11 @@
+"""A file that goes with a call."""
+
+import msgspec
+
+
+class AudioFile(msgspec.Struct, frozen=True, gc=False):
+    """A file of speech; its name tells servers its format."""
+
+    name: str
+    media_type: str
+    data: bytes
