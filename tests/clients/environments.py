@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENTS = ROOT / "build" / "clients"
 SCRIPTS = Path(__file__).parent / "scripts"
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 
 
 @dataclass(frozen=True, slots=True)
