@@ -52,6 +52,8 @@ from tidegate.upstream.http.connections import make_room_for_connections
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBudgetPolicy
 from tidegate.upstream.routing.probe import Probe
 from tidegate.upstream.routing.slots import Capacity
+from tidegate.web.admin.audit import AuditTrail
+from tidegate.web.admin.keys import bootstrap_key
 from tidegate.web.admin.operator_socket import operator_socket
 from tidegate.web.app import Api, AppPart, build_app
 from tidegate.web.completion_batch.callbacks import CallbackBodies
@@ -220,8 +222,11 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
     metrics.pin(models=settings.models, deployments=[one.name for one in deployments(settings)])
     async with opened(settings) as alone, _noticed(alone) as parts, AsyncExitStack() as stack:
         if roles.api:
+            pepper = await agreed_pepper(settings, parts.store)
+            if settings.auth.bootstrap_key is not None:
+                trail = AuditTrail(parts.store, parts.entropy, "settings")
+                await bootstrap_key(trail, parts.entropy, pepper, settings.auth.bootstrap_key)
             await require_loopback(parts.store, settings.server.host)
-            await agreed_pepper(settings, parts.store)
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()

@@ -87,3 +87,47 @@ def test_a_server_that_is_not_there_is_one_sentence(desk: Desk, processes: Proce
     assert "must be a URL" in desk.done("batches", "list", "--server", "nonsense", code=2).stderr()
     refused = desk.done("batches", "list", "--server", stranger.root, "--api-key", "tg_live_x", code=2).stderr()
     assert "holds the key itself" in refused
+
+
+def test_workers_and_top_here_and_elsewhere(office: Desk) -> None:
+    batch_id = office.done("batches", "create", "requests.jsonl").stdout().strip()
+    office.done("batches", "watch", batch_id)
+    [worker] = json.loads(office.done("workers", "--json").stdout())
+    assert worker["state"] == "alive"
+    assert worker["id"] in office.done("workers").stdout()
+    assert "1 worker alive" in office.done("top", "--once").stdout()
+    # Elsewhere an operator's key is needed, and sees what every organization has.
+    admin = json.loads(
+        office.done("keys", "create", "--org", "ops", "--scopes", "admin:read,admin:write", "--json").stdout()
+    )
+    key = {"TIDEGATE_REMOTE_KEY": admin["key"]}
+    assert worker["id"] in away(office, "workers", **key)
+    overview = json.loads(away(office, "top", "--json", **key))
+    assert overview["workers_alive"] == 1
+    assert [one["name"] for one in overview["deployments"]]
+    assert [one["id"] for one in json.loads(away(office, "batches", "list", "--all", "--json", **key))] == [batch_id]
+    assert "default" in away(office, "batches", "list", "--all", **key)
+    tenant = json.loads(office.done("keys", "create", "--org", "acme", "--json").stdout())
+    for command in (["workers"], ["top", "--once"], ["batches", "list", "--all"]):
+        assert "admin:read" in away(office, *command, code=2, TIDEGATE_REMOTE_KEY=tenant["key"])
+
+
+def test_a_first_key_lets_a_new_store_listen_everywhere(desk: Desk) -> None:
+    text = desk.done("keys", "generate").stdout().strip()
+    assert text != desk.done("keys", "generate").stdout().strip()
+    everywhere = ["serve", "--upstream", desk.engine.url, "--host", "0.0.0.0", "--port", "0"]
+    assert "auth.bootstrap_key" in desk.done(*everywhere, code=2).stderr()
+    assert "is no key" in desk.done(*everywhere, code=2, TIDEGATE_AUTH_BOOTSTRAP_KEY="guess").stderr()
+    serve = desk.start(*everywhere, TIDEGATE_AUTH_BOOTSTRAP_KEY=text)
+    port = serve.wait_for_line(r"listening on http://\S+:(\d+)").group(1)
+    url = f"http://127.0.0.1:{port}"
+    assert json.loads(desk.done("batches", "list", "--server", url, "--json", TIDEGATE_REMOTE_KEY=text).stdout()) == []
+    desk.done("batches", "list", "--server", url, code=2)
+    # A store that has keys takes no other from the settings.
+    serve.terminate()
+    serve.wait()
+    other = desk.done("keys", "generate").stdout().strip()
+    serve = desk.start(*everywhere[:-1], port, TIDEGATE_AUTH_BOOTSTRAP_KEY=other)
+    serve.wait_for_line("listening on http")
+    desk.done("batches", "list", "--server", url, code=2, TIDEGATE_REMOTE_KEY=other)
+    desk.done("batches", "list", "--server", url, TIDEGATE_REMOTE_KEY=text)

@@ -31,8 +31,10 @@ from tidegate.cli.migrate import migrate
 from tidegate.cli.run import run
 from tidegate.cli.serve import api, serve, worker
 from tidegate.cli.simulate import simulate
+from tidegate.cli.top import top
 from tidegate.cli.usage import usage
 from tidegate.cli.verify import verify
+from tidegate.cli.workers import workers
 from tidegate.core.errors import TidegateError
 
 UNUSABLE = 2
@@ -75,6 +77,8 @@ for command in (
     serve,
     api,
     worker,
+    workers,
+    top,
     simulate,
     verify,
     explain,

@@ -33,6 +33,9 @@ app = typer.Typer(
 @app.command("list")
 def list_batches(
     org: options.Org = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Of every organization; elsewhere with a key that has the scope admin:read.")
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many, newest first.")] = 20,
     status: Annotated[
         JobState | None, typer.Option("--status", metavar="STATUS", help="Only batches with this status.")
@@ -60,7 +63,7 @@ def list_batches(
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     wanted = JobFilter(status, model, _pairs(metadata or []), error_code=error_code, words=search)
-    found = uvloop.run(_newest(settings, org, wanted, limit))
+    found = uvloop.run(_newest_of_all(settings, wanted, limit) if every else _newest(settings, org, wanted, limit))
     if as_json:
         terminal.show_json(found)
     elif not found and wanted != JobFilter():
@@ -73,8 +76,9 @@ def list_batches(
         )
         terminal.say(f"There are no batches yet. Begin with: tidegate {begin}")
     else:
-        rows = [[*(one[name] for name in ("id", "status")), *_progress(one), one["endpoint"]] for one in found]
-        terminal.show_table(["batch", "status", "done", "failed", "created", "endpoint"], rows)
+        last = "org" if every else "endpoint"
+        rows = [[one["id"], one["status"], *_progress(one), one[last]] for one in found]
+        terminal.show_table(["batch", "status", "done", "failed", "created", last], rows)
 
 
 @app.command()
@@ -209,6 +213,10 @@ def _pairs(given: list[str]) -> dict[str, str]:
     if len(pairs) < len(given) or len(pairs) > FILTER_PAIRS_MAX:
         raise SettingsError(f"--metadata takes KEY=VALUE, each key once and at most {FILTER_PAIRS_MAX} of them.")
     return pairs
+
+
+async def _newest_of_all(settings: Settings, wanted: JobFilter, limit: int) -> list[dict[str, Any]]:
+    return await remote_batches.newest(server_client.any_server(settings), None, wanted, limit, remote_batches.EVERY)
 
 
 async def _newest(settings: Settings, org: str | None, wanted: JobFilter, limit: int) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """`tidegate keys`: make, list, change, rotate, revoke and delete API keys. A key is shown once; only a keyed hash of it is kept."""
 
+import secrets
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,6 +101,17 @@ def create(
     terminal.say(
         f"This is the only time that key {made.id} is shown; keep it. From now on every call to this store needs a key."
     )
+
+
+@app.command()
+def generate() -> None:
+    """Print the text of a key that no store knows yet.
+
+    For auth.bootstrap_key, the first key of a new store.
+
+    Example: tidegate keys generate
+    """
+    typer.echo(keys.make(secrets.token_bytes(keys.RANDOM_BYTES)).text.reveal())
 
 
 @app.command("list")

@@ -12,6 +12,7 @@ from tidegate.core.states import JOB_ENDED
 
 FOLLOW_EVERY_S = 1.0
 PAGE_COUNT_MAX = 100
+OWN, EVERY = "/v1/batches", "/admin/v1/batches"
 _TIMES = (
     "created",
     "in_progress",
@@ -44,11 +45,14 @@ def facts(batch: dict[str, Any]) -> dict[str, Any]:
         "metadata": batch["metadata"] or {},
         **{name: extras[name] for name in _EXTRAS},
         "errors": batch["errors"]["data"] if batch["errors"] else [],
+        **{name: batch[name] for name in ("org",) if name in batch},
     }
 
 
-async def newest(server: AskedServer, org: str | None, wanted: JobFilter, limit: int) -> list[dict[str, Any]]:
-    """Return the newest batches that match, page by page."""
+async def newest(
+    server: AskedServer, org: str | None, wanted: JobFilter, limit: int, path: str = OWN
+) -> list[dict[str, Any]]:
+    """Return the newest batches that match, page by page: the caller's own, or every organization's."""
     asked = {"status": wanted.status, "model": wanted.model, "error_code": wanted.error_code, "q": wanted.words}
     asked |= {f"metadata[{name}]": value for name, value in wanted.metadata.items()}
     query = {name: str(value) for name, value in asked.items() if value is not None}
@@ -57,7 +61,7 @@ async def newest(server: AskedServer, org: str | None, wanted: JobFilter, limit:
         page = query | {"limit": str(min(limit - len(found), PAGE_COUNT_MAX))}
         if found:
             page["after"] = found[-1]["id"]
-        answer = await server.get(f"/v1/batches?{urlencode(page)}", dict[str, Any], tenant=org)
+        answer = await server.get(f"{path}?{urlencode(page)}", dict[str, Any], tenant=org)
         found += [facts(batch) for batch in answer["data"]]
         if not answer["has_more"]:
             break

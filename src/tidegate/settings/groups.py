@@ -406,6 +406,12 @@ class Auth(Group, frozen=True):
             "Secret that keys are hashed with; the default is made once and kept in the data directory. Every API process needs the same."
         ),
     ] = None
+    bootstrap_key: Annotated[
+        Secret | None,
+        _about(
+            "First key of a store that has none, in the default organization; its text comes from `tidegate keys generate`."
+        ),
+    ] = None
 
 
 class CallbacksSettings(Group, frozen=True):

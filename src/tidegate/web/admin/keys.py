@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from tidegate.core import ids, keys
 from tidegate.core.budgets.budget import Limit
-from tidegate.core.errors import ApiProblem
+from tidegate.core.deployments import Secret
+from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.core.nouns import Caller
 from tidegate.core.ports import Entropy
 from tidegate.store.keys import KeyRights
@@ -21,6 +22,7 @@ from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
+from tidegate.web.http.auth import DEFAULT_TENANT
 from tidegate.web.http.client_address import networks_of
 from tidegate.web.http.limit_requests import KeyLimitAsks, job_limits
 from tidegate.web.http.routes import Guarded
@@ -169,6 +171,21 @@ async def make_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, wish: Key
         ),
     )
     return KeyMade(made.public_id, made.text.reveal())
+
+
+async def bootstrap_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, text: Secret) -> None:
+    """Keep the key of the settings as the first of its store, for every call of a tenant; a store that has keys is left as it is."""
+    public_id = keys.public_id_of(text.reveal())
+    if public_id is None:
+        raise SettingsError("auth.bootstrap_key is no key; `tidegate keys generate` prints one.")
+    store = trail.noting("key.create", "key", public_id)
+    if await store.any_key():
+        return
+    tenant_id = await store.put_tenant(ids.make("tenant", entropy.token_bytes(ids.RANDOM_BYTES)), DEFAULT_TENANT)
+    rights = KeyRights(scopes=keys.scopes_text(()))
+    await store.put_key(
+        Caller(tenant_id, public_id), keys.keyed_hash(pepper, text.reveal()), "auth.bootstrap_key", rights
+    )
 
 
 async def rotate_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, key_id: str, rotation: KeyRotation) -> KeyMade:

@@ -34,7 +34,7 @@ async def require_loopback(store: Store, host: str) -> None:
     if not is_loopback(host) and not await store.any_key():
         raise SettingsError(
             f"refusing to listen on {host}: there is no API key yet, so anyone could use this server. "
-            "Make one with `tidegate keys create --org NAME`, or listen on 127.0.0.1."
+            "Make one with `tidegate keys create --org NAME`, give the first one with auth.bootstrap_key, or listen on 127.0.0.1."
         )
 
 
