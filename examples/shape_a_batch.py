@@ -1,4 +1,5 @@
-"""Ask for more than the lines of a file, with the official openai SDK: one set of parameters for all requests.
+"""Ask for more than the lines of a file, with the official openai SDK: one set of parameters for all requests, two
+files in one batch, and retries of its own.
 
 Start a server first, for example:
 
@@ -12,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from openai import OpenAI
+from openai import OpenAI, omit
 
 INPUT = Path(__file__).with_name("requests.jsonl")
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -23,9 +24,11 @@ def main() -> None:
         base_url=os.environ.get("OPENAI_BASE_URL", "http://localhost:8080/v1"),
         api_key=os.environ.get("OPENAI_API_KEY", "none"),
     )
-    file = client.files.create(file=INPUT, purpose="batch")
+    lines = INPUT.read_bytes().splitlines(keepends=True)
+    halves = [b"".join(lines[::2]), b"".join(lines[1::2])]
+    files = [client.files.create(file=("half.jsonl", half), purpose="batch") for half in halves]
     batch = client.batches.create(
-        input_file_id=file.id,
+        input_file_id=omit,  # type: ignore[arg-type]
         endpoint="/v1/chat/completions",
         completion_window="24h",
         # What OpenAI's API does not have goes into extra_body.
@@ -33,6 +36,8 @@ def main() -> None:
             # For requests that say nothing about it, and for all requests.
             "defaults": {"temperature": 0, "seed": 7},
             "overrides": {"max_tokens": 16},
+            "input_file_ids": [file.id for file in files],
+            "retry": {"attempts_max": 5, "backoff_ms": 200},
         },
     )
     print(batch.id, batch.status, batch.tidegate["overrides"])

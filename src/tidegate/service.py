@@ -513,6 +513,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         poll_ms=worker.poll_ms,
         sweep_ms=worker.sweep_ms,
         grace_ms=worker.grace_ms,
+        cancel_grace_ms=worker.cancel_grace_ms,
         flush=FlushLimits(
             worker.record_flush_ms, worker.record_lines_max, worker.record_bytes_max, held_bytes_max=_HELD_BYTES_MAX
         ),

@@ -342,7 +342,9 @@ def test_our_own_wishes_fit_through_the_sdk(client: openai.OpenAI) -> None:
     assert [json.loads(text)["custom_id"] for text in answers] == [f"item-{number}" for number in range(20)]
 
 
-@pytest.mark.parametrize("example", ["control_a_batch.py", "check_before_running.py", "answers_that_validate.py"])
+@pytest.mark.parametrize(
+    "example", ["control_a_batch.py", "check_before_running.py", "answers_that_validate.py", "shape_a_batch.py"]
+)
 def test_examples_of_the_sdk_run_to_their_end(client: openai.OpenAI, example: str) -> None:
     env = os.environ | {"OPENAI_BASE_URL": str(client.base_url), "OPENAI_API_KEY": client.api_key}
     shown = subprocess.run(

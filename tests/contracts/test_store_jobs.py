@@ -12,6 +12,7 @@ from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World, plan_
 from tests.support.store_verbs import any_file, slice_counts, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
+from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobFilter, JobRequest, JobStart, LineError, Quotas
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import FileState, JobState
@@ -50,10 +51,13 @@ async def test_creating_a_job_may_be_replayed(world: World) -> None:
 async def test_a_job_is_tried_without_being_created(world: World) -> None:
     caller, stranger = await world.caller(), await world.caller("stranger")
     file, output = await world.file(caller), await world.file(caller, purpose="batch_output")
-    assert (await world.store.batch_input(caller.tenant_id, file.id)).id == file.id
+    both = await world.file(caller)
+    several = JobRequest("/v1/chat/completions", file.id, DAY_MS, "24h", shape=JobShape(more_inputs=(both.id,)))
+    found = await world.store.batch_inputs(caller.tenant_id, several)
+    assert [one.id for one in found] == [file.id, both.id]
     for tenant_id, wrong, status in ((caller.tenant_id, output, 400), (stranger.tenant_id, file, 404)):
         with pytest.raises(ApiProblem) as problem:
-            await world.store.batch_input(tenant_id, wrong.id)
+            await world.store.batch_inputs(tenant_id, replace(several, input_file_id=wrong.id))
         assert problem.value.status == status
     request = JobRequest("/v1/chat/completions", file.id, DAY_MS, "24h")
     full = Quotas(pending_jobs_max=1)

@@ -39,6 +39,19 @@ def test_cancel_aborts_calls_that_outlast_the_grace(site: Site) -> None:
     assert results.error_codes() == {"batch_cancelled": 12}
 
 
+def test_cancel_aborts_calls_at_once_where_the_operator_says_so(site: Site) -> None:
+    lines = requests(12, lambda number: behaving("hang"))
+    site.begin(more={"TIDEGATE_WORKER_CANCEL_GRACE_MS": "0"})
+    batch_id = site.submit(lines)
+    site.until_called(1)
+    told_at = time.time()
+    assert site.cancel(batch_id).status_code == 200
+    results = site.judge(batch_id, lines, "cancelled")
+    assert results.error_codes() == {"batch_cancelled": 12}
+    # The grace of every other end is half a minute.
+    assert time.time() < told_at + 25
+
+
 def test_cancel_races_completion(site: Site) -> None:
     site.begin()
     batches: list[tuple[str, list[str]]] = []

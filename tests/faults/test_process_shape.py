@@ -17,6 +17,8 @@ def slow(number: int) -> str:
 def cluster(make_site: MakeSite, server: PostgresServer) -> Site:
     site = make_site("cluster")
     site.env["TIDEGATE_STORE_URL"] = server.create_database()
+    # Retries are what is tested, not how many a deployment bears.
+    site.env["TIDEGATE_RETRY_BUDGET_MIN"] = "1000"
     site.env["TIDEGATE_PARAMETERS_DEFAULTS"] = '{"seed": 7, "max_tokens": 4}'
     return site
 
@@ -37,3 +39,27 @@ def test_parameters_are_sent_though_processes_die_while_the_input_is_read(
     site.relieve(more=PATIENT)
     results = site.judge(batch_id, lines, repeats_max=2 * IN_FLIGHT)
     assert {line["response"]["body"]["usage"]["completion_tokens"] for line in results.output} == {2}
+
+
+def test_a_batchs_own_retries_and_files_survive_kills(
+    make_site: MakeSite, private_postgres_server: PostgresServer
+) -> None:
+    site = cluster(make_site, private_postgres_server)
+    # The default is three tries.
+    lines = requests(30, lambda number: behaving("500x4" if number % 5 == 0 else "latency=150"))
+    first = site.begin(more=PATIENT)
+    files = [site.upload(part).json()["id"] for part in (lines[:10], lines[10:29], lines[29:])]
+    body = {
+        "input_file_ids": files,
+        "endpoint": "/v1/chat/completions",
+        "retry": {"attempts_max": 6, "backoff_ms": 50, "backoff_ms_max": 100},
+    }
+    batch_id = site.client().post("/v1/batches", json=body).json()["id"]
+    site.until_called(IN_FLIGHT + 1)
+    first.kill()
+    site.relieve(more=PATIENT)
+    private_postgres_server.restart_immediate()
+    results = site.ended(batch_id)
+    assert results.batch["status"] == "completed"
+    assert {line["custom_id"] for line in results.output} == {f"c{number}" for number in range(30)}
+    site.verify(batch_id)

@@ -3,6 +3,7 @@
 These are plain values that are stored with a job and sent to the process that reads its input. What they mean stands where they are used.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -26,11 +27,23 @@ class InputPart(msgspec.Struct, frozen=True):
     sha256: str = ""
 
 
+class JobRetry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How failed items of one job are tried again, where that differs from the operator's way. With `codes`, only failures are tried again
+    that have one of these codes or HTTP statuses, also some that would otherwise be final."""
+
+    attempts_max: int | None = None
+    backoff_ms: int | None = None
+    backoff_ms_max: int | None = None
+    codes: tuple[str, ...] | None = None
+
+
 class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a caller asks for when a job is created, and what never changes afterwards."""
+    """What a caller asks for when a job is created, and what never changes afterwards. `more_inputs` are the files behind the first."""
 
     defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
+    retry: JobRetry | None = None
+    more_inputs: tuple[str, ...] = ()
 
     def levels(self) -> tuple[ParameterLevel, ...]:
         """The job's own parameters, which count more than any of the operator's."""
@@ -41,6 +54,7 @@ class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
 
 PLAIN = JobShape()
 _decode = msgspec.json.Decoder(JobShape).decode
+_SHAPES_KNOWN = 1_024
 
 
 def shape_text(shape: JobShape) -> str | None:
@@ -48,5 +62,6 @@ def shape_text(shape: JobShape) -> str | None:
     return None if shape == PLAIN else msgspec.json.encode(shape).decode()
 
 
+@lru_cache(maxsize=_SHAPES_KNOWN)
 def shape_from(text: str | None) -> JobShape:
     return PLAIN if text is None else _decode(text)

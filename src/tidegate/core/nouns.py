@@ -14,7 +14,7 @@ import msgspec
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.audio_file import AudioFile
 from tidegate.core.budgets.budget import Budget, Limit
-from tidegate.core.job_shape import PLAIN, JobShape
+from tidegate.core.job_shape import PLAIN, JobRetry, JobShape
 from tidegate.core.states import FileState, JobKind, JobState, Outcome, UploadState
 
 # So much of a request's beginning says which others an engine should meet it with, where no neighbour of its batch shares it.
@@ -366,13 +366,14 @@ class IngestPlan:
 @dataclass(frozen=True, slots=True)
 class IngestSource:
     """What a worker must know to ingest a job. `blob_id` is None when the input is gone. `key_names` are the models and the resources that
-    the job's key may use, as the store keeps them; None without a key."""
+    the job's key may use, as the store keeps them; None without a key. `more` are the files behind the first: id, hash and blob of each."""
 
     job: Job
     sha256: str
     blob_id: str | None
     tenant: str
     key_names: tuple[str, str] | None
+    more: tuple[tuple[str, str, str | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +409,7 @@ class LeasedSlice:
     """A slice that this worker may run until its heartbeat fails.
 
     `read_first` is the number of the first item in the byte range: a slice that was split out of a larger one reads the
-    larger one's range and takes only its own numbers. `tenant` is the tenant's name, and `limits` are the job's own.
+    larger one's range and takes only its own numbers. `tenant` is the tenant's name; `limits` and `retry` are the job's own.
     """
 
     job_id: str
@@ -434,6 +435,7 @@ class LeasedSlice:
     done: frozenset[int] = frozenset()
     attempts: dict[int, Attempts] = field(default_factory=dict)
     answers: AnswerTerms | None = None
+    retry: JobRetry | None = None
 
     @property
     def item_units(self) -> int:

@@ -5,9 +5,10 @@ rejected key of ours say nothing about the item, so they never use up its attemp
 the job's deadline.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidegate.core.errors import Ambiguous, BrokenAnswer, RecordedElsewhere, Refused, UpstreamError
+from tidegate.core.job_shape import JobRetry
 
 # An item fails when so many workers were lost while each ran only this item (`alone_losses`).
 ALONE_LOSSES_MAX = 3
@@ -17,7 +18,7 @@ RECORDED_MS = 6_000
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Backoff grows from `backoff_ms` to `backoff_ms_max` with full jitter.
+    """Backoff grows from `backoff_ms` to `backoff_ms_max` with full jitter. Without `codes` the class of an error decides.
 
     Half a second is enough for a connection that broke; a deployment that is really down is held back by its breaker, so the
     long waits that other gateways begin with (5 s) would only slow down the common case.
@@ -30,6 +31,26 @@ class RetryPolicy:
     backoff_multiplier: float = 2.0
     deferral_ms: int = 2_000
     retry_after_ms_max: int = 86_400_000
+    codes: frozenset[str] | None = None
+
+    def of_job(self, asked: JobRetry) -> "RetryPolicy":
+        """The same with what one job asks for."""
+        backoff_ms = self.backoff_ms if asked.backoff_ms is None else asked.backoff_ms
+        backoff_ms_max = self.backoff_ms_max if asked.backoff_ms_max is None else asked.backoff_ms_max
+        return replace(
+            self,
+            attempts_max=asked.attempts_max or self.attempts_max,
+            broken_attempts_max=asked.attempts_max or self.broken_attempts_max,
+            backoff_ms=min(backoff_ms, backoff_ms_max),
+            backoff_ms_max=backoff_ms_max,
+            codes=None if asked.codes is None else frozenset(asked.codes),
+        )
+
+    def names(self, error: UpstreamError) -> bool:
+        """Whether a failure has one of the codes that are to be tried again."""
+        if self.codes is None:
+            return False
+        return error.code in self.codes or (error.status > 0 and str(error.status) in self.codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +77,13 @@ def decide(
     `attempts` are those counted before this call; `jitter` is a random number from 0 to 1. A moment past the deadline
     becomes the deadline: nothing is sent then, and the job's end gives the item its outcome.
     """
-    if isinstance(error, Refused):
+    # What is refused without a call, such as an overspent budget, has no status and stays refused.
+    named = policy.names(error) and (error.status > 0 or error.billed)
+    if isinstance(error, Refused) and not named:
         return GiveUp(error.code, error.message)
-    counts = isinstance(error, Ambiguous | BrokenAnswer)
+    counts = isinstance(error, Ambiguous | BrokenAnswer | Refused)
+    if counts and policy.codes is not None and not named:
+        return GiveUp(error.code, error.message)
     if counts:
         used = attempts + 1
         allowed = policy.broken_attempts_max if isinstance(error, BrokenAnswer) else policy.attempts_max

@@ -81,6 +81,7 @@ class Case:
     output: Content
     error: Content
     witness: Witness | None
+    more_inputs: list[Content] = field(default_factory=list)
     input_lines: list[JudgedInputLine] = field(default_factory=list)
     result_lines: list[ResultLine] = field(default_factory=list)
     work_ids: list[str | None] | None = None
@@ -109,8 +110,12 @@ class Case:
         return cast(str, self.job["id"][_JOB_PART])
 
     @property
-    def contents(self) -> tuple[Content, Content, Content]:
-        return self.input, self.output, self.error
+    def inputs(self) -> list[Content]:
+        return [self.input, *self.more_inputs]
+
+    @property
+    def contents(self) -> list[Content]:
+        return [*self.inputs, self.output, self.error]
 
     def has_results(self, found: Finding) -> bool:
         """Whether the result lines can be judged; if not, the rule is skipped."""
@@ -154,9 +159,17 @@ async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
         raise CannotJudge(f"there is no batch {job_id} in this store. Check the id, --data and store.url.")
     job = jobs[0]
     files = await records.rows("select * from files where id = $1 or job_id = $2", (job["input_file_id"], job_id))
+    asked = read_json(job["shape"].encode()) if job["shape"] else {}
     content = {name: await _content(records, job, name, files) for name in ("input", "output", "error")}
+    more = []
+    for file_id in asked.get("more_inputs", ()):
+        rows = await records.rows("select * from files where id = $1", (file_id,))
+        more.append(await _content(records, job | {"input_file_id": file_id}, "input", rows))
+        # What cannot be read of one file cannot be judged of the whole input.
+        content["input"].absent = content["input"].absent or more[-1].absent
     blobs: dict[str, Row] = {}
-    wanted = {extent["blob_id"] for one in content.values() for extent in one.extents} | {job["work_blob_id"]}
+    extents = [extent for one in (*content.values(), *more) for extent in one.extents]
+    wanted = {extent["blob_id"] for extent in extents} | {job["work_blob_id"]}
     for blob_id in sorted(wanted - {None}):
         for row in await records.rows("select * from blobs where id = $1", (blob_id,)):
             blobs[blob_id] = row
@@ -178,7 +191,8 @@ async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
         content["output"],
         content["error"],
         witness=None,
-        asked=read_json(job["shape"].encode()) if job["shape"] else {},
+        more_inputs=more,
+        asked=asked,
     )
 
 
@@ -213,12 +227,18 @@ async def _content(records: Records, job: Row, name: str, files: list[Row]) -> C
 
 
 async def _read_input(case: Case, blobs: Blobs) -> None:
-    content = case.input
-    if content.absent or content.trouble:
-        return
+    before = 0
+    for content in case.inputs:
+        if not case.input.absent and not content.trouble:
+            await _read_lines(case, content, blobs, before)
+        before += content.line_count
+
+
+async def _read_lines(case: Case, content: Content, blobs: Blobs, before: int) -> None:
+    """Read one file of the input; `before` lines stand in those before it."""
     async for line in _read(content, blobs):
         content.line_count += 1
-        read = read_input_line(line, content.line_count)
+        read = read_input_line(line, content.line_count, before)
         if read is not None:
             case.input_lines.append(read)
             if case.parameters:

@@ -87,17 +87,17 @@ def read_parameters(data: bytes, names: frozenset[str]) -> dict[str, Any] | None
     return {name: body[name] for name in names & body.keys()} if isinstance(body, dict) else None
 
 
-def read_input_line(line: JsonlLine, number: int) -> JudgedInputLine | None:
-    """A request of an input; None for a line of white space."""
+def read_input_line(line: JsonlLine, number: int, before: int = 0) -> JudgedInputLine | None:
+    """A request of an input; None for a line of white space. `before` lines stand in the files before its own."""
     data = line.data.removeprefix(BOM) if number == 1 else line.data
     if not data.strip(b" \t\r"):
         return None
     try:
         fields = read_json(data)
     except NotJson:
-        return JudgedInputLine(number, None)
+        return JudgedInputLine(before + number, None)
     custom_id = fields.get("custom_id") if isinstance(fields, dict) else None
-    return JudgedInputLine(number, custom_id if isinstance(custom_id, str) else None)
+    return JudgedInputLine(before + number, custom_id if isinstance(custom_id, str) else None)
 
 
 def read_result_line(line: JsonlLine, name: str, number: int) -> ResultLine:

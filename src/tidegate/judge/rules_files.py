@@ -6,15 +6,19 @@ from tidegate.judge.report import Finding, rule
 
 @rule("input_unchanged", "P1", "The input has the length and the SHA-256 that were recorded when it was uploaded")
 def input_unchanged(case: Case, found: Finding) -> None:
-    content = case.input
-    if content.absent or content.row is None:
-        found.skip(content.absent)
+    if case.input.absent or case.input.row is None:
+        found.skip(case.input.absent)
         return
-    if content.trouble:
+    found.looked(f"{sum(content.size_bytes for content in case.inputs)} bytes")
+    for content in case.inputs:
+        _unchanged(content, found)
+
+
+def _unchanged(content: Content, found: Finding) -> None:
+    if content.trouble or content.row is None:
         found.wrong(content.trouble)
         return
     row = content.row
-    found.looked(f"{content.size_bytes} bytes")
     found.need(
         content.size_bytes == row["size_bytes"], f"it has {content.size_bytes} bytes, recorded are {row['size_bytes']}"
     )

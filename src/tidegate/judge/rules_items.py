@@ -245,10 +245,12 @@ def attempts(case: Case, found: Finding) -> None:
         found.need(
             0 <= row["number"] < job["item_count"], f"{item} has attempts, and there are {job['item_count']} items"
         )
-        limit = case.allowance.attempts_max
+        limit = case.asked.get("retry", {}).get("attempts_max") or case.allowance.attempts_max
         if not 0 <= row["count"] < limit:
             found.wrong(f"{item} was to be tried again after {row['count']} attempts; {limit} are allowed in all")
-        if row["reason"] not in BILLED_REASONS | FREE_REASONS | {SCHEMA_INVALID}:
+        # A refusal is tried again only where the caller named its code.
+        named = frozenset({"upstream_refused"}) if "codes" in case.asked.get("retry", {}) else frozenset()
+        if row["reason"] not in BILLED_REASONS | FREE_REASONS | named | {SCHEMA_INVALID}:
             found.wrong(f"{item} has the unknown reason {shown(row['reason'])}")
         elif row["reason"] in BILLED_REASONS and not row["count"]:
             found.wrong(f"{item} has the reason {row['reason']} and no counted attempt")

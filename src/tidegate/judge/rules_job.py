@@ -21,7 +21,9 @@ _GROWING = (
     "cached_tokens", "output_tokens", "reasoning_tokens", "output_bytes", "error_bytes",
 )  # fmt: skip
 _SET_ONCE = ("in_progress_at", "finalizing_at", "cancelling_at", *END_STAMPS, "closing", "closing_at", "begun_at")
-_NEVER_CHANGED = ("tenant_id", "endpoint", "input_file_id", "created_at", "expires_at", "ordered", "invalid_lines")
+_NEVER_CHANGED = (
+    "tenant_id", "endpoint", "input_file_id", "created_at", "expires_at", "ordered", "invalid_lines", "shape",
+)  # fmt: skip
 
 
 @rule("moments", "P10", "The job's moments are those of its state and follow one another in order")
@@ -163,12 +165,13 @@ def refusal(case: Case, found: Finding) -> None:
         found.wrong("the job failed before ingest without a reason in `errors`")
         return
     found.looked(f"{len(errors)} errors")
+    line_count = max(content.line_count for content in case.inputs)
     for error in errors:
         line = error.get("line") if isinstance(error, dict) else None
         if not isinstance(error, dict) or not error.get("code") or not error.get("message"):
             found.wrong("an entry of `errors` lacks a code or a message")
-        elif line is not None and not case.input.absent and not 1 <= line <= max(1, case.input.line_count):
-            found.wrong(f"an error names line {line} of an input with {case.input.line_count} lines")
+        elif line is not None and not case.input.absent and not 1 <= line <= max(1, line_count):
+            found.wrong(f"an error names line {line} of an input with {line_count} lines")
 
 
 RULES = (database_sound, moments, monotone, not_stuck, refusal)

@@ -240,6 +240,14 @@ class WorkerSettings(Group, frozen=True):
     grace_ms: Annotated[
         int, _int(0, 3_600_000, "How long calls in flight may go on after a stop, a cancel or a deadline.")
     ] = 30_000
+    cancel_grace_ms: Annotated[
+        int,
+        _int(
+            0,
+            3_600_000,
+            "How long calls in flight may go on after a cancel, where that is less than `worker.grace_ms`; 0 aborts them at once.",
+        ),
+    ] = 30_000
     record_flush_ms: Annotated[int, _int(1, 10_000, "Longest a finished item waits for its commit."), ADVANCED] = 50
     record_lines_max: Annotated[int, _int(1, 10_000, "Most finished items in one commit."), ADVANCED] = 256
     record_bytes_max: Annotated[int, _int(1_024, 1 << 28, "Most bytes of finished lines in one commit."), ADVANCED] = (

@@ -111,12 +111,15 @@ async def _source(tx: Tx, job_id: str) -> IngestSource | None:
     if not rows:
         return None
     row = rows[0]
+    job = job_from(row)
+    more = await tx.all("ingest_more", id=job_id) if job.shape.more_inputs else ()
     return IngestSource(
-        job=job_from(row),
+        job=job,
         sha256=row["input_sha256"],
         blob_id=row["input_blob_id"],
         tenant=row["tenant_name"],
         key_names=None if row["key_models"] is None else (row["key_models"], row["key_resources"]),
+        more=tuple((one[0], one[1], one[2]) for one in more),
     )
 
 

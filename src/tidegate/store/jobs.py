@@ -52,35 +52,30 @@ class Jobs(Table):
         if earlier := await idempotent_object(tx, caller.tenant_id, "batches", idempotency):
             made = await tx.dicts("job_any", id=earlier)
             return job_from(made[0]) if made else refuse_forgotten()
-        files = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=request.input_file_id)
-        _check_input(files[0]["purpose"] if files else None, request.input_file_id)
+        size_bytes, line_count = await _input_size(tx, caller.tenant_id, request)
         share = share_owner or tenant_owner(caller.tenant_id)
         if request.controls.not_before:
             await _check_not_before(tx, request)
-        await _check_quotas(tx, caller, quotas, share, files[0])
-        size = ingest_bytes(files[0]["size_bytes"], files[0]["line_count"])
-        await put_job(tx, caller, job_id, request, share, size)
+        await _check_quotas(tx, caller, quotas, share, (size_bytes, line_count))
+        await put_job(tx, caller, job_id, request, share, ingest_bytes(size_bytes, line_count))
         await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
         return job_from((await tx.dicts("job_any", id=job_id))[0])
 
     @reads
-    async def batch_input(self, tx: Tx, tenant_id: str, file_id: str) -> File:
-        """The file that a job is to be made of; refused as `create_job` refuses it."""
-        files = await tx.dicts("file_get", tenant_id=tenant_id, id=file_id)
-        _check_input(files[0]["purpose"] if files else None, file_id)
-        return file_from(files[0])
+    async def batch_inputs(self, tx: Tx, tenant_id: str, request: JobRequest) -> list[File]:
+        """The files that a job is to be made of; refused as `create_job` refuses them."""
+        return [file_from(row) for row in await _inputs(tx, tenant_id, request)]
 
     @reads
     async def creation_problem(
         self, tx: Tx, caller: Caller, request: JobRequest, quotas: Quotas, share_owner: str
     ) -> ApiProblem | None:
         """Why a job could not be created now, apart from limits on how many are created in a period; None when it could."""
-        files = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=request.input_file_id)
-        _check_input(files[0]["purpose"] if files else None, request.input_file_id)
+        size = await _input_size(tx, caller.tenant_id, request)
         try:
             if request.controls.not_before:
                 await _check_not_before(tx, request)
-            await _check_quotas(tx, caller, replace(quotas, creation=()), share_owner, files[0])
+            await _check_quotas(tx, caller, replace(quotas, creation=()), share_owner, size)
         except ApiProblem as problem:
             return problem
         return None
@@ -256,6 +251,7 @@ class Jobs(Table):
             "job_events_forget",
             "job_event_counts_forget",
             "slices_drop_job",
+            "job_inputs_forget",
             "webhook_endpoint_forget",
             "webhook_deliveries_forget",
             "job_forget",
@@ -331,6 +327,9 @@ async def put_job(
         answers=answers_text(request.answers),
         **controls_columns(request.controls),
     )
+    if request.shape.more_inputs:
+        more = enumerate(request.shape.more_inputs, start=1)
+        await tx.many("job_input_put", [(job_id, number, file_id) for number, file_id in more])
     if request.door is not None:
         await begin_events(tx, job_id)
 
@@ -357,15 +356,33 @@ def _json(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
-def _check_input(purpose: str | None, file_id: str) -> None:
+async def _inputs(tx: Tx, tenant_id: str, request: JobRequest) -> list[dict[str, Any]]:
+    """The rows of the files that a job is to be made of, in their order."""
+    more = request.shape.more_inputs
+    param = "input_file_ids" if more else "input_file_id"
+    rows = []
+    for file_id in (request.input_file_id, *more):
+        found = await tx.dicts("file_get", tenant_id=tenant_id, id=file_id)
+        _check_input(found[0]["purpose"] if found else None, file_id, param)
+        rows.append(found[0])
+    return rows
+
+
+async def _input_size(tx: Tx, tenant_id: str, request: JobRequest) -> tuple[int, int]:
+    """The bytes and the lines of all files that a job is to be made of."""
+    rows = await _inputs(tx, tenant_id, request)
+    return sum(row["size_bytes"] for row in rows), sum(row["line_count"] for row in rows)
+
+
+def _check_input(purpose: str | None, file_id: str, param: str) -> None:
     if purpose is None:
-        raise no_such_file(file_id, "input_file_id")
+        raise no_such_file(file_id, param)
     if purpose != "batch":
         raise ApiProblem(
             400,
             "invalid_file_purpose",
             f"The file {file_id} has purpose {purpose}; a batch needs an input that was uploaded with purpose=batch.",
-            param="input_file_id",
+            param=param,
         )
 
 
@@ -375,10 +392,10 @@ async def _check_not_before(tx: Tx, request: JobRequest) -> None:
     check_not_before(request.controls.not_before, now + request.window_ms, begin_by)
 
 
-async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str, file: dict[str, Any]) -> None:
+async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str, size: tuple[int, int]) -> None:
     if quotas is None:
         return
-    line_count, size_bytes = file["line_count"], file["size_bytes"]
+    size_bytes, line_count = size
     pending = await tx.one("job_pending", tenant_id=caller.tenant_id, share_owner=share, key_id=caller.key_id or "")
     jobs, key_jobs, items = map(int, pending or (0, 0, 0))
     if quotas.pending_jobs_max and jobs >= quotas.pending_jobs_max:

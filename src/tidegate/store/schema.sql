@@ -256,6 +256,15 @@ create index jobs_by_input on jobs (input_file_id) where state = 'validating';
 create index jobs_to_ingest on jobs (tenant_id, (ingest_bytes + 100 * created_at), id) where state = 'validating';
 create index jobs_ingesting on jobs (step_worker_id) where state = 'validating' and step_worker_id is not null;
 
+-- The files of an input that is made of several, without the first, which the job itself names.
+create table job_inputs (
+    job_id text not null,
+    number bigint not null,
+    file_id text not null,
+    primary key (job_id, number)
+);
+create index job_inputs_by_file on job_inputs (file_id);
+
 -- Whose input is ingested next: a clock for small inputs and one for large ones, and the places of tenants that stand ahead of it.
 create table ingest_clocks (
     lane text primary key,

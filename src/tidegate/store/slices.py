@@ -6,6 +6,7 @@ from operator import itemgetter
 
 from tidegate.core.answer_terms import answers_from
 from tidegate.core.errors import LostRace
+from tidegate.core.job_shape import shape_from
 from tidegate.core.nouns import Attempts, LeasedSlice
 from tidegate.core.schedule.snapshot import Pick
 from tidegate.store.driver import Row, Tx
@@ -200,7 +201,9 @@ async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSl
 
 async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
     token, endpoint, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
-    tenant_id, work_blob_id, expires_in_ms, tenant, share_owner, key_id, user, team, limits, answers, _ = door.job
+    tenant_id, work_blob_id, expires_in_ms, tenant, share_owner, key_id, user, team, limits, answers, shape, _ = (
+        door.job
+    )
     span = {"job_id": pick.job_id, "first": first, "count": count}
     done: frozenset[int] = frozenset()
     attempts: dict[int, Attempts] = {}
@@ -233,6 +236,7 @@ async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
         done,
         attempts,
         answers_from(answers),
+        shape_from(shape).retry,
     )
 
 

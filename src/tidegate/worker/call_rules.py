@@ -116,7 +116,8 @@ class LeasedCallRules:
         return self._guards.of(leased.tenant, leased.key_id, leased.model)
 
     def retry(self, leased: LeasedSlice) -> RetryPolicy:
-        return self._policies.retry(leased.model)
+        policy = self._policies.retry(leased.model)
+        return policy if leased.retry is None else policy.of_job(leased.retry)
 
     def price(self, deployment: str) -> Price | None:
         return self._policies.price(deployment)

@@ -1,11 +1,13 @@
 """The heartbeat of a worker: stay alive, learn which jobs close or are paused, and hand back slices that this process does not know."""
 
 import asyncio
+from dataclasses import dataclass
 
 import structlog
 
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Holding
+from tidegate.core.states import JobState
 from tidegate.stages.lease import LeaseStage
 from tidegate.worker.leased_work import LeasedWork
 from tidegate.worker.leasing import SliceSettler
@@ -14,6 +16,17 @@ from tidegate.worker.registration import Registration
 log = structlog.get_logger()
 
 _RETRY_MS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class CloseGrace:
+    """How long calls in flight may go on when their job closes, and when it closes by a cancel."""
+
+    closing_ms: int
+    cancel_ms: int
+
+    def of(self, closing: JobState | None) -> int:
+        return self.cancel_ms if closing is JobState.CANCELLED else self.closing_ms
 
 
 class Heartbeat:
@@ -25,16 +38,16 @@ class Heartbeat:
         settler: SliceSettler,
         beat_due: asyncio.Event,
         heartbeat_ms: int,
-        grace_ms: int,
+        grace: CloseGrace,
     ) -> None:
-        """`beat_due` asks for a heartbeat at once. `grace_ms` is how long calls of a job that closes may go on."""
+        """`beat_due` asks for a heartbeat at once."""
         self._me = me
         self._leases = leases
         self._leased_work = leased_work
         self._settler = settler
         self._beat_due = beat_due
         self._heartbeat_ms = heartbeat_ms
-        self._grace_ms = grace_ms
+        self._grace = grace
 
     async def run(self) -> None:
         """Beat until this process has left."""
@@ -43,7 +56,7 @@ class Heartbeat:
             wait_ms = self._heartbeat_ms
             self._beat_due.clear()
             try:
-                await self._beat()
+                wait_ms = min(wait_ms, await self._beat())
             except StoreUnavailable as error:
                 log.warning("heartbeat_failed", error=str(error))
                 wait_ms = min(_RETRY_MS, wait_ms)
@@ -53,19 +66,21 @@ class Heartbeat:
             except TimeoutError:
                 pass
 
-    async def _beat(self) -> None:
+    async def _beat(self) -> int:
+        """Return in how many milliseconds a job's grace ends, at the latest a heartbeat from now."""
         known, pending = self._leased_work.keys(), set(self._leases.pending)
         holdings = await self._me.beat()
         if self._me.has_left:
-            return
+            return self._heartbeat_ms
         if holdings is None:
             await self._begin_again()
-            return
+            return self._heartbeat_ms
         self._leased_work.extend_lease(self._me.safe_until_ms)
         # Before anything that the store could fail at: a job that closes or is paused must not wait for the next heartbeat.
+        ends_in_ms = self._heartbeat_ms
         for holding in holdings:
             if holding.closing is not None:
-                self._close(holding)
+                ends_in_ms = min(ends_in_ms, self._close(holding))
             elif holding.is_held:
                 self._leased_work.close_job(holding.job_id)
         self._leased_work.move_deadlines(holdings, self._me.asked_ms)
@@ -78,6 +93,7 @@ class Heartbeat:
         self._settler.settle_all()
         for one in unknown:
             await self._leases.release(one)
+        return ends_in_ms
 
     async def _begin_again(self) -> None:
         """This incarnation was declared gone: let go of everything and begin the next one."""
@@ -87,8 +103,11 @@ class Heartbeat:
         self._settler.lose_all()
         self._leased_work.extend_lease(self._me.safe_until_ms)
 
-    def _close(self, holding: Holding) -> None:
-        """Send nothing more of a job that closes; abort what is in flight when its grace is over."""
+    def _close(self, holding: Holding) -> int:
+        """Send nothing more of a job that closes, and abort what is in flight when its grace is over. Return in how many milliseconds it
+        will be; a whole heartbeat when it is."""
+        left_ms = self._grace.of(holding.closing) - holding.closing_for_ms
         for state in self._leased_work.close_job(holding.job_id):
-            if holding.closing_for_ms >= self._grace_ms:
+            if left_ms <= 0:
                 state.abort()
+        return left_ms if left_ms > 0 else self._heartbeat_ms

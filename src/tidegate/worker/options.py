@@ -6,6 +6,7 @@ from pathlib import Path
 from tidegate.core.input.turns import IngestLimits
 from tidegate.core.nouns import KeepTimes
 from tidegate.stages.record import FlushLimits
+from tidegate.worker.heartbeat import CloseGrace
 from tidegate.worker.leasing import HoldLimits
 
 
@@ -21,7 +22,13 @@ class WorkerOptions:
     flush: FlushLimits
     scratch: Path
     keep: KeepTimes
+    cancel_grace_ms: int = 3_600_000
     ingest: IngestLimits = field(default_factory=IngestLimits)
+
+    @property
+    def close_grace(self) -> CloseGrace:
+        """How long calls of a job that closes may go on."""
+        return CloseGrace(self.grace_ms, min(self.grace_ms, self.cancel_grace_ms))
 
     @property
     def hold_limits(self) -> HoldLimits:

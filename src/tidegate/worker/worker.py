@@ -78,7 +78,9 @@ class Worker:
 
         # Lease, perform.
         beat_due = self._recorder.job_stopped
-        self._heartbeat = Heartbeat(me, leases, self._leased_work, settler, beat_due, options.heartbeat_ms, grace_ms)
+        self._heartbeat = Heartbeat(
+            me, leases, self._leased_work, settler, beat_due, options.heartbeat_ms, options.close_grace
+        )
         self._key_watch = KeyWatch(self._keys, self._leased_work, me)
         self._scheduler = Scheduler(store, clock, policies, options.slice_items, options.heartbeat_ms)
         reader = SliceReader(leases, self._keys, rules, me, self._leased_work, settler)

@@ -13,7 +13,7 @@ from tests.simulation.world.trace import Trace
 from tidegate.core import ids
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import ApiProblem
-from tidegate.core.job_shape import PLAIN, JobShape
+from tidegate.core.job_shape import PLAIN, JobRetry, JobShape
 from tidegate.core.nouns import Caller, JobRequest, NewFile, Usage
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import work_units
@@ -189,6 +189,7 @@ class Customers:
         return JobShape(
             defaults=dice.choice(({}, {"max_tokens": 5}, {"seed": 1, "max_tokens": 5})),
             overrides=dice.choice(({}, {}, {"max_tokens": 3})),
+            retry=dice.choice((None, JobRetry(5, 50, 400), JobRetry(attempts_max=1))),
         )
 
     def _add_line(self, order: Order, number: int, *, odd: bool) -> None:
@@ -221,14 +222,19 @@ class Customers:
         order.bodies.append(msgspec.json.encode({"custom_id": f"id-{tag}", "url": order.endpoint, "body": body}))
 
     async def _upload(self, order: Order) -> None:
-        blob_id = self._id("blob")
-        data = b"\n".join(order.bodies) + b"\n"
-        await self._store.begin_blob(blob_id, "upload", "front-door")
-        stamp = self._disk.put(blob_id, data)
-        await self._store.create_file(
-            order.caller,
-            NewFile(order.file_id, blob_id, stamp, "batch", f"{order.name}.jsonl", len(order.bodies), None),
-        )
+        files = {order.file_id: order.bodies}
+        if self._plan.shaped and len(order.bodies) > 1 and self._shapes.random() < 0.5:
+            at, more = self._shapes.randrange(1, len(order.bodies)), self._id("file")
+            files = {order.file_id: order.bodies[:at], more: order.bodies[at:]}
+            order.shape = msgspec.structs.replace(order.shape, more_inputs=(more,))
+        for file_id, lines in files.items():
+            blob_id = self._id("blob")
+            await self._store.begin_blob(blob_id, "upload", "front-door")
+            stamp = self._disk.put(blob_id, b"\n".join(lines) + b"\n")
+            await self._store.create_file(
+                order.caller,
+                NewFile(file_id, blob_id, stamp, "batch", f"{order.name}.jsonl", len(lines), None),
+            )
         self.orders.append(order)
 
     async def create(self, order: Order) -> None:

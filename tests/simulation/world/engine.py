@@ -103,6 +103,7 @@ def _options(plan: Plan, scratch: Path) -> WorkerOptions:
         poll_ms=plan.poll_ms,
         sweep_ms=plan.sweep_ms,
         grace_ms=plan.grace_ms,
+        cancel_grace_ms=plan.cancel_grace_ms,
         flush=FlushLimits(plan.flush_ms, plan.flush_lines, HELD_BYTES_MAX, held_bytes_max=HELD_BYTES_MAX),
         scratch=scratch,
         keep=KeepTimes(orphan_ms=plan.garbage_safety_ms),

@@ -244,8 +244,14 @@ FAMILIES: dict[str, Family] = {
     ),
     # Callers ask for more than the lines of a file, and processes die while their inputs are read and run.
     "shaped": Family(
-        {"kill": 0.05, "store_unknown": 0.05, "cancel": 0.2, "odd_input": 0.2},
+        {"kill": 0.05, "store_unknown": 0.05, "cancel": 0.2, "odd_input": 0.2, "error": 0.4},
         plan={**_QUICK, "job_count": 6, "item_count_max": 10, "shaped": True},
+        estate={**_OPEN, "endpoints": (CHAT,)},
+    ),
+    # Jobs are cancelled while calls hang, and a cancel aborts at once what a deadline would let go on.
+    "cancelled_at_once": Family(
+        {"cancel": 1.0, "hang": 0.3, "slow": 0.5},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 10, "item_count_min": 10, "grace_ms": 20_000, "cancel_grace_ms": 0},
         estate=_OPEN,
     ),
     # The power is cut while results are written.

@@ -131,11 +131,25 @@ class Judge:
         self._judge_places(job, output, errors)
         self._judge_answers(order, job, good, calls)
         self._judge_errors(order, job, bad, calls)
+        if order.cancel_s is not None and job["state"] == "cancelled":
+            self._judge_aborts(order, order.cancel_s, calls)
         by_item: dict[int, list[Witnessed]] = {}
         for call in calls:
             by_item.setdefault(call.number, []).append(call)
         for same in by_item.values():
             self._judge_repeats(job, same)
+
+    def _judge_aborts(self, order: Order, cancel_s: float, calls: list[Witnessed]) -> None:
+        """Where nothing keeps a worker from learning of a cancel, calls in flight end with the grace for it."""
+        plan = self._plan
+        if plan.cancel_grace_ms >= plan.grace_ms or set(plan.kinds) - {"cancel", "hang", "slow"}:
+            return
+        latest_s = cancel_s + (plan.cancel_grace_ms + 2 * plan.heartbeat_ms + 500) / 1000
+        for call in calls:
+            if call.ended_s > latest_s:
+                self._broken(
+                    f"cancel: call {call.serial} of {order.name} went on until {call.ended_s:.1f} s, past {latest_s:.1f} s"
+                )
 
     def _judge_lines(self, order: Order, job: Line, good: list[Line], bad: list[Line]) -> None:
         found = Counter(line["custom_id"] for line in good + bad)
@@ -232,12 +246,14 @@ class Judge:
             moods = Counter(call.mood for call in same)
             code = line["error"]["code"] if line["error"] else "upstream_refused"
             billed = sum(moods[mood] for mood in _BILLED_FAILURES)
+            retry = order.shape.retry
+            tries = (3, 2) if retry is None or retry.attempts_max is None else (retry.attempts_max, retry.attempts_max)
             expected = {
                 "batch_expired": job["state"] == "expired",
                 "batch_cancelled": job["state"] == "cancelled",
-                "upstream_ambiguous": billed >= 3,
-                "upstream_refused": moods["refuse"] > 0 or billed >= 2,
-                "invalid_upstream_response": billed >= 2,
+                "upstream_ambiguous": billed >= tries[0],
+                "upstream_refused": moods["refuse"] > 0 or billed >= tries[1],
+                "invalid_upstream_response": billed >= tries[1],
                 "worker_lost": self._search.count_alone_losses(same) >= ALONE_LOSSES_MAX,
                 "model_not_found": UNKNOWN_MODEL.encode() in b"".join(order.bodies),
                 "key_revoked": order.caller.key_id in self._revoked,

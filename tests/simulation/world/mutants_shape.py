@@ -1,12 +1,29 @@
 """Planted bugs of the shape of a job's work."""
 
-from tests.simulation.world.planting import Mutant, patch
+from tests.simulation.world.planting import Mutant, patch, sql
 from tidegate.core.job_shape import JobShape, ParameterLevel
+from tidegate.worker.call_rules import LeasedCallRules
+from tidegate.worker.heartbeat import CloseGrace
 
 SHAPE: dict[str, Mutant] = {
     "defaults_replace": Mutant(
         "shaped",
         "a default replaces what a line says",
         patch(JobShape, "levels", lambda self: (ParameterLevel({}, {**self.defaults, **self.overrides}),)),
+    ),
+    "own_retries_ignored": Mutant(
+        "shaped",
+        "a worker does not look at what a job says of retries",
+        patch(LeasedCallRules, "retry", lambda self, leased: self._policies.retry(leased.model)),
+    ),
+    "first_file_only": Mutant(
+        "shaped",
+        "only the first file of an input is read",
+        sql("ingest_more", "where i.job_id = :id", "where i.job_id = :id and i.number < 1"),
+    ),
+    "cancel_waits": Mutant(
+        "cancelled_at_once",
+        "calls of a cancelled job go on for as long as those of any other that closes",
+        patch(CloseGrace, "of", lambda self, closing: self.closing_ms),
     ),
 }

@@ -79,7 +79,8 @@ class Plan:
     """`family` names what was settled beside the seed. `store_slow_leases` is how late a request to the store may come, in leases, and
     `store_verbs` which requests come late or fail; all where it is empty. `poison_s_max` is how soon a poison item kills; where it is 0,
     as late as any answer comes. `lively_s` is the longest wait in clear weather that is still healthy: a Retry-After, a hung call, three
-    lost owners, and room. `shaped`: callers ask for more than lines of a file: parameters of all lines."""
+    lost owners, and room. `shaped`: callers ask for more than lines of a file: parameters of
+    all lines, several files, retries of their own."""
 
     seed: int
     estate: Estate
@@ -111,6 +112,7 @@ class Plan:
     lively_s: float = 240.0
     retry_after_s_max: float = 25.0
     shaped: bool = False
+    cancel_grace_ms: int = 3_600_000
     family: str = ""
 
     def strength(self, kind: str) -> float:

@@ -27,6 +27,32 @@ def test_parameters_are_read_back_and_a_batch_without_them_says_so(client: httpx
     assert (plain["defaults"], plain["overrides"]) == ({}, {})
 
 
+def test_retries_and_files_are_read_back(web: WebServer, client: httpx2.Client) -> None:
+    first, second = upload(client, line(1)), upload(client, line(2))
+    body = {"input_file_ids": [second, first], "endpoint": CHAT, "retry": {"attempts_max": 5, "codes": ["500", "404"]}}
+    batch = client.post("/v1/batches", json=body).json()
+    assert (batch["input_file_id"], batch["tidegate"]["input_file_ids"]) == (second, [second, first])
+    assert batch["tidegate"]["retry"] == {
+        "attempts_max": 5, "backoff_ms": None, "backoff_ms_max": None, "codes": ["500", "404"],
+    }  # fmt: skip
+    for needed in (first, second):
+        refused = client.delete(f"/v1/files/{needed}")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "file_in_use")
+    plain = made(client, first, retry={})["tidegate"]
+    assert (plain["retry"], plain["input_file_ids"]) == (None, [first])
+
+
+def test_several_files_are_checked_as_one_and_no_other_tenants_is_taken(client: httpx2.Client) -> None:
+    files = [upload(client, line(1)), upload(client, line(2) + line(1))]
+    body = {"input_file_ids": files, "endpoint": CHAT, "validate_only": True}
+    said = client.post("/v1/batches", json=body).json()
+    assert [(error["code"], error["line"]) for error in said["errors"]["data"]] == [("duplicate_custom_id", 2)]
+    assert said["errors"]["data"][0]["message"].startswith(f"{files[1]}: Line 1 of {files[0]} has")
+    body["input_file_ids"] = [files[0], "file-" + "0" * 24]
+    missing = client.post("/v1/batches", json=body)
+    assert (missing.status_code, missing.json()["error"]["param"]) == (404, "input_file_ids")
+
+
 def test_an_idempotency_key_is_bound_to_the_parameters(client: httpx2.Client) -> None:
     body = {"input_file_id": upload(client, line(1)), "endpoint": CHAT, "defaults": {"seed": 1}}
     key = {"Idempotency-Key": "same"}

@@ -24,7 +24,7 @@ from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane, IngestLimits
 from tidegate.core.job_shape import InputPart
 from tidegate.core.keys import models_from
-from tidegate.core.nouns import IngestPlan, IngestSource, Job, JobStart, LineError
+from tidegate.core.nouns import IngestPlan, IngestSource, JobStart, LineError
 from tidegate.core.policies import Policies
 from tidegate.core.policy.policy_rules import names_allowed
 from tidegate.core.ports import Blobs, Entropy
@@ -165,24 +165,33 @@ class IngestStage:
 
     async def _pass(self, step: _IngestStep, lane: IngestLane) -> IngestPlan:
         """Read the input through; an input that is gone is a plan with that one error."""
-        try:
-            if step.source.blob_id is None:
-                raise BlobMissing(f"{step.source.job.input_file_id} has no bytes")
-            input_path = await self._blobs.local_path(step.source.blob_id, self._scratch)
-        except BlobMissing:
-            return IngestPlan(0, None, [], 0, 0, 0, [_gone(step.source.job)])
-        rules = self._rules(step.source)
+        source = step.source
+        parts: list[InputPart] = []
         joined_path = step.work_path.with_suffix(".input")
         try:
-            if not rules.levels:
-                return await self._run_pass(input_path, step.work_path, rules, lane)
-            part = InputPart(step.source.job.input_file_id, str(input_path), step.source.sha256)
-            rules = replace(rules, parts=(part,), input_sha256="")
+            for file_id, sha256, blob_id in ((source.job.input_file_id, source.sha256, source.blob_id), *source.more):
+                path = await self._local_path(blob_id)
+                if path is None:
+                    return IngestPlan(0, None, [], 0, 0, 0, [_gone(file_id)])
+                parts.append(InputPart(file_id, str(path), sha256))
+            rules = self._rules(source)
+            if len(parts) == 1 and not rules.levels:
+                return await self._run_pass(Path(parts[0].path), step.work_path, rules, lane)
+            rules = replace(rules, parts=tuple(parts), input_sha256="")
             return await self._run_pass(joined_path, step.work_path, rules, lane)
         finally:
-            joined_path.unlink(missing_ok=True)
-            if input_path.parent == self._scratch:
-                input_path.unlink(missing_ok=True)
+            for path in (joined_path, *(Path(part.path) for part in parts)):
+                if path.parent == self._scratch:
+                    path.unlink(missing_ok=True)
+
+    async def _local_path(self, blob_id: str | None) -> Path | None:
+        """Where the bytes of an input can be read; None when they are gone."""
+        if blob_id is None:
+            return None
+        try:
+            return await self._blobs.local_path(blob_id, self._scratch)
+        except BlobMissing:
+            return None
 
     def _rules(self, source: IngestSource) -> LineRules:
         """What this input is held to: the operator's rules, its bytes at upload, and the models of the key that created the job."""
@@ -258,10 +267,10 @@ async def _together(parts: Iterable[Awaitable[T]]) -> list[T]:
     return [result for result in results if not isinstance(result, BaseException)]
 
 
-def _gone(job: Job) -> LineError:
+def _gone(file_id: str) -> LineError:
     return LineError(
         "input_file_gone",
-        f"The input file {job.input_file_id} is gone. Upload it again and create a new batch.",
+        f"The input file {file_id} is gone. Upload it again and create a new batch.",
         "input_file_id",
     )
 

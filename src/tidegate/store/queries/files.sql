@@ -41,7 +41,10 @@ limit :count_max;
 
 -- file_needed --
 -- An input is needed until its job has been ingested.
-select id from jobs where input_file_id = :id and state = 'validating' limit 1;
+select id from jobs where input_file_id = :id and state = 'validating'
+union all
+select j.id from job_inputs i join jobs j on j.id = i.job_id where i.file_id = :id and j.state = 'validating'
+limit 1;
 
 -- file_delete --
 -- moves: files: ready -> deleted
@@ -71,6 +74,9 @@ update files set state = 'deleted', deleted_at = now_ms() where id = :id and sta
 select tenant_id, id from files
 where state = 'ready' and expires_at <= now_ms()
     and not exists (select 1 from jobs j where j.input_file_id = files.id and j.state = 'validating')
+    and not exists (
+        select 1 from job_inputs i join jobs j on j.id = i.job_id where i.file_id = files.id and j.state = 'validating'
+    )
 order by expires_at
 limit :count_max;
 

@@ -72,6 +72,15 @@ left join tenants t on t.id = j.tenant_id
 left join keys k on k.id = j.key_id and k.deleted_at is null
 where j.id = :id;
 
+-- ingest_more --
+-- The files behind the first of an input that is made of several.
+select i.file_id, coalesce(f.sha256, ''), e.blob_id
+from job_inputs i
+left join files f on f.id = i.file_id
+left join extents e on e.file_id = i.file_id and e.at = 0
+where i.job_id = :id
+order by i.number;
+
 -- ingest_place_put --
 insert into ingest_turns (lane, tenant_id, place) values (:lane, :tenant_id, :place)
 on conflict (lane, tenant_id) do update set place = excluded.place;

@@ -18,6 +18,12 @@ values (
     :priority, :not_before, :max_cost_nano, :max_errors_count, :max_errors_ppm, :max_errors_after, :shape, :answers
 );
 
+-- job_input_put --
+insert into job_inputs (job_id, number, file_id) values (:job_id, :number, :file_id);
+
+-- job_inputs_forget --
+delete from job_inputs where job_id = :job_id;
+
 -- job_get --
 select * from jobs where tenant_id = :tenant_id and id = :id;
 
@@ -81,7 +87,8 @@ limit :count_max;
 -- done (an input that was not ingested counts its lines).
 select coalesce(sum(case when j.share_owner = :share_owner then 1 else 0 end), 0) as jobs,
     coalesce(sum(case when j.key_id = :key_id then 1 else 0 end), 0) as key_jobs,
-    coalesce(sum(case when j.state = 'validating' then coalesce(f.line_count, 0)
+    coalesce(sum(case when j.state = 'validating' then coalesce(f.line_count, 0) + coalesce((
+            select sum(g.line_count) from job_inputs i join files g on g.id = i.file_id where i.job_id = j.id), 0)
         else j.item_count - j.answered_count - j.failed_count - j.expired_count - j.cancelled_count end), 0) as items
 from jobs j
 left join files f on f.id = j.input_file_id
@@ -101,7 +108,8 @@ where j.tenant_id = :tenant_id and j.state = 'in_progress' and m.state <> 'close
 
 -- job_created_since --
 -- What a user created lately, for the limits per period.
-select count(*) as jobs, coalesce(sum(f.size_bytes), 0) as bytes
+select count(*) as jobs, coalesce(sum(f.size_bytes), 0) + coalesce(sum((
+    select sum(g.size_bytes) from job_inputs i join files g on g.id = i.file_id where i.job_id = j.id)), 0) as bytes
 from jobs j
 left join files f on f.id = j.input_file_id
 where j.tenant_id = :tenant_id and j.kind = 'batch' and j.created_at > now_ms() - :period_ms

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
@@ -14,7 +14,6 @@ from tidegate.core import ids, window
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import JobChange, JobRequest
-from tidegate.core.problems import no_such_file
 from tidegate.settings import Settings
 from tidegate.settings.rules import DEFAULT_QUEUE
 from tidegate.web.http.answer_requests import ANSWERS_ALLOWED, AnswersAsk, job_answers
@@ -29,7 +28,14 @@ from tidegate.web.http.control_requests import (
 )
 from tidegate.web.http.intake import Intake
 from tidegate.web.http.limit_requests import LIMITS_MAX, LimitAsks, job_limits
-from tidegate.web.http.shape_requests import SHAPE_ALLOWED, checked_parameters
+from tidegate.web.http.shape_requests import (
+    SHAPE_ALLOWED,
+    FileIds,
+    RetryAsk,
+    checked_parameters,
+    input_files,
+    job_retry,
+)
 from tidegate.web.http.webhook_requests import WebhookAsk, job_webhook
 
 T = TypeVar("T")
@@ -81,10 +87,10 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
     seconds: Annotated[int, Meta(ge=EXPIRES_AFTER_S_MIN, le=EXPIRES_AFTER_S_MAX)]
 
 
-class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches; the last sixteen are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
+class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/batches; the last eighteen are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
 
-    input_file_id: str
+    input_file_id: str | UnsetType = UNSET
     endpoint: str
     completion_window: str | None = None
     metadata: dict[str, str] | None = None
@@ -103,6 +109,8 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
     defaults: dict[str, Any] | None = None
     overrides: dict[str, Any] | None = None
     answers: AnswersAsk | None = None
+    input_file_ids: FileIds | None = None
+    retry: RetryAsk | None = None
     validate_only: bool = False
     custom_llm_provider: object = None
 
@@ -150,13 +158,10 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
         if begin_within_ms > window_ms:
             raise _bad("begin_within", "`begin_within` may not be longer than `completion_window`.")
     queue = _queue(body.queue, settings)
-    if not body.input_file_id:
-        raise _bad("input_file_id", "`input_file_id` is empty; name the file that you uploaded with purpose=batch.")
-    if not ids.is_valid("file", body.input_file_id):
-        raise no_such_file(body.input_file_id, "input_file_id")
+    first, *more = input_files(body.input_file_id, body.input_file_ids)
     return JobRequest(
         endpoint=body.endpoint,
-        input_file_id=body.input_file_id,
+        input_file_id=first,
         window_ms=window_ms,
         window_text=window_text,
         begin_within_ms=begin_within_ms,
@@ -170,15 +175,17 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
         webhook=job_webhook(body.webhook, settings.callbacks.rules()),
         controls=job_controls(body.priority, body.not_before, body.max_cost, body.max_errors),
         answers=job_answers(body.answers, body.endpoint),
-        shape=job_shape(body),
+        shape=job_shape(body, tuple(more)),
     )
 
 
-def job_shape(body: BatchCreate) -> JobShape:
-    """What a new batch asks of all its lines and files, checked."""
+def job_shape(body: BatchCreate, more_inputs: tuple[str, ...]) -> JobShape:
+    """What a new batch asks of all its lines and files, checked. `more_inputs` are the files behind the first."""
     return JobShape(
         defaults=checked_parameters("defaults", body.defaults, body.endpoint),
         overrides=checked_parameters("overrides", body.overrides, body.endpoint),
+        retry=job_retry(body.retry),
+        more_inputs=more_inputs,
     )
 
 

@@ -1,15 +1,80 @@
-"""What callers may ask of all lines and files of a batch at once, checked: parameters of its requests."""
+"""What callers may ask of all lines and files of a batch at once, checked: its input files, parameters of its requests, retries."""
 
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.input.line_faults import LineFault
 from tidegate.core.input.parameters import check_parameters
+from tidegate.core.job_shape import JobRetry
+from tidegate.core.problems import no_such_file
 
+INPUTS_MAX = 100
+ATTEMPTS_MAX = 100
+BACKOFF_MS_MAX = 3_600_000
+CODES_MAX = 64
+
+FileIds = Annotated[list[str], Meta(min_length=1, max_length=INPUTS_MAX)]
+BackoffMs = Annotated[int, Meta(ge=1, le=BACKOFF_MS_MAX)]
 SHAPE_ALLOWED = {
     "defaults": "an object with parameters of a request's body",
     "overrides": "an object with parameters of a request's body",
+    "input_file_ids": f"a list of 1 to {INPUTS_MAX} ids of files",
+    "retry": "an object with some of `attempts_max`, `backoff_ms`, `backoff_ms_max` and `codes`",
+    "retry.attempts_max": f"a whole number from 1 to {ATTEMPTS_MAX}",
+    "retry.backoff_ms": f"a whole number from 1 to {BACKOFF_MS_MAX:,}",
+    "retry.backoff_ms_max": f"a whole number from 1 to {BACKOFF_MS_MAX:,}",
+    "retry.codes": f"a list of at most {CODES_MAX} error codes or HTTP statuses, as texts",
 }
+
+
+class RetryAsk(msgspec.Struct, forbid_unknown_fields=True):
+    """How failed requests of one batch are tried again; what is absent is as the operator has it."""
+
+    attempts_max: Annotated[int, Meta(ge=1, le=ATTEMPTS_MAX)] | None = None
+    backoff_ms: BackoffMs | None = None
+    backoff_ms_max: BackoffMs | None = None
+    codes: (
+        Annotated[list[Annotated[str, Meta(pattern="^[a-z0-9_]{1,64}$")]], Meta(min_length=0, max_length=CODES_MAX)]
+        | None
+    ) = None
+
+
+def input_files(one: str | UnsetType, several: list[str] | None) -> list[str]:
+    """The files that a batch is to be made of."""
+    if several is None:
+        if one is UNSET:
+            raise ApiProblem(400, "missing_required_parameter", "`input_file_id` is missing.", param="input_file_id")
+        if not one:
+            message = "`input_file_id` is empty; name the file that you uploaded with purpose=batch."
+            raise ApiProblem(400, "invalid_parameter", message, param="input_file_id")
+        if not ids.is_valid("file", one):
+            raise no_such_file(one, "input_file_id")
+        return [one]
+    if one is not UNSET:
+        message = "Give `input_file_id` or `input_file_ids`, one of them."
+        raise ApiProblem(400, "invalid_parameter", message, param="input_file_ids")
+    for file_id in several:
+        if not ids.is_valid("file", file_id):
+            raise no_such_file(file_id, "input_file_ids")
+        if several.count(file_id) > 1:
+            message = f"`input_file_ids` names {file_id} more than once."
+            raise ApiProblem(400, "invalid_parameter", message, param="input_file_ids")
+    return several
+
+
+def job_retry(asked: RetryAsk | None) -> JobRetry | None:
+    """How failed requests of a batch are tried again; None where nothing was asked for."""
+    if asked is None or asked == RetryAsk():
+        return None
+    if asked.backoff_ms is not None and asked.backoff_ms_max is not None and asked.backoff_ms > asked.backoff_ms_max:
+        message = "`retry.backoff_ms` may not be more than `retry.backoff_ms_max`."
+        raise ApiProblem(400, "invalid_parameter", message, param="retry.backoff_ms")
+    codes = None if asked.codes is None else tuple(asked.codes)
+    return JobRetry(asked.attempts_max, asked.backoff_ms, asked.backoff_ms_max, codes)
 
 
 def checked_parameters(name: str, values: dict[str, Any] | None, endpoint: str) -> dict[str, Any]:

@@ -101,13 +101,15 @@ class Forecaster:
 
     async def _hopeless(self, caller: Caller, wanted: JobRequest, share_owner: str) -> str | None:
         """Why it will be late: a model on which even the whole urgent share would not do, or limits that let too little through."""
-        file = await self._store.get_file(caller.tenant_id, wanted.input_file_id)
-        if file is None:
+        try:
+            files = await self._store.batch_inputs(caller.tenant_id, wanted)
+        except ApiProblem:
             return None
         slots = self._slots_max * await self._store.workers_alive()
-        sample, rules = await self._sampled(file), LineRules(endpoint=wanted.endpoint)
-        calls = sampled_count(sample, file.size_bytes)
-        size_bytes = file.size_bytes
+        # The others go on as the first one begins.
+        sample, rules = await self._sampled(files[0]), LineRules(endpoint=wanted.endpoint)
+        size_bytes = sum(file.size_bytes for file in files)
+        calls = sampled_count(sample, size_bytes)
         if levels := (*self._levels, *wanted.shape.levels()):
             shaper, read_bytes = BodyShaper(levels, rules), sum(map(len, sample))
             sample = [shaper.shaped(line) for line in sample]

@@ -102,11 +102,11 @@ class JobValidation:
 
     async def validate(self, caller: Caller, wanted: JobRequest) -> JobEstimate:
         """Read the input through and say what would become of a batch that is made of it."""
-        file = await self._store.batch_input(caller.tenant_id, wanted.input_file_id)
+        files = await self._store.batch_inputs(caller.tenant_id, wanted)
         async with self._turns:
-            plan = await self._plan(caller, wanted, file)
+            plan = await self._plan(caller, wanted, files)
         if plan.errors:
-            return self._unusable(plan, file)
+            return self._unusable(plan, files)
         loads, bad_count = _loads(plan)
         share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
         shared_share = plan.shared_prefix_bytes / plan.prompt_bytes if plan.prompt_bytes else 0.0
@@ -133,22 +133,24 @@ class JobValidation:
             await self._refused(caller, wanted, loads),
         )
 
-    def _unusable(self, plan: IngestPlan, file: File) -> JobEstimate:
+    def _unusable(self, plan: IngestPlan, files: Sequence[File]) -> JobEstimate:
+        lines = sum(file.line_count for file in files)
         nothing = Tokens(0, TokenRange(0, 0, 0))
-        return JobEstimate(plan.errors, file.line_count, 0, nothing, CostShown("0", "0", "0"), None, None, [], [])
+        return JobEstimate(plan.errors, lines, 0, nothing, CostShown("0", "0", "0"), None, None, [], [])
 
-    async def _plan(self, caller: Caller, wanted: JobRequest, file: File) -> IngestPlan:
-        lane = IngestLane.SMALL if file.size_bytes <= self._settings.ingest.small_bytes_max else IngestLane.LARGE
-        with _passing(self._scratch) as (input_path, work_path):
-            with input_path.open("xb") as copy:
-                async for chunk in content.chunks(self._store, self._blobs, file.id, 0, file.size_bytes):
-                    await asyncio.to_thread(copy.write, chunk)
-            rules = self._rules(caller, wanted)
-            if not rules.levels:
-                return await self._passes(input_path, work_path, rules, lane)
-            with _passing(self._scratch) as (joined_path, _):
-                rules = dataclasses.replace(rules, parts=(InputPart(file.id, str(input_path)),))
-                return await self._passes(joined_path, work_path, rules, lane)
+    async def _plan(self, caller: Caller, wanted: JobRequest, files: Sequence[File]) -> IngestPlan:
+        is_small = sum(file.size_bytes for file in files) <= self._settings.ingest.small_bytes_max
+        lane = IngestLane.SMALL if is_small else IngestLane.LARGE
+        rules = self._rules(caller, wanted)
+        with _passing(self._scratch, 2 + len(files)) as (joined_path, work_path, *paths):
+            for file, path in zip(files, paths, strict=True):
+                with path.open("xb") as copy:
+                    async for chunk in content.chunks(self._store, self._blobs, file.id, 0, file.size_bytes):
+                        await asyncio.to_thread(copy.write, chunk)
+            if len(files) == 1 and not rules.levels:
+                return await self._passes(paths[0], work_path, rules, lane)
+            parts = tuple(InputPart(file.id, str(path)) for file, path in zip(files, paths, strict=True))
+            return await self._passes(joined_path, work_path, dataclasses.replace(rules, parts=parts), lane)
 
     def _rules(self, caller: Caller, wanted: JobRequest) -> LineRules:
         rules = line_rules(self._settings, wanted.endpoint, wanted.invalid_lines, prefix_order=wanted.prefix_order)
@@ -169,10 +171,10 @@ class JobValidation:
 
 
 @contextmanager
-def _passing(scratch: Path) -> Iterator[tuple[Path, Path]]:
-    """Two paths for one pass, which are gone afterwards."""
+def _passing(scratch: Path, count: int) -> Iterator[list[Path]]:
+    """Paths for one pass, which are gone afterwards."""
     name = scratch / f"validation-{secrets.token_hex(8)}"
-    paths = (name.with_suffix(".input"), name.with_suffix(".work"))
+    paths = [name.with_suffix(f".{number}") for number in range(count)]
     try:
         yield paths
     finally:

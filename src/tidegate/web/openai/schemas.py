@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidegate.core.answer_terms import AnswerTerms
+from tidegate.core.job_shape import JobRetry
 from tidegate.core.nouns import File, Job, MaxErrors, PartedUpload
 from tidegate.core.schedule.size import size_class
 from tidegate.core.states import JOB_ENDED, JobState
@@ -122,6 +123,15 @@ class BatchAnswers(msgspec.Struct):
     escalate_to: str | None
 
 
+class BatchRetry(msgspec.Struct):
+    """What a batch says of retries; null is as the operator has it."""
+
+    attempts_max: int | None
+    backoff_ms: int | None
+    backoff_ms_max: int | None
+    codes: list[str] | None
+
+
 class BatchWebhook(msgspec.Struct, omit_defaults=True):
     """The URL that hears of the end of the batch, and of which ends. The signing secret is in the answer that creates the batch."""
 
@@ -165,6 +175,8 @@ class Extras(msgspec.Struct):
     overrides: dict[str, Any]
     answers: BatchAnswers | None
     schema_invalid: int
+    retry: BatchRetry | None
+    input_file_ids: list[str]
 
 
 class Batch(msgspec.Struct):
@@ -353,6 +365,8 @@ def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
         overrides=job.shape.overrides,
         answers=_answers(job.answers),
         schema_invalid=job.schema_invalid_count,
+        retry=_retry(job.shape.retry),
+        input_file_ids=[job.input_file_id, *job.shape.more_inputs],
     )
 
 
@@ -392,6 +406,13 @@ def _max_errors(errors: MaxErrors | None) -> BatchMaxErrors | None:
         return None
     share = None if errors.share_ppm is None else errors.share_ppm / 1_000_000
     return BatchMaxErrors(errors.count, share, errors.after or None)
+
+
+def _retry(asked: JobRetry | None) -> BatchRetry | None:
+    if asked is None:
+        return None
+    codes = None if asked.codes is None else list(asked.codes)
+    return BatchRetry(asked.attempts_max, asked.backoff_ms, asked.backoff_ms_max, codes)
 
 
 def _errors(job: Job) -> BatchErrors | None:
