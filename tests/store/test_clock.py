@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.contracts.store_world import Clock, World, tries
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
+from tidegate.core.nouns import JobFlush
 from tidegate.core.store_clock import FOLLOW_AFTER_MS, Steady, going_on_from
 from tidegate.stages.tend.lost_workers import LostWorkers
 from tidegate.store.postgres import PostgresDriver
@@ -173,6 +175,25 @@ async def test_a_clock_that_stays_ahead_is_followed_and_nothing_opens_or_ends_by
     await machine.let_pass(62 * SECOND)
     assert await granted(store, gpu, 10) == 10
     assert await store.overdue_workers(10) == ["w"]
+
+
+async def test_a_retry_after_outlasts_a_clock_that_is_followed(machine: Machine) -> None:
+    store, wait_ms = await machine.open(), 30 * MINUTE
+    await machine.let_pass(3 * SECOND)
+    world = World(store, Clock(), machine.open)
+    worker = await world.worker(DAY)
+    job = await world.running(await world.caller(), 1)
+    [held] = await world.lease(worker, job)
+    await world.record(JobFlush(job.id, attempts=[(held.token, tries(0, 1, wait_ms))]))
+    assert await store.release_slice(job.id, 0, held.token, wait_ms)
+    await machine.set_clock(HOUR)
+    await store.look_at_clock()
+    await machine.let_pass(FOLLOW_AFTER_MS + 5 * SECOND, look_every_ms=20_000)
+    assert machine.wall_ms - await store.now_ms() == pytest.approx(0, abs=100), "the store follows"
+    assert await world.lease(worker, job) == [], "the item waits as long as it was asked to"
+    await machine.let_pass(wait_ms - FOLLOW_AFTER_MS, look_every_ms=20_000)
+    [again] = await world.lease(worker, job)
+    assert -6 * SECOND <= again.attempts[0].wait_ms <= 0
 
 
 @pytest.mark.parametrize("step_ms", [-HOUR, HOUR])

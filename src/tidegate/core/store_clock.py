@@ -4,7 +4,7 @@ The machine's clock under the store may be set back or forth while leases, waits
 taken out of the store's time, which goes on as if nothing had happened. Afterwards it finds its way back to the machine's clock:
 
     set back     the store is ahead: it runs one percent slower until the machine's clock has caught up
-    set forward  the store is behind: once that has stood for ten minutes it jumps, and rate windows and leases are moved along
+    set forward  the store is behind: once that has stood for ten minutes it jumps, and rate windows, leases and waits are moved along
 
 So a clock that is set forth and back again within minutes, as a resumed machine does, moves no deadline at all, and no other step moves
 one by more than itself. This module only counts; the drivers read clocks and write down what is decided here.

@@ -67,8 +67,10 @@ async def tick(tx: Tx, now: int, boot: Boot) -> None:
 
 
 async def move_along(tx: Tx, jump_ms: int) -> None:
-    """The store's time is about to jump ahead: no lease ends and no rate window opens by that."""
+    """The store's time is about to jump ahead: no lease or wait ends and no rate window opens by that."""
     await tx.all("clock_move_workers", jump_ms=jump_ms)
+    await tx.all("clock_move_slices", jump_ms=jump_ms)
+    await tx.all("clock_move_attempts", jump_ms=jump_ms)
     moved = []
     for id, packed in await tx.all("clock_lock_budgets"):
         kind = MoneyLedger if id.startswith(f"{BudgetKind.MONEY}:") else Ledger

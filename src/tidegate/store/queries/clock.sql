@@ -22,6 +22,14 @@ where id = 1;
 -- The store's time jumps: no lease ends by that.
 update workers set beat_at = beat_at + :jump_ms, alive_until = alive_until + :jump_ms where state = 'alive';
 
+-- clock_move_slices --
+-- A slice that rests, rests as long as before.
+update slices set ready_at = ready_at + :jump_ms where state = 'ready' and ready_at > now_ms();
+
+-- clock_move_attempts --
+-- An item that waits for its Retry-After waits as long as before.
+update attempts set not_before = not_before + :jump_ms where not_before > now_ms();
+
 -- clock_lock_budgets --
 -- Every ledger, so that its windows can be moved along with the time.
 select id, ledger from budgets order by id /*! for update */;
