@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -49,3 +51,37 @@ def test_a_worker_killed_on_the_way_of_an_event(site: Site, receiver: Receiver, 
     assert {got.id for got in receiver.got} == {f"evt_{batch_id.removeprefix('batch_')}"}
     assert len({got.body for got in receiver.got}) == 1
     site.judge(batch_id, lines)
+
+
+def test_a_worker_killed_in_the_middle_of_the_callbacks_of_a_completion_batch(site: Site, receiver: Receiver) -> None:
+    """Every callback arrives, the one that was under way perhaps twice, each under one id with one body."""
+    site.env |= ALLOWED
+    victim = site.begin("webhook_sent=4*kill")
+    options = {"url": receiver.url, "headers": {"X-Own": "value"}, "events": ["all"]}
+    request = {"messages": [{"role": "user", "content": "hi"}]}
+    items = [{"resourceId": "m", "request": request} for _ in range(6)]
+    body = {"type": "CALLBACK", "callbackOptions": options, "items": items}
+    place = "/v1/completion-batch/default/prod"
+    made = site.client().post(place, json=body)
+    assert made.status_code == 201, made.text
+    assert victim.wait() == -9
+    site.relieve()
+
+    def is_all_there() -> bool:
+        states = [one["status"] for one in site.get("/v1/webhook_deliveries?limit=100")["data"]]
+        batch = site.get(f"{place}/{made.json()['batchId']}?includesItems=false")
+        return batch["status"] == "COMPLETED" and set(states) == {"delivered"}
+
+    wait_until(is_all_there, END_S, "every callback to be delivered")
+    bodies = {got.id: got.body for got in receiver.got}
+    assert all(bodies[got.id] == got.body and got.headers["x-own"] == "value" for got in receiver.got)
+    told = [json.loads(one) for one in bodies.values()]
+    assert Counter(one["event"] for one in told)["BATCH_UPDATE"] == 1
+    ended = [
+        one["payload"]["itemId"]
+        for one in told
+        if one["payload"]["status"] == "COMPLETED" and "itemId" in one["payload"]
+    ]
+    assert len(ended) == len(set(ended)) == 6
+    # Those that were out when the worker died come again; all others come once.
+    assert len(receiver.got) - len(bodies) <= 20

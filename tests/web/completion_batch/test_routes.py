@@ -348,6 +348,21 @@ def test_items_that_never_ran(web: WebServer, client: httpx2.Client, status: str
     assert lines[-1] == "data: [DONE]"
 
 
+def test_a_batch_that_ended_before_ingest_shows_its_items(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = made(client)["batchId"]
+    assert got(client, batch_id)["items"] == []
+    assert client.post(f"{PLACE}/{batch_id}/cancel").status_code == 201
+    for is_ended in (False, True):
+        batch = got(client, batch_id)
+        assert (batch["status"], batch["cancelled"], batch["pending"]) == ("CANCELLED", 2, 0)
+        assert [item["status"] for item in batch["items"]] == ["CANCELLED", "CANCELLED"]
+        assert all(item["request"] and item["errorCode"] == "batch_cancelled" for item in batch["items"])
+        assert client.get(f"{PLACE}/{batch_id}/{batch['items'][1]['itemId']}").json() == batch["items"][1]
+        if not is_ended:
+            web.run(web.store.close_job(batch_id, 0))
+    assert client.get(f"{PLACE}/{batch_id}/{batch_id.replace('batch_', 'batch_req_')}000009").status_code == 404
+
+
 def test_a_store_that_is_away(web: WebServer, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     batch_id = made(client)["batchId"]
 

@@ -18,7 +18,7 @@ from tidegate.core.errors import BlobMissing
 from tidegate.core.ids import item_id, split_item_id
 from tidegate.core.nouns import Job, Usage
 from tidegate.core.ports import Blobs
-from tidegate.core.states import JobState
+from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.job_events import OutcomePlace, RecordedTo
 from tidegate.store.store import Store
 from tidegate.web.completion_batch import shapes
@@ -106,6 +106,11 @@ class ItemReader:
             moments = await self._store.recorded_moments(job.id)
             [entity] = await self.finished(job, notes, lines, [when(moments, place)])
             return entity
+        if job.work_blob_id is None and _is_over(job):
+            async with aclosing(self._windows(job, _ResultPlaces(notes.total))) as windows:
+                async for start, window in windows:
+                    if number < start + len(window):
+                        return _never_ingested(job, notes, number, window[number - start])
         found = await self._open_lines(job, number, 1)
         if not found:
             return None
@@ -147,8 +152,14 @@ class ItemReader:
         return _lines(content.chunks(self._store, self._blobs, file_id, start, end))
 
     async def all(self, job: Job, notes: DoorNotes) -> AsyncGenerator[bytes, None]:
-        """Yield every item in the order of the create, each as JSON; nothing before ingest is done."""
+        """Yield every item in the order of the create, each as JSON; nothing before ingest is done. Of a job that ended before that, the
+        input says all that there is to say."""
         if job.work_blob_id is None:
+            if _is_over(job):
+                async with aclosing(self._windows(job, _ResultPlaces(notes.total))) as windows:
+                    async for start, lines in windows:
+                        for index, line in enumerate(lines, start):
+                            yield msgspec.json.encode(_never_ingested(job, notes, index, line))
             return
         places = await self._places(job, notes.total)
         moments = await self._store.recorded_moments(job.id)
@@ -366,10 +377,27 @@ def _open_entity(job: Job, entity: ItemEntity, number: int, state: OpenItems) ->
         return msgspec.structs.replace(entity, retry_count=tries)
     if job.closing is not JobState.CANCELLED:
         return msgspec.structs.replace(entity, status=shapes.PENDING, retry_count=tries)
+    return _cancelled(job, msgspec.structs.replace(entity, retry_count=tries))
+
+
+def _is_over(job: Job) -> bool:
+    return job.closing is not None or job.state in JOB_ENDED
+
+
+def _never_ingested(job: Job, notes: DoorNotes, index: int, line: bytes) -> ItemEntity:
+    """An item of a job that was over before it was ingested: its place in the input is its number."""
+    entity = _entity(job, notes, index, bytes(_decode_input(line).body))
+    if shapes.batch_status(job, 0) == shapes.CANCELLED:
+        return _cancelled(job, entity)
+    message = shapes.error_message(job) or "batch_failed: The batch ended before this item could run."
+    code = "batch_expired" if job.state is JobState.EXPIRED else "batch_failed"
+    return msgspec.structs.replace(entity, status=shapes.FAILED, error_code=code, error_message=message)
+
+
+def _cancelled(job: Job, entity: ItemEntity) -> ItemEntity:
     return msgspec.structs.replace(
         entity,
         status=shapes.CANCELLED,
-        retry_count=tries,
         error_code="batch_cancelled",
         error_message=shapes.CANCELLED_MESSAGE,
         completed_at=shapes.moment(job.cancelling_at) if job.cancelling_at is not None else None,

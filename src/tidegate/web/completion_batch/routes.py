@@ -135,7 +135,7 @@ class CompletionBatchRoutes:
         requests.refuse_unknown(request.query_params, ())
         job, notes, _ = await self._progress(request, caller)
         found = ids.split_item_id(str(request.path_params["item_id"]))
-        if found is None or found[0] != ids.job_part(job.id) or found[1] >= job.item_count:
+        if found is None or found[0] != ids.job_part(job.id) or found[1] >= notes.total:
             raise shapes.no_such_item()
         entity = await self._reader.one(job, notes, found[1])
         if entity is None:

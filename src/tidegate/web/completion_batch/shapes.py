@@ -201,12 +201,15 @@ def batch_entity(job: Job, notes: DoorNotes, running: int) -> BatchEntity:
     )
 
 
-def _error_message(job: Job, status: str, failed: int, total: int) -> str | None:
+def error_message(job: Job) -> str | None:
+    """Why a job as a whole failed; None when it did not."""
     if job.state is JobState.EXPIRED:
         return EXPIRED_MESSAGE
-    if job.errors:
-        return f"{job.errors[0].code}: {job.errors[0].message}"
-    return f"{failed} of {total} items failed." if status == FAILED else None
+    return f"{job.errors[0].code}: {job.errors[0].message}" if job.errors else None
+
+
+def _error_message(job: Job, status: str, failed: int, total: int) -> str | None:
+    return error_message(job) or (f"{failed} of {total} items failed." if status == FAILED else None)
 
 
 def completed(entity: ItemEntity, response: Raw, usage: Usage) -> ItemEntity:
