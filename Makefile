@@ -16,7 +16,7 @@ LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/con
 SITE := build/site-env/.installed-$(shell cksum < docs/site.lock | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-lowest check format bench soak clients docs wheel wheel-test lock clean venv
+.PHONY: help run serve browser test test-lowest check format bench soak clients docs wheel wheel-test lock clean venv
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -30,9 +30,13 @@ serve: venv  ## the API and a worker on port 8080; UPSTREAM=http://host:port/v1 
 
 # Where PYTHONDONTWRITEBYTECODE is set, each of the thousand processes would compile the product, and each worker every test file.
 test test-lowest soak: export PYTHONDONTWRITEBYTECODE =
-test: venv  ## every test but the soak, on real servers that the run starts and stops
+test: venv browser  ## every test but the soak, on real servers that the run starts and stops
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+# The console's tests drive Debian's Chromium. Without root, put a `chromium` on the PATH.
+browser:  ## install the browser that the console's tests drive
+	@command -v chromium > /dev/null || { apt-get update -q && apt-get install -y -q chromium; }
 
 # An environment of its own, so that the lowest versions never meet the locked ones.
 test-lowest: $(LOWEST)  ## the rooms that lean on libraries, with the lowest version that pyproject.toml allows of each

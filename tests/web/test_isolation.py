@@ -145,6 +145,27 @@ OPERATORS |= {
 }
 
 
+# Pages of the console ask for a session; `tests/web/console` shows who gets one.
+CONSOLE = {
+    ("GET", f"/console{path}")
+    for path in (
+        "",
+        "/audit",
+        "/batches",
+        "/batches/{batch_id}",
+        "/deliveries",
+        "/deployments",
+        "/orgs",
+        "/queues",
+        "/sign-in",
+    )
+}
+CONSOLE |= {
+    ("POST", f"/console{path}")
+    for path in ("/batches/{batch_id}/{action}", "/deliveries/{delivery_id}/replay", "/sign-in", "/sign-out")
+}
+
+
 class Two:
     """A server where `ours` has one of everything and `theirs` has a key."""
 
@@ -290,7 +311,7 @@ def looks(answer: httpx2.Response, sent_id: str = "") -> tuple[int, bytes, dict[
 
 
 def test_every_route_is_looked_at(two: Two) -> None:
-    assert routes(two.web) == ONE_THING | LISTS | MAKERS | NOBODYS | OPERATORS | INTERACTIVE
+    assert routes(two.web) == ONE_THING | LISTS | MAKERS | NOBODYS | OPERATORS | CONSOLE | INTERACTIVE
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))

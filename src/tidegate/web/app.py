@@ -19,6 +19,7 @@ from tidegate.web.admin.usage import UsageRoutes
 from tidegate.web.background.routes import BackgroundRoutes
 from tidegate.web.completion_batch import routes as completion_batch
 from tidegate.web.completion_batch.shapes import error_body
+from tidegate.web.console.pages import ConsolePages
 from tidegate.web.context import WebContext
 from tidegate.web.gateway.gateway import GatewayRoutes
 from tidegate.web.health import Health
@@ -118,9 +119,7 @@ def build_app(context: WebContext) -> Api:
     room = BodyRoom(
         settings.server.bodies_bytes_max, max(settings.gateway.body_bytes_max, settings.limits.body_bytes_max)
     )
-    guarded = guarded_routes(Authenticator(context), LimitRooms(context), entries)
-    return Api(
-        [*guarded, *DocumentPages(entries).routes(), static_route(), *Health(context).routes(), scrape.local_route()],
-        context,
-        room,
-    )
+    authenticator = Authenticator(context)
+    pages = [*DocumentPages(entries).routes(), *ConsolePages(context, authenticator).routes(), static_route()]
+    guarded = guarded_routes(authenticator, LimitRooms(context), entries)
+    return Api([*guarded, *pages, *Health(context).routes(), scrape.local_route()], context, room)

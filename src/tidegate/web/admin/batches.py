@@ -12,7 +12,7 @@ from tidegate.core.nouns import Caller, Job, JobFilter
 from tidegate.core.problems import no_such_batch
 from tidegate.store.audit import AuditFilter
 from tidegate.store.store import Store
-from tidegate.web.admin.audit import READ, WRITE, text, trail_of
+from tidegate.web.admin.audit import READ, WRITE, AuditTrail, text, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
@@ -49,29 +49,48 @@ class Timeline(msgspec.Struct, frozen=True):
     data: list[TimelineEntry]
 
 
-class AdminBatchRoutes:
-    def __init__(self, context: WebContext) -> None:
-        self._context = context
-        self._store = context.store
-        self._forecaster = Forecaster(context)
-        self._failed_keep_ms = context.settings.retention.failed_s * 1000
+class BatchActions:
+    """What an operator does to a batch, for the admin API and the console alike."""
 
-    def routes(self) -> list[Guarded]:
-        one = "/admin/v1/batches/{batch_id}"
-        verbs: dict[str, Verb] = {
+    def __init__(self, context: WebContext) -> None:
+        failed_keep_ms = context.settings.retention.failed_s * 1000
+        self._wakes = context.wakes
+        self._verbs: dict[str, Verb] = {
             "cancel": lambda store, job: store.cancel_job(job.tenant_id, job.id),
             "pause": lambda store, job: store.pause_job(job.tenant_id, job.id),
             "resume": lambda store, job: store.resume_job(job.tenant_id, job.id),
             "retry_finalization": lambda store, job: store.retry_finalization(job.id),
             "requeue": lambda store, job: store.requeue_job(job.id),
             "fail": lambda store, job: store.end_as_failed(job.id),
-            "abandon": lambda store, job: store.abandon_job(job.tenant_id, job.id, self._failed_keep_ms),
+            "abandon": lambda store, job: store.abandon_job(job.tenant_id, job.id, failed_keep_ms),
         }
+
+    def names(self) -> list[str]:
+        return list(self._verbs)
+
+    async def do(self, trail: AuditTrail, name: str, job: Job) -> Job:
+        """Do it, note it, and wake those who should know at once."""
+        changed = await self._verbs[name](trail.noting(f"batch.{name}", "batch", job.id), job)
+        if changed is None:
+            raise no_such_batch(job.id)
+        self._wakes.jobs.notify()
+        return changed
+
+
+class AdminBatchRoutes:
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._forecaster = Forecaster(context)
+        self._actions = BatchActions(context)
+
+    def routes(self) -> list[Guarded]:
+        one = "/admin/v1/batches/{batch_id}"
         return [
             Guarded("GET", "/admin/v1/batches", READ, self.list),
             Guarded("GET", one, READ, self.retrieve),
             Guarded("GET", f"{one}/timeline", READ, self.timeline),
-            *(Guarded("POST", f"{one}/{name}", WRITE, self._doing(name, verb)) for name, verb in verbs.items()),
+            *(Guarded("POST", f"{one}/{name}", WRITE, self._doing(name)) for name in self._actions.names()),
         ]
 
     async def list(self, request: Request, caller: Caller) -> Response:
@@ -103,14 +122,10 @@ class AdminBatchRoutes:
         ]
         return json_answer(Timeline("batch.timeline", job.id, sorted(entries, key=lambda one: one.at_ms)))
 
-    def _doing(self, name: str, verb: Verb) -> Handler:
+    def _doing(self, name: str) -> Handler:
         async def do(request: Request, caller: Caller) -> Response:
             job, org = await self._found(request)
-            noting = trail_of(self._context, request, caller).noting(f"batch.{name}", "batch", job.id)
-            changed = await verb(noting, job)
-            if changed is None:
-                raise no_such_batch(job.id)
-            self._context.wakes.jobs.notify()
+            changed = await self._actions.do(trail_of(self._context, request, caller), name, job)
             return json_answer(admin_batch(schemas.batch(changed), org))
 
         return do

@@ -72,13 +72,13 @@ class Authenticator:
         self._notes: set[asyncio.Task[None]] = set()
         self._open_calls = OpenCalls(self._store)
 
-    async def caller(self, request: Request, scope: str) -> Caller:
-        """Who sent this, provided that they may do what `scope` names."""
+    async def caller(self, request: Request, scope: str, key: str | None = None) -> Caller:
+        """Who sent this, provided that they may do what `scope` names. `key` was given otherwise than in a header."""
         peer = request.client.host if request.client else ""
         client = client_address(peer, request.headers, self._trusted_proxies)
         if CONTROL_HEADER in request.headers:
             return await self._operator(request, client)
-        text = _bearer(request)
+        text = _bearer(request) if key is None else key
         is_keyless = not await self._any_key_exists(text)
         if is_keyless:
             refuse_remote(client, request.headers)

@@ -1,5 +1,6 @@
 """Pages for people: templates that escape everything, and headers under which no script but ours runs and nothing outside is asked."""
 
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
@@ -8,6 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from tidegate.core.nouns import Job
+from tidegate.core.states import JobState
+from tidegate.core.usage.prices import units_text
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; "
@@ -22,6 +27,8 @@ HEADERS = {
 # What pages load, and as what; nothing else in the folder is served.
 STATIC = {
     "style.css": "text/css; charset=utf-8",
+    "console.js": "text/javascript; charset=utf-8",
+    "htmx.min.js": "text/javascript; charset=utf-8",
 }
 STATIC_PATH = "/static/{name}"
 
@@ -32,6 +39,37 @@ _TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+
+
+def number(count: int) -> str:
+    """Write a count with its thousands apart."""
+    return f"{count:,}"
+
+
+def moment(at_s: int) -> str:
+    """Write a moment in UTC."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def duration(seconds: int) -> str:
+    """Write a duration in the largest unit that fits, and the next."""
+    sign, left = ("-", -seconds) if seconds < 0 else ("", seconds)
+    for name, unit, below, below_name in (("d", 86_400, 3_600, "h"), ("h", 3_600, 60, "m"), ("m", 60, 1, "s")):
+        if left >= unit:
+            return f"{sign}{left // unit}{name} {left % unit // below}{below_name}"
+    return f"{sign}{left}s"
+
+
+def tone(job: Job) -> str:
+    """Return the style of a job's status: one with failures is never shown as good."""
+    if job.state in (JobState.FAILED, JobState.EXPIRED):
+        return "bad"
+    if job.failed_count or job.state in (JobState.CANCELLED, JobState.CANCELLING) or job.closing is JobState.FAILED:
+        return "warn"
+    return "good" if job.state is JobState.COMPLETED else ""
+
+
+_TEMPLATES.filters.update(number=number, moment=moment, duration=duration, tone=tone, money=units_text)
 
 
 def page(template: str, status: int = 200, **values: Any) -> Response:

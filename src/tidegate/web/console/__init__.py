@@ -1,0 +1,1 @@
+"""The console: pages for operators, rendered by the server."""

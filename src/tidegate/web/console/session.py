@@ -1,0 +1,127 @@
+"""Who looks at the console: the holder of a key with an admin scope, or, while there is no key, a program on this machine.
+
+A session is a cookie that names a key, a moment and a nonce, under a MAC that also covers the key's stored hash: nothing is kept for it,
+every process can check it, and it ends when the key is rotated, revoked, deleted or over. The API never reads the cookie.
+"""
+
+import hmac
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core import keys
+from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import Caller
+from tidegate.web.admin.audit import READ
+from tidegate.web.context import WebContext
+from tidegate.web.http.auth import CONTROL_HEADER, Authenticator
+from tidegate.web.http.client_address import client_address, networks_of, public_base
+from tidegate.web.http.intake import Intake
+from tidegate.web.http.loopback import is_loopback
+
+COOKIE = "__Host-tidegate"
+SESSION_S = 12 * 3600
+FORM_BYTES_MAX = 16_384
+_SEPARATOR = "."
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """A person who may look; with `may_write`, also change. `csrf` must come back with each change. Without keys there is no `key_id`."""
+
+    key_id: str | None
+    may_write: bool
+    csrf: str
+
+
+class Sessions:
+    def __init__(self, context: WebContext, authenticator: Authenticator) -> None:
+        self._store = context.store
+        self._clock = context.clock
+        self._entropy = context.entropy
+        self._pepper = context.pepper
+        self._authenticator = authenticator
+        self._trusted = networks_of(context.settings.server.trusted_proxies)
+
+    async def visitor(self, request: Request) -> Visitor | None:
+        """Return who looks; None when they must sign in first."""
+        found = await self._of_cookie(request.cookies.get(COOKIE, ""))
+        if found is not None or "authorization" in request.headers or CONTROL_HEADER in request.headers:
+            return found
+        try:
+            await self._authenticator.caller(request, READ)
+        except ApiProblem as problem:
+            if problem.status == 401:
+                return None
+            raise
+        return Visitor(None, False, "")
+
+    async def sign_in(self, request: Request, key: str) -> str:
+        """Return a new session's cookie for a right key; a wrong one is refused as everywhere."""
+        if not self._is_private(request):
+            raise ApiProblem(403, "https_required", "Sign in over HTTPS, or on the server's own machine.")
+        holder: Caller = await self._authenticator.caller(request, READ, key)
+        row = await self._store.get_key(str(holder.key_id))
+        if holder.key_id is None or row is None:
+            raise ApiProblem(401, "invalid_api_key", "There is no such key.")
+        ends_s = self._clock.now_ms() // 1000 + SESSION_S
+        named = _SEPARATOR.join((holder.key_id, self._entropy.token_bytes(16).hex(), str(ends_s)))
+        return named + _SEPARATOR + self._mac(named, bytes(row["secret_hash"]))
+
+    async def _of_cookie(self, cookie: str) -> Visitor | None:
+        named, _, mac = cookie.rpartition(_SEPARATOR)
+        parts = named.split(_SEPARATOR)
+        if len(parts) != 3 or not keys.PUBLIC_ID.fullmatch(parts[0]) or not parts[2].isdecimal() or len(parts[2]) > 12:
+            return None
+        row = await self._store.get_key(parts[0])
+        wanted = self._mac(named, bytes(row["secret_hash"]) if row else b"")
+        if row is None or not hmac.compare_digest(mac.encode(), wanted.encode()):
+            return None
+        is_over = row["expires_at"] is not None and row["expires_at"] <= row["now"]
+        if row["revoked_at"] is not None or is_over or int(parts[2]) * 1000 <= self._clock.now_ms():
+            return None
+        scopes = keys.scopes_from(row["scopes"])
+        if not scopes & frozenset(keys.ADMIN_SCOPES):
+            return None
+        csrf = hmac.digest(self._pepper, b"console csrf\0" + named.encode(), "sha256").hex()
+        return Visitor(parts[0], "admin:write" in scopes, csrf)
+
+    def _mac(self, named: str, secret_hash: bytes) -> str:
+        return hmac.digest(self._pepper, b"console session\0" + named.encode() + b"\0" + secret_hash, "sha256").hex()
+
+    def _is_private(self, request: Request) -> bool:
+        """Return whether the connection from the browser is encrypted or stays on this machine."""
+        peer = request.client.host if request.client else ""
+        base = public_base(peer, request.headers, request.url.scheme, self._trusted)
+        return base.startswith("https:") or is_loopback(client_address(peer, request.headers, self._trusted))
+
+
+def set_cookie(response: Response, value: str, max_age_s: int = SESSION_S) -> Response:
+    """Hand a session to the browser, or take it back with an empty value."""
+    response.set_cookie(COOKIE, value, max_age=max_age_s, path="/", secure=True, httponly=True, samesite="strict")
+    return response
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """Return the fields of a form that one of our own pages sent; refuse what came from elsewhere."""
+    if not _is_ours(request):
+        raise ApiProblem(403, "foreign_form", "This form was sent by another site.")
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        raise ApiProblem(415, "unsupported_media_type", "Send a form.", param="Content-Type")
+    intake: Intake = request.scope["tidegate.intake"]
+    over = ApiProblem(413, "body_too_large", f"A form may have {FORM_BYTES_MAX:,} bytes.")
+    body = await intake.whole(FORM_BYTES_MAX, over)
+    return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=32, keep_blank_values=True))
+
+
+def _is_ours(request: Request) -> bool:
+    """Return whether one of our pages sent this. Under our referrer policy a browser calls their origin `null`, and says in
+    Sec-Fetch-Site what it is."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None and site != "same-origin":
+        return False
+    if origin is None or (origin == "null" and site is not None):
+        return True
+    return urlsplit(origin).netloc == request.headers.get("host")

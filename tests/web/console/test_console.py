@@ -1,0 +1,167 @@
+"""The console without a browser: who sees it, what forms it takes, and that no text of a tenant becomes markup."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.web import stages
+from tests.web.calls import create, upload
+from tests.web.server import WebServer
+from tidegate.core import keys
+from tidegate.core.errors import StoreUnavailable
+from tidegate.web.console.session import COOKIE, SESSION_S
+
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
+PAGES = ("", "/batches", "/queues", "/deployments", "/orgs", "/deliveries", "/audit")
+
+
+class Console:
+    """A server with a batch whose texts are hostile, and browsers of two operators."""
+
+    def __init__(self, web: WebServer) -> None:
+        self.web = web
+        owner = web.client(web.make_key(f"org {HOSTILE}"))
+        self.batch = create(owner, upload(owner), metadata={HOSTILE: HOSTILE})["id"]
+        stages.start(web, self.batch, 3)
+        line = (
+            b'{"custom_id": "<b>x</b>", "response": {"status_code": 400, "body": {"error": {"code": "<i>bad</i>"}}}}\n'
+        )
+        stages.finish(web, self.batch, {0: b"{}\n"}, {1: line})
+        self.reader_key = web.make_key("ops", scopes=["admin:read"])
+        self.writer_key = web.make_key("ops", scopes=["admin:write"])
+
+    def signed_in(self, key: str) -> httpx2.Client:
+        client = self.web.client()
+        answer = client.post("/console/sign-in", data={"key": key})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/console"), answer.text
+        cookie = answer.headers["set-cookie"]
+        for flag in ("HttpOnly", "Secure", "SameSite=strict", "Path=/", f"Max-Age={SESSION_S}"):
+            assert flag in cookie
+        client.cookies.clear()
+        # Over plain HTTP the client would not send a cookie that is marked as secure; a browser does so on this machine.
+        client.headers["Cookie"] = cookie.partition(";")[0]
+        return client
+
+
+@pytest.fixture
+def console(start_web: Any) -> Console:
+    return Console(start_web())
+
+
+def csrf_of(client: httpx2.Client, path: str) -> str:
+    found = re.search(r'name="csrf" value="([0-9a-f]+)"', client.get(path).text)
+    assert found
+    return found[1]
+
+
+def test_every_page_is_shown_to_operators_alone_and_escapes_everything(console: Console) -> None:
+    reader = console.signed_in(console.reader_key)
+    outside = console.web.client()
+    for path in (*PAGES, f"/batches/{console.batch}", "/batches?q=" + "%22%3E%3Cscript%3E&status=&org="):
+        shown = reader.get(f"/console{path}")
+        assert shown.status_code == 200, shown.text
+        assert "script-src 'self'" in shown.headers["content-security-policy"]
+        assert "require-trusted-types-for 'script'" in shown.headers["content-security-policy"]
+        for bad in ("<script>alert", "<img src=x", "<b>x</b>", "<i>bad</i>", "onclick=", "style="):
+            assert bad not in shown.text, path
+        refused = outside.get(f"/console{path}")
+        assert (refused.status_code, refused.headers.get("location")) == (303, "/console/sign-in")
+    assert "&lt;i&gt;bad&lt;/i&gt;" in reader.get(f"/console/batches/{console.batch}").text
+    assert "&lt;script&gt;" in reader.get("/console/batches").text
+    for batch_id in ("x", "batch_" + 22 * "0", "%3Cscript%3E"):
+        absent = reader.get(f"/console/batches/{batch_id}")
+        assert (absent.status_code, absent.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert "<script>" not in absent.text
+    for query in ("status=asleep", "after=x", "mood=1", "q=" + 600 * "x"):
+        assert reader.get(f"/console/batches?{query}").status_code == 400
+
+
+def test_a_session_opens_the_console_and_nothing_else(console: Console) -> None:
+    writer = console.signed_in(console.writer_key)
+    assert writer.get("/admin/v1/batches").status_code == 401
+    assert writer.get("/v1/batches").status_code == 401
+    bearer = console.web.client(console.writer_key)
+    assert bearer.get("/console").status_code == 303, "a key opens no page: it is not what a browser sends"
+    tenant = console.web.make_key("acme")
+    for wrong in (tenant, "", "x", console.writer_key[:-1] + "x", HOSTILE):
+        refused = console.web.client().post("/console/sign-in", data={"key": wrong})
+        assert refused.status_code in (401, 403)
+        assert "set-cookie" not in refused.headers
+        assert "<script>" not in refused.text
+
+
+@pytest.mark.parametrize(
+    "bend", [lambda c: c[:-1] + "0", lambda c: c.replace(".", "..", 1), lambda c: "x", lambda c: "é.ñ"]
+)
+def test_a_forged_session_is_none(console: Console, bend: Any) -> None:
+    writer = console.signed_in(console.writer_key)
+    name, _, value = writer.headers["Cookie"].partition("=")
+    assert name == COOKIE
+    bent = bend(value)
+    if bent == value:
+        bent = value[:-1] + "1"
+    raw = f"{COOKIE}={bent}".encode("latin-1")
+    assert console.web.client().get("/console", headers=[(b"Cookie", raw)]).status_code == 303
+
+
+def test_a_session_ends_with_its_time_and_with_its_key(console: Console) -> None:
+    writer, reader = console.signed_in(console.writer_key), console.signed_in(console.reader_key)
+    key_id = str(keys.public_id_of(console.writer_key))
+    assert console.web.run(console.web.store.rotate_key(key_id, b"another", 60_000))
+    assert writer.get("/console").status_code == 303
+    assert reader.get("/console").status_code == 200
+    console.web.clock.ahead_ms += SESSION_S * 1000
+    assert reader.get("/console").status_code == 303
+
+
+def test_an_action_needs_the_scope_the_token_and_our_own_page(console: Console) -> None:
+    writer, reader = console.signed_in(console.writer_key), console.signed_in(console.reader_key)
+    page, path = f"/console/batches/{console.batch}", f"/console/batches/{console.batch}/pause"
+    token = csrf_of(writer, page)
+    refusals = [
+        reader.post(path, data={"csrf": csrf_of(reader, page)}),
+        writer.post(path, data={"csrf": ""}),
+        writer.post(path, data={"csrf": csrf_of(reader, page)}),
+        writer.post(path, data={"csrf": token}, headers={"Origin": "https://evil.example"}),
+        writer.post(path, data={"csrf": token}, headers={"Origin": "null"}),
+        writer.post(path, data={"csrf": token}, headers={"Sec-Fetch-Site": "cross-site"}),
+        writer.post(path, json={"csrf": token}),
+        writer.post(path, data={"csrf": token, "x": "y" * 20_000}),
+        console.web.client().post(path, data={"csrf": token}),
+    ]
+    assert [one.status_code for one in refusals] == [403, 403, 403, 403, 403, 403, 415, 413, 303]
+    assert console.web.job(console.batch).paused_at is None
+    assert "Pause" not in reader.get(page).text
+    done = writer.post(path, data={"csrf": token}, headers={"Origin": console.web.url, "Sec-Fetch-Site": "same-origin"})
+    assert (done.status_code, done.headers["location"]) == (303, page)
+    assert console.web.job(console.batch).paused_at is not None
+    assert f"key:{keys.public_id_of(console.writer_key)}" in writer.get("/console/audit").text
+    assert writer.post(f"{page}/abandon", data={"csrf": token}).status_code == 409
+    assert writer.post(f"{page}/explode", data={"csrf": token}).status_code == 404
+    out = writer.post("/console/sign-out", data={"csrf": token})
+    assert 'tidegate=""' in out.headers["set-cookie"]
+
+
+def test_without_keys_this_machine_may_look(start_web: Any) -> None:
+    client = start_web().client()
+    shown = client.get("/console")
+    assert (shown.status_code, "read only" in shown.text) == (200, True)
+    assert client.get("/console", headers={"X-Forwarded-For": "9.9.9.9"}).status_code == 403
+    assert client.get("/console", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    made = create(client, upload(client))["id"]
+    assert client.post(f"/console/batches/{made}/cancel", data={"csrf": ""}).status_code == 403
+
+
+def test_a_page_says_so_while_the_store_is_gone(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = console.signed_in(console.reader_key)
+
+    async def gone(body: Any) -> Any:
+        raise StoreUnavailable("the database is away")
+
+    monkeypatch.setattr(console.web.store._driver, "read", gone)
+    answer = reader.get("/console")
+    assert (answer.status_code, answer.headers["content-type"]) == (503, "text/html; charset=utf-8")

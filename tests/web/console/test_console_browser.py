@@ -1,0 +1,100 @@
+"""The console in a real browser: every page renders under its policy, asks no other host, follows a batch, and acts on it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.web import stages
+from tests.web.console.test_console import PAGES, Console
+
+# Where a reviewer finds a picture of each page after a run.
+PICTURES = Path(__file__).parents[3] / "build" / "console"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = shutil.which("chromium")
+    assert found, "the console's tests need Chromium: `make browser` installs it"
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+class Visit:
+    """One tab, and what went wrong or elsewhere in it."""
+
+    def __init__(self, browser: Browser, console: Console, **options: Any) -> None:
+        context = browser.new_context(base_url=console.web.url, **options)
+        self.page: Page = context.new_page()
+        self.troubles: list[str] = []
+        self.hosts: set[str] = set()
+        self.page.on("console", lambda one: self.troubles.append(one.text) if one.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+        self.page.on("dialog", lambda dialog: dialog.accept())
+
+    def sign_in(self, key: str) -> None:
+        self.page.goto("/console")
+        self.page.get_by_label("API key").fill(key)
+        self.page.get_by_role("button", name="Sign in").click()
+        expect(self.page.get_by_role("heading", name="Overview")).to_be_visible()
+
+    def keep(self, name: str) -> None:
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=str(PICTURES / f"{name}.png"), full_page=True)
+
+
+@pytest.fixture
+def console(start_web: Any) -> Console:
+    return Console(start_web())
+
+
+def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: Console) -> None:
+    visit = Visit(browser, console, viewport={"width": 1280, "height": 800})
+    page = visit.page
+    visit.sign_in(console.writer_key)
+    for path in PAGES:
+        page.goto(f"/console{path}")
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        visit.keep(f"light{path.replace('/', '-')}")
+    page.goto("/console/batches")
+    page.get_by_role("link", name=console.batch).click()
+    expect(page.get_by_text("of 3 requests done")).to_be_visible()
+    visit.keep("light-batch")
+    # The page follows the batch without a reload.
+    page.evaluate("document.body.dataset.kept = 'yes'")
+    stages.finish(console.web, console.batch, {2: b"{}\n"})
+    expect(page.get_by_text("finalizing").first).to_be_visible(timeout=30_000)
+    assert page.evaluate("document.body.dataset.kept") == "yes"
+    page.get_by_role("button", name="Abandon").click()
+    expect(page.locator("b.bad", has_text="failed")).to_be_visible(timeout=30_000)
+    assert console.web.job(console.batch).state == "failed"
+    page.goto("/console/audit")
+    expect(page.get_by_text("batch.abandon")).to_be_visible()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("button", name="Sign in")).to_be_visible()
+    page.goto("/console/batches")
+    expect(page.get_by_role("button", name="Sign in")).to_be_visible()
+    assert visit.troubles == []
+    assert visit.hosts == {urlsplit(console.web.url).netloc}
+
+
+def test_it_fits_a_phone_in_the_dark(browser: Browser, console: Console) -> None:
+    visit = Visit(browser, console, viewport={"width": 390, "height": 800}, color_scheme="dark")
+    visit.sign_in(console.reader_key)
+    for path in (*PAGES, f"/batches/{console.batch}"):
+        visit.page.goto(f"/console{path}")
+        expect(visit.page.get_by_role("heading", level=1)).to_be_visible()
+        visit.keep(f"phone{path.replace(console.batch, 'batch').replace('/', '-')}")
+        too_wide = visit.page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+        assert not too_wide, path
+    expect(visit.page.get_by_role("button", name="Pause")).to_have_count(0)
+    assert visit.troubles == []
