@@ -360,6 +360,17 @@ async def probe_upstreams(settings: Settings, more: Sequence[Deployment] = ()) -
         await router.close()
 
 
+async def knows_model(settings: Settings, model: str) -> bool:
+    """Ask every deployment that is called from here whether it knows this model by its name; needs no store."""
+    asked = [one for one in deployments(settings) if one.queue is None]
+    router = open_router(settings.http.limits(), SystemClock(), SystemEntropy())
+    try:
+        router.serve(asked)
+        return await router.knows_by_name(model)
+    finally:
+        await router.close()
+
+
 async def queue_states(served: Iterable[Deployment]) -> list[tuple[Deployment, QueueState | QueueAway]]:
     """How the queue of each of these stands that has one; needs no store."""
     found: list[tuple[Deployment, QueueState | QueueAway]] = []

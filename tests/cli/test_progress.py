@@ -1,10 +1,13 @@
 """Progress is a pure picture of a snapshot: rate, time left, tokens; nothing that the clock of the test could change."""
 
+from dataclasses import replace
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
-from tidegate.cli.progress import BarDisplay, ProgressPace, ProgressSnapshot, picture, words
+from tidegate.cli import terminal
+from tidegate.cli.progress import BarDisplay, LineDisplay, ProgressPace, ProgressSnapshot, display, picture, words
 from tidegate.core.nouns import Usage
 from tidegate.core.states import JobState
 
@@ -34,13 +37,33 @@ def test_rate_and_time_left_come_from_the_last_moments() -> None:
 def test_an_old_burst_does_not_make_a_stall_look_fast() -> None:
     pace = pace_of(at(0, 0), at(1, 900), at(30, 900), at(55, 900))
     assert pace.per_s == 0
-    assert "0.0 items/s · time left unknown" in words(at(55, 900), pace)
+    assert "0.0 items/s" in words(at(55, 900), pace)
+    assert "left" not in words(at(55, 900), pace), "no time is promised while nothing is served"
 
 
 def test_failures_are_told_and_count_as_done() -> None:
     now = at(1, 490, 10)
-    assert "500/1,000 · 50 %" in words(now, pace_of(now))
-    assert words(now, pace_of(now)).endswith("· 10 failed")
+    assert words(now, pace_of(now)).startswith("500/1,000 · 50 % · 10 failed")
+
+
+def test_eighty_columns_show_what_is_done_what_failed_and_why_it_waits() -> None:
+    now = replace(at(10, 290, 10), trouble="http://gpu-7:8000/v1: connection refused")
+    shown = rendered(80, now)
+    assert "300/1,000 · 30 % · 10 failed · waiting: http://gpu-7" in shown
+    assert "left" not in words(now, pace_of(at(0, 100), now))
+    console = Console(file=StringIO(), width=80, force_terminal=True, color_system="standard")
+    console.print(picture(now, pace_of(now), 80))
+    assert "\x1b[31m10 failed" in console.file.getvalue(), "failures are red"  # type: ignore[attr-defined]
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, kind in (("dumb", LineDisplay), ("xterm", BarDisplay)):
+        monkeypatch.setenv("TERM", name)
+        console = Console(file=StringIO(), force_terminal=True)
+        monkeypatch.setattr(terminal, "stderr", lambda console=console: console)
+        shown = display()
+        shown.close()
+        assert isinstance(shown, kind)
 
 
 def test_before_the_input_is_read_nothing_is_counted() -> None:
@@ -55,7 +78,7 @@ def test_never_a_hundred_percent_before_the_end() -> None:
 
 def rendered(width: int, now: ProgressSnapshot) -> str:
     console = Console(file=StringIO(), width=width, force_terminal=True, color_system=None)
-    console.print(picture(now, pace_of(at(0, 0), now)))
+    console.print(picture(now, pace_of(at(0, 0), now), width))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert isinstance(text, str)
     return text

@@ -205,16 +205,24 @@ def test_a_second_signal_leaves_at_once(desk: Desk) -> None:
     assert proc.wait(10) == 130
 
 
-def test_another_option_is_another_batch_and_fresh_begins_anew(desk: Desk) -> None:
+def test_how_results_look_is_no_other_run_and_fresh_begins_again(desk: Desk) -> None:
     desk.write_requests(3)
     batches = []
-    for more in ([], ["--ordered"], ["--fresh"], []):
+    looks: tuple[list[str], ...] = (
+        [],
+        ["--ordered"],
+        ["--invalid-lines", "error_file"],
+        ["--no-prefix-order"],
+        ["--concurrency", "2"],
+    )
+    for more in (*looks, ["--fresh"], []):
         proc = desk.run("--json", *more)
         assert proc.wait() == 0, proc.logs()
         batches.append(said_summary(proc)["batch"])
-    assert len(set(batches)) == 3
-    assert batches[3] == batches[2]
-    assert len(desk.called()) == 9
+    assert len(set(batches[:5])) == 1
+    assert len(set(batches)) == 2
+    assert batches[6] == batches[5]
+    assert len(desk.called()) == 6, "nothing is paid twice"
 
 
 def test_a_cancelled_batch_is_begun_again(desk: Desk) -> None:

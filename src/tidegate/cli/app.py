@@ -43,7 +43,6 @@ DEBUG = "--debug"
 app = typer.Typer(
     name="tidegate",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -59,7 +58,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def tidegate_command(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("-V", "--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[
         bool, typer.Option(DEBUG, help="Show where an error came from. It may also stand behind a command.")

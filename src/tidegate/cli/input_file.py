@@ -8,7 +8,8 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -17,14 +18,19 @@ import msgspec
 
 from tidegate.cli.results import is_stream
 from tidegate.core import ids
+from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.errors import SettingsError
 from tidegate.core.input.line_faults import LineFault, explain, strange_file
 from tidegate.core.input.lines import MIXED
+from tidegate.core.nouns import JobControls
 from tidegate.settings import Settings
 
 PIECE_BYTES = 1 << 20
 FIRST_LINE_BYTES_MAX = 8 << 20
 STREAM = "-"
+NO_CONTROLS = JobControls()
+# More models than a caller would name on purpose: the rest are not checked beforehand.
+MODELS_MAX = 1_000
 # So much of a chunk is looked at again with the next one, for a url that stands across their border.
 PATH_BYTES_MAX = 256
 _PATH = re.compile(rb'"url"\s{0,8}:\s{0,8}"(/[^"\\]{1,200})"')
@@ -32,6 +38,15 @@ _PATH = re.compile(rb'"url"\s{0,8}:\s{0,8}"(/[^"\\]{1,200})"')
 
 class _Line(msgspec.Struct):
     url: str = ""
+
+
+class _AskedBody(msgspec.Struct, frozen=True):
+    model: str = ""
+
+
+class _AskingLine(msgspec.Struct):
+    custom_id: str = ""
+    body: _AskedBody = _AskedBody()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +61,20 @@ class Input:
     endpoint: str | None
     is_spooled: bool = False
     trouble: str = ""
+    line_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the caller asked for that changes the results."""
+    """What the caller asked for. Only the endpoint, the model and the schema make it another run: the rest is how it goes and looks."""
 
     endpoint: str
-    ordered: bool
-    prefix_order: bool
-    invalid_lines: str
+    ordered: bool = False
+    prefix_order: bool = True
+    invalid_lines: str = "fail"
+    model: str | None = None
+    answers: AnswerTerms | None = None
+    controls: JobControls = NO_CONTROLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +131,13 @@ def _spooled(stream: IO[bytes], name: str, spool_dir: Path, bytes_max: int) -> I
 
 def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[bytes] | None) -> Input:
     digest = hashlib.sha256()
-    size_bytes = 0
+    size_bytes = line_count = 0
     head = tail = b""
     paths: set[bytes] = set()
     while chunk := stream.read(PIECE_BYTES):
         digest.update(chunk)
         size_bytes += len(chunk)
+        line_count += chunk.count(b"\n")
         if size_bytes > bytes_max:
             raise SettingsError(f"{name} is larger than {bytes_max:,} bytes; split it, or raise limits.file_bytes_max.")
         if not _has_first_line(head) and len(head) < FIRST_LINE_BYTES_MAX:
@@ -133,7 +153,7 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
     # A body may hold what looks like a line's url: only the lines themselves tell.
     if endpoint is not None and len(paths) > 1 and _names_several(path):
         endpoint = MIXED
-    return Input(path, name, digest.hexdigest(), size_bytes, endpoint, spool is not None, trouble)
+    return Input(path, name, digest.hexdigest(), size_bytes, endpoint, spool is not None, trouble, line_count)
 
 
 def _names_several(path: Path) -> bool:
@@ -150,6 +170,29 @@ def _names_several(path: Path) -> bool:
             if len(found) > 1:
                 return True
     return False
+
+
+def models_of(path: Path) -> dict[str, int]:
+    """Return the models that the lines of an input ask for, each with the first line that does."""
+    found: dict[str, int] = {}
+    for number, line in _asking_lines(path):
+        if line.body.model and len(found) < MODELS_MAX:
+            found.setdefault(line.body.model, number)
+    return found
+
+
+def order_of(path: Path) -> dict[str, int]:
+    """Return where in the input each custom_id stands."""
+    return {line.custom_id: number for number, line in _asking_lines(path)}
+
+
+def _asking_lines(path: Path) -> Iterator[tuple[int, _AskingLine]]:
+    """Yield the lines that can be read, with their numbers; ingest says what is wrong with the others."""
+    decode = msgspec.json.Decoder(_AskingLine).decode
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                yield number, decode(line)
 
 
 def _has_first_line(head: bytes) -> bool:
@@ -225,7 +268,8 @@ def job_id(source: Input, settings: Settings, run_options: RunOptions, turn: int
         ]
         for model, entry in sorted(settings.models.items())
     }
-    encoded = msgspec.json.encode([1, source.sha256, _one_spelling(settings.upstream.url), routes, run_options, turn])
+    meant = (run_options.endpoint, run_options.model, run_options.answers)
+    encoded = msgspec.json.encode([1, source.sha256, _one_spelling(settings.upstream.url), routes, meant, turn])
     return ids.make("batch", hashlib.sha256(encoded).digest()[: ids.RANDOM_BYTES])
 
 

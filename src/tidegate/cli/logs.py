@@ -93,7 +93,7 @@ def configure(settings: Settings, *, quiet: bool = False) -> None:
         processors.append(_as_text)
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(max(level, logging.WARNING) if quiet else level),
+        wrapper_class=structlog.make_filtering_bound_logger(max(level, logging.ERROR) if quiet else level),
         logger_factory=lambda *_: _Stderr(),
         cache_logger_on_first_use=False,
     )

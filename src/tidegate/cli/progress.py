@@ -78,36 +78,47 @@ class ProgressPace:
 
 
 def words(now: ProgressSnapshot, pace: ProgressPace) -> str:
-    """The whole picture as one plain line."""
+    """The whole picture as one plain line: what matters most comes first, for a narrow terminal cuts the rest."""
+    return " · ".join(text for text, _ in _facts(now, pace))
+
+
+def _facts(now: ProgressSnapshot, pace: ProgressPace) -> list[tuple[str, str]]:
+    """Return what is shown, each part with its style."""
     if now.state is JobState.VALIDATING or not now.item_count:
-        return _DOING.get(now.state, str(now.state))
+        return [(_DOING.get(now.state, str(now.state)), "")]
     share = 100 * now.done_count / now.item_count
-    parts = [f"{now.done_count:,}/{now.item_count:,}", f"{int(share)} %"]
-    if now.state is JobState.IN_PROGRESS and pace.per_s is not None:
-        parts.append(f"{_rate(pace.per_s)} items/s")
-        left_s = pace.left_s(now)
-        parts.append(f"{terminal.duration(left_s)} left" if left_s is not None else "time left unknown")
-    else:
-        parts.append(_DOING.get(now.state, str(now.state)))
-    if now.usage.input_tokens or now.usage.output_tokens:
-        parts.append(
-            f"tokens {terminal.short(now.usage.input_tokens)} in, {terminal.short(now.usage.output_tokens)} out"
-        )
+    facts = [(f"{now.done_count:,}/{now.item_count:,}", ""), (f"{int(share)} %", "")]
     if now.failed_count:
-        parts.append(f"{now.failed_count:,} failed")
+        facts.append((f"{now.failed_count:,} failed", "red"))
     if now.trouble:
-        parts.append(f"waiting: {terminal.clean(now.trouble)}")
-    return " · ".join(parts)
+        facts.append((f"waiting: {terminal.clean(now.trouble)}", "yellow"))
+    if now.state is not JobState.IN_PROGRESS:
+        facts.append((_DOING.get(now.state, str(now.state)), ""))
+    elif pace.per_s is not None:
+        facts.append((f"{_rate(pace.per_s)} items/s", ""))
+        left_s = pace.left_s(now)
+        if left_s is not None and not now.trouble:
+            facts.append((f"{terminal.duration(left_s)} left", ""))
+    if now.usage.input_tokens or now.usage.output_tokens:
+        tokens = f"tokens {terminal.short(now.usage.input_tokens)} in, {terminal.short(now.usage.output_tokens)} out"
+        facts.append((tokens, ""))
+    return facts
 
 
-def picture(now: ProgressSnapshot, pace: ProgressPace) -> RenderableType:
-    """The same with a bar before it, for a terminal."""
+def picture(now: ProgressSnapshot, pace: ProgressPace, width: int = 200) -> RenderableType:
+    """The same with a bar before it, for a terminal; a narrow one has a short bar."""
     grid = Table.grid(padding=(0, 1))
     total = now.item_count if now.item_count and now.state is not JobState.VALIDATING else None
     bar = ProgressBar(
-        total=total, completed=now.done_count, width=BAR_WIDTH, pulse=total is None, animation_time=now.at_s
+        total=total,
+        completed=now.done_count,
+        width=max(8, min(BAR_WIDTH, width // 6)),
+        pulse=total is None,
+        animation_time=now.at_s,
     )
-    grid.add_row(bar, Text(words(now, pace), overflow="ellipsis", no_wrap=True))
+    text = Text(" · ", overflow="ellipsis", no_wrap=True).join(Text(*fact) for fact in _facts(now, pace))
+    text.overflow, text.no_wrap = "ellipsis", True
+    grid.add_row(bar, text)
     return grid
 
 
@@ -129,7 +140,7 @@ class BarDisplay:
 
     def show(self, now: ProgressSnapshot) -> None:
         self._pace.add(now)
-        self._live.update(picture(now, self._pace), refresh=True)
+        self._live.update(picture(now, self._pace, self._live.console.width), refresh=True)
 
     def close(self) -> None:
         self._live.stop()
@@ -157,7 +168,7 @@ class LineDisplay:
 def display() -> Display:
     """The display that fits where stderr leads."""
     console = terminal.stderr()
-    return BarDisplay(console) if console.is_terminal else LineDisplay()
+    return BarDisplay(console) if console.is_terminal and not console.is_dumb_terminal else LineDisplay()
 
 
 def _rate(per_s: float) -> str:

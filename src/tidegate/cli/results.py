@@ -8,18 +8,32 @@ import contextlib
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import msgspec
+
 from tidegate.core.errors import SettingsError
+from tidegate.core.ids import item_id
 
 if TYPE_CHECKING:
     from tidegate.service import Parts
 
 _STREAMS = ("/dev/", "/proc/")
+# The end of an item's id, which numbers it.
+ITEM_NUMBER_CHARS = 6
 # The one place under /dev that holds ordinary files.
 _MEMORY = "/dev/shm/"
+
+
+class _NamedLine(msgspec.Struct):
+    custom_id: str | None = None
+
+
+_id = msgspec.json.Decoder(_NamedLine)
 
 
 async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0) -> AsyncIterator[bytes]:
@@ -70,6 +84,36 @@ async def save(chunks: AsyncIterator[bytes], path: Path) -> int:
         with contextlib.suppress(OSError):
             temporary.unlink()
     return size_bytes
+
+
+def set_aside(path: Path, job_id: str) -> Path | None:
+    """Rename a file that holds anything but results of this batch, so that nothing is overwritten; return its new name."""
+    if is_stream(path) or not path.exists() or not path.stat().st_size:
+        return None
+    with path.open("rb") as stream:
+        begin = stream.read(64)
+    if begin.startswith(b'{"id":"' + item_id(job_id, 0)[:-ITEM_NUMBER_CHARS].encode()):
+        return None
+    kept = next(one for number in count(1) if not (one := path.with_name(f"{path.name}.{number}.old")).exists())
+    _meant(path).rename(kept)
+    return kept
+
+
+async def in_order(chunks: AsyncIterator[bytes], order: dict[str, int]) -> AsyncIterator[bytes]:
+    """Yield result lines in the order in which the input has their custom_ids; what it does not have comes last."""
+    places: list[tuple[int, int, int]] = []
+    at, rest = 0, b""
+    with tempfile.TemporaryFile() as spool:
+        async for chunk in chunks:
+            spool.write(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                places.append((order.get(_id.decode(line).custom_id or "", len(order)), at, len(line) + 1))
+                at += len(line) + 1
+        places.sort()
+        for _, start, size_bytes in places:
+            spool.seek(start)
+            yield spool.read(size_bytes)
 
 
 async def save_nothing(path: Path) -> None:

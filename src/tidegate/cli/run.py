@@ -1,9 +1,11 @@
 """`tidegate run`: one file in, results out, no server. Whatever stops it, the same command goes on where it was."""
 
+import re
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
+import msgspec
 import typer
 import uvloop
 
@@ -22,9 +24,19 @@ from tidegate.cli import (
 )
 from tidegate.cli import run_options as asked
 from tidegate.cli.serve import require_upstream
+from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.errors import SettingsError
+from tidegate.core.nouns import JobControls, MaxErrors
 from tidegate.core.states import JOB_ENDED
-from tidegate.settings import Settings
+from tidegate.core.usage.prices import nano_of
+from tidegate.settings import Settings, openai_names
+
+OPENAI_URL = "https://api.openai.com/"
+OWN_SCHEMA = "response_format"
+ERRORS_AFTER = 100
+# What one's own file may have: a table of millions of rows, or a line with images in it.
+OWN_LIMITS = {"items_max": 10_000_000, "line_bytes_max": 64 << 20, "file_bytes_max": 1 << 40}
+_MAX_ERRORS = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,4})?)(?P<percent>\s?%)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,7 @@ class Order:
     run_options: input_file.RunOptions
     fresh: bool
     wait: bool
+    is_checked: bool
     as_json: bool
     where: str
 
@@ -61,6 +74,11 @@ def run(
     ordered: asked.Ordered = False,
     prefix_order: asked.PrefixOrder = True,
     invalid_lines: asked.InvalidLinesOption = asked.InvalidLines.FAIL,
+    model: asked.Model = None,
+    schema: asked.SchemaFile = None,
+    max_cost: asked.MaxCost = None,
+    max_errors: asked.MaxErrorsOption = None,
+    check: asked.Check = True,
     fresh: asked.Fresh = False,
     wait: asked.Wait = False,
     as_json: asked.Summary = False,
@@ -73,17 +91,24 @@ def run(
 
     Example: tidegate run requests.jsonl --upstream http://localhost:8000/v1 -o results.jsonl
     """
+    upstream, api_key = _named_upstream(upstream, api_key)
     settings = options.loaded(
         config, data, upstream__url=upstream, upstream__api_key=api_key, worker__in_flight_max=in_flight,
         http__connections_max=_connections(in_flight),
     ).settings  # fmt: skip
     require_upstream(settings)
+    settings = _without_public_limits(settings)
     if endpoint is not None and not endpoint.startswith("/"):
         raise SettingsError(f"--endpoint {endpoint} is no path: write it like /v1/chat/completions.")
-    run_options = input_file.RunOptions(endpoint or "", ordered, prefix_order, invalid_lines.value)
+    controls = JobControls(
+        max_cost_nano=None if max_cost is None else _nano(max_cost), max_errors=_max_errors(max_errors)
+    )
+    run_options = input_file.RunOptions(
+        endpoint or "", ordered, prefix_order, invalid_lines.value, model, _answers(schema), controls
+    )
     where = options.as_arguments(config, data)
     order = Order(
-        _named_once(file, named_file), output, errors, template_file, run_options, fresh, wait, as_json, where
+        _named_once(file, named_file), output, errors, template_file, run_options, fresh, wait, check, as_json, where
     )
     with ExitStack() as passing:
         exit_code = _run_table(order, settings, passing) if template_file else _run_file(order, settings, passing)
@@ -100,7 +125,9 @@ def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
             return _finish_empty(order, targets, settings)
         run_options = replace(order.run_options, endpoint=_endpoint(order.run_options.endpoint, source))
         logs.configure(settings, quiet=True)
-        errand = run_job.Errand(settings, source, targets, run_options, order.fresh, order.wait, order.where)
+        errand = run_job.Errand(
+            settings, source, targets, run_options, order.fresh, order.wait, order.is_checked, order.where
+        )
         ending, exit_code = uvloop.run(run_job.perform(errand))
     finally:
         if source.is_spooled:
@@ -151,7 +178,6 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
         raise SettingsError(
             "A table needs a place for its rows and their answers: say -o FILE.csv, .jsonl or .parquet."
         )
-    settings = run_table.raised_limits(settings)
     scratch = passing.enter_context(_scratch(settings))
     tables.format_of(order.output, "written")
     paths = uvloop.run(places.bring(order.file, settings, scratch))
@@ -166,7 +192,9 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
         order.run_options, endpoint=request.endpoint, ordered=True, invalid_lines=asked.InvalidLines.ERROR_FILE.value
     )
     ending, exit_code = run_table.perform(
-        run_table.TableErrand(table, request, target, settings, run_options, order.fresh, order.wait, order.where),
+        run_table.TableErrand(
+            table, request, target, settings, run_options, order.fresh, order.wait, order.is_checked, order.where
+        ),
         scratch,
     )
     if ending is None:
@@ -203,6 +231,68 @@ def _named_once(file: str | None, named_file: str | None) -> str:
     if file is None and named_file is None:
         raise SettingsError("Name the file of requests: tidegate run FILE, or - for stdin.")
     return file or named_file or ""
+
+
+def _named_upstream(upstream: str | None, api_key: str | None) -> tuple[str | None, str | None]:
+    """Where the model server is and where its key: as OpenAI's SDK names both in the environment, when the options do not.
+
+    The key goes only to the server that the environment names with it, or to OpenAI's own."""
+    base_url, key = openai_names()
+    named = upstream or base_url
+    if api_key is None and named is not None and (upstream is None or named.startswith(OPENAI_URL)):
+        api_key = key
+    return named, api_key
+
+
+def _without_public_limits(settings: Settings) -> Settings:
+    """Lift the limits of a public API: they are no concern of one's own file."""
+    raised = {name: max(getattr(settings.limits, name), most) for name, most in OWN_LIMITS.items()}
+    return msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, **raised))
+
+
+def _answers(schema: str | None) -> AnswerTerms | None:
+    """What `--schema` asks of answers: a schema in a file, or what each line asks for itself."""
+    # Loading the validator takes a while, and most runs need none.
+    from tidegate.core.answers.answer_checks import InvalidSchema, check_schema
+
+    if schema is None:
+        return None
+    if schema == OWN_SCHEMA:
+        return AnswerTerms()
+    try:
+        text = Path(schema).read_text()
+        check_schema(text)
+    except OSError as error:
+        raise SettingsError(f"--schema {schema} cannot be read: {error.strerror or error}.") from None
+    except (InvalidSchema, UnicodeDecodeError) as error:
+        raise SettingsError(f"--schema {schema} cannot be used: {error}.") from None
+    return AnswerTerms(text)
+
+
+def _nano(amount: str) -> int:
+    try:
+        nano = nano_of(amount)
+    except SettingsError as error:
+        raise SettingsError(f"--max-cost {amount}{str(error).removeprefix('cost')}.") from None
+    if not nano:
+        raise SettingsError("--max-cost must be above 0.")
+    return nano
+
+
+def _max_errors(text: str | None) -> MaxErrors | None:
+    """`20` is a count, `5%` a share of the lines that are done once a hundred are."""
+    if text is None:
+        return None
+    found = _MAX_ERRORS.fullmatch(text)
+    if found is None or (found["percent"] and not float(found["number"]) < 100):
+        raise SettingsError(
+            f"--max-errors {text}: write how many lines may fail, such as 20, or a share below 100 %, such as 5%."
+        )
+    if not found["percent"]:
+        if "." in found["number"]:
+            raise SettingsError(f"--max-errors {text}: a count has no fraction; write a share with %.")
+        return MaxErrors(count=int(found["number"]))
+    return MaxErrors(share_ppm=round(10_000 * float(found["number"])), after=ERRORS_AFTER)
 
 
 def _connections(in_flight: int | None) -> int | None:

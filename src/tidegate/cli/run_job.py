@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tidegate.cli import input_file, progress, results, server_client, summary, terminal
+from tidegate.cli import failures, input_file, progress, results, run_check, server_client, summary, terminal
+from tidegate.cli.failures import Cause
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError, StoreUnavailable
-from tidegate.core.nouns import Caller, Job, JobRequest
-from tidegate.core.queues import QueueState
+from tidegate.core.job_shape import PLAIN, JobShape
+from tidegate.core.nouns import Caller, Job, JobControls, JobRequest, MaxErrors
 from tidegate.core.states import JOB_ENDED, JobState
-from tidegate.settings import Settings, deployments
+from tidegate.settings import Settings
 
 if TYPE_CHECKING:
     from tidegate.service import Parts, Working
@@ -20,6 +21,10 @@ LOOK_EVERY_S = 0.2
 # A run has no deadline of its own: a caller who comes back after a holiday finds the work where it was.
 WINDOW_TEXT, WINDOW_MS = "365d", 365 * 86_400_000
 NAME_CHARS_MAX = 255
+# When each of so many first answers is a failure, the rest would only cost time and money.
+ALL_FAILED_AFTER, ALMOST_ALL_PPM = 20, 999_999
+# Results of a small run are in the order of its input without being asked for.
+KEPT_IN_ORDER_BYTES = 32 << 20
 GAVE_UP = (JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED, JobState.CANCELLING)
 
 
@@ -33,6 +38,7 @@ class Errand:
     run_options: input_file.RunOptions
     fresh: bool
     wait: bool
+    is_checked: bool
     where: str
 
 
@@ -42,8 +48,9 @@ async def perform(errand: Errand) -> tuple[summary.Ending, int]:
     async with service.working(errand.settings) as working:
         began_s = time.monotonic()
         job = await _known_job(errand, working)
-        if job is None or job.state not in JOB_ENDED:
-            await _refuse_silence(errand)
+        is_done = job is not None and job.state in JOB_ENDED
+        if not is_done and errand.is_checked and not errand.wait:
+            await run_check.check_upstream(errand.settings, errand.source, errand.run_options.model)
         found_done_count = job.done_count if job is not None else 0
         if job is None:
             job = await _begin(errand, working)
@@ -59,33 +66,13 @@ async def perform(errand: Errand) -> tuple[summary.Ending, int]:
         ending = summary.Ending(job, errand.targets, time.monotonic() - began_s, found_done_count, errand.where)
         if job.state in JOB_ENDED:
             if ending.exit_code != summary.UNUSABLE:
-                await _deliver(ending, working.parts)
+                ending = await _deliver(errand, ending, working.parts)
             return ending, ending.exit_code
     # The worker has finished what was in flight by now, so this look is the one to tell.
     async with server_client.reading(errand.settings) as parts:
         job = await parts.store.get_job(parts.tenant_id, job.id) or job
     _say_how_to_go_on(job)
     return replace(ending, job=job), stopping.exit_code
-
-
-async def _refuse_silence(errand: Errand) -> None:
-    """A model server that is not there is most often a wrong address: say so before anything begins."""
-    from tidegate import service
-
-    if errand.wait:
-        return
-    probes = await service.probe_upstreams(errand.settings)
-    queues = [state for _, state in await service.queue_states(deployments(errand.settings))]
-    if any(isinstance(state, QueueState) for state in queues):
-        return
-    if not any(probe.reachable for probe in probes):
-        urls = ", ".join(dict.fromkeys(one.url for one in deployments(errand.settings)))
-        why = [probe.message for probe in probes] + [f"its queue cannot be reached ({away})" for away in queues]
-        raise SettingsError(
-            f"Nothing answers at {urls}: {why[0].rstrip('.?')}. Start the model server or fix --upstream; --wait waits for it."
-        )
-    if all(probe.status == 401 for probe in probes):
-        raise SettingsError(f"The model server refuses us: {probes[0].message}. Name a key with --api-key env:NAME.")
 
 
 async def _known_job(errand: Errand, working: "Working") -> Job | None:
@@ -144,6 +131,9 @@ async def _begin(errand: Errand, working: "Working") -> Job:
         ordered=run_options.ordered,
         prefix_order=run_options.prefix_order,
         invalid_lines=run_options.invalid_lines,
+        controls=_controls(errand),
+        answers=run_options.answers,
+        shape=JobShape(overrides={"model": run_options.model}) if run_options.model else PLAIN,
     )
     job = await reception.replayed(lambda: parts.store.create_job(caller, job_id, request))
     await hit("create_committed")
@@ -151,13 +141,27 @@ async def _begin(errand: Errand, working: "Working") -> Job:
     return job
 
 
+def _controls(errand: Errand) -> JobControls:
+    """The thresholds that were asked for; without any, a run all of whose first answers are failures is stopped."""
+    asked = errand.run_options.controls
+    if asked.max_errors is not None or not errand.is_checked or errand.run_options.invalid_lines != "fail":
+        return asked
+    if errand.source.line_count <= ALL_FAILED_AFTER:
+        return asked
+    return replace(asked, max_errors=MaxErrors(share_ppm=ALMOST_ALL_PPM, after=ALL_FAILED_AFTER))
+
+
 async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
     """Show the batch until it ends or a stop is asked for."""
     parts = working.parts
     display = progress.display()
+    away = ""
     try:
         while True:
-            trouble = _trouble(working)
+            now_away, trouble = _trouble(working)
+            if now_away != away:
+                _say_where_it_is(away, now_away, trouble)
+                away = now_away
             try:
                 job = await parts.store.get_job(parts.tenant_id, job.id) or job
             except StoreUnavailable as error:
@@ -171,26 +175,49 @@ async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
         display.close()
 
 
-def _trouble(working: "Working") -> str:
-    """Why nothing moves, in words; empty while all is well."""
+def _trouble(working: "Working") -> tuple[str, str]:
+    """The model server that is away, if one is, and why nothing moves, in words; empty while all is well."""
     for status in working.router.status():
         if status.state != "closed" and status.last_failure:
-            return f"{status.url}: {status.last_failure}"
-    return working.worker.trouble() or ""
+            return status.url, f"{status.url}: {status.last_failure}"
+    return "", working.worker.trouble() or ""
 
 
-async def _deliver(ending: summary.Ending, parts: "Parts") -> None:
+def _say_where_it_is(was_away: str, is_away: str, trouble: str) -> None:
+    """One sentence when a model server goes away, and one when it is back."""
+    if is_away:
+        terminal.say(f"The model server went away ({trouble}). The run goes on when it is back.")
+    else:
+        terminal.say(f"The model server is back: {was_away}")
+
+
+async def _deliver(errand: Errand, ending: summary.Ending, parts: "Parts") -> summary.Ending:
     """Put answers and failed lines where they were wanted; an error file from an earlier run must not outlive its errors."""
     job, targets = ending.job, ending.targets
-    if targets.errors is not None and job.error_file_id is not None and job.error_bytes:
-        await results.save(results.content(parts, job.error_file_id, job.error_bytes), targets.errors)
+    order: dict[str, int] | None = None
+    if not job.ordered and (errand.run_options.ordered or job.output_bytes + job.error_bytes <= KEPT_IN_ORDER_BYTES):
+        order = input_file.order_of(errand.source.path)
+
+    def content(file_id: str | None, size_bytes: int) -> AsyncIterator[bytes]:
+        chunks = results.content(parts, file_id, size_bytes)
+        return chunks if order is None else results.in_order(chunks, order)
+
+    causes: list[Cause] = []
+    if job.error_file_id is not None and job.error_bytes:
+        causes = await failures.causes(results.content(parts, job.error_file_id, job.error_bytes))
+        if targets.errors is not None:
+            await results.save(content(job.error_file_id, job.error_bytes), targets.errors)
     elif targets.errors is not None:
         results.remove(targets.errors)
-    answers = results.content(parts, job.output_file_id, job.output_bytes)
+    answers = content(job.output_file_id, job.output_bytes)
     if targets.results is not None:
+        if (kept := results.set_aside(targets.results, job.id)) is not None:
+            terminal.say(f"{targets.results} held other results than this run's; they are now in {kept}.")
         await results.save(answers, targets.results)
     else:
         await results.pour(answers)
+    asked = errand.run_options.controls.max_errors
+    return replace(ending, causes=tuple(causes), is_futile=asked is None and job.stopped_by == "max_errors")
 
 
 def _say_stopping(working: "Working", settings: Settings) -> None:

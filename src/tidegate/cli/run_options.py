@@ -39,7 +39,8 @@ Errors = Annotated[
     typer.Option("--errors", metavar="FILE", help="Where failed lines go.", show_default="beside the results"),
 ]
 InFlight = Annotated[
-    int | None, typer.Option("--in-flight", metavar="N", help="Calls in flight at once.", show_default="64")
+    int | None,
+    typer.Option("--concurrency", "--in-flight", metavar="N", help="Calls in flight at once.", show_default="64"),
 ]
 Endpoint = Annotated[
     str | None,
@@ -65,3 +66,28 @@ InvalidLinesOption = Annotated[
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start from the beginning, though the same run exists already.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for a model server that does not answer yet.")]
 Summary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")]
+Model = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="Which model.", show_default="each line's own")
+]
+SchemaFile = Annotated[
+    str | None,
+    typer.Option(
+        "--schema",
+        metavar="FILE",
+        help="JSON schema for every answer; response_format: each line's own. What does not fit is asked again.",
+        show_default=False,
+    ),
+]
+MaxCost = Annotated[
+    str | None,
+    typer.Option("--max-cost", metavar="AMOUNT", help="Stop when answers cost more.", show_default=False),
+]
+MaxErrorsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--max-errors", metavar="N|P%", help="Stop when more lines fail than this.", show_default="the first 20"
+    ),
+]
+Check = Annotated[
+    bool, typer.Option("--check/--no-check", help="Ask the server for its models first; stop if all of 20 fail.")
+]

@@ -39,6 +39,7 @@ class TableErrand:
     run_options: input_file.RunOptions
     fresh: bool
     wait: bool
+    is_checked: bool
     where: str
 
 
@@ -96,19 +97,6 @@ class TableEnding:
         return "\n".join(lines)
 
 
-def raised_limits(settings: Settings) -> Settings:
-    """Allow a part's rows and bytes: the limits of a public API are no concern of one's own table."""
-    limits = settings.limits
-    return msgspec.structs.replace(
-        settings,
-        limits=msgspec.structs.replace(
-            limits,
-            items_max=max(limits.items_max, PART_ROWS_MAX),
-            file_bytes_max=max(limits.file_bytes_max, PART_BYTES_MAX + limits.line_bytes_max),
-        ),
-    )
-
-
 def check_columns(table: RowTable, template: Template) -> None:
     """Refuse a template that names a column which the table lacks, before anything is sent."""
     if table.columns is None:
@@ -136,7 +124,14 @@ def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]
             done, exit_code = uvloop.run(
                 run_job.perform(
                     run_job.Errand(
-                        asked.settings, source, targets, asked.run_options, asked.fresh, asked.wait, asked.where
+                        asked.settings,
+                        source,
+                        targets,
+                        asked.run_options,
+                        asked.fresh,
+                        asked.wait,
+                        asked.is_checked,
+                        asked.where,
                     )
                 )
             )

@@ -3,23 +3,29 @@
 from dataclasses import dataclass
 
 from tidegate.cli import terminal
+from tidegate.cli.failures import Cause
 from tidegate.cli.input_file import Targets
 from tidegate.core.nouns import Job
 from tidegate.core.states import JobState
 
 ALL_SUCCEEDED, SOME_FAILED, UNUSABLE = 0, 1, 2
 ERRORS_SHOWN_MAX = 10
+CAUSES_SHOWN_MAX = 5
+MESSAGE_CHARS_MAX = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A finished run: the batch, where its files went, how long this command worked on it and what it found done already."""
+    """A finished run: the batch, where its files went, how long this command worked on it and what it found done already. `is_futile`:
+    it was to stop by itself if nothing succeeded."""
 
     job: Job
     targets: Targets
     took_s: float
     found_done_count: int
     where: str = ""
+    causes: tuple[Cause, ...] = ()
+    is_futile: bool = False
 
     @property
     def not_answered_count(self) -> int:
@@ -48,6 +54,10 @@ def for_scripts(ending: Ending) -> dict[str, object]:
         "seconds": round(ending.took_s, 3),
         "results": targets.results_name,
         "errors_file": targets.errors_name if ending.not_answered_count else None,
+        "failures": [
+            {"cause": cause.words, "count": cause.count, "message": cause.message, "custom_id": cause.custom_id}
+            for cause in ending.causes
+        ],
         "errors": [
             {"code": error.code, "message": error.message, "line": error.line, "param": error.param}
             for error in job.errors
@@ -66,6 +76,7 @@ def of_nothing(targets: Targets) -> dict[str, object]:
         "seconds": 0.0,
         "results": targets.results_name,
         "errors_file": None,
+        "failures": [],
         "errors": [],
         "exit_code": ALL_SUCCEEDED,
     }
@@ -88,9 +99,27 @@ def for_people(ending: Ending) -> str:
         lines.append(f"failed   {ending.targets.errors_name}")
     elif ending.not_answered_count:
         lines.append(f"failed   tidegate batches output {job.id} --errors{ending.where}   shows why")
+    lines += _causes(ending)
     lines.append(f"batch    {job.id}")
     lines.append(f"next     tidegate verify {job.id}{ending.where}   checks it against every promise")
     return "\n".join(lines)
+
+
+def _causes(ending: Ending) -> list[str]:
+    """Say why lines failed: each cause with its count and an example, the most frequent first."""
+    shown = ending.causes[:CAUSES_SHOWN_MAX]
+    width = max((len(f"{cause.count:,}") for cause in shown), default=0)
+    lines = [
+        f"         {cause.count:>{width},} x {cause.words}: {cause.message[:MESSAGE_CHARS_MAX]} (as {cause.custom_id[:40]})"
+        for cause in shown
+    ]
+    if len(ending.causes) > len(shown):
+        lines.append(f"         and {len(ending.causes) - len(shown):,} more causes")
+    if ending.job.stopped_by and ending.is_futile:
+        lines.append("stopped  every request failed from the first on, so the rest was not sent; --no-check goes on")
+    elif ending.job.stopped_by:
+        lines += [f"stopped  {error.message}" for error in ending.job.errors[:1]]
+    return lines
 
 
 def _counts(ending: Ending) -> str:

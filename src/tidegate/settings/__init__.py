@@ -4,7 +4,7 @@
 """
 
 from tidegate.settings.groups import Settings
-from tidegate.settings.layers import Loaded, load
+from tidegate.settings.layers import Loaded, load, openai_names
 from tidegate.settings.models import deployments, resources, slot_caps
 from tidegate.settings.policy import call_rules, schedule_policy, switched
 from tidegate.settings.rules import local_path, redacted
@@ -19,6 +19,7 @@ __all__ = [
     "deployments",
     "load",
     "local_path",
+    "openai_names",
     "redacted",
     "resources",
     "schedule_policy",

@@ -39,6 +39,9 @@ class Loaded:
     warnings: tuple[str, ...]
 
 
+OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
+
+
 class _Layers:
     """The values given so far as one tree, each with its origin."""
 
@@ -123,6 +126,13 @@ class _Layers:
             name = ".".join(str(part) for part in path)
             self.warnings.append(f"{name} [{origin}] holds a secret in plain text; use env:NAME or file:PATH instead.")
         return secret
+
+
+def openai_names(environ: Mapping[str, str] | None = None) -> tuple[str | None, str | None]:
+    """Return the address in OPENAI_BASE_URL, and where the key in OPENAI_API_KEY is, as settings refer to it; None: not there."""
+    surroundings: Mapping[str, str] = os.environ if environ is None else environ
+    key = f"env:{OPENAI_KEY_VARIABLE}" if surroundings.get(OPENAI_KEY_VARIABLE) else None
+    return surroundings.get("OPENAI_BASE_URL") or None, key
 
 
 def load(

@@ -37,7 +37,7 @@ from tidegate.upstream.routing.deployment_state import DeploymentPolicy, Deploym
 from tidegate.upstream.routing.deployments import Deployments
 from tidegate.upstream.routing.discovered_limits import DiscoveredLimits
 from tidegate.upstream.routing.key_slots import KeySlots
-from tidegate.upstream.routing.probe import CONTROL_LIMITS, PROBE_TIMEOUT_S, Probe, ask_models
+from tidegate.upstream.routing.probe import CONTROL_LIMITS, PROBE_TIMEOUT_S, Probe, ask_models, knows_model
 from tidegate.upstream.routing.routes import Routes
 from tidegate.upstream.routing.slots import Capacity, ModelSlots, RoomSignal, SlotDemand, SlotSharing
 from tidegate.upstream.tide.tide_loop import TideLoop
@@ -205,6 +205,10 @@ class Router:
     async def probe(self, name: str, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
         """Ask one deployment, through the control client, whether it is there and which models it serves."""
         return await ask_models(self._states[name], self._clock, timeout_s)
+
+    async def knows_by_name(self, model: str) -> bool:
+        """Ask every deployment whether it knows a model that it does not list."""
+        return any([await knows_model(state, model) for state in self._states.values()])
 
     async def close(self) -> None:
         await self._tides.close()

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from urllib.parse import quote
 
 import msgspec
 
@@ -165,6 +166,15 @@ async def ask_models(state: DeploymentState, clock: Clock, timeout_s: float = PR
                 f"GET {MODELS_ENDPOINT} did not answer with a list of models: is this an OpenAI-compatible server?"
             )
     return Probe(name, True, status, models, took_ms, message, listed, is_whole)
+
+
+async def knows_model(state: DeploymentState, model: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+    """Whether a server knows a model by its name, though it may not list it."""
+    try:
+        reply = await state.control.get(state.url(f"{MODELS_ENDPOINT}/{quote(model, safe='')}"), timeout_s)
+    except UpstreamError:
+        return False
+    return reply.status == 200
 
 
 def _listed(model: _Model) -> Listed:

@@ -1,0 +1,71 @@
+"""Why lines failed: each cause with its count and one example."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+CAUSES_MAX = 100
+
+
+class _FailedBody(msgspec.Struct, frozen=True):
+    error: Any = None
+
+
+class _FailedResponse(msgspec.Struct, frozen=True):
+    status_code: int = 0
+    body: _FailedBody = _FailedBody()
+
+
+class _FailedError(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+
+
+class _FailedLine(msgspec.Struct):
+    custom_id: str | None = None
+    response: _FailedResponse | None = None
+    error: _FailedError | None = None
+
+
+@dataclass(slots=True)
+class Cause:
+    """One cause of failures. `words` are its status and code; `message` and `custom_id` are those of the first line that has it."""
+
+    words: str
+    message: str
+    custom_id: str
+    count: int = 0
+
+
+_line = msgspec.json.Decoder(_FailedLine).decode
+
+
+async def causes(chunks: AsyncIterator[bytes]) -> list[Cause]:
+    """Return the causes of failed lines, the most frequent first."""
+    found: dict[str, Cause] = {}
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            words, message, custom_id = _read(line)
+            if words not in found and len(found) < CAUSES_MAX:
+                found[words] = Cause(words, message, custom_id)
+            if words in found:
+                found[words].count += 1
+    return sorted(found.values(), key=lambda cause: -cause.count)
+
+
+def _read(line: bytes) -> tuple[str, str, str]:
+    try:
+        failed = _line(line)
+    except msgspec.MsgspecError:
+        return "unreadable", "", ""
+    custom_id = failed.custom_id or ""
+    if failed.error is not None:
+        return failed.error.code, failed.error.message, custom_id
+    response = failed.response or _FailedResponse()
+    error = response.body.error if isinstance(response.body.error, dict) else {}
+    named = [str(error[name]) for name in ("code", "type") if error.get(name)]
+    return " ".join([str(response.status_code), *named[:1]]), str(error.get("message") or ""), custom_id

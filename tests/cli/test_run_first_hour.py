@@ -1,0 +1,160 @@
+"""`tidegate run` as someone with a file meets it: mistakes show before they cost, and nothing that was paid for is lost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Desk, behaving, chat
+from tests.cli.test_run import said_summary
+
+
+class NoModels(BaseHTTPRequestHandler):
+    """A web server that is no model server; what it answers stands in the path."""
+
+    def do_GET(self) -> None:
+        if self.path == "/lists/v1/models":
+            body = b'{"object":"list","data":[{"id":"llama"},{"id":"qwen"}]}'
+            self.send_response(200)
+        else:
+            body = b"no"
+            self.send_response(501 if self.path.startswith("/none") else 404)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing on the terminal of the tests."""
+
+
+@pytest.fixture
+def strange_server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), NoModels)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/none/v1", ["status 501", "--upstream"]),
+        ("/wrong", ["status 404", "/v1"]),
+        ("/lists/v1", ["does not serve the model 'm'", "line 1 of requests.jsonl", "llama, qwen", "--model"]),
+    ],
+)
+def test_a_server_that_cannot_serve_this_is_told_before_the_first_call(
+    desk: Desk, strange_server: str, path: str, words: list[str]
+) -> None:
+    desk.write_requests(3)
+    proc = desk.done("run", "requests.jsonl", "--upstream", strange_server + path, "-o", "r.jsonl", code=2)
+    assert all(word in proc.stderr() for word in [*words, "--no-check"]), proc.stderr()
+    assert not (desk.here / "r.jsonl").exists()
+
+
+def test_a_run_in_which_everything_fails_stops_by_itself(desk: Desk) -> None:
+    desk.write([chat(f"c{number}", behaving("latency=100,400")) for number in range(400)])
+    proc = desk.run("--concurrency", "4")
+    assert proc.wait(60) == 1, proc.logs()
+    assert len(desk.called()) < 300
+    assert "every request failed from the first on" in proc.stderr()
+    assert "x 400 " in proc.stderr()
+    assert "(as c" in proc.stderr()
+
+
+def test_failures_are_told_by_cause_with_an_example_each(desk: Desk) -> None:
+    lines = [chat("ok", "hello"), chat("a", behaving("400")), chat("b", behaving("404")), chat("c", behaving("404"))]
+    desk.write(lines)
+    proc = desk.run()
+    assert proc.wait() == 1
+    told = [line.strip() for line in proc.stderr().splitlines() if " x 4" in line]
+    assert [line.split(":")[0] for line in told] == ["2 x 404 model_not_found", "1 x 400 invalid_request_error"]
+    assert told[0].endswith("(as b)")
+
+
+def test_results_of_another_run_are_set_aside_with_a_word(desk: Desk) -> None:
+    (desk.here / "results.jsonl").write_text("mine\n")
+    desk.write_requests(2)
+    first = desk.run()
+    assert first.wait() == 0, first.logs()
+    assert "results.jsonl.1.old" in first.stderr()
+    assert (desk.here / "results.jsonl.1.old").read_text() == "mine\n"
+    again = desk.run()
+    assert again.wait() == 0
+    assert "old" not in again.stderr(), "results of this very run are written again"
+    desk.write_requests(3)
+    other = desk.run()
+    assert other.wait() == 0
+    assert len((desk.here / "results.jsonl.2.old").read_text().splitlines()) == 2
+
+
+def test_small_files_keep_their_order(desk: Desk) -> None:
+    desk.write([chat(f"c{number}", behaving(f"latency={200 - 20 * number}")) for number in range(10)])
+    proc = desk.run()
+    assert proc.wait() == 0, proc.logs()
+    assert [line["custom_id"] for line in desk.results()] == [f"c{number}" for number in range(10)]
+
+
+def test_a_run_has_no_limits_of_a_public_api(desk: Desk) -> None:
+    image = "x" * 2_000_000
+    desk.write([chat(f"c{number}", image if number == 0 else "hello") for number in range(12)])
+    proc = desk.run("--json", TIDEGATE_LIMITS_ITEMS_MAX="10", TIDEGATE_LIMITS_FILE_BYTES_MAX="1500000")
+    assert proc.wait(60) == 0, proc.logs()
+    assert said_summary(proc)["succeeded"] == 12
+
+
+def test_the_names_of_openais_sdk_lead_to_the_server(desk: Desk) -> None:
+    desk.write([chat("a", "hello")])
+    usual: Any = {"OPENAI_BASE_URL": desk.engine.url, "OPENAI_API_KEY": "canary"}
+    proc = desk.done("run", "requests.jsonl", "-o", "r.jsonl", "--model", "ours", **usual)
+    assert "canary" not in proc.logs()
+    assert len(desk.called()) == 1
+    assert desk.results("r.jsonl")[0]["response"]["body"]["model"] == "ours"
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def test_answers_are_checked_against_a_schema(desk: Desk) -> None:
+    line = json.loads(chat("a", behaving("unfitx1")))
+    del line["body"]["max_tokens"]
+    line["body"]["response_format"] = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+    never = json.loads(chat("b", "plain words"))
+    desk.write([json.dumps(line), json.dumps(never)])
+    (desk.here / "schema.json").write_text(json.dumps(SCHEMA))
+    proc = desk.run("--schema", "schema.json")
+    assert proc.wait() == 1, proc.logs()
+    assert [len(one["tidegate"]["tries"]) for one in desk.results()] == [2]
+    assert "1 x schema_invalid" in proc.stderr()
+    (desk.here / "schema.json").write_text('{"$ref": "https://example.com"}')
+    refused = desk.run("--schema", "schema.json")
+    assert refused.wait() == 2
+    assert "schema.json cannot be used" in refused.stderr()
+
+
+@pytest.mark.parametrize("options", [("--max-errors", "x"), ("--max-errors", "100%"), ("--max-cost", "much")])
+def test_thresholds_that_cannot_be_meant_are_refused(desk: Desk, options: tuple[str, str]) -> None:
+    desk.write_requests(1)
+    proc = desk.run(*options)
+    assert proc.wait() == 2
+    assert options[0] in proc.stderr()
+
+
+def test_too_many_errors_stop_a_run(desk: Desk) -> None:
+    desk.write(
+        [chat(f"c{number}", behaving("latency=50,400" if number % 2 else "latency=50")) for number in range(200)]
+    )
+    proc = desk.run("--max-errors", "5%", "--concurrency", "4")
+    assert proc.wait(60) == 1
+    assert "more than the share of 0.05" in proc.stderr()
+    assert len(desk.called()) < 200
+
+
+def test_version_and_completion(desk: Desk) -> None:
+    assert desk.done("-V").stdout().startswith("tidegate ")
+    assert "complete" in desk.done("--show-completion", "bash").stdout()
