@@ -5,6 +5,7 @@ counts as `other`, so that no caller can make a series by inventing a name. No t
 one tenant did is in the store. This module knows nothing of who measures or who reads.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -15,8 +16,11 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from tidegate.core import hooks
 from tidegate.core.budgets.budget import LimitBound
+from tidegate.core.nouns import Job
 from tidegate.core.policy import policy_rules
+from tidegate.core.schedule.policy import Mode
 from tidegate.core.schedule.snapshot import Why
+from tidegate.core.states import JobState
 
 PREFIX = "tidegate_"
 OTHER = "other"
@@ -29,6 +33,42 @@ _NAMED_BY_OPERATORS = ("model", "deployment")
 _MOMENTS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _POLICY_CODES = (*policy_rules.DenialCode, *hooks.CODES)
 _WAITS_S = (0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+
+_CALLS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_JOBS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 24 * 3600.0)
+_MODES = tuple(Mode)
+_JOB_STATES = ("validating", "in_progress", "cancelling", "finalizing", "completed", "failed", "expired", "cancelled")
+_ITEM_STATES = ("pending", "in_progress", "completed", "failed", "expired", "cancelled")
+_SIZES = ("xs", "s", "m", "l", "xl")
+_SIZE_BOUNDS = (10, 100, 1_000, 10_000)
+_GROUPS = ("embeddings", "chat")
+_ENDPOINTS = ("chat", "completions", "embeddings", "responses", "messages", "moderations")
+_ENDPOINT_OF = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/moderations": "moderations",
+}
+_DOORS = (
+    "files",
+    "uploads",
+    "batches",
+    "messages",
+    "completion_batch",
+    "interactive",
+    "responses",
+    "webhooks",
+    "admin",
+)
+_QUEUE: dict[str, Iterable[str]] = {
+    "status": ("queued", "in_progress", "paused"),
+    "model": (),
+    "scope": ("organization", "team", "key", "user"),
+    "tier": (),
+    "size_class": _SIZES,
+}
 
 M = TypeVar("M", bound=MetricWrapperBase)
 
@@ -57,12 +97,22 @@ class MetricFamily(Generic[M]):
         self.made = made
         self._labels = labels
         self._reasons: set[str] = set()
+        self._children: dict[tuple[str, ...], M] = {}
 
     def of(self, *values: str) -> M:
-        return self.made.labels(*(self._closed(*pair) for pair in zip(self._labels, values, strict=True)))
+        """Return the series with these label values, as far as they are in the closed sets."""
+        child = self._children.get(values)
+        if child is None:
+            closed = tuple(self._closed(*pair) for pair in zip(self._labels, values, strict=True))
+            child = self.made.labels(*closed)
+            # Only names that have a series of their own are kept, so that invented ones take no memory.
+            if closed == values:
+                self._children[values] = child
+        return child
 
     def forget(self) -> None:
         """Drop every series: for gauges of things that may be gone."""
+        self._children.clear()
         self.made.clear()
 
     def _closed(self, label: str, value: str) -> str:
@@ -76,6 +126,16 @@ class MetricFamily(Generic[M]):
                 return OTHER
             self._reasons.add(value)
         return value
+
+
+def size_of(count: int) -> str:
+    """The size class of a job with so many items."""
+    return _SIZES[bisect_left(_SIZE_BOUNDS, count)]
+
+
+def endpoint_of(path: str) -> str:
+    """An endpoint as a label."""
+    return _ENDPOINT_OF.get(path, OTHER)
 
 
 def pin(*, models: Iterable[str], deployments: Iterable[str]) -> None:
@@ -131,14 +191,32 @@ def _histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
     return Histogram(_named(name, "histogram", about), about, registry=REGISTRY, buckets=buckets)
 
 
+def _histograms(name: str, about: str, buckets: tuple[float, ...], **labels: Iterable[str]) -> MetricFamily[Histogram]:
+    made = Histogram(_named(name, "histogram", about, labels), about, list(labels), registry=REGISTRY, buckets=buckets)
+    return MetricFamily(made, _sets(labels))
+
+
 def _sets(labels: dict[str, Iterable[str]]) -> dict[str, frozenset[str]]:
     return {label: frozenset(str(value) for value in values) for label, values in labels.items()}
 
 
 # ---- the scheduler
 
-scheduler_decision_seconds = _histogram(
-    "scheduler_decision_seconds", "How long one decision took, its snapshot included.", _MOMENTS_S
+scheduler_decision_seconds = _histograms(
+    "scheduler_decision_seconds", "How long one decision took, its snapshot included.", _MOMENTS_S, mode=_MODES
+)
+scheduler_config_info = _gauges(
+    "scheduler_config_info",
+    "1 for the mode, the shadow mode and the hash of the scheduler's settings that this worker follows.",
+    mode=_MODES,
+    shadow_mode=("none", *_MODES),
+    config_hash=(),
+)
+scheduler_model_skips = _counters(
+    "scheduler_model_skips_total", "Whole models that a decision passed over, by reason.", model=(), reason=()
+)
+scheduler_flow_skips = _counters(
+    "scheduler_flow_skips_total", "Flows and jobs of share owners that a decision passed over, by reason.", reason=()
 )
 scheduler_picks = _counters("scheduler_picks_total", "Slices that a decision wanted, by the rule.", why=Why)
 scheduler_skips = _counters("scheduler_skips_total", "What a decision passed over, by reason.", reason=())
@@ -161,9 +239,121 @@ deadline_slack_seconds = _gauge(
 
 # ---- leases
 
+work_lease_attempts = _counters(
+    "work_lease_attempts_total",
+    "Looks for work: slices were leased, nothing was there to lease, or other workers had it first.",
+    result=("leased", "empty", "lost"),
+)
+slice_reclaims = _counter("slice_reclaims_total", "Slices that were freed because their worker was lost.")
+sweep_runs = _counters("sweep_runs_total", "Sweeps for lost workers, by how they ended.", status=("success", "error"))
+sweep_rows = _counters(
+    "sweep_rows_total", "What sweeps changed.", kind=("reclaimed", "released", "skipped", "refreshed")
+)
+sweep_seconds = _histogram("sweep_seconds", "How long a sweep for lost workers took.", _MOMENTS_S)
+startup_recovery = _counters(
+    "startup_recovery_total",
+    "What was recovered of processes that were lost, by the state of its job and what was done.",
+    status=("validating", "in_progress", "cancelling", "finalizing", "unknown"),
+    action=("re_enqueued", "failed", "finalized", "cancelled", "expired", "cleaned_up", "error"),
+)
+
 work_leases = _counters("work_leases_total", "Slices that were leased, by the rule that took them.", why=Why)
 work_lease_misses = _counter("work_lease_misses_total", "Slices that a decision wanted and another worker had first.")
 work_lease_seconds = _histogram("work_lease_seconds", "How long the store took to lease what was wanted.", _MOMENTS_S)
+
+# ---- jobs and items, over the whole store
+
+jobs = _gauges("jobs", "Jobs in the store, by status.", status=_JOB_STATES)
+items = _gauges("items", "Items in the store, by status.", status=_ITEM_STATES)
+oldest_item_age_seconds = _gauges(
+    "oldest_item_age_seconds",
+    "Age of the oldest job that has items waiting (pending) or in flight (in_progress).",
+    status=("pending", "in_progress"),
+)
+queue_jobs = _gauges("queue_jobs", "Open jobs in the scheduler's queue.", **_QUEUE)
+queue_work_units = _gauges("queue_work_units", "Work units of open jobs in the scheduler's queue, in tokens.", **_QUEUE)
+oldest_job_age_seconds = _gauges("oldest_job_age_seconds", "Age of the oldest open job in the queue.", **_QUEUE)
+workers = _gauges(
+    "workers", "Processes that beat within their leases, and those of them that hold slices.", state=("alive", "active")
+)
+
+# ---- what became of jobs and items here
+
+jobs_processed = _counters(
+    "jobs_processed_total",
+    "Jobs that came to their end in this process, by how and why.",
+    result=("success", "failed", "cancelled", "skipped", "re_enqueued", "expired"),
+    reason=(
+        "system_error",
+        "invalid_input",
+        "stopped",
+        "guard_shutdown",
+        "db_transient",
+        "db_inconsistency",
+        "not_runnable_state",
+        "expired_dequeue",
+        "expired_execution",
+        "none",
+    ),
+)
+job_seconds = _histograms("job_seconds", "From the creation of a job to its end.", _JOBS_S, status=_JOB_STATES[4:])
+job_processing_seconds = _histograms(
+    "job_processing_seconds", "From the start of a job's ingest to its end.", _JOBS_S, size_bucket=_SIZES
+)
+job_queue_wait_seconds = _histogram(
+    "job_queue_wait_seconds", "From the creation of a job until it was ingested and could be leased.", _JOBS_S
+)
+job_cancellations = _counters(
+    "job_cancellations_total",
+    "Jobs that were cancelled, by how far they had come.",
+    phase=("queued", "in_progress", "finalizing"),
+)
+create_seconds = _histogram("create_seconds", "How long the creation of a batch took.", _MOMENTS_S)
+ingest_seconds = _histograms("ingest_seconds", "How long the pass over an input took.", _WAITS_S, size_bucket=_SIZES)
+finalize_seconds = _histogram("finalize_seconds", "From the close of a job to its published files.", _WAITS_S)
+finalization_retries = _counters(
+    "finalization_retries_total",
+    "Publications that could not be made and wait, and those that were made after such a wait.",
+    result=("postponed", "recovered"),
+)
+item_seconds = _histograms("item_seconds", "How long the last call of an item took.", _CALLS_S, model=())
+item_errors = _counters("item_errors_total", "Items that ended without an answer.", model=())
+prompt_tokens = _counters("prompt_tokens_total", "Prompt tokens of answered items, as usage says.", model=())
+generation_tokens = _counters("generation_tokens_total", "Output tokens of answered items, as usage says.", model=())
+chat_seconds = _histograms(
+    "chat_seconds",
+    "How long chat items took, by how they were sent; its count is how many there were.",
+    _CALLS_S,
+    mode=("concurrent", "sync_microbatch"),
+    status=("success", "error"),
+)
+retry_delay_seconds = _histograms(
+    "retry_delay_seconds", "How long a failed item waits until it is tried again.", _WAITS_S, reason=()
+)
+worker_in_flight = _gauge("worker_in_flight", "Items that this worker has in flight.")
+worker_in_flight_max = _gauge("worker_in_flight_max", "Items that this worker may have in flight at once.")
+worker_saturation_ratio = _gauge("worker_saturation_ratio", "Items in flight over the most that may be.")
+record_failures = _counters(
+    "record_failures_total",
+    "Flushes of finished items that must be made again: bytes could not be written, a log was collected, or the store was away.",
+    reason=("blobs", "log_collected", "store"),
+)
+
+# ---- blobs
+
+blob_operations = _counters(
+    "blob_operations_total",
+    "Operations on blobs; a failure that is tried again counts as retry, another one as exhausted.",
+    operation=("store", "retrieve", "delete"),
+    component=("processor", "apiserver", "garbage-collector"),
+    status=("success", "retry", "exhausted"),
+)
+blob_failures = _counters(
+    "blob_failures_total",
+    "Operations on blobs that failed.",
+    operation=("store", "retrieve", "delete"),
+    backend=("local", "s3"),
+)
 
 # ---- shared limits
 
@@ -187,14 +377,24 @@ schema_invalid_answers = _counter(
 
 # ---- policy
 
+policy_allowed = _counters("policy_allowed_total", "Items that policy let pass.", endpoint=_ENDPOINTS)
+preflight_seconds = _histograms(
+    "preflight_seconds",
+    "How long guardrails and hooks took before an item was sent or refused.",
+    _MOMENTS_S,
+    endpoint=_ENDPOINTS,
+    status=("allowed", "rejected", "retryable"),
+)
 policy_refusals = _counters(
     "policy_refusals_total",
     "Items and interactive calls that policy refused for good, by the code that they saw.",
+    endpoint=_ENDPOINTS,
     reason=_POLICY_CODES,
 )
 policy_waits = _counters(
     "policy_waits_total",
     "Times that policy let an item or an interactive call wait, by the code.",
+    endpoint=_ENDPOINTS,
     reason=_POLICY_CODES,
 )
 
@@ -203,15 +403,26 @@ policy_waits = _counters(
 group_calls = _counters(
     "group_calls_total",
     "Upstream calls that several items shared, by how they ended.",
+    kind=_GROUPS,
     deployment=(),
     outcome=("answered", "refused", "failed"),
 )
-group_items = _histogram(
-    "group_items", "Items that shared one upstream call.", (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
+group_items = _histograms(
+    "group_items",
+    "Items that shared one upstream call.",
+    (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0),
+    kind=_GROUPS,
+)
+group_requeues = _counters(
+    "group_requeues_total",
+    "Shared calls whose items are tried again, by why and whether the next ones are smaller.",
+    category=(),
+    result=("requeued", "shrunk"),
 )
 group_singles = _counters(
     "group_singles_total",
     "Items that were sent alone although their deployment takes several in one call, by why.",
+    kind=_GROUPS,
     reason=(),
 )
 group_isolations = _counters(
@@ -219,6 +430,20 @@ group_isolations = _counters(
     "Shared calls that were refused or whose answer could not be taken apart, so that each item was sent alone.",
     deployment=(),
     reason=(),
+)
+
+# ---- models that rest
+
+model_deferrals = _counters(
+    "model_deferrals_total",
+    "Times that a whole model was left alone because none of its deployments was healthy.",
+    reason=(),
+)
+model_deferral_seconds = _histograms(
+    "model_deferral_seconds", "For how long a whole model is left alone.", _WAITS_S, reason=()
+)
+model_deferred_items = _counters(
+    "model_deferred_items_total", "Items that went back to the queue to wait, by why.", reason=()
 )
 
 # ---- queues of asynchronous deployments
@@ -264,6 +489,25 @@ client_connections_closed = _counters(
     why=("slow", "crowded", "stopping"),
 )
 
+api_requests = _counters(
+    "api_requests_total", "Requests that the API answered.", door=_DOORS, status=("1xx", "2xx", "3xx", "4xx", "5xx")
+)
+api_seconds = _histograms("api_seconds", "From a request's head to the head of its answer.", _WAITS_S, door=_DOORS)
+
+# ---- this process
+
+build_info = _gauges("build_info", "1 for the version that runs.", version=())
+process_resident_bytes = _gauge("process_resident_bytes", "Memory that this process holds.")
+process_cpu_seconds = _counter("process_cpu_seconds_total", "CPU time that this process and its ended children used.")
+process_descriptors = _gauge("process_descriptors", "Files and sockets that this process has open.")
+process_descriptors_max = _gauge("process_descriptors_max", "Files and sockets that it may have open.")
+repair_actions = _counters(
+    "repair_actions_total",
+    "Repairs that operators asked for.",
+    action=("abandon", "cancel", "fail", "pause", "requeue", "resume", "retry_finalization"),
+    status=("done", "refused"),
+)
+
 # ---- the tide and the deployments
 
 tide_calls_limit = _gauges(
@@ -280,3 +524,54 @@ tide_handbacks = _counters(
 upstream_in_flight = _gauges(
     "upstream_in_flight", "Calls that this process has in flight at a deployment.", deployment=()
 )
+deployment_state = _gauges(
+    "deployment_state",
+    "1 for how a deployment stands: well, resting, or with its circuit open, probing or paused.",
+    deployment=(),
+    state=(),
+)
+model_in_flight = _gauges("model_in_flight", "Calls that this process has in flight for a model.", model=())
+upstream_connections = _gauge("upstream_connections", "Connections to model servers that are in use.")
+upstream_connections_max = _gauge("upstream_connections_max", "Connections to model servers that may be in use.")
+upstream_connection_waits = _counters(
+    "upstream_connection_waits_total",
+    "Calls that had to wait for a free connection, and those of them that waited in vain.",
+    outcome=("connected", "timed_out"),
+)
+
+
+# ---- counting what takes several metrics
+
+_RESULT_OF = {
+    JobState.COMPLETED: "success",
+    JobState.FAILED: "failed",
+    JobState.EXPIRED: "expired",
+    JobState.CANCELLED: "cancelled",
+}
+
+
+def count_job_end(job: Job | None) -> None:
+    """Count a job that ended just now, by the moments that the store wrote down."""
+    if job is None or job.state not in _RESULT_OF:
+        return
+    ended_at = job.completed_at or job.failed_at or job.expired_at or job.cancelled_at or job.created_at
+    jobs_processed.of(_RESULT_OF[job.state], _end_reason(job)).inc()
+    job_seconds.of(job.state).observe((ended_at - job.created_at) / 1000)
+    if job.state is JobState.CANCELLED:
+        job_cancellations.of("in_progress" if job.in_progress_at else "queued").inc()
+    if job.in_progress_at:
+        size = size_of(job.item_count)
+        job_processing_seconds.of(size).observe((ended_at - job.in_progress_at) / 1000)
+        job_queue_wait_seconds.observe((job.in_progress_at - job.created_at) / 1000)
+    if job.finalizing_at:
+        finalize_seconds.observe((ended_at - job.finalizing_at) / 1000)
+
+
+def _end_reason(job: Job) -> str:
+    if job.state is JobState.EXPIRED:
+        return "expired_execution" if job.in_progress_at else "expired_dequeue"
+    if job.state is not JobState.FAILED:
+        return "none"
+    if job.in_progress_at is None:
+        return "invalid_input"
+    return "stopped" if job.stopped_by else "system_error"

@@ -15,6 +15,7 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import MISSING_AFTER_MS, Objects, S3Settings
 from tidegate.backends.callback_sender import CallbackSender
+from tidegate.backends.counted_blobs import CountedBlobs
 from tidegate.backends.disk import make_directories
 from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.noticed_wake import NoticedWake
@@ -59,6 +60,7 @@ from tidegate.web.app import Api, AppPart, build_app
 from tidegate.web.completion_batch.callbacks import CallbackBodies
 from tidegate.web.completion_batch.options import DOOR
 from tidegate.web.context import WebContext
+from tidegate.web.gauges import Gauges
 from tidegate.web.health import Health
 from tidegate.web.http.auth import DEFAULT_TENANT
 from tidegate.web.http.loopback import is_loopback, require_loopback
@@ -220,6 +222,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
     """Run one process of Tidegate until `stop` is set. `on_ready` gets the address, or the worker's id where there is none."""
     failpoints.arm(settings.failpoints)
     metrics.pin(models=settings.models, deployments=[one.name for one in deployments(settings)])
+    metrics.build_info.of(__version__).set(1)
     async with opened(settings) as alone, _noticed(alone) as parts, AsyncExitStack() as stack:
         if roles.api:
             pepper = await agreed_pepper(settings, parts.store)
@@ -257,7 +260,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             address = await stack.enter_async_context(_api_listening(app, parts, stop))
             await stack.enter_async_context(operator_socket(app, settings.data_dir))
             stack.enter_context(control_file(settings.data_dir, address, token))
-        await stack.enter_async_context(scraped(settings, Health(context).routes(), stop))
+        await stack.enter_async_context(scraped(settings, Health(context).routes(), stop, Gauges(context)))
         on_ready(address)
         if worker is not None:
             await worker.run(stop)
@@ -506,12 +509,16 @@ def build_worker(
 ) -> Worker:
     """A worker over these parts; `files` is the way to files that requests name."""
     return Worker(
-        WorkerPorts(parts.store, parts.blobs, router, parts.clock, parts.entropy, parts.wakes, files),
+        WorkerPorts(parts.store, _counted(parts, "processor"), router, parts.clock, parts.entropy, parts.wakes, files),
         me,
         worker_options(parts.settings, parts.scratch),
         OperatorPolicies(parts.settings, live_config, router.price_of),
         InputPasses(),
     )
+
+
+def _counted(parts: Parts, component: str) -> Blobs:
+    return CountedBlobs(parts.blobs, component, "s3" if parts.settings.blobs.is_s3 else "local")
 
 
 def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
@@ -543,7 +550,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
 def _web_context(parts: Parts, me: Registration, router: Router, callbacks: Callbacks, token: Secret) -> WebContext:
     return WebContext(
         store=parts.store,
-        blobs=parts.blobs,
+        blobs=_counted(parts, "apiserver"),
         settings=parts.settings,
         clock=parts.clock,
         entropy=parts.entropy,

@@ -111,7 +111,7 @@ def test_the_switch_is_the_operator_s_alone(client: httpx2.Client) -> None:
 
 
 def test_metrics_are_shown_to_this_machine_alone(web: WebServer, client: httpx2.Client) -> None:
-    metrics.scheduler_decision_seconds.observe(0.003)
+    metrics.scheduler_decision_seconds.of("smart_v1").observe(0.003)
     shown = client.get("/metrics")
     assert shown.status_code == 200
     assert shown.headers["content-type"].startswith("text/plain")

@@ -529,12 +529,14 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """A 2xx answer that was received whole and looks like an answer. `body` is one line of JSON."""
+    """A 2xx answer that was received whole and looks like an answer. `body` is one line of JSON, and other items
+    shared its call where `is_grouped`."""
 
     status: int
     body: bytes
     usage: Usage
     deployment: str
+    is_grouped: bool = False
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):

@@ -63,6 +63,7 @@ class LeaseStage:
             asked_ms = self._clock.monotonic_ms()
             slices = await self._store.lease_picks(worker_id, marked, bounds.suspects_max, keeps_rest=bounds.keeps_rest)
             metrics.work_lease_seconds.observe((self._clock.monotonic_ms() - asked_ms) / 1000)
+            metrics.work_lease_attempts.of("leased" if slices else "lost").inc()
             taken = Counter(leased.token for leased in slices)
             for pick, token in marked:
                 metrics.work_leases.of(pick.why).inc(taken[token])

@@ -109,6 +109,7 @@ class _ItemEnd(msgspec.Struct, frozen=True, gc=False):
     deployment: str = ""
     body: bytes = b""
     problem: str | None = None
+    is_grouped: bool = False
 
 
 class _InvalidLine(msgspec.Struct):
@@ -122,6 +123,7 @@ class _InvalidLine(msgspec.Struct):
     param: str | None = None
 
 
+_CHAT = "/v1/chat/completions"
 _invalid = msgspec.json.Decoder(_InvalidLine)
 
 
@@ -211,7 +213,9 @@ class Performer:
             return _refused(name, item, fault)
         guard = rules.guard(leased)
         if guard is not None:
+            asked_ms = self._clock.monotonic_ms()
             judged = await guard.before(body, lambda: _about(leased, item))
+            self._count_preflight(leased, judged, asked_ms)
             if isinstance(judged, Stop):
                 return self._stopped(held, item, judged)
             body = judged
@@ -220,6 +224,7 @@ class Performer:
                 return self._stopped(held, item, denied)
         if failpoints.ARMED:
             await failpoints.hit("before_send", item.custom_id)
+        metrics.policy_allowed.of(metrics.endpoint_of(leased.endpoint)).inc()
         try:
             call = self._call(leased, held, item, body, key)
             answer = await (self._send_with_file(call) if is_audio else self._upstream.send(call))
@@ -235,7 +240,7 @@ class Performer:
         if isinstance(kept, Stop):
             return self._stopped(held, item, kept, answer)
         line = results.response_line(name, item.custom_id, answer.status, kept)
-        return _ItemEnd(Outcome.ANSWERED, line, answer.usage, answer.deployment, kept)
+        return _ItemEnd(Outcome.ANSWERED, line, answer.usage, answer.deployment, kept, is_grouped=answer.is_grouped)
 
     def _call(self, leased: LeasedSlice, held: HeldSlice, item: Item, body: bytes, key: str) -> Call:
         return Call(
@@ -316,10 +321,10 @@ class Performer:
     def _stopped(self, held: HeldSlice, item: Item, why: Denied | Stop, paid: Answer | None = None) -> _ItemEnd | Again:
         """Policy lets this item not pass: for good, or for a while that says nothing about the item and ends with the job's window."""
         if why.retryable:
-            metrics.policy_waits.of(why.code).inc()
+            metrics.policy_waits.of(metrics.endpoint_of(held.slice.endpoint), why.code).inc()
             left_ms = max(0, math.ceil(held.deadline_ms - self._clock.monotonic_ms()))
             return Again(min(why.wait_ms, left_ms), item.attempt_count, why.code, item.hand_backs)
-        metrics.policy_refusals.of(why.code).inc()
+        metrics.policy_refusals.of(metrics.endpoint_of(held.slice.endpoint), why.code).inc()
         return _failed(held.slice, item, why.code, why.message, paid)
 
     def _after_failure(
@@ -331,11 +336,12 @@ class Performer:
         verdict = retry.decide(error, item.attempt_count, now_ms, deadline_ms, policy, chance)
         hand_backs = item.hand_backs + isinstance(error, HandedBack)
         if isinstance(verdict, retry.RetryAt):
+            metrics.retry_delay_seconds.of(error.reason).observe((verdict.at_ms - now_ms) / 1000)
             return Again(verdict.at_ms - now_ms, item.attempt_count + int(verdict.counts), error.reason, hand_backs)
         if verdict.code == "batch_expired":
             return Again(max(0, deadline_ms - now_ms), item.attempt_count, error.reason, hand_backs)
         if isinstance(error, Overspent):
-            metrics.policy_refusals.of(error.code).inc()
+            metrics.policy_refusals.of(metrics.endpoint_of(leased.endpoint), error.code).inc()
             return _failed(leased, item, error.code, _sentence(error.message))
         if isinstance(error, Refused) or error.status >= 400:
             body = results.http_error_body(error.status, error.body, error.message, error.code)
@@ -344,7 +350,13 @@ class Performer:
         line = results.error_line(leased.job_id, item.number, item.custom_id, verdict.code, verdict.message)
         return _ItemEnd(Outcome.FAILED, line, body=error.body if isinstance(error, BrokenAnswer) else b"")
 
+    def _count_preflight(self, leased: LeasedSlice, judged: bytes | Stop, asked_ms: float) -> None:
+        status = "allowed" if not isinstance(judged, Stop) else "retryable" if judged.retryable else "rejected"
+        took_s = (self._clock.monotonic_ms() - asked_ms) / 1000
+        metrics.preflight_seconds.of(metrics.endpoint_of(leased.endpoint), status).observe(took_s)
+
     def _verdict(self, leased: LeasedSlice, item: Item, ended: _ItemEnd, took_ms: int) -> ItemVerdict:
+        _count(leased, ended, took_ms / 1000)
         usage, tries, members = ended.usage, item.tries, []
         paid_nano = self._cost(ended)
         if ended.outcome is Outcome.FAILED and ended.body:
@@ -392,6 +404,19 @@ def _sum_costs(tries: tuple[AnswerTry, ...]) -> tuple[int, int, int] | None:
 
 def _with_file(call: Call, request: audio.AudioRequest, file: AudioFile) -> Call:
     return msgspec.structs.replace(call, body=request.fields, audio=file)
+
+
+def _count(leased: LeasedSlice, ended: _ItemEnd, took_s: float) -> None:
+    model, is_answered = leased.model, ended.outcome is Outcome.ANSWERED
+    metrics.item_seconds.of(model).observe(took_s)
+    if is_answered:
+        metrics.prompt_tokens.of(model).inc(ended.usage.input_tokens)
+        metrics.generation_tokens.of(model).inc(ended.usage.output_tokens)
+    else:
+        metrics.item_errors.of(model).inc()
+    if leased.endpoint == _CHAT:
+        mode = "sync_microbatch" if ended.is_grouped else "concurrent"
+        metrics.chat_seconds.of(mode, "success" if is_answered else "error").observe(took_s)
 
 
 def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: Answer | None = None) -> _ItemEnd:

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from tidegate import metrics
 from tidegate.core.errors import BlobError, BlobUnavailable, LostRace, StoreUnavailable
 from tidegate.core.nouns import Attempts, ItemVerdict, JobFlush, Placed, Recorded
 from tidegate.core.ports import Blobs, ResultLog, Upstream, Wake
@@ -222,20 +223,21 @@ class Recorder:
             try:
                 await step()
             except BlobError as error:
-                self._complain("results cannot be written", error)
+                self._complain("results cannot be written", error, "blobs")
                 await self._rewrite_later()
             except LostRace as error:
-                self._complain("a log was collected before its lines were recorded", error)
+                self._complain("a log was collected before its lines were recorded", error, "log_collected")
                 await self._rewrite_later()
             except StoreUnavailable as error:
-                self._complain("results cannot be committed", error)
+                self._complain("results cannot be committed", error, "store")
                 await asyncio.sleep(_RETRY_S)
             else:
                 self.failing = False
                 self._retry_s = _RETRY_S
                 return
 
-    def _complain(self, what: str, error: Exception) -> None:
+    def _complain(self, what: str, error: Exception, reason: str) -> None:
+        metrics.record_failures.of(reason).inc()
         if not self.failing:
             log.warning("record_postponed", what=what, error=str(error), held_bytes=self._held_bytes)
         self.failing = True
@@ -328,7 +330,7 @@ class Recorder:
             try:
                 return await ready.seal()
             except BlobUnavailable as error:
-                self._complain("results cannot be stored", error)
+                self._complain("results cannot be stored", error, "blobs")
                 await asyncio.sleep(_RETRY_S)
 
     async def _commit(
@@ -342,7 +344,7 @@ class Recorder:
             try:
                 recorded = await self._store.record_outcomes(flushes, finished, released)
             except StoreUnavailable as error:
-                self._complain("results cannot be committed", error)
+                self._complain("results cannot be committed", error, "store")
                 await asyncio.sleep(_RETRY_S)
             else:
                 await hit("record_committed")

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from tidegate import metrics
 from tidegate.core import ids
 from tidegate.core.answers.results import never_ran_line
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
@@ -24,6 +25,7 @@ log = structlog.get_logger()
 
 _PAGE = 10_000
 _WRITE_BYTES = 1 << 20
+_POSTPONED_MAX = 10_000
 _RETRY_MS = 2_000
 _NO_CUSTOM_ID = b"null"
 _OUTCOME_OF = {
@@ -49,6 +51,7 @@ class Ship:
         self._scratch = scratch
         self._keep = keep
         self._begun_blob_ids: list[str] = []
+        self._postponed: set[str] = set()
 
     async def close_drained(self, grace_ms: int, count_max: int = 50) -> int:
         """Close the jobs of which nothing is out any more, or whose grace has passed."""
@@ -81,6 +84,10 @@ class Ship:
             )
             self._steps.end(token)
             await hit("publish_committed")
+            metrics.count_job_end(await self._store.any_job(job_id))
+            if job_id in self._postponed:
+                self._postponed.discard(job_id)
+                metrics.finalization_retries.of("recovered").inc()
             return True
         except LostRace as error:
             log.info("publish_lease_lost", job=job_id, error=str(error))
@@ -88,6 +95,9 @@ class Ship:
             await self._store.drop_step(job_id, token, _RETRY_MS)
             self._steps.end(token)
             log.warning("publish_postponed", job=job_id, error=str(error))
+            metrics.finalization_retries.of("postponed").inc()
+            if len(self._postponed) < _POSTPONED_MAX:
+                self._postponed.add(job_id)
         for blob_id in self._begun_blob_ids:
             await self._store.give_up_blob(blob_id)
         return False

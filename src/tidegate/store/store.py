@@ -7,6 +7,7 @@ from functools import partial
 
 from tidegate.store.audit import Audit, AuditNote, AuditWitness
 from tidegate.store.budgets import StoredBudgets
+from tidegate.store.census import Census
 from tidegate.store.driver import Driver, Tx
 from tidegate.store.files import StoredFiles
 from tidegate.store.fleet import FleetReports
@@ -35,6 +36,7 @@ from tidegate.store.workers import Workers
 class Store(
     Audit,
     StoredBudgets,
+    Census,
     StoredFiles,
     StoredFlows,
     Ingests,

@@ -22,6 +22,7 @@ from tidegate.web.completion_batch.shapes import error_body
 from tidegate.web.console.pages import ConsolePages
 from tidegate.web.context import WebContext
 from tidegate.web.gateway.gateway import GatewayRoutes
+from tidegate.web.gauges import Gauges
 from tidegate.web.health import Health
 from tidegate.web.http import problems
 from tidegate.web.http.auth import Authenticator
@@ -122,4 +123,4 @@ def build_app(context: WebContext) -> Api:
     authenticator = Authenticator(context)
     pages = [*DocumentPages(entries).routes(), *ConsolePages(context, authenticator).routes(), static_route()]
     guarded = guarded_routes(authenticator, LimitRooms(context), entries)
-    return Api([*guarded, *pages, *Health(context).routes(), scrape.local_route()], context, room)
+    return Api([*guarded, *pages, *Health(context).routes(), scrape.local_route(Gauges(context))], context, room)

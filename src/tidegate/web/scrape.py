@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from tidegate import metrics
 from tidegate.settings import Settings
+from tidegate.web.gauges import Gauges
 from tidegate.web.http.host import HostChecked
 from tidegate.web.http.loopback import FORWARDED, is_local_program, is_loopback
 from tidegate.web.http.serving import ListenLimits, listening
@@ -23,14 +24,23 @@ from tidegate.web.http.serving import ListenLimits, listening
 PATH = "/metrics"
 
 
-def local_route() -> Route:
+def local_route(gauges: Gauges) -> Route:
     """The route on the API's own port: to anyone but a program on this machine it does not exist."""
-    return Route(PATH, _shown_here)
+
+    async def shown_here(request: Request) -> Response:
+        if not _is_from_here(request) or any(name in request.headers for name in FORWARDED):
+            raise HTTPException(404)
+        return await _shown(gauges)
+
+    return Route(PATH, shown_here)
 
 
 @asynccontextmanager
 async def scraped(
-    settings: Settings, health: Sequence[Route] = (), stop: asyncio.Event | None = None
+    settings: Settings,
+    health: Sequence[Route] = (),
+    stop: asyncio.Event | None = None,
+    gauges: Gauges | None = None,
 ) -> AsyncIterator[str]:
     """Listen on `metrics.port` and show metrics and health there; gives the address, or nothing where the port is off.
 
@@ -38,28 +48,24 @@ async def scraped(
     if not settings.metrics.port:
         yield ""
         return
-    app = Starlette(routes=[Route(PATH, _shown_to_scrapers), *health], middleware=[Middleware(HostChecked)])
+
+    async def shown(request: Request) -> Response:
+        """On a port of its own anyone who can connect may read, but no web page through a browser on this machine."""
+        if request.client is not None and is_loopback(request.client.host) and not _is_from_here(request):
+            raise HTTPException(403)
+        return await _shown(gauges)
+
+    app = Starlette(routes=[Route(PATH, shown), *health], middleware=[Middleware(HostChecked)])
     limits = ListenLimits(grace_s=settings.worker.grace_ms / 1000)
     async with listening(app, settings.metrics.host, settings.metrics.port, limits, stop) as address:
         yield address
-
-
-async def _shown_here(request: Request) -> Response:
-    if not _is_from_here(request) or any(name in request.headers for name in FORWARDED):
-        raise HTTPException(404)
-    return _shown()
-
-
-async def _shown_to_scrapers(request: Request) -> Response:
-    """On a port of its own anyone who can connect may read, but no web page through a browser on this machine."""
-    if request.client is not None and is_loopback(request.client.host) and not _is_from_here(request):
-        raise HTTPException(403)
-    return _shown()
 
 
 def _is_from_here(request: Request) -> bool:
     return request.client is not None and is_local_program(request.client.host, request.headers)
 
 
-def _shown() -> Response:
+async def _shown(gauges: Gauges | None) -> Response:
+    if gauges is not None:
+        await gauges.refresh()
     return Response(metrics.text(), media_type=metrics.CONTENT_TYPE)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tidegate import metrics
 from tidegate.core.errors import Withheld
 from tidegate.core.nouns import Attempts, Item, ItemVerdict
 from tidegate.core.ports import Listener, Upstream
@@ -111,5 +112,6 @@ class Runner:
             self._leased_work.defer_for_budget(state, again.wait_ms)
         else:
             self._leased_work.defer(state, again.wait_ms)
+            metrics.model_deferred_items.of(again.reason).inc()
         if state.budgets:
             self._room.give_back_spent(state.budgets)

@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 
 import structlog
 
@@ -67,6 +68,10 @@ def _has_room(rooms: Rooms) -> bool:
 def _count_skips(skips: list[schedule.Skip]) -> None:
     for reason, count in Counter([skip.reason for skip in skips]).items():
         metrics.scheduler_skips.of(reason).inc(count)
+    for (model, reason), count in Counter((skip.model, skip.reason) for skip in skips if not skip.share_owner).items():
+        metrics.scheduler_model_skips.of(model, reason).inc(count)
+    for reason, count in Counter(skip.reason for skip in skips if skip.share_owner).items():
+        metrics.scheduler_flow_skips.of(reason).inc(count)
 
 
 def _tell_gaps(snapshot: schedule.Snapshot) -> None:
@@ -76,6 +81,12 @@ def _tell_gaps(snapshot: schedule.Snapshot) -> None:
         flows = [flow for flow in snapshot.flows if flow.model == name and (name, flow.share_owner) in waiting]
         if flows:
             metrics.scheduler_fairness_gap_tokens.of(name).set(fair.gap(flows, model.ratio))
+
+
+def _tell_config(policy: schedule.Policy) -> None:
+    digest = sha256(repr(policy).encode()).hexdigest()[:12]
+    metrics.scheduler_config_info.forget()
+    metrics.scheduler_config_info.of(policy.mode, policy.shadow_mode or "none", digest).set(1)
 
 
 class Scheduler:
@@ -89,6 +100,7 @@ class Scheduler:
         self._clock = clock
         self._policies = policies
         self._policy = policies.schedule_policy(ModeOverride())
+        _tell_config(self._policy)
         self._override = ModeOverride()
         self._slice_items = slice_items
         self._follow_ms = follow_ms
@@ -113,6 +125,7 @@ class Scheduler:
         if override != self._override:
             self._override = override
             self._policy = self._policies.schedule_policy(override)
+            _tell_config(self._policy)
             self._caps_at_ms = 0.0
             log.info("scheduler_switched", mode=self._policy.mode, shadow_mode=self._policy.shadow_mode or "none")
         now_ms = self._clock.monotonic_ms()
@@ -204,7 +217,9 @@ class Scheduler:
 
     def _say(self, snapshot: schedule.Snapshot, choice: schedule.Choice, begun_ms: float) -> None:
         now_ms = self._clock.monotonic_ms()
-        metrics.scheduler_decision_seconds.observe((now_ms - begun_ms) / 1000)
+        metrics.scheduler_decision_seconds.of(self._policy.mode).observe((now_ms - begun_ms) / 1000)
+        if not choice.picks:
+            metrics.work_lease_attempts.of("empty").inc()
         for pick in choice.picks:
             metrics.scheduler_picks.of(pick.why).inc(pick.slice_count)
         _count_skips(choice.skips)

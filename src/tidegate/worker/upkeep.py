@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tidegate import metrics
 from tidegate.core.ports import Blobs, Entropy, Listener
 from tidegate.stages.tend import compact_extents, retention
 from tidegate.stages.tend.flows import FlowUpkeep
@@ -25,13 +26,25 @@ class Sweeping:
 
     async def run(self) -> None:
         while True:
-            reclaimed = await self._lost_workers.tend(self._sweep_ms)
+            reclaimed = await self._sweep()
             woken = await self._flows.tend()
             if reclaimed or woken:
                 self._lease_wake.notify()
             # A log that another host may still deliver is left alone for one sweep, and not for two.
             is_waiting = await self._lost_workers.is_waiting()
             await asyncio.sleep(self._sweep_ms / (10_000 if is_waiting else 1_000))
+
+    async def _sweep(self) -> int:
+        begun_s = asyncio.get_running_loop().time()
+        try:
+            reclaimed = await self._lost_workers.tend(self._sweep_ms)
+        except Exception:
+            metrics.sweep_runs.of("error").inc()
+            raise
+        metrics.sweep_runs.of("success").inc()
+        metrics.sweep_rows.of("reclaimed").inc(reclaimed)
+        metrics.sweep_seconds.observe(asyncio.get_running_loop().time() - begun_s)
+        return reclaimed
 
 
 class Upkeep:

@@ -90,6 +90,9 @@ class Worker:
         runner = Runner(self._leased_work, rules, performer, self._recorder, settler, self._room, lease_wake)
         self._runners = Runners(runner, self._supervisor, upstream, options.in_flight_max)
         upstream.on_room(self._leasing.look_again)
+        metrics.worker_in_flight.set_function(lambda: self.in_flight)
+        metrics.worker_in_flight_max.set(options.in_flight_max)
+        metrics.worker_saturation_ratio.set_function(lambda: self.in_flight / options.in_flight_max)
 
         # Ingest, ship, tend.
         ingest = IngestStage(store, blobs, entropy, options.scratch, policies, run_pass, options.ingest)

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import structlog
 
+from tidegate import metrics
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, IngestCrashed, IngestFailed, LostRace
 from tidegate.core.input.lines import LineRules
@@ -152,15 +153,17 @@ class IngestStage:
 
     async def _plan(self, step: _IngestStep, lane: IngestLane) -> IngestPlan | None:
         """Run the pass over one input; None when the job ended by it, or waits for another try."""
+        begun_s = asyncio.get_running_loop().time()
         try:
             plan = await self._pass(step, lane)
+            took_s = asyncio.get_running_loop().time() - begun_s
+            metrics.ingest_seconds.of(metrics.size_of(plan.item_count)).observe(took_s)
         except (BlobError, IngestFailed, OSError) as error:
             await self._after_failure(step, error)
             return None
         if not plan.errors:
             return plan
-        if not await self._store.refuse_job(step.job_id, step.token, plan.errors):
-            await self._end_lost(step.job_id, step.token)
+        await self._refuse(step, plan.errors)
         return None
 
     async def _pass(self, step: _IngestStep, lane: IngestLane) -> IngestPlan:
@@ -234,10 +237,19 @@ class IngestStage:
                 await self._end_lost(start.job_id, start.token)
         await hit("ingest_committed")
 
+    async def _refuse(self, step: _IngestStep, errors: Sequence[LineError]) -> None:
+        """Fail a job for what is wrong with its input."""
+        if await self._store.refuse_job(step.job_id, step.token, list(errors)):
+            metrics.count_job_end(await self._store.any_job(step.job_id))
+        else:
+            await self._end_lost(step.job_id, step.token)
+
     async def _end_lost(self, job_id: str, token: str) -> None:
         """The job closed while it was ingested, or the step is no longer ours."""
         log.info("ingest_lease_lost", job=job_id)
-        if not await self._store.end_unstarted(job_id, token):
+        if await self._store.end_unstarted(job_id, token):
+            metrics.count_job_end(await self._store.any_job(job_id))
+        else:
             await self._store.drop_step(job_id, token, 0)
 
     async def _after_failure(self, step: _IngestStep, error: Exception) -> None:
@@ -247,8 +259,7 @@ class IngestStage:
         crashes = before + 1 if isinstance(error, IngestCrashed) else 0
         if crashes >= CRASHES_MAX:
             log.error("ingest_given_up", job=job_id, crashes=crashes, error=str(error))
-            if not await self._store.refuse_job(job_id, step.token, [_unreadable(crashes)]):
-                await self._end_lost(job_id, step.token)
+            await self._refuse(step, [_unreadable(crashes)])
             return
         if crashes:
             self._crashes[job_id] = crashes

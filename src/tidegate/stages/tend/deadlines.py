@@ -2,6 +2,7 @@
 
 import structlog
 
+from tidegate import metrics
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -17,5 +18,7 @@ async def tend(store: Store) -> int:
             log.info("job_overdue", job=job_id)
             changed += 1
     for job_id in await store.jobs_closing_unstarted(_PASS_MAX):
-        changed += await store.end_unstarted(job_id)
+        if await store.end_unstarted(job_id):
+            metrics.count_job_end(await store.any_job(job_id))
+            changed += 1
     return changed

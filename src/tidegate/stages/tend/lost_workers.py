@@ -12,6 +12,7 @@ from zlib import crc32
 import msgspec
 import structlog
 
+from tidegate import metrics
 from tidegate.core.answers import answer
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
 from tidegate.core.ids import split_item_id
@@ -72,6 +73,8 @@ class LostWorkers:
         for worker_id in stranded:
             if worker_id not in unread:
                 freed += await self._store.reclaim_slices(worker_id)
+        metrics.slice_reclaims.inc(freed)
+        metrics.startup_recovery.of("in_progress", "re_enqueued").inc(freed)
         return freed
 
     async def is_waiting(self) -> bool:
@@ -111,6 +114,7 @@ class LostWorkers:
                     await self._store.settle_blob(blob.id)
                 else:
                     await self._store.give_up_blob(blob.id)
+                    metrics.startup_recovery.of("unknown", "cleaned_up").inc()
             if len(abandoned) < count_max:
                 return set(unread.values())
 
@@ -143,6 +147,7 @@ class LostWorkers:
                 break
         if adopted:
             log.info("answers_adopted", blob=blob_id, answers=adopted)
+            metrics.startup_recovery.of("in_progress", "finalized").inc(adopted)
         return adopted
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from tidegate import metrics
 from tidegate.core.budgets.budget import Budget, LimitRoom
 from tidegate.core.deployments import Deployment, HttpLimits, Queue, Resource
 from tidegate.core.errors import SettingsError
@@ -234,7 +235,10 @@ def open_router(
 
     To be called inside the running loop, and closed with it.
     """
-    transport: Transport = AiohttpTransport(limits)
+    direct = AiohttpTransport(limits)
+    metrics.upstream_connections.set_function(direct.connections_in_use)
+    metrics.upstream_connections_max.set(limits.connections_max)
+    transport: Transport = direct
     control: Transport = AiohttpTransport(CONTROL_LIMITS)
     if open_queue is not None:
         office = Office(open_queue, limits, clock, entropy)

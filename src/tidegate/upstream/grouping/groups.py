@@ -115,7 +115,7 @@ class Groups:
             if not isinstance(part, str):
                 return part
             why = str(part)
-        metrics.group_singles.of(why).inc()
+        metrics.group_singles.of(_kind_name(kind), why).inc()
         return None
 
     async def _alone(self, route: NameRoute, call: Call) -> Answer:
@@ -153,7 +153,7 @@ class Groups:
             shares = kind.split(answer.body, [member.part for member in members])
             status, name = answer.status, answer.deployment
             self._waiting.learn(state, kind.endpoint, self._waiting.size(state, kind).succeeded(size.epoch))
-            _count(state, len(members), "answered")
+            _count(kind, state, len(members), "answered")
         except UpstreamError as error:
             for place in narrow.states:
                 place.refusals.pass_on(call.idempotency_key, [member.call.idempotency_key for member in members])
@@ -163,7 +163,9 @@ class Groups:
                 # It was cut here, so it says nothing about the other items: no attempt of theirs is used up.
                 member.set_outcome(HandedBack("the call that this request shared with others was ended"))
             raise
-        found = [share if not isinstance(share, tuple) else Answer(status, *share, name) for share in shares]
+        found = [
+            share if not isinstance(share, tuple) else Answer(status, *share, name, is_grouped=True) for share in shares
+        ]
         for member, one in zip(members[1:], found[1:], strict=True):
             member.set_outcome(one)
         if isinstance(found[0], UpstreamError):
@@ -202,12 +204,13 @@ class Groups:
     ) -> list[UpstreamError] | list[GroupTrial]:
         size, remedy = self._waiting.size(state, kind).failed(error, epoch)
         self._waiting.learn(state, kind.endpoint, size)
-        _count(state, len(members), "refused" if isinstance(error, Refused) else "failed")
+        _count(kind, state, len(members), "refused" if isinstance(error, Refused) else "failed")
         if isinstance(error, Refused | BrokenAnswer):
             # One item or the grouping is at fault. Each is sent alone at once, and gets its own verdict.
             metrics.group_isolations.of(state.deployment.name, error.reason).inc()
             log.warning("group_isolated", deployment=state.deployment.name, items=len(members), why=error.message)
             return [GroupTrial(kind, state, len(members), epoch)] * len(members)
+        metrics.group_requeues.of(error.reason, "requeued" if remedy is Remedy.REQUEUE else "shrunk").inc()
         if remedy is not Remedy.REQUEUE:
             log.info("group_shrunk", deployment=state.deployment.name, items_max=size.inputs, why=error.reason)
         return [_again(error) for _ in members]
@@ -244,6 +247,10 @@ def _again(error: UpstreamError) -> UpstreamError:
     return same
 
 
-def _count(state: DeploymentState, items: int, outcome: str) -> None:
-    metrics.group_calls.of(state.deployment.name, outcome).inc()
-    metrics.group_items.observe(items)
+def _count(kind: GroupKind, state: DeploymentState, items: int, outcome: str) -> None:
+    metrics.group_calls.of(_kind_name(kind), state.deployment.name, outcome).inc()
+    metrics.group_items.of(_kind_name(kind)).observe(items)
+
+
+def _kind_name(kind: GroupKind) -> str:
+    return metrics.endpoint_of(kind.endpoint)

@@ -5,6 +5,7 @@ Batch work never has more than the ceiling less that part; interactive calls may
 
 import asyncio
 
+from tidegate import metrics
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import PoolExhausted
 from tidegate.upstream.http.wait_line import WaitLine
@@ -14,25 +15,25 @@ class ConnectionSlots:
     def __init__(self, limits: HttpLimits) -> None:
         self._max = limits.connections_max
         self._background_max = limits.connections_max - limits.interactive_connections
-        self._in_use = 0
+        self.in_use = 0
         self._background_in_use = 0
         self._background = WaitLine()
         self._interactive = WaitLine()
 
     def free(self) -> int:
         """How many more calls of batch work fit."""
-        all_free, background_free = self._max - self._in_use, self._background_max - self._background_in_use
+        all_free, background_free = self._max - self.in_use, self._background_max - self._background_in_use
         return background_free if background_free < all_free else all_free
 
     def take(self, *, interactive: bool) -> bool:
         """Take a slot if one is free and no call of a higher class waits for it."""
-        if self._in_use >= self._max or self._interactive:
+        if self.in_use >= self._max or self._interactive:
             return False
         if not interactive:
             if self._background_in_use >= self._background_max:
                 return False
             self._background_in_use += 1
-        self._in_use += 1
+        self.in_use += 1
         return True
 
     async def wait(self, timeout_s: float, *, interactive: bool) -> None:
@@ -42,6 +43,7 @@ class ConnectionSlots:
         try:
             async with asyncio.timeout(timeout_s):
                 await turn
+            metrics.upstream_connection_waits.of("connected").inc()
             return
         except BaseException as stopped:
             if line.give_up(turn):
@@ -49,6 +51,7 @@ class ConnectionSlots:
                 self.give_back(interactive=interactive)
             if not isinstance(stopped, TimeoutError):
                 raise
+        metrics.upstream_connection_waits.of("timed_out").inc()
         raise PoolExhausted(
             f"no free connection within {timeout_s:g} s: all {self._max} are in use; "
             "raise http.connections_max or lower the calls in flight",
@@ -56,11 +59,11 @@ class ConnectionSlots:
         )
 
     def give_back(self, *, interactive: bool) -> None:
-        self._in_use -= 1
+        self.in_use -= 1
         if not interactive:
             self._background_in_use -= 1
-        while self._in_use < self._max and self._interactive.call_first():
-            self._in_use += 1
+        while self.in_use < self._max and self._interactive.call_first():
+            self.in_use += 1
         while self.free() > 0 and self._background.call_first():
-            self._in_use += 1
+            self.in_use += 1
             self._background_in_use += 1

@@ -208,6 +208,9 @@ class AiohttpTransport:
     def free_slots(self) -> int:
         return self._slots.free()
 
+    def connections_in_use(self) -> int:
+        return self._slots.in_use
+
     def recorded(self, items: Iterable[tuple[str, int]]) -> None:
         """Do nothing: an HTTP server keeps no answers."""
 

@@ -8,10 +8,12 @@ and the longer of the two wins. Without Redis each process learns by itself, fro
 import math
 from collections.abc import Iterable
 
+from tidegate import metrics
 from tidegate.core.ports import Clock, Rests
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentState
 
 GROUP = "model:"
+_NO_HEALTHY = "no_healthy_deployment"
 
 
 class Backpressure:
@@ -32,7 +34,10 @@ class Backpressure:
             group = self._group(model)
             if self._max_ms and group and all(one.breaker.is_open for one in group):
                 ready_ms = min(one.rest_ends_ms(now_ms) for one in group) - now_ms
-                self._rests.publish(GROUP + model, math.ceil(min(max(ready_ms, self._min_ms), self._max_ms)))
+                rest_ms = math.ceil(min(max(ready_ms, self._min_ms), self._max_ms))
+                self._rests.publish(GROUP + model, rest_ms)
+                metrics.model_deferrals.of(_NO_HEALTHY).inc()
+                metrics.model_deferral_seconds.of(_NO_HEALTHY).observe(rest_ms / 1000)
                 self._ill[model] = group
 
     def answered(self, state: DeploymentState) -> None:

@@ -7,7 +7,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidegate import metrics
 from tidegate.core import ids
+from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Job, JobFilter
 from tidegate.core.problems import no_such_batch
 from tidegate.store.audit import AuditFilter
@@ -125,7 +127,12 @@ class AdminBatchRoutes:
     def _doing(self, name: str) -> Handler:
         async def do(request: Request, caller: Caller) -> Response:
             job, org = await self._found(request)
-            changed = await self._actions.do(trail_of(self._context, request, caller), name, job)
+            try:
+                changed = await self._actions.do(trail_of(self._context, request, caller), name, job)
+            except ApiProblem:
+                metrics.repair_actions.of(name, "refused").inc()
+                raise
+            metrics.repair_actions.of(name, "done").inc()
             return json_answer(admin_batch(schemas.batch(changed), org))
 
         return do

@@ -28,12 +28,12 @@ async def guarded_wish(guard: Guard, about: About, wish: InteractiveRequest) -> 
             "Answers of this model are checked as a whole before they are handed on: send the request without `stream`.",
             param="stream",
         )
-    return wish._replace(body=_passed(await guard.before(wish.body, lambda: about)))
+    return wish._replace(body=_passed(await guard.before(wish.body, lambda: about), about.endpoint))
 
 
 async def guarded_answer(guard: Guard, about: About, body: bytes) -> bytes:
     """A whole answer as it may be handed on."""
-    return _passed(await guard.after(body, lambda: about))
+    return _passed(await guard.after(body, lambda: about), about.endpoint)
 
 
 async def guarded_stream(guard: Guard, about: About, response: UpstreamResponse, dialect: Dialect) -> bytes:
@@ -45,7 +45,7 @@ async def guarded_stream(guard: Guard, about: About, response: UpstreamResponse,
         answer = whole.end()
     except StreamBroken as wrong:
         raise BrokenAnswer(str(wrong), status=response.status) from None
-    judged = _passed(await guard.after_stream(answer, lambda: about))
+    judged = _passed(await guard.after_stream(answer, lambda: about), about.endpoint)
     if judged is answer:
         return collected
     stream = stream_of(endpoint, judged)
@@ -78,9 +78,11 @@ async def _collected(response: UpstreamResponse, translator: Translator | None, 
     return b"".join(chunks)
 
 
-def _passed(verdict: bytes | Stop) -> bytes:
+def _passed(verdict: bytes | Stop, endpoint: str) -> bytes:
     if not isinstance(verdict, Stop):
         return verdict
-    (metrics.policy_waits if verdict.retryable else metrics.policy_refusals).of(verdict.code).inc()
+    (metrics.policy_waits if verdict.retryable else metrics.policy_refusals).of(
+        metrics.endpoint_of(endpoint), verdict.code
+    ).inc()
     wait_s = max(1, math.ceil(verdict.wait_ms / 1000)) if verdict.retryable else None
     raise ApiProblem(verdict.status, verdict.code, verdict.message, retry_after_s=wait_s)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tidegate import metrics
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Clock, Entropy
@@ -32,6 +33,18 @@ _SINGLE = (
     b"idempotency-key",
     b"x-api-key",
     b"x-tidegate-control",
+)
+_DOORS = (
+    ("/v1/files", "files"),
+    ("/v1/uploads", "uploads"),
+    ("/v1/batches", "batches"),
+    ("/v1/messages/batches", "messages"),
+    ("/v1/completion-batch", "completion_batch"),
+    ("/v1/webhook", "webhooks"),
+    ("/v1/responses", "responses"),
+    ("/v1/", "interactive"),
+    ("/admin/", "admin"),
+    ("/control/", "admin"),
 )
 _ALWAYS = (
     (b"x-content-type-options", b"nosniff"),
@@ -58,13 +71,14 @@ class RequestDoor:
         intake = Intake(receive, dict(scope["headers"]), self._clock, self._room)
         scope["tidegate.intake"] = intake
         scope["tidegate.request_id"] = request_id
-        answered = False
+        answered, begun_ms = False, self._clock.monotonic_ms()
 
         async def answer(message: Message) -> None:
             nonlocal answered
             if message["type"] == "http.response.start":
                 await intake.drain()
                 answered = True
+                self._count(scope["path"], message["status"], begun_ms)
                 headers = list(message.get("headers", []))
                 limits = scope.get(LIMIT_HEADERS)
                 if limits is not None:
@@ -89,6 +103,16 @@ class RequestDoor:
             intake.release()
             if intake.open_call is not None:
                 intake.open_call.leave()
+
+    def _count(self, path: str, status: int, begun_ms: float) -> None:
+        door = _door_of(path)
+        metrics.api_requests.of(door, f"{status // 100}xx").inc()
+        metrics.api_seconds.of(door).observe((self._clock.monotonic_ms() - begun_ms) / 1000)
+
+
+def _door_of(path: str) -> str:
+    """Which front door a path belongs to, as a label."""
+    return next((door for start, door in _DOORS if path.startswith(start)), metrics.OTHER)
 
 
 def _check_head(scope: Scope) -> None:

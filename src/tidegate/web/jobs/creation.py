@@ -1,7 +1,9 @@
 """Create jobs for every door: the forecast's warnings, the quotas that bind the caller, and the ring that starts ingest."""
 
+import asyncio
 import dataclasses
 
+from tidegate import metrics
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Job, JobRequest, Quotas
 from tidegate.core.policy.policy_rules import allows
@@ -25,6 +27,7 @@ class JobCreation:
 
     async def create(self, caller: Caller, wanted: JobRequest, key: str | None) -> tuple[Job, tuple[str, ...]]:
         """Accept a job; returns it with warnings about its deadline. `key` is the caller's Idempotency-Key."""
+        begun_s = asyncio.get_running_loop().time()
         share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
         self._check_escalation(caller, wanted)
         warnings = await self._forecaster.admit(caller, wanted, share_owner, key)
@@ -32,6 +35,7 @@ class JobCreation:
             caller, wanted, idempotency_key=key, quotas=await self._quotas(caller), share_owner=share_owner
         )
         self._wakes.inputs.notify()
+        metrics.create_seconds.observe(asyncio.get_running_loop().time() - begun_s)
         return job, warnings
 
     async def refusals(self, caller: Caller, wanted: JobRequest) -> list[ApiProblem]:

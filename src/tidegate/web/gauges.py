@@ -1,0 +1,99 @@
+"""Gauges that are worked out when they are read: the store's census, the deployments, and what this process uses.
+
+A scrape never waits for the store, except the first: it shows what is known and lets a newer census be taken in the background.
+"""
+
+import asyncio
+import os
+import resource
+from collections import Counter
+
+import structlog
+
+from tidegate import metrics
+from tidegate.core.errors import StoreError
+from tidegate.store.census import StoreCensus
+from tidegate.web.context import WebContext
+
+log = structlog.get_logger()
+
+_CENSUS_KEEP_MS = 10_000
+_PAGE_BYTES = resource.getpagesize()
+_DEFAULT_TIER = "default"
+
+
+class Gauges:
+    def __init__(self, context: WebContext) -> None:
+        self._store = context.store
+        self._router = context.router
+        self._clock = context.clock
+        self._tenants = context.settings.tenants
+        self._census_at_ms: float | None = None
+        self._counting: asyncio.Task[None] | None = None
+        self._cpu_s = 0.0
+
+    async def refresh(self) -> None:
+        """Bring every gauge up to date, as far as that takes no time."""
+        now_ms = self._clock.monotonic_ms()
+        is_first = self._census_at_ms is None
+        if self._counting is None and (is_first or now_ms - (self._census_at_ms or 0.0) >= _CENSUS_KEEP_MS):
+            self._counting = asyncio.create_task(self._count())
+        if is_first and self._counting is not None:
+            await asyncio.shield(self._counting)
+        self._show_deployments()
+        self._show_process()
+
+    async def _count(self) -> None:
+        try:
+            self._show_census(await self._store.census())
+        except StoreError as error:
+            log.warning("census_failed", error=str(error))
+        finally:
+            self._census_at_ms = self._clock.monotonic_ms()
+            self._counting = None
+
+    def _show_census(self, census: StoreCensus) -> None:
+        for state, count in census.jobs.items():
+            metrics.jobs.of(state).set(count)
+        for status, count in census.outcomes.items():
+            metrics.items.of(status).set(count)
+        waiting = sum(part.items for part in census.queue)
+        metrics.items.of("pending").set(max(0, waiting - census.leased_items))
+        metrics.items.of("in_progress").set(census.leased_items)
+        queued = [part.age_ms for part in census.queue if part.status == "queued"]
+        metrics.oldest_item_age_seconds.of("pending").set(max(queued, default=0) / 1000)
+        metrics.oldest_item_age_seconds.of("in_progress").set(census.leased_age_ms / 1000)
+        metrics.workers.of("alive").set(census.workers)
+        metrics.workers.of("active").set(census.active_workers)
+        for family in (metrics.queue_jobs, metrics.queue_work_units, metrics.oldest_job_age_seconds):
+            family.forget()
+        ages: Counter[tuple[str, ...]] = Counter()
+        for part in census.queue:
+            entry = self._tenants.get(part.tenant)
+            tier = entry.tier if entry is not None and entry.tier else _DEFAULT_TIER
+            labels = (part.status, part.model, part.scope, tier, part.size_class)
+            metrics.queue_jobs.of(*labels).inc(part.jobs)
+            metrics.queue_work_units.of(*labels).inc(part.work_units)
+            ages[labels] = max(ages[labels], part.age_ms)
+        for oldest, age_ms in sorted(ages.items(), key=lambda pair: pair[1]):
+            # Several models may be `other`: the oldest is shown last.
+            metrics.oldest_job_age_seconds.of(*oldest).set(age_ms / 1000)
+
+    def _show_deployments(self) -> None:
+        for family in (metrics.deployment_state, metrics.upstream_in_flight, metrics.model_in_flight):
+            family.forget()
+        for one in self._router.status():
+            metrics.deployment_state.of(one.name, one.state).set(1)
+            metrics.upstream_in_flight.of(one.name).inc(one.in_flight)
+            for model in one.models:
+                metrics.model_in_flight.of(model).inc(one.in_flight)
+
+    def _show_process(self) -> None:
+        times = os.times()
+        cpu_s = times.user + times.system + times.children_user + times.children_system
+        metrics.process_cpu_seconds.inc(max(0.0, cpu_s - self._cpu_s))
+        self._cpu_s = cpu_s
+        metrics.process_descriptors_max.set(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        with open("/proc/self/statm", "rb") as stream:
+            metrics.process_resident_bytes.set(int(stream.read().split()[1]) * _PAGE_BYTES)
+        metrics.process_descriptors.set(len(os.listdir("/proc/self/fd")))

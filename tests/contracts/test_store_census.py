@@ -1,0 +1,27 @@
+"""How much there is of everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.store_world import World
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_census_counts_jobs_items_the_queue_and_workers(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    waiting, running = await world.running(caller, 3), await world.running(caller, 2)
+    await world.job(caller)
+    [held] = await world.lease(worker, running)
+    await world.clock.advance(500)
+    census = await world.store.census()
+    assert census.jobs == {"in_progress": 2, "validating": 1}
+    assert sum(part.jobs for part in census.queue) == 2
+    assert sum(part.items for part in census.queue) == waiting.item_count + running.item_count
+    assert {(part.scope, part.size_class) for part in census.queue} == {("organization", "xs")}
+    assert max(part.age_ms for part in census.queue) >= 500
+    assert (census.leased_items, census.active_workers) == (held.count, 1)
+    assert census.workers >= 1
+    await world.answer(await world.log(), running, 0, 1)
+    assert (await world.store.census()).outcomes["completed"] == 2
