@@ -529,8 +529,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """A 2xx answer that was received whole and looks like an answer. `body` is one line of JSON, and other items
-    shared its call where `is_grouped`."""
+    """A whole 2xx answer. `body` is one line of JSON. `is_grouped`: other items shared its call."""
 
     status: int
     body: bytes
@@ -605,17 +604,14 @@ class Idempotency:
     body_hash: str
 
 
-_DAY_MS = 24 * 3600 * 1000
-
-
 @dataclass(frozen=True, slots=True)
 class KeepTimes:
-    """How long things are kept after a job's end, and how many rows of one kind a round of upkeep takes."""
+    """How long things are kept after a job's end, and how many rows a round of upkeep takes."""
 
-    completed_ms: int = 7 * _DAY_MS
-    failed_ms: int = 14 * _DAY_MS
-    metadata_ms: int = 30 * _DAY_MS
-    orphan_ms: int = _DAY_MS
+    completed_ms: int = 7 * 86_400_000
+    failed_ms: int = 14 * 86_400_000
+    metadata_ms: int = 30 * 86_400_000
+    orphan_ms: int = 86_400_000
     scan_max: int = 200
 
     def results_ms(self, job: "Job") -> int | None:
