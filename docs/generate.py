@@ -142,7 +142,7 @@ def every_route() -> list[tuple[str, str, str]]:
     # Parts are only taken hold of while the app is built, and never asked.
     nothing = cast(Any, mock.Mock())
     context = WebContext(
-        cast(Any, mock.Mock()),
+        nothing,
         nothing,
         Settings(),
         cast(Any, _Still()),
