@@ -142,8 +142,8 @@ def every_route() -> list[tuple[str, str, str]]:
     # Parts are only taken hold of while the app is built, and never asked.
     nothing = cast(Any, mock.Mock())
     context = WebContext(
-        nothing,
-        nothing,
+        mock.Mock(),
+        mock.Mock(),
         Settings(),
         cast(Any, _Still()),
         nothing,

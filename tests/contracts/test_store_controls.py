@@ -9,7 +9,8 @@ import pytest
 
 from tests.contracts.store_world import DAY_MS, MODEL, START_MS, World, plan_of
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Job, JobChange, JobControls, JobFlush, MaxErrors
+from tidegate.core.job_controls import JobChange, JobControls, MaxErrors
+from tidegate.core.nouns import Job, JobFlush
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
 

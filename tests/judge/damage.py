@@ -75,6 +75,14 @@ def rewrite(kind: str, change: Callable[[Lines], Lines]) -> Harm:
     return harm
 
 
+def rewrite_merged(change: Callable[[Lines], Lines]) -> Harm:
+    def harm(world: World, job_id: str) -> None:
+        file_id = file_of(world, job_id, "merged")
+        store(world, file_id, b"".join(change(content(world, file_id).splitlines(keepends=True))))
+
+    return harm
+
+
 def change_line(kind: str, change: Callable[[dict[str, Any]], object], place: int = 1) -> Harm:
     """Change what one line says."""
 

@@ -31,6 +31,7 @@ from tests.judge.damage import (
     outcome,
     reworded,
     rewrite,
+    rewrite_merged,
     sql,
     swap,
     swap_custom_ids,
@@ -69,6 +70,18 @@ LINES = [
         "lenient",
         ["lines_unchanged"],
         {"the_words_of_a_refusal": change_line("error", lambda said: said["error"].update(message="No."), 0)},
+    ),
+    *damages(
+        "retried",
+        ["merged"],
+        {
+            "the_last_merged_answer_lost": rewrite_merged(lambda lines: lines[:-1]),
+            "an_answer_of_the_first_twice": rewrite_merged(lambda lines: [lines[0], *lines]),
+            "merged_answers_exchanged": rewrite_merged(lambda lines: [*lines[:-2], lines[-1], lines[-2]]),
+        },
+    ),
+    *damages(
+        "retried", ["items_once"], {"another_choice": job('retry_choice = \'{"outcomes":["failed"],"codes":[]}\'')}
     ),
     *damages("ordered", ["item_order", "outcome_places"], {"order_lost": rewrite("output", swap)}),
     *damages(

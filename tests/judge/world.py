@@ -22,6 +22,7 @@ from tests.support.s3 import S3Server
 from tidegate import judge, service
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids
+from tidegate.core.job_controls import FollowUp, RetryChoice
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Caller, Job, JobRequest, NewFile
 from tidegate.core.states import JOB_ENDED
@@ -90,6 +91,17 @@ async def create(working: service.Working, data: bytes, *, window_ms: int = DAY_
     job = await parts.store.create_job(caller, ids.make("batch", parts.entropy.token_bytes(16)), request)
     parts.wakes.inputs.notify()
     return job
+
+
+async def retry(working: service.Working, job: Job) -> Job:
+    """A job that runs again what a cancel left of another."""
+    parts = working.parts
+    job_id, lines, merged = (ids.make(kind, parts.entropy.token_bytes(16)) for kind in ("batch", "file", "file"))
+    wanted = FollowUp(job.id, RetryChoice(("cancelled",)), job_id, lines, merged, b"")
+    made = await parts.store.retry_job(Caller(parts.tenant_id), wanted)
+    assert made is not None
+    parts.wakes.inputs.notify()
+    return made
 
 
 async def until(working: service.Working, job: Job, reached: Callable[[Job], bool]) -> Job:
@@ -218,6 +230,7 @@ async def build(directory: Path, engine: Engine) -> World:
         job = await until(working, await create(working, slow), lambda job: job.answered_count >= 5)
         await parts.store.cancel_job(parts.tenant_id, job.id)
         jobs["cancelled"] = await until(working, job, has_ended)
+        jobs["retried"] = await until(working, await retry(working, jobs["cancelled"]), has_ended)
         jobs["running"] = await until(working, await create(working, slow), lambda job: job.answered_count >= 5)
         jobs["early"] = await create(working, slow)
         await parts.store.cancel_job(parts.tenant_id, jobs["early"].id)

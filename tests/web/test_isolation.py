@@ -30,6 +30,7 @@ BESIDE = {
     "{workspace_id}": "theirs",
     "{environment_id}": "prod",
     "{item_id}": "batch_req_0000000000000000000000",
+    "{custom_id:path}": "a",
 }
 COMPLETION_BATCHES = "/v1/completion-batch/{workspace_id}/{environment_id}"
 ANSWERED = b'{"id":"x","custom_id":"response","response":{"status_code":200,"body":{}},"error":null}\n'
@@ -48,6 +49,9 @@ ONE_THING = {
     ("POST", "/v1/batches/{batch_id}/cancel"),
     ("POST", "/v1/batches/{batch_id}/pause"),
     ("POST", "/v1/batches/{batch_id}/resume"),
+    ("POST", "/v1/batches/{batch_id}/retry"),
+    ("GET", "/v1/batches/{batch_id}/items"),
+    ("GET", "/v1/batches/{batch_id}/items/{custom_id:path}"),
     ("GET", "/v1/batches/{batch_id}/output"),
     ("GET", "/v1/batches/{batch_id}/errors"),
     ("GET", "/v1/batches/{batch_id}/events"),

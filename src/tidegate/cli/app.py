@@ -13,6 +13,7 @@ import tidegate
 from tidegate.cli import (
     batch_control,
     batch_create,
+    batch_items,
     batches,
     deployments,
     files,
@@ -92,6 +93,8 @@ for command in (
 batches.app.command()(batch_create.create)
 batches.app.command()(batch_control.pause)
 batches.app.command()(batch_control.resume)
+batches.app.command()(batch_control.retry)
+batches.app.command()(batch_items.items)
 batches.app.command()(batch_control.delete)
 batches.app.command("set")(batch_control.set_batch)
 app.add_typer(batches.app, name="batches")

@@ -1,4 +1,4 @@
-"""`tidegate batches pause | resume | set | delete`: what can be done to a batch, also beside a running server."""
+"""`tidegate batches pause | resume | set | retry | delete`: what can be done to a batch, also beside a running server."""
 
 from typing import Annotated, Any
 
@@ -49,6 +49,56 @@ def resume(
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     known = uvloop.run(_control(settings, org, batch, "resume"))
     _show_control(known, f"{batch} goes on. Follow it with: tidegate batches watch {batch}", as_json=as_json)
+
+
+def retry(
+    batch: options.BatchId,
+    code: Annotated[
+        list[str] | None,
+        typer.Option("--code", metavar="CODE", help="Only requests with this error code; may be given several times."),
+    ] = None,
+    outcome: Annotated[
+        list[str] | None,
+        typer.Option("--outcome", metavar="OUTCOME", help="failed, expired or cancelled; may be given several times."),
+    ] = None,
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Run failed requests of a batch again, as a new one.
+
+    The first batch stays as it is; the new one's merged output holds the answers of both.
+
+    Example: tidegate batches retry batch_0f3kQ2mZ8s1xW7vB4nD9Lc --outcome failed --outcome expired
+    """
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    asked = {name: value for name, value in (("codes", code), ("outcomes", outcome)) if value}
+    known = uvloop.run(_retry(settings, org, batch, asked))
+    sentence = f"{known['id']} runs them again. Follow it with: tidegate batches watch {known['id']}"
+    _show_control(known, sentence, as_json=as_json)
+
+
+async def _retry(settings: Settings, org: str | None, batch: str, asked: dict[str, list[str]]) -> dict[str, Any]:
+    from tidegate import service
+    from tidegate.core.nouns import Caller
+    from tidegate.stages.accept import Reception
+    from tidegate.web.http import requests
+    from tidegate.web.http.retry_requests import RetryWish, retry_choice
+
+    options.check_batch_id(batch)
+    if (server := server_client.remote(settings) or server_client.server(settings)) is not None:
+        path = f"/v1/batches/{batch}/retry"
+        return remote_batches.facts(await server.post(path, dict[str, Any], asked, tenant=org))
+    choice = retry_choice(requests.decoded(msgspec.json.encode(asked), RetryWish))
+    async with service.opened(settings) as parts:
+        reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: "")
+        job = await reception.retry_job(Caller(await batches.tenant(parts, org)), batch, choice)
+        if job is None:
+            raise batches.absent(batch, org)
+        return batches.facts(job)
 
 
 def delete(

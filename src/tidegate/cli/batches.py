@@ -26,7 +26,7 @@ PAGE_COUNT_MAX = 100
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at batches and control them: create, list, show, watch, pause, resume, set, cancel, delete, abandon, output.",
+    help="Look at batches and control them: create, list, show, watch, pause, resume, set, cancel, retry, items, delete, abandon, output.",
 )
 
 
@@ -359,6 +359,9 @@ def facts(job: Job) -> dict[str, Any]:
         "metadata": job.metadata,
         "cost": units_text(job.cost_nano),
         **_controls(job),
+        "retry_of": job.retry_of,
+        "retried_by": list(job.retried_by),
+        "merged_output_file_id": job.merged_file_id if job.state in JOB_ENDED else None,
         "errors": [
             {"code": error.code, "message": error.message, "line": error.line, "param": error.param}
             for error in job.errors

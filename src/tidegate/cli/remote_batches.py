@@ -44,6 +44,7 @@ def facts(batch: dict[str, Any]) -> dict[str, Any]:
         },
         "metadata": batch["metadata"] or {},
         **{name: extras[name] for name in _EXTRAS},
+        **{name: extras[name] for name in ("retry_of", "retried_by", "merged_output_file_id")},
         "errors": batch["errors"]["data"] if batch["errors"] else [],
         **{name: batch[name] for name in ("org",) if name in batch},
     }
@@ -65,6 +66,22 @@ async def newest(
         found += [facts(batch) for batch in answer["data"]]
         if not answer["has_more"]:
             break
+    return found
+
+
+async def items(
+    server: AskedServer, org: str | None, batch: str, wanted: dict[str, str], limit: int
+) -> list[dict[str, Any]]:
+    """Return what became of a batch's requests, page by page."""
+    found: list[dict[str, Any]] = []
+    query = dict(wanted)
+    while len(found) < limit:
+        query["limit"] = str(min(limit - len(found), PAGE_COUNT_MAX))
+        page = await server.get(f"/v1/batches/{batch}/items?{urlencode(query)}", dict[str, Any], tenant=org)
+        found += page["data"]
+        if not page["has_more"]:
+            break
+        query["after"] = page["last_id"]
     return found
 
 

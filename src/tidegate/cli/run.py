@@ -26,7 +26,7 @@ from tidegate.cli import run_options as asked
 from tidegate.cli.serve import require_upstream
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.errors import SettingsError
-from tidegate.core.nouns import JobControls, MaxErrors
+from tidegate.core.job_controls import JobControls, MaxErrors
 from tidegate.core.states import JOB_ENDED
 from tidegate.core.usage.prices import nano_of
 from tidegate.settings import Settings, openai_names

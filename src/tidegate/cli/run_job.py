@@ -9,8 +9,9 @@ from tidegate.cli import failures, input_file, progress, results, run_check, ser
 from tidegate.cli.failures import Cause
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError, StoreUnavailable
+from tidegate.core.job_controls import JobControls, MaxErrors
 from tidegate.core.job_shape import PLAIN, JobShape
-from tidegate.core.nouns import Caller, Job, JobControls, JobRequest, MaxErrors
+from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.settings import Settings
 

@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
 
 import msgspec
 
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.audio_file import AudioFile
 from tidegate.core.budgets.budget import Budget, Limit
+from tidegate.core.job_controls import NO_CONTROLS, JobControls, RetryChoice
 from tidegate.core.job_shape import PLAIN, JobRetry, JobShape
 from tidegate.core.states import FileState, JobKind, JobState, Outcome, UploadState
 
@@ -171,37 +171,6 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         return Usage(input_tokens, cached_tokens, output_tokens, reasoning_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class JobWebhook:
-    """The URL that hears of one job's end, and of which ends. The secret is drawn with the job and is not read back with it. Where `door`
-    names a front door, that one words the events; `headers` are sent along and are not read back either."""
-
-    url: str
-    events: tuple[str, ...]
-    secret: bytes = field(default=b"", repr=False)
-    door: str | None = None
-    headers: dict[str, str] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class MaxErrors:
-    """How many failed items a job bears: a count, or a share of those that are done, in millionths, once `after` of them are."""
-
-    count: int | None = None
-    share_ppm: int | None = None
-    after: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class JobControls:
-    """What a caller says when a job is created and may change while it runs. `not_before` is 0 when it may begin at once."""
-
-    priority: int = 0
-    not_before: int = 0
-    max_cost_nano: int | None = None
-    max_errors: MaxErrors | None = None
-
-
 class AnswerTry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An answer that was paid for: which model gave it and where, what it took and cost, and what is wrong with it."""
 
@@ -213,12 +182,15 @@ class AnswerTry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class JobChange:
-    """What a caller changes of a running job: some fields of its controls by name, and its window."""
+class JobWebhook:
+    """The URL that hears of one job's end, and of which ends. The secret is drawn with the job and is not read back with it. Where `door`
+    names a front door, that one words the events; `headers` are sent along and are not read back either."""
 
-    controls: dict[str, Any] = field(default_factory=dict)
-    window_ms: int | None = None
-    window_text: str = ""
+    url: str
+    events: tuple[str, ...]
+    secret: bytes = field(default=b"", repr=False)
+    door: str | None = None
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +212,7 @@ class JobRequest:
     limits: tuple[Limit, ...] = ()
     webhook: JobWebhook | None = None
     door: str | None = None
-    controls: JobControls = JobControls()
+    controls: JobControls = NO_CONTROLS
     shape: JobShape = PLAIN
     kind: JobKind = JobKind.BATCH
     answers: AnswerTerms | None = None
@@ -322,7 +294,7 @@ class Job:
     cost_nano: int = 0
     webhook: JobWebhook | None = None
     door: str | None = None
-    controls: JobControls = JobControls()
+    controls: JobControls = NO_CONTROLS
     shape: JobShape = PLAIN
     kind: JobKind = JobKind.BATCH
     paused_at: int | None = None
@@ -330,6 +302,11 @@ class Job:
     stopped_by: str | None = None
     answers: AnswerTerms | None = None
     schema_invalid_count: int = 0
+    retry_of: str | None = None
+    retry_choice: RetryChoice | None = None
+    retry_file_id: str | None = None
+    merged_file_id: str | None = None
+    retried_by: tuple[str, ...] = ()
 
     @property
     def done_count(self) -> int:

@@ -70,6 +70,10 @@ def batch_not_ended() -> ApiProblem:
     )
 
 
+def batch_not_retryable(why: str) -> ApiProblem:
+    return ApiProblem(409, "batch_not_retryable", f"This batch cannot be retried. {why}", param="batch_id")
+
+
 def no_such_response(response_id: str) -> ApiProblem:
     return ApiProblem(
         404,

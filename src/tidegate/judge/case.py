@@ -15,6 +15,7 @@ from tidegate.judge.jsonl import JsonlLine, NotJson, lines_of, pieces_of, read_j
 from tidegate.judge.lines import JudgedInputLine, ResultLine, read_input_line, read_parameters, read_result_line
 from tidegate.judge.records import Records, Row
 from tidegate.judge.report import CannotJudge, Finding
+from tidegate.judge.retried import retried_lines
 from tidegate.judge.witness import Witness, read_witness
 
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -82,6 +83,9 @@ class Case:
     error: Content
     witness: Witness | None
     more_inputs: list[Content] = field(default_factory=list)
+    retry: Content | None = None
+    merged: Content | None = None
+    merged_lines: list[ResultLine] = field(default_factory=list)
     input_lines: list[JudgedInputLine] = field(default_factory=list)
     result_lines: list[ResultLine] = field(default_factory=list)
     work_ids: list[str | None] | None = None
@@ -115,7 +119,8 @@ class Case:
 
     @property
     def contents(self) -> list[Content]:
-        return [*self.inputs, self.output, self.error]
+        own = (*self.inputs, self.output, self.error, self.retry, self.merged)
+        return [content for content in own if content is not None]
 
     def has_results(self, found: Finding) -> bool:
         """Whether the result lines can be judged; if not, the rule is skipped."""
@@ -143,7 +148,12 @@ async def gather(records: Records, blobs: Blobs, job_id: str, witness: Path | No
     await records.refresh()
     await _read_input(case, blobs)
     for content in (case.output, case.error):
-        await _read_results(case, content, blobs)
+        await _read_results(content, case.result_lines, blobs)
+    if case.retry is not None and case.merged is not None:
+        chosen: list[ResultLine] = []
+        await _read_results(case.retry, chosen, blobs)
+        case.input_lines = retried_lines(case.job, case.input_lines, chosen)
+        await _read_results(case.merged, case.merged_lines, blobs)
     await _read_work(case, blobs)
     if witness is not None:
         case.witness = read_witness(witness, case.part)
@@ -160,7 +170,8 @@ async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
     job = jobs[0]
     files = await records.rows("select * from files where id = $1 or job_id = $2", (job["input_file_id"], job_id))
     asked = read_json(job["shape"].encode()) if job["shape"] else {}
-    content = {name: await _content(records, job, name, files) for name in ("input", "output", "error")}
+    names = ("input", "output", "error", *(("retry", "merged") if job["retry_of"] is not None else ()))
+    content = {name: await _content(records, job, name, files) for name in names}
     more = []
     for file_id in asked.get("more_inputs", ()):
         rows = await records.rows("select * from files where id = $1", (file_id,))
@@ -193,6 +204,8 @@ async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
         witness=None,
         more_inputs=more,
         asked=asked,
+        retry=content.get("retry"),
+        merged=content.get("merged"),
     )
 
 
@@ -245,12 +258,12 @@ async def _read_lines(case: Case, content: Content, blobs: Blobs, before: int) -
                 case.input_parameters[read.custom_id] = read_parameters(line.data, case.parameters)
 
 
-async def _read_results(case: Case, content: Content, blobs: Blobs) -> None:
+async def _read_results(content: Content, lines: list[ResultLine], blobs: Blobs) -> None:
     if content.absent or content.trouble:
         return
     async for line in _read(content, blobs):
         content.line_count += 1
-        case.result_lines.append(read_result_line(line, content.name, content.line_count))
+        lines.append(read_result_line(line, content.name, content.line_count))
 
 
 async def _read(content: Content, blobs: Blobs) -> AsyncIterator[JsonlLine]:

@@ -36,8 +36,9 @@ class ClaimedUsage:
 
 @dataclass(slots=True)
 class ResultLine:
-    """One line of an output or error file. `faults` says how it departs from the shape, `refusal` is the code in an HTTP error's body.
-    `tries` is what each answer took where the first did not fit; `usage` is then their sum."""
+    """One line of an output or error file. `faults` says how it departs from the shape, `refusal` is the code in an HTTP error's body,
+    `named_refusal` only one that is a text beside one. `tries` is what each answer took where the first did not fit; `usage` is then
+    their sum."""
 
     name: str
     line: int
@@ -51,6 +52,7 @@ class ResultLine:
     status: int | None = None
     code: str | None = None
     refusal: str = ""
+    named_refusal: str = ""
     message: str = ""
     usage: ClaimedUsage = field(default_factory=ClaimedUsage)
     cost_nano: int = 0
@@ -212,6 +214,8 @@ def _read_response(read: ResultLine, fields: Any) -> None:
         read.usage = read_usage(fields["body"].get("usage"))
     elif isinstance(error := fields["body"].get("error"), dict):
         read.refusal = str(error.get("code") or "")
+        if isinstance(error.get("code"), str) and isinstance(error.get("message", ""), str):
+            read.named_refusal = error["code"]
 
 
 def _read_error(read: ResultLine, fields: Any) -> None:

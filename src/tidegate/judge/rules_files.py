@@ -1,7 +1,9 @@
 """Rules about files and the bytes behind them."""
 
+from collections import Counter
+
 from tidegate.judge.case import Case, Content
-from tidegate.judge.report import Finding, rule
+from tidegate.judge.report import Finding, rule, shown
 
 
 @rule("input_unchanged", "P1", "The input has the length and the SHA-256 that were recorded when it was uploaded")
@@ -105,13 +107,15 @@ def files_shown(case: Case, found: Finding) -> None:
     job = case.job
     own = [file for file in case.files if file["job_id"] == job["id"]]
     found.looked(f"{len(own)} result files")
+    own = [file for file in own if file["id"] != job["retry_file_id"]]
     if not case.ingested:
         found.need(
             job["output_file_id"] is None and job["error_file_id"] is None, "a job without ingest names a result file"
         )
-        found.need(not own, f"a job without ingest has {len(own)} result files")
+        early = [file for file in own if job["retry_of"] is None or file["state"] == "ready"]
+        found.need(not early, f"a job without ingest has {len(early)} result files")
         return
-    named = {job["output_file_id"], job["error_file_id"]} - {None}
+    named = {job["output_file_id"], job["error_file_id"], job["merged_file_id"]} - {None}
     for file in own:
         if file["tenant_id"] != job["tenant_id"]:
             found.wrong(f"{file['id']} belongs to another tenant than its job")
@@ -122,8 +126,10 @@ def files_shown(case: Case, found: Finding) -> None:
         else:
             found.need(file["state"] == "deleted", f"{file['id']} is {file['state']}, but the job does not name it")
     if not case.ended:
+        count = 2 if job["retry_of"] is None else 3
         found.need(
-            len(named) == 2 and len(own) == 2, "a running job needs one growing output and one growing error file"
+            len(named) == count and len(own) == count,
+            "a running job needs one growing output and one growing error file, and a retry a merged one",
         )
         return
     failures = job["failed_count"] + job["expired_count"] + job["cancelled_count"]
@@ -132,4 +138,31 @@ def files_shown(case: Case, found: Finding) -> None:
             found.wrong(f"{count} lines belong in the {content.name} file, and its id is {content.file_id}")
 
 
-RULES = (input_unchanged, chunks, bytes_kept, file_sizes, files_shown)
+@rule("merged", "P3", "The merged output of a retry ends with its own answers, and answers every request at most once")
+def merged(case: Case, found: Finding) -> None:
+    content = case.merged
+    if content is None or not case.ended or not case.ingested:
+        found.skip("the job is no retry" if content is None else "the merged output is made when the job is published")
+        return
+    if content.absent or case.output.absent:
+        found.skip(content.absent or case.output.absent)
+        return
+    lines, own = case.merged_lines, case.lines("output")
+    found.looked(f"{len(lines)} lines")
+    ending = [(line.id, line.crc32) for line in lines[len(lines) - len(own) :]]
+    found.need(ending == [(line.id, line.crc32) for line in own], "it does not end with the answers of the job")
+    for line in lines[: len(lines) - len(own)]:
+        found.need(line.job_part != case.part, f"{line.where} is an answer of the job, before those of the first")
+    for custom_id, count in Counter(line.custom_id for line in lines).items():
+        found.need(count == 1, f"custom_id {shown(custom_id)} is there {count} times")
+    found.need(not any(line.faults or not line.good for line in lines), "not all of its lines are answers")
+    found.need(
+        (content.file_id is not None) == bool(lines), f"it has {len(lines)} lines, and its id is {content.file_id}"
+    )
+    if content.row is not None:
+        real = (content.size_bytes, content.line_count)
+        recorded = (content.row["size_bytes"], content.row["line_count"])
+        found.need(recorded == real, f"bytes and lines are {recorded} on record and {real} in the bytes")
+
+
+RULES = (input_unchanged, chunks, bytes_kept, file_sizes, files_shown, merged)

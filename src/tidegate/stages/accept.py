@@ -15,6 +15,7 @@ import msgspec
 
 from tidegate.core import ids, window
 from tidegate.core.errors import ApiProblem, StoreFull, StoreUnavailable, TidegateError
+from tidegate.core.job_controls import FollowUp, RetryChoice
 from tidegate.core.nouns import (
     Caller,
     File,
@@ -88,6 +89,29 @@ class Reception:
         job = await self.replayed(
             lambda: self._store.create_job(
                 caller, job_id, request, idempotency=idempotency, quotas=quotas, share_owner=share_owner
+            )
+        )
+        await hit("create_committed")
+        return job
+
+    async def retry_job(
+        self,
+        caller: Caller,
+        job_id: str,
+        choice: RetryChoice,
+        *,
+        idempotency_key: str | None = None,
+        quotas: Quotas | None = None,
+        share_owner: str | None = None,
+    ) -> Job | None:
+        """A new job, `validating`, that runs items of an ended one again; None when there is none to retry."""
+        new_id, secret = self.new_id("batch"), self._entropy.token_bytes(SECRET_BYTES)
+        retry = FollowUp(job_id, choice, new_id, self.new_id("file"), self.new_id("file"), secret)
+        asked = sha256(msgspec.json.encode([job_id, choice])).hexdigest()
+        idempotency = Idempotency(idempotency_key, asked) if idempotency_key else None
+        job = await self.replayed(
+            lambda: self._store.retry_job(
+                caller, retry, idempotency=idempotency, quotas=quotas, share_owner=share_owner
             )
         )
         await hit("create_committed")

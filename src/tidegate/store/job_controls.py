@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Job, JobChange, LineError
+from tidegate.core.job_controls import JobChange
+from tidegate.core.nouns import Job, LineError
 from tidegate.core.states import JobState
 from tidegate.core.usage.prices import units_text
 from tidegate.store.driver import Row, Tx

@@ -22,6 +22,7 @@ from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.job_controls import check_not_before
 from tidegate.store.job_events import begin_events
+from tidegate.store.retry_files import drop_retry_files, forget_retry
 from tidegate.store.rows import controls_columns, errors_text, file_from, job_from
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 from tidegate.store.webhooks import put_endpoint, put_events
@@ -56,7 +57,7 @@ class Jobs(Table):
         share = share_owner or tenant_owner(caller.tenant_id)
         if request.controls.not_before:
             await _check_not_before(tx, request)
-        await _check_quotas(tx, caller, quotas, share, (size_bytes, line_count))
+        await check_quotas(tx, caller, quotas, share, (size_bytes, line_count))
         await put_job(tx, caller, job_id, request, share, ingest_bytes(size_bytes, line_count))
         await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
         return job_from((await tx.dicts("job_any", id=job_id))[0])
@@ -75,7 +76,7 @@ class Jobs(Table):
         try:
             if request.controls.not_before:
                 await _check_not_before(tx, request)
-            await _check_quotas(tx, caller, replace(quotas, creation=()), share_owner, size)
+            await check_quotas(tx, caller, replace(quotas, creation=()), share_owner, size)
         except ApiProblem as problem:
             return problem
         return None
@@ -201,6 +202,7 @@ class Jobs(Table):
         """End a job that was asked to close before it was ingested: it has no result files."""
         ended = await tx.one("job_end_unstarted", id=job_id, token=token) is not None
         if ended:
+            await drop_retry_files(tx, job_id)
             await put_events(tx, job_id)
         return ended
 
@@ -220,6 +222,7 @@ class Jobs(Table):
         """The input is no good: the job fails before it began, with line-numbered reasons."""
         refused = await tx.one("job_refuse", id=job_id, token=token, errors=errors_text(errors)) is not None
         if refused:
+            await drop_retry_files(tx, job_id)
             await put_events(tx, job_id)
         return refused
 
@@ -241,7 +244,8 @@ class Jobs(Table):
         if not rows or JobState(rows[0]["state"]) not in JOB_ENDED:
             return
         own_input = rows[0]["input_file_id"] if JobKind(rows[0]["kind"]) is not JobKind.BATCH else None
-        for file_id in (own_input, rows[0]["output_file_id"], rows[0]["error_file_id"]):
+        await forget_retry(tx, job_from(rows[0]))
+        for file_id in (own_input, *(rows[0][name] for name in ("output_file_id", "error_file_id", "merged_file_id"))):
             if file_id and await tx.one("file_delete", tenant_id=rows[0]["tenant_id"], id=file_id):
                 await release_extents(tx, file_id)
         for name in (
@@ -392,7 +396,8 @@ async def _check_not_before(tx: Tx, request: JobRequest) -> None:
     check_not_before(request.controls.not_before, now + request.window_ms, begin_by)
 
 
-async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str, size: tuple[int, int]) -> None:
+async def check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str, size: tuple[int, int]) -> None:
+    """Refuse a job of so many bytes and lines that its caller's limits do not bear."""
     if quotas is None:
         return
     size_bytes, line_count = size

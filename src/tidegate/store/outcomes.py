@@ -14,6 +14,7 @@ from tidegate.store.flow_accounting import FlowAccounting
 from tidegate.store.job_controls import stop_job_over
 from tidegate.store.job_events import record_lines
 from tidegate.store.log_lines import Logs, ResultFile
+from tidegate.store.retry_files import show_merged
 from tidegate.store.rows import errors_text, job_from, tries_text
 from tidegate.store.table import Table, reads, writes
 from tidegate.store.webhooks import put_events
@@ -95,6 +96,7 @@ class Outcomes(Table):
             if rewrite and file_id:
                 await _replace_file(tx, job.id, file_id, rewrite)
         await _show_files(tx, job, keep_ms)
+        await show_merged(tx, job, keep_ms)
         await tx.all("slices_drop_job", job_id=job.id)
         await tx.all("blob_release", id=job.work_blob_id, uses=1)
         await put_events(tx, job.id)
@@ -116,6 +118,7 @@ class Outcomes(Table):
                 param="batch_id",
             )
         await _show_files(tx, job, keep_ms)
+        await show_merged(tx, job, keep_ms)
         await tx.all("slices_drop_job", job_id=job_id)
         await tx.all("blob_release", id=job.work_blob_id, uses=1)
         await put_events(tx, job.id)

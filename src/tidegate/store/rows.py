@@ -8,8 +8,9 @@ import msgspec
 
 from tidegate.core.answer_terms import answers_from
 from tidegate.core.budgets.budget import Limit
+from tidegate.core.job_controls import JobControls, MaxErrors, RetryChoice
 from tidegate.core.job_shape import shape_from
-from tidegate.core.nouns import AnswerTry, File, Job, JobControls, JobWebhook, LineError, MaxErrors, Usage
+from tidegate.core.nouns import AnswerTry, File, Job, JobWebhook, LineError, Usage
 from tidegate.core.states import FileState, JobKind, JobState
 
 _PLAIN_JOB_COLUMNS = (
@@ -19,12 +20,15 @@ _PLAIN_JOB_COLUMNS = (
     "output_file_id", "error_file_id", "output_bytes", "error_bytes", "work_blob_id", "work_bytes", "prompt_bytes",
     "shared_prefix_bytes", "share_owner", "queue", "begin_by", "cost_nano", "paused_at", "stopped_by", "begun_at", "door",
     "schema_invalid_count",
+    "retry_of", "retry_file_id", "merged_file_id",
 )  # fmt: skip
 _ERRORS = msgspec.json.Decoder(list[LineError])
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _WEBHOOK = msgspec.json.Decoder(JobWebhook)
 _LIMITS = msgspec.json.Decoder(list[Limit])
 _TRIES = msgspec.json.Decoder(tuple[AnswerTry, ...])
+_CHOICE = msgspec.json.Decoder(RetryChoice)
+_IDS = msgspec.json.Decoder(tuple[str, ...])
 
 
 def job_from(row: dict[str, Any]) -> Job:
@@ -41,6 +45,8 @@ def job_from(row: dict[str, Any]) -> Job:
         controls=_controls_from(row),
         shape=shape_from(row["shape"]),
         answers=answers_from(row["answers"]),
+        retry_choice=_CHOICE.decode(row["retry_choice"]) if row["retry_choice"] is not None else None,
+        retried_by=_IDS.decode(row["retried_by"]) if row["retried_by"] is not None else (),
         usage=Usage(row["input_tokens"], row["cached_tokens"], row["output_tokens"], row["reasoning_tokens"]),
         **{name: row[name] for name in _PLAIN_JOB_COLUMNS},
     )

@@ -170,6 +170,8 @@ create index upload_parts_by_upload on upload_parts (upload_id);
 -- `door` is what a front door that wants events of items remembers of its job; the engine does not read it. `endpoint` is 'mixed' where each line of the input names its own; what an item is sent to stands with its slice.
 -- `shape` is what its caller asks of all its lines and files, as JSON; null where that is nothing (see core/job_shape.py).
 -- `kind` is what a job was made for: a batch, or one background response. A response that its caller deleted is forgotten at its end.
+-- A retry (`retry_of`) runs those lines of the same input again that `retry_choice` picks from the error lines in `retry_file_id`, and its
+-- answers stand behind the first job's in `merged_file_id`. Both files hold pieces of their own, so the first job may go at any time.
 create table jobs (
     id text primary key,
     tenant_id text not null,
@@ -241,7 +243,12 @@ create table jobs (
     shape text,
     stopped_by text check (stopped_by in ('max_cost', 'max_errors')),
     answers text,
-    schema_invalid_count bigint not null default 0
+    schema_invalid_count bigint not null default 0,
+    retry_of text,
+    retry_choice text,
+    retry_file_id text,
+    merged_file_id text,
+    retried_by text
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_listed on jobs (tenant_id, created_at, id) where kind = 'batch';

@@ -22,6 +22,7 @@ from tidegate.store.mode_overrides import ModeOverrides
 from tidegate.store.operated import OperatedStore
 from tidegate.store.outcomes import Outcomes
 from tidegate.store.responses import BackgroundResponses
+from tidegate.store.retries import Retries
 from tidegate.store.routing import StoredRouting
 from tidegate.store.schema import StoreSchema, current_schema, version_of
 from tidegate.store.slices import Slices
@@ -47,6 +48,7 @@ class Store(
     OperatedStore,
     Outcomes,
     BackgroundResponses,
+    Retries,
     FleetReports,
     Forecasts,
     StoredRouting,

@@ -39,6 +39,7 @@ from tidegate.web.message_batches.routes import MessageBatchRoutes
 from tidegate.web.openai.batches import BatchRoutes
 from tidegate.web.openai.events.routes import EventRoutes
 from tidegate.web.openai.files import FileRoutes
+from tidegate.web.openai.items import ItemRoutes
 from tidegate.web.openai.models import ModelRoutes
 from tidegate.web.openai.uploads import UploadRoutes
 from tidegate.web.openapi.pages import DocumentPages
@@ -100,6 +101,7 @@ def build_app(context: WebContext) -> Api:
         *FileRoutes(context, reception, uploads).routes(),
         *UploadRoutes(context, reception, uploads).routes(),
         *BatchRoutes(context, reception, creation, wait).routes(),
+        *ItemRoutes(context).routes(),
         *EventRoutes(context, watch, streams).routes(),
         *MessageBatchRoutes(context, reception, creation, uploads).routes(),
         *completion_batch.CompletionBatchRoutes(

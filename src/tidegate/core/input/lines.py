@@ -28,16 +28,27 @@ MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenLines:
+    """Which lines of an input run again: those that the error lines at `errors_path` name with one of these outcomes and, where some are
+    named, one of these codes."""
+
+    errors_path: str
+    outcomes: tuple[str, ...]
+    codes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LineRules:
     """Every limit and expectation that an input is held to. `models` are those that the caller's key allows; None means any. Lines name
     `endpoint` in their `url` or leave it out; where it is MIXED, each line must name a path.
 
     `input_sha256` is what the input was when it was accepted; empty holds it to nothing. Where there are `parts`, the input is made of
-    them first, with the parameters of `levels` in its lines.
+    them first, with the parameters of `levels` in its lines. With `chosen`, only some of the lines count.
     """
 
     endpoint: str
     input_sha256: str = ""
+    chosen: ChosenLines | None = None
     models: frozenset[str] | None = None
     single_model: bool = False
     invalid_lines: str = "fail"

@@ -6,6 +6,8 @@ items, are somebody else's business.
 """
 
 from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from operator import itemgetter, sub
 from struct import pack
@@ -119,6 +121,12 @@ class Scan:
             self._rest_at += len(self._rest)
             self._rest = b""
             self._dropping = True
+
+    def renumber(self, lines: Sequence[int]) -> None:
+        """Name the lines by their numbers in the input that they were taken from; nothing may follow."""
+        self.line = array("I", [lines[line - 1] for line in self.line])
+        self.bad_line = array("I", [lines[line - 1] for line in self.bad_line])
+        self.errors = [replace(error, line=lines[error.line - 1]) if error.line else error for error in self.errors]
 
     def finish(self) -> None:
         """Take the last line, if no newline ended it, and hold the whole against the limits; nothing may follow."""

@@ -21,11 +21,11 @@ import structlog
 from tidegate import metrics
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, IngestCrashed, IngestFailed, LostRace
-from tidegate.core.input.lines import LineRules
+from tidegate.core.input.lines import ChosenLines, LineRules
 from tidegate.core.input.turns import IngestLane, IngestLimits
 from tidegate.core.job_shape import InputPart
 from tidegate.core.keys import models_from
-from tidegate.core.nouns import IngestPlan, IngestSource, JobStart, LineError
+from tidegate.core.nouns import IngestPlan, IngestSource, Job, JobStart, LineError
 from tidegate.core.policies import Policies
 from tidegate.core.policy.policy_rules import names_allowed
 from tidegate.core.ports import Blobs, Entropy
@@ -38,6 +38,7 @@ RETRY_MS = 2_000
 CRASHES_MAX = 5
 SMALL_AT_ONCE = 16
 _CRASHED_MAX = 1_000
+_EXTENTS_PAGE = 64
 
 T = TypeVar("T")
 RunPass = Callable[[Path, Path, LineRules, IngestLane], Awaitable[IngestPlan]]
@@ -171,19 +172,22 @@ class IngestStage:
         source = step.source
         parts: list[InputPart] = []
         joined_path = step.work_path.with_suffix(".input")
+        errors_path = step.work_path.with_suffix(".errors") if source.job.retry_choice is not None else None
         try:
             for file_id, sha256, blob_id in ((source.job.input_file_id, source.sha256, source.blob_id), *source.more):
                 path = await self._local_path(blob_id)
                 if path is None:
                     return IngestPlan(0, None, [], 0, 0, 0, [_gone(file_id)])
                 parts.append(InputPart(file_id, str(path), sha256))
-            rules = self._rules(source)
+            if errors_path is not None:
+                await self._copy_errors(source.job, errors_path)
+            rules = self._rules(source, errors_path)
             if len(parts) == 1 and not rules.levels:
                 return await self._run_pass(Path(parts[0].path), step.work_path, rules, lane)
             rules = replace(rules, parts=tuple(parts), input_sha256="")
             return await self._run_pass(joined_path, step.work_path, rules, lane)
         finally:
-            for path in (joined_path, *(Path(part.path) for part in parts)):
+            for path in (joined_path, errors_path or joined_path, *(Path(part.path) for part in parts)):
                 if path.parent == self._scratch:
                     path.unlink(missing_ok=True)
 
@@ -196,10 +200,23 @@ class IngestStage:
         except BlobMissing:
             return None
 
-    def _rules(self, source: IngestSource) -> LineRules:
+    async def _copy_errors(self, job: Job, path: Path) -> None:
+        """Put the error lines that say what a retry runs into one local file."""
+        assert job.retry_file_id is not None
+        at = 0
+        with path.open("wb") as target:
+            while extents := await self._store.list_extents(job.retry_file_id, at, _EXTENTS_PAGE):
+                for extent in extents:
+                    async for piece in self._blobs.stream(extent.blob_id, extent.blob_at, extent.size_bytes):
+                        target.write(piece)
+                    at = extent.at + extent.size_bytes
+
+    def _rules(self, source: IngestSource, errors_path: Path | None) -> LineRules:
         """What this input is held to: the operator's rules, its bytes at upload, and the models of the key that created the job."""
         rules = self._policies.line_rules(source.job)
         rules = replace(rules, input_sha256=source.sha256, levels=(*rules.levels, *source.job.shape.levels()))
+        if (choice := source.job.retry_choice) is not None:
+            rules = replace(rules, chosen=ChosenLines(str(errors_path), choice.outcomes, choice.codes))
         if source.key_names is None:
             return rules
         models, resources = map(models_from, source.key_names)

@@ -11,9 +11,11 @@ are imported at the top, and asyncio only by the side that starts the process.
 
 import os
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from tidegate.core.input.lines import LineRules
 from tidegate.core.input.scan import Scan
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import IngestPlan, LineError
+from tidegate.stages.ingest.chosen_lines import copy_chosen
 from tidegate.stages.ingest.ingest_order import order_items
 from tidegate.stages.ingest.ingest_write import WorkInput, duplicate_fault, write_work
 from tidegate.stages.ingest.join_input import ONE_FILE, LinePlaces, changed_input, join_input
@@ -47,8 +50,28 @@ def ingest_file(input_path: Path, work_path: Path, rules: LineRules) -> IngestPl
         places, unusable = join_input(input_path, rules)
         if unusable is not None:
             return _refused([unusable])
+    if rules.chosen is None:
+        return _ingest_lines(input_path, work_path, rules, places)
+    chosen_path = work_path.with_suffix(".chosen")
+    try:
+        lines, digest = copy_chosen(input_path, chosen_path, rules, rules.chosen)
+        if rules.input_sha256 not in ("", digest):
+            return _refused([changed_input()])
+        if not lines:
+            return _refused([_nothing_chosen()])
+        return _ingest_lines(chosen_path, work_path, replace(rules, input_sha256=""), places, lines)
+    finally:
+        chosen_path.unlink(missing_ok=True)
+
+
+def _ingest_lines(
+    input_path: Path, work_path: Path, rules: LineRules, places: LinePlaces, lines: "array[int] | None" = None
+) -> IngestPlan:
+    """Ingest all lines of a file. `lines` are their numbers in the input they were taken from."""
     with _opened(input_path, os.O_RDONLY) as source:
         scan, digest = _scan(source, rules)
+        if lines is not None:
+            scan.renumber(lines)
         twice = _duplicates(source, scan)
         errors = _errors(scan, twice, places)
         if digest not in ("", rules.input_sha256):
@@ -86,6 +109,11 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         yield opened
     finally:
         os.close(opened)
+
+
+def _nothing_chosen() -> LineError:
+    message = "No request of the batch that is retried failed with one of these codes, so there is nothing to run."
+    return LineError("nothing_to_retry", message, "codes")
 
 
 def _duplicates(source: int, scan: Scan) -> dict[int, int]:

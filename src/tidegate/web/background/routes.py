@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core import ids
+from tidegate.core.answers.outcome_lines import ItemError, OutcomeLine, read_line
 from tidegate.core.errors import ApiProblem
 from tidegate.core.input.line_faults import LineFault
 from tidegate.core.input.lines import LineRules
@@ -27,7 +28,6 @@ from tidegate.web.http.rate_limits import LIMIT_HEADERS
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.job_wait import APPLIED, JobWait, preferred_wait_s
 from tidegate.web.jobs.limit_rooms import LimitRooms
-from tidegate.web.jobs.result_lines import ItemError, OutcomeLine, read_line
 
 ENDPOINT = "/v1/responses"
 ONE = ENDPOINT + "/{response_id}"

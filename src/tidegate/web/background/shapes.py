@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tidegate.core.answers.outcome_lines import ItemError
 from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED, JobState
-from tidegate.web.jobs.result_lines import ItemError
 
 # Background responses are served in the gaps of interactive traffic, which is what OpenAI calls flex.
 TIER = "flex"

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tidegate.core.errors import ApiProblem, SettingsError
-from tidegate.core.nouns import JobControls, MaxErrors
+from tidegate.core.job_controls import JobControls, MaxErrors
 from tidegate.core.usage.prices import nano_of
 
 PRIORITY_MAX = 100

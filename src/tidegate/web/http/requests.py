@@ -12,8 +12,9 @@ from starlette.requests import Request
 
 from tidegate.core import ids, window
 from tidegate.core.errors import ApiProblem
+from tidegate.core.job_controls import JobChange
 from tidegate.core.job_shape import JobShape
-from tidegate.core.nouns import JobChange, JobRequest
+from tidegate.core.nouns import JobRequest
 from tidegate.settings import Settings
 from tidegate.settings.rules import DEFAULT_QUEUE
 from tidegate.web.http.answer_requests import ANSWERS_ALLOWED, AnswersAsk, job_answers
@@ -28,6 +29,7 @@ from tidegate.web.http.control_requests import (
 )
 from tidegate.web.http.intake import Intake
 from tidegate.web.http.limit_requests import LIMITS_MAX, LimitAsks, job_limits
+from tidegate.web.http.retry_requests import RETRY_ALLOWED
 from tidegate.web.http.shape_requests import (
     SHAPE_ALLOWED,
     FileIds,
@@ -79,6 +81,7 @@ _ALLOWED = {
     **CONTROLS_ALLOWED,
     **SHAPE_ALLOWED,
     **ANSWERS_ALLOWED,
+    **RETRY_ALLOWED,
 }
 
 
@@ -122,6 +125,12 @@ async def json_body(request: Request, kind: type[T], bytes_max: int) -> T:
     over = ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
     body = await intake.whole(bytes_max, over)
     return decoded(body, kind)
+
+
+async def optional_json_body(request: Request, kind: type[T], bytes_max: int) -> T:
+    """The body as this type; what the type is without one where none was sent."""
+    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    return await json_body(request, kind, bytes_max) if has_body else kind()
 
 
 def decoded(body: bytes, kind: type[T]) -> T:

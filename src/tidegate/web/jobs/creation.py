@@ -5,6 +5,7 @@ import dataclasses
 
 from tidegate import metrics
 from tidegate.core.errors import ApiProblem
+from tidegate.core.job_controls import RetryChoice
 from tidegate.core.nouns import Caller, Job, JobRequest, Quotas
 from tidegate.core.policy.policy_rules import allows
 from tidegate.core.schedule.share_owner import share_owner_of
@@ -37,6 +38,15 @@ class JobCreation:
         self._wakes.inputs.notify()
         metrics.create_seconds.observe(asyncio.get_running_loop().time() - begun_s)
         return job, warnings
+
+    async def retry(self, caller: Caller, job_id: str, choice: RetryChoice, key: str | None) -> Job | None:
+        """Accept a job that runs items of an ended one again; None when there is none."""
+        share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
+        job = await self._reception.retry_job(
+            caller, job_id, choice, idempotency_key=key, quotas=await self._quotas(caller), share_owner=share_owner
+        )
+        self._wakes.inputs.notify()
+        return job
 
     async def refusals(self, caller: Caller, wanted: JobRequest) -> list[ApiProblem]:
         """Why a job that is not created would be refused as a whole."""

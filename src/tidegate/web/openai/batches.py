@@ -17,6 +17,7 @@ from tidegate.web.http.content import FileContents
 from tidegate.web.http.control_requests import BatchChange
 from tidegate.web.http.filename import attachment
 from tidegate.web.http.filter_requests import job_filter
+from tidegate.web.http.retry_requests import RetryWish, retry_choice
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.forecast import Forecaster
@@ -56,6 +57,7 @@ class BatchRoutes:
             Guarded("POST", "/v1/batches/{batch_id}/cancel", "batches:cancel", self.cancel),
             Guarded("POST", "/v1/batches/{batch_id}/pause", "batches:write", self.pause),
             Guarded("POST", "/v1/batches/{batch_id}/resume", "batches:write", self.resume),
+            Guarded("POST", "/v1/batches/{batch_id}/retry", "batches:write", self.retry),
             Guarded("GET", "/v1/batches/{batch_id}/output", "files:read", self.output),
             Guarded("GET", "/v1/batches/{batch_id}/errors", "files:read", self.errors),
         ]
@@ -67,9 +69,19 @@ class BatchRoutes:
         if body.validate_only:
             return json_answer(schemas.validation(await self._validation.validate(caller, wanted)))
         job, warnings = await self._creation.create(caller, wanted, key)
-        endpoint = await self._store.webhook_endpoint_of_job(caller.tenant_id, job.id) if job.webhook else None
-        secret = endpoint.secret.reveal() if endpoint else None
-        return json_answer(schemas.batch(job, Forecast(warnings=warnings), secret))
+        return json_answer(schemas.batch(job, Forecast(warnings=warnings), await self._webhook_secret(job)))
+
+    async def retry(self, request: Request, caller: Caller) -> Response:
+        job_id, key = self._job_id(request), requests.idempotency_key(request)
+        body = await requests.optional_json_body(request, RetryWish, self._settings.limits.body_bytes_max)
+        job = await self._creation.retry(caller, job_id, retry_choice(body), key)
+        if job is None:
+            raise no_such_batch(job_id)
+        return json_answer(schemas.batch(job, signing_secret=await self._webhook_secret(job)))
+
+    async def _webhook_secret(self, job: Job) -> str | None:
+        endpoint = await self._store.webhook_endpoint_of_job(job.tenant_id, job.id) if job.webhook else None
+        return endpoint.secret.reveal() if endpoint else None
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params

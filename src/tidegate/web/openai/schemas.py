@@ -5,8 +5,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidegate.core.answer_terms import AnswerTerms
+from tidegate.core.job_controls import MaxErrors
 from tidegate.core.job_shape import JobRetry
-from tidegate.core.nouns import File, Job, MaxErrors, PartedUpload
+from tidegate.core.nouns import File, Job, PartedUpload
 from tidegate.core.schedule.size import size_class
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
@@ -146,6 +147,7 @@ class Extras(msgspec.Struct):
     `cost` is what its answers cost so far, exact, in the currency of the operator's prices: the sum of what its result lines say.
     `slack_seconds` is how much sooner than its deadline the batch is expected to be done; null while there is no estimate, as is `eta`.
     `stopped_by` names the threshold that ended it. `schema_invalid` is how many requests failed because no answer fitted.
+    A retry names the batch it is `retry_of`, and `merged_output_file_id` holds the answers of both once it has ended.
     `work_units` is how much work it is in tokens, by estimate, and `size_class` how large that counts; null unless it runs.
     """
 
@@ -177,6 +179,9 @@ class Extras(msgspec.Struct):
     schema_invalid: int
     retry: BatchRetry | None
     input_file_ids: list[str]
+    retry_of: str | None
+    retried_by: list[str]
+    merged_output_file_id: str | None
 
 
 class Batch(msgspec.Struct):
@@ -367,6 +372,9 @@ def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
         schema_invalid=job.schema_invalid_count,
         retry=_retry(job.shape.retry),
         input_file_ids=[job.input_file_id, *job.shape.more_inputs],
+        retry_of=job.retry_of,
+        retried_by=list(job.retried_by),
+        merged_output_file_id=job.merged_file_id if job.state in JOB_ENDED else None,
     )
 
 

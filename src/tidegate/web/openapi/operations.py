@@ -10,6 +10,8 @@ from tidegate.web.http import requests
 from tidegate.web.http.answers import Page
 from tidegate.web.http.control_requests import BatchChange
 from tidegate.web.http.filter_requests import FILTERS
+from tidegate.web.http.retry_requests import RetryWish
+from tidegate.web.jobs.job_items import ItemDetail, ItemShown
 from tidegate.web.message_batches import schemas as message_batches
 from tidegate.web.openai import schemas, uploads
 from tidegate.web.webhooks import webhooks
@@ -49,6 +51,15 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/batches/{batch_id}/cancel"): Operation("Cancel a batch", gives=schemas.Batch),
     ("POST", "/v1/batches/{batch_id}/pause"): Operation("Pause a batch", gives=schemas.Batch),
     ("POST", "/v1/batches/{batch_id}/resume"): Operation("Resume a batch", gives=schemas.Batch),
+    ("POST", "/v1/batches/{batch_id}/retry"): Operation(
+        "Run failed requests again", takes=RetryWish, gives=schemas.Batch
+    ),
+    ("GET", "/v1/batches/{batch_id}/items"): Operation(
+        "List what became of a batch's requests", gives=Page[ItemShown], query=(*PAGE, "outcome", "code")
+    ),
+    ("GET", "/v1/batches/{batch_id}/items/{custom_id:path}"): Operation(
+        "Show one request of a batch", gives=ItemDetail
+    ),
     ("GET", "/v1/batches/{batch_id}/output"): Operation("Read the answers so far"),
     ("GET", "/v1/batches/{batch_id}/errors"): Operation("Read the errors so far"),
     ("GET", "/v1/batches/{batch_id}/events"): Operation("Follow a batch by its events"),

@@ -5,12 +5,12 @@ from contextlib import aclosing
 
 import msgspec
 
+from tidegate.core.answers.outcome_lines import ItemError, read_line
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs
 from tidegate.core.states import JOB_ENDED
 from tidegate.store.store import Store
 from tidegate.web.http import content
-from tidegate.web.jobs.result_lines import ItemError, read_line
 
 MESSAGE_CHARS_MAX = 500
 

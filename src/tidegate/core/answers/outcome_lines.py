@@ -1,6 +1,11 @@
-"""The lines of result files, as doors read them."""
+"""Lines of result files, read: what became of an item, and with which code."""
 
 import msgspec
+
+from tidegate.core.answers.results import NEVER_RAN
+from tidegate.core.states import Outcome
+
+_OUTCOME_OF = {code: outcome for outcome, (code, _) in NEVER_RAN.items()}
 
 
 class ItemError(msgspec.Struct):
@@ -33,6 +38,18 @@ class OutcomeLine(msgspec.Struct):
             return _decode_error(self.response.body).error or ItemError()
         except msgspec.MsgspecError:
             return ItemError()
+
+    def failure_code(self) -> str:
+        """The code that a line of the error file is found by; `http_` and the status where a model server named none."""
+        failure = self.failure()
+        if failure is not None and failure.code:
+            return failure.code
+        return f"http_{self.response.status_code}" if self.response is not None else ""
+
+    def failure_outcome(self) -> Outcome:
+        """What became of the item of a line of the error file."""
+        code = self.error.code if self.error is not None else None
+        return _OUTCOME_OF.get(code or "", Outcome.FAILED)
 
 
 _decode = msgspec.json.Decoder(OutcomeLine).decode

@@ -1,0 +1,55 @@
+"""What a caller asks of a job beside its work: controls that may change while it runs, and a retry of some of its items."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class MaxErrors:
+    """How many failed items a job bears: a count, or a share of those that are done, in millionths, once `after` of them are."""
+
+    count: int | None = None
+    share_ppm: int | None = None
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobControls:
+    """What a caller says when a job is created and may change while it runs. `not_before` is 0 when it may begin at once."""
+
+    priority: int = 0
+    not_before: int = 0
+    max_cost_nano: int | None = None
+    max_errors: MaxErrors | None = None
+
+
+NO_CONTROLS = JobControls()
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """What a caller changes of a running job: some fields of its controls by name, and its window."""
+
+    controls: dict[str, Any] = field(default_factory=dict)
+    window_ms: int | None = None
+    window_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryChoice:
+    """Which items of an ended job run again: those with one of these outcomes and, where some are named, one of these codes."""
+
+    outcomes: tuple[str, ...]
+    codes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """A retry that is about to be made: of which job, of which of its items, and under which ids."""
+
+    of: str
+    choice: RetryChoice
+    job_id: str
+    retry_file_id: str
+    merged_file_id: str
+    webhook_secret: bytes = field(repr=False)

@@ -1,0 +1,27 @@
+"""Which lines of its input a retry has to run, found out from the error lines that it was made of."""
+
+import json
+
+from tidegate.judge.lines import JudgedInputLine, ResultLine
+from tidegate.judge.records import Row
+
+_NEVER_RAN = {"batch_expired": "expired", "batch_cancelled": "cancelled"}
+
+
+def retried_lines(job: Row, lines: list[JudgedInputLine], errors: list[ResultLine]) -> list[JudgedInputLine]:
+    """The lines of the input that these errors name and the job's choice picks; of lines with one custom_id the first."""
+    choice = json.loads(job["retry_choice"])
+    wanted = {line.custom_id for line in errors if line.custom_id is not None and _is_chosen(line, choice)}
+    found = []
+    for line in lines:
+        if line.custom_id in wanted:
+            wanted.discard(line.custom_id)
+            found.append(line)
+    return found
+
+
+def _is_chosen(line: ResultLine, choice: dict[str, list[str]]) -> bool:
+    code = line.code or line.named_refusal or f"http_{line.status}"
+    if code == "duplicate_custom_id" or _NEVER_RAN.get(line.code or "", "failed") not in choice["outcomes"]:
+        return False
+    return not choice["codes"] or code in choice["codes"]

@@ -1,0 +1,72 @@
+"""Lines of an input that run again: those whose custom_id stands on a chosen line of an error file.
+
+They are copied, so that nothing of the others is judged again. A custom_id names the first line that has it: a later one was refused as a
+duplicate, and would be again.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from tidegate.core.answers.outcome_lines import read_line
+from tidegate.core.input.lines import ChosenLines, LineRules
+
+_BOM = b"\xef\xbb\xbf"
+_DUPLICATE = "duplicate_custom_id"
+
+
+class _LineName(msgspec.Struct):
+    custom_id: str
+
+
+_decode_name = msgspec.json.Decoder(_LineName).decode
+
+
+def copy_chosen(input_path: Path, target_path: Path, rules: LineRules, chosen: ChosenLines) -> "tuple[array[int], str]":
+    """Copy the chosen lines to a file of their own; return their 1-based numbers in the input, and its SHA-256."""
+    wanted = _wanted(chosen)
+    lines, digest = array("I"), sha256()
+    with input_path.open("rb") as source, target_path.open("wb") as target:
+        for number, line in enumerate(_lines(source, rules.line_bytes_max, digest.update), 1):
+            custom_id = _custom_id(line.removeprefix(_BOM) if number == 1 else line)
+            if custom_id in wanted:
+                wanted.discard(custom_id)
+                target.write(line if line.endswith(b"\n") else line + b"\n")
+                lines.append(number)
+    return lines, digest.hexdigest()
+
+
+def _wanted(chosen: ChosenLines) -> set[str | None]:
+    found: set[str | None] = set()
+    with Path(chosen.errors_path).open("rb") as errors:
+        for text in errors:
+            line = read_line(text)
+            code = line.failure_code()
+            if code == _DUPLICATE or line.failure_outcome() not in chosen.outcomes:
+                continue
+            if not chosen.codes or code in chosen.codes:
+                found.add(line.custom_id)
+    found.discard(None)
+    return found
+
+
+def _lines(source: BinaryIO, bytes_max: int, seen: Callable[[bytes], None]) -> Iterator[bytes]:
+    """The lines of an input with their ends; of one that is too long only its beginning."""
+    while line := source.readline(bytes_max + 2):
+        seen(line)
+        rest = line
+        while rest and not rest.endswith(b"\n"):
+            rest = source.readline(bytes_max)
+            seen(rest)
+        yield line
+
+
+def _custom_id(line: bytes) -> str | None:
+    try:
+        return _decode_name(line).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,31 @@
+"""What a retry of a batch is asked for, checked."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tidegate.core.job_controls import RetryChoice
+
+CODES_MAX = 100
+CODE_CHARS_MAX = 128
+OUTCOMES = ("failed", "expired", "cancelled")
+
+Code = Annotated[str, Meta(min_length=1, max_length=CODE_CHARS_MAX)]
+RETRY_ALLOWED = {
+    "codes": f"a list of at most {CODES_MAX} error codes",
+    "outcomes": f"a list of some of {', '.join(OUTCOMES)}",
+}
+
+
+class RetryWish(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/batches/{batch_id}/retry. Without outcomes it is about failed requests, or all that have one of the codes."""
+
+    codes: Annotated[list[Code], Meta(max_length=CODES_MAX)] | None = None
+    outcomes: Annotated[list[Literal["failed", "expired", "cancelled"]], Meta(min_length=1, max_length=3)] | None = None
+
+
+def retry_choice(asked: RetryWish) -> RetryChoice:
+    """Return which items run again; the same wish in other words is the same choice."""
+    outcomes: tuple[str, ...] = tuple(asked.outcomes or (OUTCOMES if asked.codes else OUTCOMES[:1]))
+    return RetryChoice(tuple(one for one in OUTCOMES if one in outcomes), tuple(sorted(set(asked.codes or ()))))

@@ -1,0 +1,258 @@
+"""Items of a job as its files have them: pages of result lines, and one item with its request and its response.
+
+A page is a stretch of a result file, and an item's id says where its line lies, so a page costs the same wherever it begins. Nothing here
+holds more than a line and a piece of a file.
+"""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Raw
+
+from tidegate.core.answers.outcome_lines import ItemError, read_line
+from tidegate.core.errors import ApiProblem
+from tidegate.core.ids import job_part, split_item_id
+from tidegate.core.nouns import Job
+from tidegate.core.ports import Blobs
+from tidegate.core.problems import no_such_file, shown_id
+from tidegate.core.states import JOB_ENDED, Outcome
+from tidegate.store.store import Store
+from tidegate.web.http import content
+
+MESSAGE_CHARS_MAX = 500
+# So much is looked through for one page; what lies behind it is on the next one.
+LOOK_BYTES_MAX = 16 << 20
+OUTPUT, ERRORS = "output", "errors"
+_BOM = b"\xef\xbb\xbf"
+_NULL = Raw(b"null")
+
+
+class ItemShown(msgspec.Struct):
+    """What became of one request of a batch."""
+
+    id: str
+    object: str
+    batch_id: str
+    custom_id: str | None
+    outcome: str
+    status_code: int | None
+    error: ItemError | None
+
+
+class ItemDetail(msgspec.Struct):
+    """One request of a batch with the line that asked for it and what came back; null where that is not there, or no longer."""
+
+    id: str | None
+    object: str
+    batch_id: str
+    custom_id: str | None
+    outcome: str | None
+    status_code: int | None
+    error: ItemError | None
+    request: Raw
+    response: Raw
+
+
+@dataclass(frozen=True, slots=True)
+class ItemFilter:
+    outcome: str | None = None
+    code: str | None = None
+
+    def files(self) -> list[str]:
+        """The result files in which such items may stand."""
+        if self.code is None and self.outcome in (None, Outcome.ANSWERED):
+            return [OUTPUT, ERRORS] if self.outcome is None else [OUTPUT]
+        return [] if self.outcome == Outcome.ANSWERED else [ERRORS]
+
+
+@dataclass(slots=True)
+class ItemPage:
+    """`last_id` is the last item that was looked at: the next page begins behind it."""
+
+    items: list[ItemShown]
+    last_id: str | None = None
+    has_more: bool = False
+
+
+class _ShownResponse(msgspec.Struct):
+    response: Raw = _NULL
+
+
+class _StoredId(msgspec.Struct):
+    custom_id: str
+
+
+_decode_response = msgspec.json.Decoder(_ShownResponse).decode
+_decode_id = msgspec.json.Decoder(_StoredId).decode
+
+
+class JobItems:
+    """Reads items of a tenant's jobs."""
+
+    def __init__(self, store: Store, blobs: Blobs) -> None:
+        self._store = store
+        self._blobs = blobs
+
+    async def page(self, job: Job, wanted: ItemFilter, after: str | None, count_max: int) -> ItemPage | None:
+        """A page of the items that are done; None when `after` names none of them."""
+        start = (OUTPUT, 0)
+        if after is not None:
+            found = await self._place(job, after)
+            if found is None:
+                return None
+            start = (found[0], found[2])
+        page, looked_bytes = ItemPage([]), 0
+        for name in wanted.files():
+            if start[0] == ERRORS and name == OUTPUT:
+                continue
+            at = start[1] if name == start[0] else 0
+            async with aclosing(self._lines(job, name, at)) as lines:
+                async for line in lines:
+                    if len(page.items) == count_max or looked_bytes > LOOK_BYTES_MAX:
+                        page.has_more = True
+                        return page
+                    looked_bytes += len(line) + 1
+                    item = _shown(job, line, name)
+                    page.last_id = item.id
+                    if _matches(item, wanted):
+                        page.items.append(item)
+        return page
+
+    async def one(self, job: Job, name: str) -> ItemDetail:
+        """The item of this custom_id or of this id, done or not."""
+        line, file_name = None, OUTPUT
+        if (place := await self._place(job, name)) is not None:
+            file_name, at, end = place
+            file_id, _ = await self._file(job, file_name)
+            pieces = content.chunks(self._store, self._blobs, file_id or "", at, end)
+            line = b"".join([piece async for piece in pieces]).rstrip(b"\n")
+        else:
+            for file_name in (OUTPUT, ERRORS):
+                file_id, size_bytes = await self._file(job, file_name)
+                line = await self._find(file_id, size_bytes, name)
+                if line is not None:
+                    break
+        item = None if line is None else _shown(job, line, file_name)
+        custom_id = name if item is None else item.custom_id
+        request = None if custom_id is None else await self._request(job, custom_id)
+        if item is None and request is None:
+            raise _no_such_item(name)
+        return ItemDetail(
+            id=item.id if item else None,
+            object="batch.item",
+            batch_id=job.id,
+            custom_id=custom_id,
+            outcome=item.outcome if item else None,
+            status_code=item.status_code if item else None,
+            error=item.error if item else None,
+            request=_NULL if request is None else Raw(request),
+            response=_NULL if line is None else _decode_response(line).response,
+        )
+
+    async def _place(self, job: Job, item_id: str) -> tuple[str, int, int] | None:
+        """In which file, from where and up to where the line of this item lies; None when this is no id of an item that is done."""
+        split = split_item_id(item_id)
+        if split is None or split[0] != job_part(job.id):
+            return None
+        for place in await self._store.item_places(job.id, split[1], 1):
+            name = OUTPUT if place.outcome == Outcome.ANSWERED else ERRORS
+            return name, place.at, place.at + place.size_bytes
+        return None
+
+    async def _file(self, job: Job, name: str) -> tuple[str | None, int]:
+        """A result file and how much of it stands where it will stay: an ordered job's are written again at its end."""
+        file_id, size_bytes = (
+            (job.output_file_id, job.output_bytes) if name == OUTPUT else (job.error_file_id, job.error_bytes)
+        )
+        if job.state not in JOB_ENDED:
+            return (None, 0) if job.ordered else (file_id, size_bytes)
+        if file_id is not None and await self._store.get_file(job.tenant_id, file_id) is None:
+            raise no_such_file(file_id, "batch_id")
+        return file_id, size_bytes if file_id is not None else 0
+
+    async def _lines(self, job: Job, name: str, at: int) -> AsyncGenerator[bytes, None]:
+        """The lines of a result file from this place on."""
+        file_id, size_bytes = await self._file(job, name)
+        if file_id is None or at >= size_bytes:
+            return
+        async with aclosing(_whole_lines(content.chunks(self._store, self._blobs, file_id, at, size_bytes))) as blocks:
+            async for block in blocks:
+                for line in block.split(b"\n")[:-1]:
+                    yield line
+
+    async def _request(self, job: Job, custom_id: str) -> bytes | None:
+        """The caller's line; None once the input is gone."""
+        for file_id in (job.input_file_id, *job.shape.more_inputs):
+            file = await self._store.get_file(job.tenant_id, file_id)
+            if file is not None and (found := await self._find(file.id, file.size_bytes, custom_id)) is not None:
+                return found.removeprefix(_BOM)
+        return None
+
+    async def _find(self, file_id: str | None, size_bytes: int, custom_id: str) -> bytes | None:
+        """The first line of a file with this custom_id. Only lines that have its letters in them, or letters in disguise, are read."""
+        if file_id is None or not size_bytes:
+            return None
+        plain = msgspec.json.encode(custom_id)
+        for needle in dict.fromkeys((plain, json.dumps(custom_id).encode(), b"\\")):
+            stream = content.chunks(self._store, self._blobs, file_id, 0, size_bytes)
+            async with aclosing(_whole_lines(stream)) as blocks:
+                async for block in blocks:
+                    if (line := _line_of(block, needle, custom_id)) is not None:
+                        return line
+        return None
+
+
+async def _whole_lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """A file in blocks of whole lines, each with its end."""
+    held: list[bytes] = []
+    async for piece in pieces:
+        end = piece.rfind(b"\n") + 1
+        if not end:
+            held.append(piece)
+            continue
+        yield b"".join((*held, piece[:end]))
+        held = [piece[end:]] if end < len(piece) else []
+    if held:
+        yield b"".join((*held, b"\n"))
+
+
+def _line_of(block: bytes, needle: bytes, custom_id: str) -> bytes | None:
+    at = block.find(needle)
+    while at >= 0:
+        start, end = block.rfind(b"\n", 0, at) + 1, block.find(b"\n", at)
+        line = block[start:end]
+        try:
+            if _decode_id(line.removeprefix(_BOM)).custom_id == custom_id:
+                return line
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        at = block.find(needle, end)
+    return None
+
+
+def _shown(job: Job, text: bytes, name: str) -> ItemShown:
+    line = read_line(text)
+    status = line.response.status_code if line.response is not None else None
+    if name == OUTPUT:
+        return ItemShown(line.id, "batch.item", job.id, line.custom_id, Outcome.ANSWERED, status, None)
+    failure = line.failure()
+    error = ItemError(line.failure_code(), "" if failure is None else failure.message[:MESSAGE_CHARS_MAX])
+    return ItemShown(line.id, "batch.item", job.id, line.custom_id, line.failure_outcome(), status, error)
+
+
+def _matches(item: ItemShown, wanted: ItemFilter) -> bool:
+    if wanted.outcome is not None and item.outcome != wanted.outcome:
+        return False
+    return wanted.code is None or (item.error is not None and item.error.code == wanted.code)
+
+
+def _no_such_item(name: str) -> ApiProblem:
+    return ApiProblem(
+        404,
+        "item_not_found",
+        f"No request of this batch has the custom_id or the id '{shown_id(name)}'. List them with GET /v1/batches/{{batch_id}}/items.",
+        param="custom_id",
+    )
