@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx2
+import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
@@ -15,6 +20,7 @@ from tests.support.sse import Event, events
 
 ITEMS = 150
 KILLS = 3
+STREAMS = 2_000
 
 
 def lines() -> bytes:
@@ -86,3 +92,52 @@ def test_a_killed_server_loses_and_repeats_no_event(processes: Processes, tmp_pa
         assert told == [json.loads(line)["custom_id"] for line in found]
     assert sum(event.kind.startswith("item.") for event in seen) == ITEMS
     client.close()
+
+
+@pytest.mark.soak
+def test_two_thousand_streams_fit_into_one_process(processes: Processes, tmp_path: Path) -> None:
+    """Under 200 MB and a limit of 4,096 open files; each is told of the end."""
+    serve = [sys.executable, "-m", "tidegate", "serve", "--data", str(tmp_path / "data"), "--port", "0"]
+    limited = ["bash", "-c", 'ulimit -n 4096; exec "$@"', "--", *serve, "--upstream", "http://127.0.0.1:9"]
+    room = {"TIDEGATE_SERVER_CONNECTIONS_MAX": "2100", "TIDEGATE_LIMITS_EVENT_STREAMS_MAX": "2100"}
+    proc = processes.start(limited, name="serve", env={**os.environ, **room})
+    url = proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
+    with httpx2.Client(base_url=url, timeout=60) as client:
+        file = client.post("/v1/files", files={"file": ("in.jsonl", lines())}, data={"purpose": "batch"}).json()
+        body = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions"}
+        batch_id = client.post("/v1/batches", json=body).json()["id"]
+    told, memory_mb = asyncio.run(_follow(url, batch_id, proc.pid))
+    assert told == STREAMS
+    assert memory_mb < 200
+
+
+async def _follow(url: str, batch_id: str, pid: int) -> tuple[int, int]:
+    """Open all streams, look at the process, cancel the batch; returns how many were told of the end, and the megabytes."""
+    ready, told, all_ready = 0, 0, asyncio.Event()
+
+    async def one(session: aiohttp.ClientSession) -> None:
+        nonlocal ready, told
+        async with session.get(f"{url}/v1/batches/{batch_id}/events") as answer:
+            assert answer.status == 200
+            first = True
+            async for line in answer.content:
+                ready += first
+                first = False
+                if ready == STREAMS:
+                    all_ready.set()
+                told += line.startswith(b"event: batch.cancelled")
+
+    timeout = aiohttp.ClientTimeout(total=300)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        streams = []
+        for _ in range(STREAMS // 100):
+            streams += [asyncio.create_task(one(session)) for _ in range(100)]
+            await asyncio.sleep(0.2)
+        await asyncio.wait_for(all_ready.wait(), 120)
+        status = await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
+        async with session.post(f"{url}/v1/batches/{batch_id}/cancel") as answer:
+            assert answer.status == 200
+        await asyncio.gather(*streams)
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return told, int(found[1]) // 1_024

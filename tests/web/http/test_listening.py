@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import httpx2
 import pytest
 from starlette.applications import Starlette
@@ -9,7 +11,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from tidegate.core.errors import SettingsError
-from tidegate.web.http.serving import listening
+from tidegate.settings import Settings
+from tidegate.settings.groups import ServerSettings
+from tidegate.web.http.serving import listen_limits, listening
 
 pytestmark = pytest.mark.anyio
 
@@ -30,3 +34,16 @@ async def test_a_name_without_an_address_is_a_mistake_in_the_settings(host: str)
     with pytest.raises(SettingsError, match=r"server\.host"):
         async with listening(Starlette(), host, 0):
             pass
+
+
+@pytest.mark.parametrize(("files", "count"), [(4_096, 2_100), (3_000, None), (1_024, None)])
+def test_streams_of_events_fit_into_the_usual_limit_of_open_files(
+    monkeypatch: pytest.MonkeyPatch, files: int, count: int | None
+) -> None:
+    """Only connections that send or take a file need a second descriptor."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, files))
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits))
+    allowed = listen_limits(Settings(server=ServerSettings(connections_max=2_100))).connections_max
+    assert asked[0][0] <= files
+    assert allowed == count if count is not None else 32 <= allowed < 2_100

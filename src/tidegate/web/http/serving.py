@@ -30,6 +30,8 @@ _CLOSE_WAIT_S = 0.5
 # The rest of the grace is for closing everything else.
 ANSWERS_SHARE = 0.8
 CONNECTIONS_MIN = 32
+# A connection that sends or takes a file needs a second descriptor. Thousands of connections are streams of events, which need none.
+FILES_BESIDE_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,13 @@ def listen_limits(settings: Settings) -> ListenLimits:
     upstream = min(settings.http.connections_max, settings.worker.in_flight_max + settings.http.kept_alive_max)
     others = OTHER_FILES_COUNT + upstream
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A connection may need a second descriptor, for a blob or for the upstream.
-    needed = others + 2 * wanted
+    needed = others + wanted + min(wanted, FILES_BESIDE_MAX)
     count = wanted
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        count = max(CONNECTIONS_MIN, (soft - others) // 2)
+        left = soft - others
+        count = min(wanted, max(CONNECTIONS_MIN, left // 2, left - FILES_BESIDE_MAX))
     if count < wanted:
         log.warning(
             "client_connections_limited",
