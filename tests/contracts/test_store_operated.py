@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.contracts.store_world import World
+from tests.contracts.store_world import DAY_MS, MODEL, World, plan_of
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import JobFilter
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
 from tidegate.store.keys import KeyRights
+from tidegate.store.operated import WaitingWork
 
 pytestmark = pytest.mark.anyio
 
@@ -90,3 +91,15 @@ async def test_keys_and_deliveries_of_every_tenant(world: World) -> None:
     assert await store.list_every_delivery(None, None, ("evt", "whk"), 10) is None
     assert await store.tenant_of_delivery(*newest) == two.tenant_id
     assert await store.tenant_of_delivery("evt", "whk") is None
+
+
+async def test_what_is_due_when(world: World) -> None:
+    caller, store = await world.caller(), world.store
+    assert await store.due_work() == WaitingWork({}, False)
+    job = await world.job(caller)
+    assert await store.due_work() == WaitingWork({}, True)
+    await world.ingested(job, plan_of(3))
+    waiting = await store.due_work()
+    [(model, [due])] = waiting.due.items()
+    assert (model, due.due_in_ms, waiting.has_inputs) == (MODEL, DAY_MS, False)
+    assert due.units > 0

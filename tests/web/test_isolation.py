@@ -108,6 +108,9 @@ OPERATORS = {
     ("GET", f"/admin/v1/{name}")
     for name in (
         "audit",
+        "autoscale",
+        "autoscale/models/{model:path}",
+        "autoscale/workers",
         "batches",
         "batches/{batch_id}",
         "batches/{batch_id}/timeline",

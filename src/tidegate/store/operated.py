@@ -6,6 +6,7 @@ from typing import Any
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Job, JobFilter, LineError
+from tidegate.core.schedule.autoscale import DueWork
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import WebhookDelivery
 from tidegate.store.driver import Row, Tx
@@ -19,6 +20,7 @@ _DELIVERIES_START = (1 << 62, "", "")
 RATE_MINUTES = 5
 MODELS_MAX = 1_000
 STUCK_MAX = 20
+DUE_MAX = 10_000
 SOON_MS = 600_000
 FAILED_BY_OPERATOR = LineError("failed_by_operator", "An operator ended this batch.", None)
 
@@ -31,6 +33,14 @@ class OverviewRows:
     models: list[dict[str, Any]]
     rates: dict[str, tuple[int, int]]
     stuck: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingWork:
+    """What is due when, by model; `has_inputs` while a job waits to be ingested, whose work is not known yet."""
+
+    due: dict[str, list[DueWork]]
+    has_inputs: bool
 
 
 class OperatedStore(Table):
@@ -100,6 +110,14 @@ class OperatedStore(Table):
             {row[0]: (int(row[1]), int(row[2])) for row in rates},
             await tx.dicts("overview_stuck", soon_ms=SOON_MS, count_max=STUCK_MAX),
         )
+
+    @reads
+    async def due_work(self, tx: Tx) -> WaitingWork:
+        """Return the work that open deadlines need done."""
+        due: dict[str, list[DueWork]] = {}
+        for model, due_in_ms, units in await tx.all("due_work", count_max=DUE_MAX):
+            due.setdefault(model, []).append(DueWork(due_in_ms, units))
+        return WaitingWork(due, await tx.one("inputs_waiting") is not None)
 
     @reads
     async def list_flows(self, tx: Tx, model: str | None, count_max: int) -> list[dict[str, Any]]:

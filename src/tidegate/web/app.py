@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tidegate.stages.accept import Reception
 from tidegate.web import scrape
 from tidegate.web.admin.audit import AuditRoutes
+from tidegate.web.admin.autoscale import AutoscaleRoutes
 from tidegate.web.admin.batches import AdminBatchRoutes
 from tidegate.web.admin.deliveries import DeliveryRoutes
 from tidegate.web.admin.deployments import DeploymentRoutes
@@ -112,6 +113,7 @@ def build_app(context: WebContext) -> Api:
         *KeyRoutes(context).routes(),
         *AdminBatchRoutes(context).routes(),
         *OverviewRoutes(context).routes(),
+        *AutoscaleRoutes(context).routes(),
         *DeliveryRoutes(context).routes(),
         *AuditRoutes(context).routes(),
         *SchedulerRoutes(context).routes(),

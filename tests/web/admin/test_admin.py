@@ -180,6 +180,22 @@ def test_what_runs_and_waits_over_all_tenants(desk: Desk) -> None:
         assert desk.reader.get(f"/admin/v1/{path}").status_code == 400, path
 
 
+def test_an_autoscaler_learns_how_many_are_needed(desk: Desk) -> None:
+    def got(path: str) -> Any:
+        answer = desk.reader.get(f"/admin/v1/autoscale{path}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    assert got("/workers") == {"replicas_needed": 1, "why": "Inputs wait to be checked."}
+    stages.start(desk.web, desk.our_batch, 3)
+    needed = got("")
+    assert needed["models"][stages.MODEL]["replicas_needed"] == 1
+    assert got(f"/models/{stages.MODEL}") == needed["models"][stages.MODEL]
+    assert needed["workers"]["replicas_needed"] == 1
+    assert got("/models/absent/or%20not") == {"replicas_needed": 0, "why": "Nothing waits."}
+    assert desk.reader.get("/admin/v1/autoscale?x=1").status_code == 400
+
+
 def test_a_delivery_of_any_tenant_is_sent_again(desk: Desk) -> None:
     endpoint = {"name": "one", "url": "https://hooks.example.com/", "event_types": ["batch.cancelled"]}
     assert desk.ours.post("/v1/webhook_endpoints", json=endpoint).status_code == 200

@@ -61,7 +61,7 @@ def test_a_hostile_host_is_not_part_of_a_page(client: httpx2.Client) -> None:
     assert "<script" not in answer.text
 
 
-@pytest.mark.parametrize("examples", [1, pytest.param(25, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [1, pytest.param(25, marks=[pytest.mark.soak, pytest.mark.timeout(1_800)])])
 def test_no_described_call_breaks_the_server(web: WebServer, examples: int) -> None:
     described = schemathesis.openapi.from_url(f"{web.url}/openapi.json")
     operations = [cast(Any, found).ok() for found in described.get_all_operations()]

@@ -140,3 +140,16 @@ select d.*, e.url, t.name as org from webhook_deliveries d
 join webhook_endpoints e on e.id = d.endpoint_id
 join tenants t on t.id = d.tenant_id
 where d.event_id = :event_id and d.endpoint_id = :endpoint_id;
+
+-- due_work --
+-- Work units that are not done, by model and by ten minutes of their deadline; each counts as due with the first of them.
+select m.model, min(m.due_at) - now_ms() as due_in_ms,
+    cast(coalesce(sum(m.work_units - m.work_units * m.done_count / m.item_count), 0) as bigint) as units
+from job_models m
+where m.state = 'open'
+group by m.model, m.due_at / 600000
+order by m.model, min(m.due_at)
+limit :count_max;
+
+-- inputs_waiting --
+select 1 from jobs where state = 'validating' and closing is null limit 1;

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.web.admin import audit, batches, deliveries, deployments, keys, overview, scheduler
+from tidegate.web.admin import audit, autoscale, batches, deliveries, deployments, keys, overview, scheduler
 from tidegate.web.completion_batch import shapes as completion_batch
 from tidegate.web.http import requests
 from tidegate.web.http.answers import Page
@@ -137,6 +137,13 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             "abandon": "Give up a batch that cannot be published",
         }.items()
     },
+    ("GET", "/admin/v1/autoscale"): Operation("Show how many replicas are needed", gives=autoscale.Autoscale),
+    ("GET", "/admin/v1/autoscale/workers"): Operation(
+        "Show how many workers are needed", gives=autoscale.ReplicasShown
+    ),
+    ("GET", "/admin/v1/autoscale/models/{model:path}"): Operation(
+        "Show how many replicas of a model are needed", gives=autoscale.ReplicasShown
+    ),
     ("GET", "/admin/v1/workers"): Operation("List processes", gives=Page[overview.WorkerShown]),
     ("GET", "/admin/v1/flows"): Operation("List flows", gives=Page[overview.FlowShown], query=("limit", "model")),
     ("POST", "/admin/v1/flows/refresh"): Operation("Look again at resting flows", gives=overview.FlowsRefreshed),
