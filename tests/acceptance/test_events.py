@@ -17,6 +17,7 @@ import pytest
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.sse import Event, events
+from tests.support.tidegate import Site, requests, s3_env
 
 ITEMS = 150
 KILLS = 3
@@ -141,3 +142,39 @@ async def _follow(url: str, batch_id: str, pid: int) -> tuple[int, int]:
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
     return told, int(found[1]) // 1_024
+
+
+def test_every_event_comes_once_from_an_api_that_is_killed_beside_its_worker(
+    request: pytest.FixtureRequest, processes: Processes, tmp_path: Path, migrated_postgres_url: str
+) -> None:
+    """Over PostgreSQL: the connection is cut after every event, and the API process is killed three times."""
+    engine = Engine(processes, tmp_path / "engine", "--latency-ms", "100", mode="fixed")
+    env = {"TIDEGATE_STORE_URL": migrated_postgres_url}
+    env |= s3_env(request.getfixturevalue("s3_server"), request.getfixturevalue("s3_bucket"))
+    site = Site("cluster", processes, tmp_path, engine, env)
+    site.begin()
+    batch_id = site.submit(requests(30))
+    seen: list[Event] = []
+    kills = [4, 12, 20]
+
+    def is_over() -> bool:
+        found = read(site.client(), batch_id, seen[-1].id if seen else None, count=1)
+        seen.extend(found)
+        if kills and len(seen) >= kills[0]:
+            kills.pop(0)
+            assert site.front is not None
+            site.front.kill()
+            site.front.wait()
+            site.api()
+        return bool(seen) and seen[-1].kind == "batch.completed"
+
+    wait_until(is_over, timeout_s=120, what="the end of the batch to be told")
+    assert not kills
+    numbers = [event.id or 0 for event in seen]
+    assert numbers == sorted(set(numbers))
+    batch = site.batch(batch_id)
+    assert seen[-1].data == batch
+    told = [event.data["custom_id"] for event in seen if event.kind == "item.completed"]
+    found = site.client().get(f"/v1/files/{batch['output_file_id']}/content").content.splitlines()
+    assert told == [json.loads(line)["custom_id"] for line in found]
+    assert len(told) == 30
