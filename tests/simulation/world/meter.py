@@ -120,7 +120,7 @@ class Meter:
         self._out[call.deployment] = out
         counted = [one for one in out if one.incarnation not in self._rules.gone_at_s]
         deployment: Deployment = self._deployments[call.deployment]
-        background = [one for one in counted if one.user is None]
+        background = [one for one in counted if one.user is None or one.user.is_flex]
         for calls, most in ((counted, deployment.max_in_flight), (background, deployment.background_in_flight_max)):
             if len(calls) > most:
                 self._broken(

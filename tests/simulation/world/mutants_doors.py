@@ -10,6 +10,7 @@ from tidegate.core.grouping import embeddings
 from tidegate.core.translate import answers, usage
 from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.upstream.calls import exchange
+from tidegate.upstream.calls.named_calls import NamedCalls
 from tidegate.upstream.grouping import groups
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.tide import tides
@@ -18,6 +19,8 @@ _begin_interactive = DeploymentState.begin_interactive
 _end_interactive = DeploymentState.end_interactive
 _add = InteractiveUsageBook.add
 _joined = groups._joined
+_open = NamedCalls.open
+_begin = tides.DeploymentTide.begin
 _usage_to_anthropic = usage.usage_to_anthropic
 
 
@@ -45,6 +48,14 @@ def _twice_the_usage(reported: Any) -> Any:
     return {**found, "input_tokens": 2 * found["input_tokens"] + 1}
 
 
+def _open_as_users(self: NamedCalls, route: Any, call: Any, traffic: Any) -> Any:
+    return _open(self, route, call, traffic._replace(flex_wait_s=0.0))
+
+
+def _begin_for_a_while(self: tides.DeploymentTide, key: str, body: bytes, hand_backs: int = 0, *kind: Any) -> Any:
+    return _begin(self, key, body, hand_backs, *kind)
+
+
 DOORS: dict[str, Mutant] = {
     "users_uncounted": Mutant(
         "users",
@@ -67,6 +78,12 @@ DOORS: dict[str, Mutant] = {
     ),
     "taken_back_again": Mutant(
         "tide", "the tide takes a call back as often as it likes", patch(tides, "HAND_BACKS_MAX", 99)
+    ),
+    "flex_at_once": Mutant(
+        "tide", "a flex call does not stand back for users", patch(NamedCalls, "open", _open_as_users)
+    ),
+    "flex_taken_back": Mutant(
+        "tide", "the tide takes flex calls back", patch(tides.DeploymentTide, "begin", _begin_for_a_while)
     ),
     "answers_as_they_come": Mutant(
         "groups",

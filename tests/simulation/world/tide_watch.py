@@ -32,12 +32,16 @@ class TideWatch:
         self._is_held_up = bool(plan.strength("connect_slow")) or _is_budgeted(plan)
         self._taken_back: Counter[tuple[str, int]] = Counter()
 
+    def _waited_for(self) -> list[Witnessed]:
+        """The calls for which background work and flex calls stand back."""
+        return [one for one in self._users if one.user is not None and not one.user.is_flex]
+
     def check(self, call: Witnessed) -> None:
-        """Background work begins no prompt in the way of a user."""
+        """Neither background work nor a flex call begins a prompt in the way of a user."""
         if call.deployment not in self._shared:
             return
         now_s, slack_s = call.sent_s, _LET_IN_S if self._is_held_up else 0.0
-        for user in self._users:
+        for user in self._waited_for():
             if user.deployment != call.deployment or not _awaits_at(user, now_s):
                 continue
             is_own = user.process is call.process and user.incarnation == call.incarnation
@@ -53,7 +57,7 @@ class TideWatch:
         if not call.aborted or call.deployment not in self._shared:
             return False
         since_s = call.ended_s - _TOLD_S
-        if not any(self._needs(one, call.deployment) and since_s <= one.ended_s for one in self._users):
+        if not any(self._needs(one, call.deployment) and since_s <= one.ended_s for one in self._waited_for()):
             return False
         item = (call.job_id, call.number)
         self._taken_back[item] += 1

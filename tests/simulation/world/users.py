@@ -19,7 +19,7 @@ from tests.simulation.world.process import Process
 from tests.simulation.world.provider import Provider
 from tests.simulation.world.trace import Trace
 from tests.simulation.world.witness import MARK, User, Witnessed
-from tidegate.core.errors import ApiProblem, UpstreamError
+from tidegate.core.errors import ApiProblem, HandedBack, UpstreamError
 from tidegate.core.nouns import Call, Caller
 from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.traffic import Traffic
@@ -27,6 +27,7 @@ from tidegate.web.gateway.dialects import Dialect
 
 _DEADLINE_MS = 600_000
 _LEAVES_SHARE = 0.15
+_FLEX_SHARE, _FLEX_WAIT_S = 0.25, 30.0
 # The wait for a slot and for a budget, and the longest call at each deployment of the model.
 _ANSWERED_S_MAX = 90.0
 # After these a call may go to another deployment, or be said otherwise to the same.
@@ -46,6 +47,8 @@ class Users:
         self._trace = trace
         self._broken = broken
         self._dice = random.Random(f"users/{plan.seed}")
+        # Drawn apart from everything else.
+        self._flex_dice = random.Random(f"flex/{plan.seed}")
         self._calls: dict[str, list[Witnessed]] = {}
         self.waiting = 0
 
@@ -72,6 +75,7 @@ class Users:
             f"user-{dice.randrange(USER_COUNT)}",
             dice.choice(self._plan.estate.names),
             is_stream=dice.random() < 0.5,
+            is_flex=self._flex_dice.random() < _FLEX_SHARE,
         )
 
     async def _visit(self, process: Process, user: User, tag: str) -> None:
@@ -84,6 +88,8 @@ class Users:
                 await self._ask(process, user, tag)
         except TimeoutError:
             self._trace.note(process.name, "user left", tag)
+        except HandedBack:
+            self._broken(f"users: {tag} was taken back by the tide, and a user waits for it")
         except (UpstreamError, ApiProblem) as error:
             self._trace.note(process.name, "user refused", tag, error.code)
         except Exception as error:
@@ -117,7 +123,11 @@ class Users:
             share_owner=f"tenant:{user.tenant_id}",
         )
         traffic = Traffic(
-            dialect.shape, is_stream, on_usage=partial(book.add, caller, user.asks_for), owner=user.tenant_id
+            dialect.shape,
+            is_stream,
+            flex_wait_s=_FLEX_WAIT_S if user.is_flex else 0.0,
+            on_usage=partial(book.add, caller, user.asks_for),
+            owner=user.tenant_id,
         )
         response = await router.open(call, traffic)
         text = response.body if response.body is not None else await self._read(response)

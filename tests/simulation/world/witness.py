@@ -23,7 +23,7 @@ def mark_of(serial: int, tag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who sends an interactive call, and which model or resource it asks for."""
+    """Who sends an interactive call, and which model or resource it asks for. A flex call takes the slots of background work."""
 
     tenant: int
     tenant_id: str
@@ -31,6 +31,7 @@ class User:
     name: str
     asks_for: str
     is_stream: bool
+    is_flex: bool
 
 
 @dataclass(slots=True)

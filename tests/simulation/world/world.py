@@ -178,6 +178,8 @@ class World:
         self.meter.check(call)
         if call.user is not None:
             self.users.check(call)
+            if call.user.is_flex:
+                self.tides.check(call)
         else:
             for one in seen:
                 self.rules.check_call(one)
