@@ -8,12 +8,15 @@ import msgspec
 
 from tests.simulation.world.estate import EMBEDDINGS, MESSAGES
 from tests.simulation.world.witness import Witnessed, mark_of
+from tidegate.core.grouping.chat import BATCH_ENDPOINT
 
 
 def whole(path: str, seen: Sequence[Witnessed], dice: random.Random | None = None) -> bytes:
     """A whole answer; that for several items is in no order."""
     if path == EMBEDDINGS:
         return _embeddings(seen, dice)
+    if path == BATCH_ENDPOINT:
+        return _results(seen, dice)
     one = seen[0]
     return msgspec.json.encode(_message(one) if path == MESSAGES else _chat(one))
 
@@ -47,6 +50,14 @@ def _message(one: Witnessed) -> dict[str, Any]:
         "stop_reason": "end_turn",
         "usage": {"input_tokens": one.usage.input_tokens, "output_tokens": one.usage.output_tokens},
     }
+
+
+def _results(seen: Sequence[Witnessed], dice: random.Random | None) -> bytes:
+    rows = [{"index": index, "body": _chat(one)} for index, one in enumerate(seen)]
+    if dice is not None:
+        dice.shuffle(rows)
+    prompt, output = sum(one.usage.input_tokens for one in seen), sum(one.usage.output_tokens for one in seen)
+    return msgspec.json.encode({"results": rows, "usage": {"prompt_tokens": prompt, "completion_tokens": output}})
 
 
 def _embeddings(seen: Sequence[Witnessed], dice: random.Random | None) -> bytes:

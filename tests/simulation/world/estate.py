@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, EngineKind, Estimate, Resource
+from tidegate.core.grouping.chat import ChatAdapter, ChatBatching, ChatMode
 from tidegate.core.schedule import Mode, Policy
 from tidegate.core.usage.prices import Price
 from tidegate.settings.tenants import TenantPolicy
@@ -104,11 +105,12 @@ def _shared(dice: random.Random, estate: Estate, kinds: dict[str, float]) -> Est
     )
 
 
-_GROUPED_SHARE, _MESSAGES_SHARE = 0.1, 0.1
+_GROUPED_SHARE, _MESSAGES_SHARE, _CHAT_GROUPS_SHARE = 0.1, 0.1, 0.06
+CHAT_GROUPS = ChatBatching(ChatMode.SYNC_MICROBATCH, upstream_max_batch_size=4, adapter=ChatAdapter.RESULTS)
 
 
 def _spoken(dice: random.Random, estate: Estate) -> Estate:
-    """In some runs there are jobs of embeddings, of which several may share a call, or of messages. Drawn apart from everything else."""
+    """In some runs several items of embeddings or of chat share a call, or jobs are of messages. Drawn apart from everything else."""
     drawn = dice.random()
     if drawn < _GROUPED_SHARE:
         inputs_max = dice.choice((2, 4, 16))
@@ -126,6 +128,8 @@ def _spoken(dice: random.Random, estate: Estate) -> Estate:
                 replace(one, engine=engine) for one, engine in zip(estate.deployments, engines, strict=True)
             ),
         )
+    if drawn < _GROUPED_SHARE + _MESSAGES_SHARE + _CHAT_GROUPS_SHARE:
+        return replace(estate, deployments=tuple(replace(one, chat_batching=CHAT_GROUPS) for one in estate.deployments))
     return estate
 
 

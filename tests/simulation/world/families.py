@@ -6,7 +6,16 @@ A planted bug belongs to a family in which a handful of seeds shows it. The heal
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.simulation.world.estate import CALL_NANO_MAX, CALL_TOKENS_MAX, CHAT, EMBEDDINGS, MESSAGES, PRICE, Shape
+from tests.simulation.world.estate import (
+    CALL_NANO_MAX,
+    CALL_TOKENS_MAX,
+    CHAT,
+    CHAT_GROUPS,
+    EMBEDDINGS,
+    MESSAGES,
+    PRICE,
+    Shape,
+)
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, EngineKind, Estimate, Resource
 from tidegate.core.schedule import Mode, Policy
@@ -226,6 +235,14 @@ FAMILIES: dict[str, Family] = {
             **_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "call_s_max": 1.0, "slice_items": 4,
         },
         estate={**_OPEN, "deployments": _deployments(1, max_in_flight=1, upstream_max_batch_inputs=4), "endpoints": (EMBEDDINGS,)},
+    ),
+    # Several chat items share a call, by an adapter that names each result's item.
+    "chat_groups": Family(
+        {"broken": 0.1, "refuse": 0.05, "error": 0.05},
+        plan={
+            **_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "call_s_max": 1.0, "slice_items": 4,
+        },
+        estate={**_OPEN, "deployments": _deployments(1, max_in_flight=1, chat_batching=CHAT_GROUPS)},
     ),
     # Jobs of Anthropic's API, over engines of both shapes.
     "messages": Family(

@@ -6,7 +6,7 @@ import msgspec
 
 from tests.simulation.world.planting import Mutant, both, patch, sql
 from tidegate.core.callback_targets import CallbackReply
-from tidegate.core.grouping import embeddings
+from tidegate.core.grouping import chat, embeddings
 from tidegate.core.translate import answers, usage
 from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.upstream.calls import exchange
@@ -19,6 +19,7 @@ _begin_interactive = DeploymentState.begin_interactive
 _end_interactive = DeploymentState.end_interactive
 _add = InteractiveUsageBook.add
 _joined = groups._joined
+_split = chat.split
 _open = NamedCalls.open
 _begin = tides.DeploymentTide.begin
 _usage_to_anthropic = usage.usage_to_anthropic
@@ -41,6 +42,12 @@ def _add_twice(self: InteractiveUsageBook, *arguments: Any) -> None:
 
 def _joined_for_ever(*arguments: Any) -> Any:
     return msgspec.structs.replace(_joined(*arguments), deadline_ms=1e12, begin_by_ms=1e12)
+
+
+def _split_in_order(body: bytes, count: int) -> Any:
+    rows = msgspec.json.decode(body)["results"]
+    renumbered = [{**row, "index": index} for index, row in enumerate(rows)]
+    return _split(msgspec.json.encode({"results": renumbered}), count)
 
 
 def _twice_the_usage(reported: Any) -> Any:
@@ -89,6 +96,9 @@ DOORS: dict[str, Mutant] = {
         "groups",
         "the answers of a group are handed out as they come",
         patch(embeddings, "_by_index", lambda rows: rows),
+    ),
+    "results_as_they_come": Mutant(
+        "chat_groups", "the results of a chat group are handed out as they come", patch(chat, "split", _split_in_order)
     ),
     "groups_outlive_members": Mutant(
         "groups", "a group begins when the time of a member is over", patch(groups, "_joined", _joined_for_ever)

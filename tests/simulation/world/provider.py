@@ -21,6 +21,7 @@ from tests.simulation.world.weather import Weather
 from tests.simulation.world.witness import NOTHING, User, Witnessed
 from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import Ambiguous, Unavailable, UpstreamError
+from tidegate.core.grouping.chat import BATCH_ENDPOINT
 from tidegate.core.ids import split_item_id
 from tidegate.core.nouns import Usage
 from tidegate.core.usage.estimate import prompt_tokens
@@ -48,7 +49,7 @@ class _Message(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    messages: list[_Message] = []
+    messages: list[_Message | list[_Message]] = []
     input: str | list[str] = ""
     max_tokens: int = 0
     max_completion_tokens: int = 0
@@ -58,8 +59,10 @@ class _Body(msgspec.Struct):
     def contents(self) -> list[str]:
         if not self.messages:
             return [self.input] if isinstance(self.input, str) else self.input
-        said = self.messages[-1].content
-        return [said if isinstance(said, str) else said[0].text]
+        conversations = [one for one in self.messages if isinstance(one, list)]
+        single = [one for one in self.messages if isinstance(one, _Message)]
+        contents = [one[-1].content for one in conversations or [single]]
+        return [said if isinstance(said, str) else said[0].text for said in contents]
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -218,6 +221,9 @@ class Provider:
                 return Ambiguous("the connection broke")
             case "broken":
                 few = seen[:-1] if len(seen) > 1 and dice.random() < 0.5 else []
+                if path == BATCH_ENDPOINT:
+                    # Each result stands for itself: only the item that is left out has none.
+                    _mark(few, mood="ok")
                 return HttpReply(200, {}, answers.whole(path, few) if few else b"the answer is not an answer")
             case "away":
                 return Unavailable("connection refused")
