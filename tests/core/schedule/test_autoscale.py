@@ -29,6 +29,8 @@ def test_the_steepest_deadline_decides() -> None:
 def test_a_deadline_that_passed_asks_for_much_and_not_for_everything() -> None:
     assert 1 < needed(DueWork(-5, 36_000)) <= 10_000
     assert needed(DueWork(-5, 10**15)) == 10_000
+    assert needed(DueWork(-5, 10**9), rate=5e-324) == 10_000
+    assert needed(DueWork(-5, 10**9), rate=5e-324, replicas=2) == 2, "no rate that could be divided was measured"
 
 
 @given(

@@ -44,12 +44,12 @@ def model_replicas(load: ReplicaLoad) -> ReplicasNeeded:
     users = f" {load.interactive:,} interactive calls need {for_users}." if for_users else ""
     if not any(one.units > 0 for one in load.due):
         return ReplicasNeeded(for_users, users.strip() or "Nothing waits.")
-    if not load.rate or not load.replicas:
+    each = load.rate / load.replicas if load.rate and load.replicas else 0.0
+    if not each:
         count = max(load.replicas, 1) + for_users
         return ReplicasNeeded(count, f"Work waits, and no rate was measured yet.{users}")
     units_per_s, deadline = _steepest(load.due)
-    each = load.rate / load.replicas
-    for_batches = max(math.ceil(units_per_s / each), 1)
+    for_batches = max(math.ceil(min(units_per_s / each, REPLICAS_MAX)), 1)
     why = (
         f"Work due within {spoken(deadline.due_in_ms)} needs {units_per_s:,.1f} units a second; "
         f"one replica did {each:,.1f}.{users}"
