@@ -131,3 +131,20 @@ def test_a_first_key_lets_a_new_store_listen_everywhere(desk: Desk) -> None:
     serve.wait_for_line("listening on http")
     desk.done("batches", "list", "--server", url, code=2, TIDEGATE_REMOTE_KEY=other)
     desk.done("batches", "list", "--server", url, TIDEGATE_REMOTE_KEY=text)
+
+
+def test_the_log_tells_the_life_of_a_batch_in_a_line_each(office: Desk) -> None:
+    batch_id = office.done("batches", "create", "requests.jsonl").stdout().strip()
+    office.done("batches", "watch", batch_id)
+    office.write(["no request"], "bad.jsonl")
+    bad_id = office.done("batches", "create", "bad.jsonl", "--endpoint", "/v1/chat/completions").stdout().strip()
+    office.done("batches", "watch", bad_id, code=1)
+    [serve] = [proc for proc in office.processes.started if proc.name == "serve"]
+    lines = [line.split(maxsplit=1)[1] for line in serve.stderr().splitlines()]
+    mine = [line for line in lines if batch_id in line]
+    assert [line.split()[1] for line in mine] == ["job_created", "job_started", "job_completed"]
+    assert "requests=20 models=m" in mine[1]
+    assert "completed=20 failed=0 cost=0" in mine[2]
+    failed = [line for line in lines if bad_id in line]
+    assert [line.split()[:2] for line in failed] == [["info", "job_created"], ["warning", "job_failed"]]
+    assert "why=" in failed[1]

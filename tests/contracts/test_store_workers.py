@@ -32,10 +32,10 @@ async def test_a_heartbeat_keeps_a_worker_alive_by_the_databases_clock(world: Wo
         await world.clock.advance(999)
         assert await world.store.beat(worker, 1_000) == []
     await world.clock.advance(1_000)
-    assert await world.store.overdue_workers(10) == []
+    assert await world.store.overdue_workers(10) == {}
     assert not await world.store.declare_gone(worker)
     await world.clock.advance(1)
-    assert await world.store.overdue_workers(10) == [worker]
+    assert await world.store.overdue_workers(10) == {worker: "host"}
     assert await world.store.beat(worker, 1_000) == [], "late, but nobody declared it gone"
     assert not await world.store.declare_gone(worker)
 
@@ -48,7 +48,7 @@ async def test_an_incarnation_that_is_gone_stays_gone(world: World) -> None:
     assert await world.store.beat(worker, LEASE_MS) is None
     await world.store.enlist_worker(worker, "host", "1", LEASE_MS)
     assert await world.store.beat(worker, LEASE_MS) is None
-    assert await world.store.overdue_workers(10) == []
+    assert await world.store.overdue_workers(10) == {}
     assert await world.store.beat(world.id("worker"), LEASE_MS) is None
 
 

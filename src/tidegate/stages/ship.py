@@ -3,6 +3,7 @@
 Finished lines are never copied, except once when the caller asked for input order.
 """
 
+import logging
 import os
 from array import array
 from pathlib import Path
@@ -16,7 +17,8 @@ from tidegate.core.answers.results import never_ran_line
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
 from tidegate.core.nouns import Job, KeepTimes, Placed, Rest, Rewrite
 from tidegate.core.ports import Blobs, BlobWriter, Entropy
-from tidegate.core.states import JobState, Outcome
+from tidegate.core.states import JobKind, JobState, Outcome
+from tidegate.core.usage.prices import units_text
 from tidegate.failpoints import hit
 from tidegate.stages.stage_leases import StageLeases
 from tidegate.store.store import Store
@@ -84,6 +86,7 @@ class Ship:
             )
             self._steps.end(token)
             await hit("publish_committed")
+            _log_end(job)
             metrics.count_job_end(await self._store.any_job(job_id))
             if job_id in self._postponed:
                 self._postponed.discard(job_id)
@@ -267,3 +270,19 @@ class _Source:
     def close(self) -> None:
         os.close(self._descriptor)
         self._path.unlink(missing_ok=True)
+
+
+def _log_end(job: Job) -> None:
+    """Note how a batch ended; background responses are too many and too small for a line each."""
+    if job.kind is not JobKind.BATCH:
+        return
+    why = {"why": job.errors[0].message} if job.errors else {}
+    log.log(
+        logging.WARNING if job.closing is JobState.FAILED else logging.INFO,
+        f"job_{job.closing}",
+        job=job.id,
+        completed=job.answered_count,
+        failed=job.item_count - job.answered_count,
+        cost=units_text(job.cost_nano),
+        **why,
+    )

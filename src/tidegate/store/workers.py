@@ -26,8 +26,9 @@ class Workers(Table):
         ]
 
     @reads
-    async def overdue_workers(self, tx: Tx, count_max: int) -> list[str]:
-        return [row[0] for row in await tx.all("workers_overdue", count_max=count_max)]
+    async def overdue_workers(self, tx: Tx, count_max: int) -> dict[str, str]:
+        """Return the incarnations whose heartbeats ran out, and the host of each."""
+        return {row[0]: row[1] for row in await tx.all("workers_overdue", count_max=count_max)}
 
     @writes
     async def declare_gone(self, tx: Tx, worker_id: str, *, leaving: bool = False) -> bool:

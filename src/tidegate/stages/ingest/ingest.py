@@ -252,12 +252,16 @@ class IngestStage:
             if start.job_id in lost:
                 await self._store.give_up_blob(start.work_blob_id)
                 await self._end_lost(start.job_id, start.token)
+            else:
+                models = sorted({one.model for one in start.plan.slices if one.model})
+                log.info("job_started", job=start.job_id, requests=start.plan.item_count, models=", ".join(models))
         await hit("ingest_committed")
 
     async def _refuse(self, step: _IngestStep, errors: Sequence[LineError]) -> None:
         """Fail a job for what is wrong with its input."""
         if await self._store.refuse_job(step.job_id, step.token, list(errors)):
             metrics.count_job_end(await self._store.any_job(step.job_id))
+            log.warning("job_failed", job=step.job_id, why=errors[0].message, problems=len(errors))
         else:
             await self._end_lost(step.job_id, step.token)
 

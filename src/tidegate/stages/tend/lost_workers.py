@@ -63,9 +63,9 @@ class LostWorkers:
 
         For `spool_wait_ms` after its lease a log is left to the processes that can read its end.
         """
-        for worker_id in await self._store.overdue_workers(_PASS_MAX):
+        for worker_id, host in (await self._store.overdue_workers(_PASS_MAX)).items():
             if await self._store.declare_gone(worker_id):
-                log.warning("worker_lost", worker=worker_id)
+                log.warning("worker_lost", worker=worker_id, host=host)
         # Asked before the logs are adopted: a worker that another process declares gone meanwhile still has its logs to be looked at.
         stranded = await self._store.stranded_workers(_STRANDED_MAX)
         unread = await self.adopt_logs(spool_wait_ms)

@@ -40,7 +40,7 @@ select alone_job_id, alone_number, alone_checked from workers where id = :id and
 select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms();
 
 -- workers_overdue --
-select id from workers where state = 'alive' and alive_until < now_ms() order by alive_until limit :count_max;
+select id, host from workers where state = 'alive' and alive_until < now_ms() order by alive_until limit :count_max;
 
 -- worker_gone --
 -- moves: workers: alive -> gone

@@ -3,6 +3,8 @@
 import asyncio
 import dataclasses
 
+import structlog
+
 from tidegate import metrics
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_controls import RetryChoice
@@ -13,6 +15,8 @@ from tidegate.settings import Tenants
 from tidegate.stages.accept import Reception
 from tidegate.web.context import WebContext
 from tidegate.web.jobs.forecast import Forecaster
+
+log = structlog.get_logger()
 
 
 class JobCreation:
@@ -37,6 +41,7 @@ class JobCreation:
         )
         self._wakes.inputs.notify()
         metrics.create_seconds.observe(asyncio.get_running_loop().time() - begun_s)
+        log.info("job_created", job=job.id, tenant=job.tenant_id, endpoint=job.endpoint, input=job.input_file_id)
         return job, warnings
 
     async def retry(self, caller: Caller, job_id: str, choice: RetryChoice, key: str | None) -> Job | None:
