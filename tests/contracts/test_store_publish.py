@@ -9,6 +9,7 @@ import pytest
 from tests.contracts.store_world import World, line
 from tests.support.store_verbs import any_file, slice_counts
 from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Idempotency, Job, LineError, Rest, Rewrite
 from tidegate.core.states import FileState, JobState, Outcome
 
@@ -297,3 +298,45 @@ async def test_an_abandoned_job_keeps_its_files_as_long_as_it_wished(world: Worl
     file = await world.store.get_file(job.tenant_id, str(job.output_file_id))
     assert file is not None
     assert file.expires_at == world.clock.now + 1_000
+
+
+async def test_results_are_cut_into_files_of_bounded_size_by_the_same_bytes(world: World) -> None:
+    most = 120
+    shape = JobShape(output_file_bytes_max=most)
+    job, _, token = await closed(world, answered=5, failed=0, rest=3, shape=shape)
+    await publish(world, job, token, rest=await rest_of(world, job, 5, 6, 7), keep_ms=500)
+    ended = await world.judge(job)
+    assert len(ended.parts.output) >= 2
+    assert len(ended.parts.error) >= 2
+    for whole_id, part_ids in ((job.output_file_id, ended.parts.output), (job.error_file_id, ended.parts.error)):
+        contents = [await world.content(part_id) for part_id in part_ids]
+        assert b"".join(contents) == await world.content(whole_id)
+        for part_id, content in zip(part_ids, contents, strict=True):
+            file = await world.store.get_file(job.tenant_id, part_id)
+            assert file is not None
+            assert (file.size_bytes, file.line_count) == (len(content), content.count(b"\n"))
+            assert content.endswith(b"\n")
+            assert len(content) <= most or content.count(b"\n") == 1
+    listed = await world.store.list_files(job.tenant_id, after=None, count_max=50, purpose="batch_output")
+    assert {file.id for file in listed or ()} == set(ended.parts.all)
+    # The whole goes with the last of its parts, and so do the bytes.
+    for part_id in ended.parts.all:
+        assert await any_file(world.store, str(job.output_file_id)) is not None
+        assert await world.store.delete_file(job.tenant_id, part_id)
+    whole = await any_file(world.store, str(job.output_file_id))
+    assert whole is not None
+    assert whole.state is FileState.DELETED
+    assert await world.extents(job.output_file_id) == []
+
+
+async def test_small_results_stay_one_file_and_a_forgotten_job_takes_its_parts_along(world: World) -> None:
+    job, _, token = await closed(world, answered=2, failed=1, rest=0, shape=JobShape(output_file_bytes_max=100_000))
+    await publish(world, job, token)
+    assert (await world.judge(job)).parts.all == ()
+    cut, _, token = await closed(world, answered=4, failed=0, rest=0, shape=JobShape(output_file_bytes_max=1))
+    await publish(world, cut, token)
+    parts = (await world.judge(cut)).parts.output
+    assert len(parts) == 4
+    await world.store.forget_job(cut.id)
+    for file_id in (*parts, str(cut.output_file_id)):
+        assert await world.extents(file_id) == []

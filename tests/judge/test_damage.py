@@ -86,6 +86,15 @@ LINES = [
     *damages("ordered", ["item_order", "outcome_places"], {"order_lost": rewrite("output", swap)}),
     *damages(
         "ordered",
+        ["parts"],
+        {
+            "a_part_too_large": job(
+                """shape = '{"output_file_bytes_max":1024}', parts = replace(parts, '"output"', '"error"')"""
+            ),
+        },
+    ),
+    *damages(
+        "ordered",
         ["parameters"],
         {
             "a_default_left_out": job("""shape = '{"defaults":{"absent":1}}'"""),

@@ -43,7 +43,7 @@ def test_a_healthy_job_is_all_ok(judged_world: World, name: str) -> None:
 def test_without_faults_every_rule_but_those_of_special_jobs_is_applied(judged_world: World) -> None:
     report = judged_world.judged_now("plain", witness=True, expect_no_repeats=True)
     assert report.ok, report.to_text()
-    special = {"item_order", "merged", "parameters", "refusal"}
+    special = {"item_order", "merged", "parameters", "parts", "refusal"}
     assert {rule.id for rule in judge.RULES} - applied(report) == special
 
 
@@ -69,7 +69,7 @@ def test_an_answer_that_was_not_let_through_was_paid_for_and_is_no_loss(judged_w
 
 
 def test_rules_of_special_jobs_are_applied_to_those(judged_world: World) -> None:
-    assert {"item_order", "parameters"} <= applied(judged_world.judged_now("ordered"))
+    assert {"item_order", "parameters", "parts"} <= applied(judged_world.judged_now("ordered"))
     assert "refusal" in applied(judged_world.judged_now("refused"))
     assert "answers_kept" not in applied(judged_world.judged_now("running", witness=True))
 

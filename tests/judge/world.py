@@ -141,7 +141,7 @@ MIXED += [line("bad-1", "400"), line("again-1", "500x1"), line("again-2", "503x1
 MIXED += [line("half-1", "halfx1"), line("html-1", "html"), line("ünïcode-é", "")]
 
 
-SHAPE = JobShape(defaults={"seed": 1, "user": "x"}, overrides={"top_p": 1})
+SHAPE = JobShape(defaults={"seed": 1, "user": "x"}, overrides={"top_p": 1}, output_file_bytes_max=1_024)
 # Bound to models of their own, so that the other jobs meet none of them.
 GUARDRAILS = {
     "words": {"patterns": ["forbidden"], "models": ["guarded"], "applies_to": "requests"},

@@ -38,12 +38,14 @@ class JobRetry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a caller asks for when a job is created, and what never changes afterwards. `more_inputs` are the files behind the first."""
+    """What a caller asks for when a job is created, and what never changes afterwards. `more_inputs` are the files behind the first.
+    Without `output_file_bytes_max` a result file is as large as it gets."""
 
     defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
     retry: JobRetry | None = None
     more_inputs: tuple[str, ...] = ()
+    output_file_bytes_max: int = 0
 
     def levels(self) -> tuple[ParameterLevel, ...]:
         """The job's own parameters, which count more than any of the operator's."""
@@ -52,8 +54,21 @@ class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
         return (ParameterLevel(self.defaults, self.overrides),)
 
 
+class ResultParts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The files that the results of a job were cut into; none where they are one file."""
+
+    output: tuple[str, ...] = ()
+    error: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (*self.output, *self.error)
+
+
 PLAIN = JobShape()
+WHOLE = ResultParts()
 _decode = msgspec.json.Decoder(JobShape).decode
+_decode_parts = msgspec.json.Decoder(ResultParts).decode
 _SHAPES_KNOWN = 1_024
 
 
@@ -65,3 +80,7 @@ def shape_text(shape: JobShape) -> str | None:
 @lru_cache(maxsize=_SHAPES_KNOWN)
 def shape_from(text: str | None) -> JobShape:
     return PLAIN if text is None else _decode(text)
+
+
+def parts_from(text: str | None) -> ResultParts:
+    return WHOLE if text is None else _decode_parts(text)

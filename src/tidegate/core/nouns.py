@@ -14,7 +14,7 @@ from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.audio_file import AudioFile
 from tidegate.core.budgets.budget import Budget, Limit
 from tidegate.core.job_controls import NO_CONTROLS, JobControls, RetryChoice
-from tidegate.core.job_shape import PLAIN, JobRetry, JobShape
+from tidegate.core.job_shape import PLAIN, WHOLE, JobRetry, JobShape, ResultParts
 from tidegate.core.states import FileState, JobKind, JobState, Outcome, UploadState
 
 # So much of a request's beginning says which others an engine should meet it with, where no neighbour of its batch shares it.
@@ -299,6 +299,7 @@ class Job:
     kind: JobKind = JobKind.BATCH
     paused_at: int | None = None
     begun_at: int | None = None
+    parts: ResultParts = WHOLE
     stopped_by: str | None = None
     answers: AnswerTerms | None = None
     schema_invalid_count: int = 0

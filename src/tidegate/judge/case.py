@@ -62,6 +62,8 @@ class Content:
     size_bytes: int = 0
     sha256: str = ""
     line_count: int = 0
+    parts: list["Content"] = field(default_factory=list)
+    parts_sha256: str = ""
 
 
 @dataclass(slots=True)
@@ -149,6 +151,7 @@ async def gather(records: Records, blobs: Blobs, job_id: str, witness: Path | No
     await _read_input(case, blobs)
     for content in (case.output, case.error):
         await _read_results(content, case.result_lines, blobs)
+        await _read_parts(content, blobs)
     if case.retry is not None and case.merged is not None:
         chosen: list[ResultLine] = []
         await _read_results(case.retry, chosen, blobs)
@@ -178,6 +181,9 @@ async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
         more.append(await _content(records, job | {"input_file_id": file_id}, "input", rows))
         # What cannot be read of one file cannot be judged of the whole input.
         content["input"].absent = content["input"].absent or more[-1].absent
+    for name, part_ids in (read_json(job["parts"].encode()) if job["parts"] else {}).items():
+        for file_id in part_ids:
+            content[name].parts.append(await _content(records, job | {f"{name}_file_id": file_id}, name, files))
     blobs: dict[str, Row] = {}
     extents = [extent for one in (*content.values(), *more) for extent in one.extents]
     wanted = {extent["blob_id"] for extent in extents} | {job["work_blob_id"]}
@@ -264,6 +270,17 @@ async def _read_results(content: Content, lines: list[ResultLine], blobs: Blobs)
     async for line in _read(content, blobs):
         content.line_count += 1
         lines.append(read_result_line(line, content.name, content.line_count))
+
+
+async def _read_parts(content: Content, blobs: Blobs) -> None:
+    """Read the files that a result file was cut into, one after the other."""
+    digest = hashlib.sha256()
+    for part in content.parts:
+        if not part.absent and not part.trouble:
+            async for line in _read(part, blobs):
+                part.line_count += 1
+                digest.update(line.data + b"\n" * line.whole)
+    content.parts_sha256 = digest.hexdigest()
 
 
 async def _read(content: Content, blobs: Blobs) -> AsyncIterator[JsonlLine]:

@@ -116,12 +116,13 @@ def files_shown(case: Case, found: Finding) -> None:
         found.need(not early, f"a job without ingest has {len(early)} result files")
         return
     named = {job["output_file_id"], job["error_file_id"], job["merged_file_id"]} - {None}
+    parts = {part.file_id for content in (case.output, case.error) for part in content.parts}
     for file in own:
         if file["tenant_id"] != job["tenant_id"]:
             found.wrong(f"{file['id']} belongs to another tenant than its job")
         if not case.ended:
             found.need(file["state"] == "growing", f"{file['id']} is {file['state']} while the job is {job['state']}")
-        elif file["id"] in named:
+        elif file["id"] in named | parts:
             found.need(file["state"] in ("ready", "deleted"), f"{file['id']} is {file['state']} though the job ended")
         else:
             found.need(file["state"] == "deleted", f"{file['id']} is {file['state']}, but the job does not name it")
@@ -165,4 +166,28 @@ def merged(case: Case, found: Finding) -> None:
         found.need(recorded == real, f"bytes and lines are {recorded} on record and {real} in the bytes")
 
 
-RULES = (input_unchanged, chunks, bytes_kept, file_sizes, files_shown, merged)
+@rule(
+    "parts",
+    "P3",
+    "Result files that were cut are, one after the other, the whole, in whole lines and within the size that was asked for",
+)
+def parts(case: Case, found: Finding) -> None:
+    if not any(content.parts for content in (case.output, case.error)):
+        found.skip("no result file was cut")
+        return
+    most = case.asked.get("output_file_bytes_max", 0)
+    for content in (case.output, case.error):
+        if content.absent or not content.parts or any(part.absent for part in content.parts):
+            continue
+        found.looked(f"{len(content.parts)} parts")
+        found.need(content.parts_sha256 == content.sha256, f"the parts of the {content.name} file are not the whole")
+        for part in content.parts:
+            found.need(not part.trouble, part.trouble)
+            found.need(part.size_bytes <= most or part.line_count == 1, f"{part.file_id} has {part.size_bytes} bytes")
+            for what in ("size_bytes", "line_count"):
+                real = getattr(part, what)
+                if part.row is not None and part.row[what] != real:
+                    found.wrong(f"{what} of {part.file_id} is {part.row[what]} on record and {real} in the bytes")
+
+
+RULES = (input_unchanged, chunks, bytes_kept, file_sizes, files_shown, merged, parts)

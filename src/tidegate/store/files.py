@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.job_shape import WHOLE, parts_from
 from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, NewFile, Placed, Quotas, StoredBlob
 from tidegate.store.driver import Row, Tx
 from tidegate.store.rows import file_from
@@ -104,7 +105,8 @@ class StoredFiles(Table):
         """Hide a file and let go of its bytes; False when there is none. An input that ingest still needs is refused."""
         # A job that is being created with this input holds the same lock: one of the two sees the other.
         await tx.one("tenant_lock", tenant_id=tenant_id)
-        if await tx.one("file_delete", tenant_id=tenant_id, id=file_id) is None:
+        deleted = await tx.one("file_delete", tenant_id=tenant_id, id=file_id)
+        if deleted is None:
             return False
         if await tx.one("file_needed", id=file_id) is not None:
             raise ApiProblem(
@@ -114,6 +116,8 @@ class StoredFiles(Table):
                 param="file_id",
             )
         await release_extents(tx, file_id)
+        if deleted[1] is not None:
+            await _delete_whole(tx, tenant_id, deleted[1])
         return True
 
     @reads
@@ -209,6 +213,19 @@ class StoredFiles(Table):
     @reads
     async def knows_blob(self, tx: Tx, blob_id: str) -> bool:
         return await tx.one("blob_get", id=blob_id) is not None
+
+
+async def _delete_whole(tx: Tx, tenant_id: str, job_id: str) -> None:
+    """The results of a job that were cut into parts go with the last part."""
+    rows = await tx.dicts("job_any", id=job_id)
+    parts = parts_from(rows[0]["parts"]) if rows else WHOLE
+    for whole_id, part_ids in (
+        ((rows[0]["output_file_id"], parts.output), (rows[0]["error_file_id"], parts.error)) if rows else ()
+    ):
+        if not part_ids or any([await tx.one("file_is_shown", id=part_id) for part_id in part_ids]):
+            continue
+        if await tx.one("file_delete", tenant_id=tenant_id, id=whole_id) is not None:
+            await release_extents(tx, whole_id)
 
 
 async def release_extents(tx: Tx, file_id: str) -> None:

@@ -10,7 +10,7 @@ from tidegate.core.answer_terms import answers_text
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ids import is_valid
 from tidegate.core.input.turns import ingest_bytes
-from tidegate.core.job_shape import shape_text
+from tidegate.core.job_shape import parts_from, shape_text
 from tidegate.core.nouns import Caller, File, Idempotency, Job, JobFilter, JobRequest, JobWebhook, LineError, Quotas
 from tidegate.core.problems import no_such_file
 from tidegate.core.schedule.explain import ExplainInputs
@@ -245,7 +245,12 @@ class Jobs(Table):
             return
         own_input = rows[0]["input_file_id"] if JobKind(rows[0]["kind"]) is not JobKind.BATCH else None
         await forget_retry(tx, job_from(rows[0]))
-        for file_id in (own_input, *(rows[0][name] for name in ("output_file_id", "error_file_id", "merged_file_id"))):
+        parts = parts_from(rows[0]["parts"]).all
+        for file_id in (
+            *parts,
+            own_input,
+            *(rows[0][name] for name in ("output_file_id", "error_file_id", "merged_file_id")),
+        ):
             if file_id and await tx.one("file_delete", tenant_id=rows[0]["tenant_id"], id=file_id):
                 await release_extents(tx, file_id)
         for name in (

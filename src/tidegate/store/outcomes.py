@@ -14,6 +14,7 @@ from tidegate.store.flow_accounting import FlowAccounting
 from tidegate.store.job_controls import stop_job_over
 from tidegate.store.job_events import record_lines
 from tidegate.store.log_lines import Logs, ResultFile
+from tidegate.store.result_parts import cut_results
 from tidegate.store.retry_files import show_merged
 from tidegate.store.rows import errors_text, job_from, tries_text
 from tidegate.store.table import Table, reads, writes
@@ -151,6 +152,7 @@ async def _show_files(tx: Tx, job: Job, keep_ms: int | None) -> None:
             )
         else:
             await tx.all("file_drop", id=file_id)
+    await cut_results(tx, job, ended, keep_ms)
 
 
 class _Books:

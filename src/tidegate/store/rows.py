@@ -9,7 +9,7 @@ import msgspec
 from tidegate.core.answer_terms import answers_from
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.job_controls import JobControls, MaxErrors, RetryChoice
-from tidegate.core.job_shape import shape_from
+from tidegate.core.job_shape import parts_from, shape_from
 from tidegate.core.nouns import AnswerTry, File, Job, JobWebhook, LineError, Usage
 from tidegate.core.states import FileState, JobKind, JobState
 
@@ -44,6 +44,7 @@ def job_from(row: dict[str, Any]) -> Job:
         webhook=_WEBHOOK.decode(row["webhook"]) if row["webhook"] is not None else None,
         controls=_controls_from(row),
         shape=shape_from(row["shape"]),
+        parts=parts_from(row["parts"]),
         answers=answers_from(row["answers"]),
         retry_choice=_CHOICE.decode(row["retry_choice"]) if row["retry_choice"] is not None else None,
         retried_by=_IDS.decode(row["retried_by"]) if row["retried_by"] is not None else (),

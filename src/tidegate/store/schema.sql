@@ -124,7 +124,7 @@ create table files (
     deleted_at bigint
 );
 create index files_by_tenant on files (tenant_id, created_at, id);
-create index files_listed on files (tenant_id, created_at, id) where purpose not in ('response', 'response_output');
+create index files_listed on files (tenant_id, created_at, id) where purpose not in ('response', 'response_output', 'whole');
 create index files_expiring on files (expires_at) where state = 'ready';
 create index files_deleted on files (deleted_at) where state = 'deleted';
 
@@ -169,6 +169,7 @@ create index upload_parts_by_upload on upload_parts (upload_id);
 
 -- `door` is what a front door that wants events of items remembers of its job; the engine does not read it. `endpoint` is 'mixed' where each line of the input names its own; what an item is sent to stands with its slice.
 -- `shape` is what its caller asks of all its lines and files, as JSON; null where that is nothing (see core/job_shape.py).
+-- `parts` are the files that its results were cut into; the files that it names itself are then in no list, with the purpose 'whole'.
 -- `kind` is what a job was made for: a batch, or one background response. A response that its caller deleted is forgotten at its end.
 -- A retry (`retry_of`) runs those lines of the same input again that `retry_choice` picks from the error lines in `retry_file_id`, and its
 -- answers stand behind the first job's in `merged_file_id`. Both files hold pieces of their own, so the first job may go at any time.
@@ -241,6 +242,7 @@ create table jobs (
     max_errors_ppm bigint,
     max_errors_after bigint,
     shape text,
+    parts text,
     stopped_by text check (stopped_by in ('max_cost', 'max_errors')),
     answers text,
     schema_invalid_count bigint not null default 0,

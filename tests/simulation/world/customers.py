@@ -190,6 +190,7 @@ class Customers:
             defaults=dice.choice(({}, {"max_tokens": 5}, {"seed": 1, "max_tokens": 5})),
             overrides=dice.choice(({}, {}, {"max_tokens": 3})),
             retry=dice.choice((None, JobRetry(5, 50, 400), JobRetry(attempts_max=1))),
+            output_file_bytes_max=dice.choice((0, 700)),
         )
 
     def _add_line(self, order: Order, number: int, *, odd: bool) -> None:

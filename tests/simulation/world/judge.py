@@ -127,6 +127,7 @@ class Judge:
             return
         output, errors = self.file_bytes(job["output_file_id"]), self.file_bytes(job["error_file_id"])
         good, bad = _lines(output), _lines(errors)
+        self._judge_parts(order, job, {"output": output, "error": errors})
         self._judge_lines(order, job, good, bad)
         self._judge_places(job, output, errors)
         self._judge_answers(order, job, good, calls)
@@ -138,6 +139,19 @@ class Judge:
             by_item.setdefault(call.number, []).append(call)
         for same in by_item.values():
             self._judge_repeats(job, same)
+
+    def _judge_parts(self, order: Order, job: Line, wholes: dict[str, bytes]) -> None:
+        """Results above the size that was asked for are several files, which make the whole."""
+        most = order.shape.output_file_bytes_max
+        cut = msgspec.json.decode(job["parts"]) if job["parts"] else {}
+        for name, whole in wholes.items():
+            parts = [self.file_bytes(file_id) for file_id in cut.get(name, [])]
+            if parts and (
+                b"".join(parts) != whole or any(len(part) > most and part.count(b"\n") > 1 for part in parts)
+            ):
+                self._broken(f"parts: the {name} of {order.name} is not what its parts are")
+            if most and len(whole) > most and not parts:
+                self._broken(f"parts: the {name} of {order.name} has {len(whole)} bytes in one file")
 
     def _judge_aborts(self, order: Order, cancel_s: float, calls: list[Witnessed]) -> None:
         """Where nothing keeps a worker from learning of a cancel, calls in flight end with the grace for it."""
@@ -165,7 +179,10 @@ class Judge:
             )
         if bool(good) != (job["output_file_id"] is not None) or bool(bad) != (job["error_file_id"] is not None):
             self._broken(f"P3: {order.name} shows a file without lines, or hides one with lines")
+        parts = [one for ids in (msgspec.json.decode(job["parts"]) if job["parts"] else {}).values() for one in ids]
         for file in self._rows("select * from files where job_id = ?", order.job_id):
+            if file["id"] in parts:
+                continue
             lines = good if file["id"] == job["output_file_id"] else bad
             shown = file["id"] in (job["output_file_id"], job["error_file_id"])
             if file["state"] != ("ready" if shown else "deleted") or (shown and file["line_count"] != len(lines)):

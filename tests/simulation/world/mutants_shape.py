@@ -21,6 +21,11 @@ SHAPE: dict[str, Mutant] = {
         "only the first file of an input is read",
         sql("ingest_more", "where i.job_id = :id", "where i.job_id = :id and i.number < 1"),
     ),
+    "parts_unshared": Mutant(
+        "shaped",
+        "parts of a result file do not count as users of its bytes",
+        sql("blob_use", "uses = uses + :uses", "uses = uses + 0 * :uses"),
+    ),
     "cancel_waits": Mutant(
         "cancelled_at_once",
         "calls of a cancelled job go on for as long as those of any other that closes",

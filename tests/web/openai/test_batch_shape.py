@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx2
 
+from tests.web import stages
 from tests.web.calls import upload
 from tests.web.jobs.test_validation import CHAT, line, validated
 from tests.web.server import WebServer
@@ -40,6 +41,26 @@ def test_retries_and_files_are_read_back(web: WebServer, client: httpx2.Client) 
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "file_in_use")
     plain = made(client, first, retry={})["tidegate"]
     assert (plain["retry"], plain["input_file_ids"]) == (None, [first])
+
+
+def test_results_of_bounded_size_are_several_files(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = made(client, upload(client, line(1)), output_file_bytes_max=1_024)["id"]
+    stages.start(web, batch_id, 4)
+    lines = {number: b'{"n": %d, "x": "%s"}\n' % (number, b"x" * 600) for number in range(4)}
+    growing = client.get(f"/v1/batches/{batch_id}").json()["tidegate"]
+    assert (growing["output_file_ids"], growing["error_file_ids"], growing["output_file_bytes_max"]) == ([], [], 1_024)
+    stages.finish(web, batch_id, {number: lines[number] for number in range(3)}, {3: lines[3]})
+    stages.publish(web, batch_id)
+    batch = client.get(f"/v1/batches/{batch_id}").json()
+    output, errors = batch["tidegate"]["output_file_ids"], batch["tidegate"]["error_file_ids"]
+    assert (len(output), len(errors)) == (3, 1)
+    assert (batch["output_file_id"], batch["error_file_id"]) == (output[0], errors[0])
+    for number, file_id in enumerate(output):
+        assert client.get(f"/v1/files/{file_id}/content").content == lines[number]
+    assert client.get(f"/v1/batches/{batch_id}/output").content == b"".join(lines[number] for number in range(3))
+    listed = client.get("/v1/files", params={"purpose": "batch_output"}).json()["data"]
+    assert set(output) | set(errors) <= {file["id"] for file in listed}
+    assert made(client, upload(client, line(1)))["tidegate"]["output_file_bytes_max"] is None
 
 
 def test_several_files_are_checked_as_one_and_no_other_tenants_is_taken(client: httpx2.Client) -> None:

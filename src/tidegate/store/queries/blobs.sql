@@ -17,6 +17,10 @@ returning id;
 -- One more thing needs these bytes, in the transaction that kept them.
 update blobs set uses = uses + 1 where id = :id and state = 'kept';
 
+-- blob_use --
+-- So many more things need these bytes, which others hold meanwhile.
+update blobs set uses = uses + :uses where id = :id;
+
 -- blob_extend --
 -- Record takes a log's bytes into use. No row: the log was condemned, and record must refuse its extents.
 update blobs

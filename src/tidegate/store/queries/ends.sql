@@ -44,6 +44,15 @@ update jobs set state = closing, step_token = null, step_worker_id = null,
 where id = :id and state = 'finalizing' and step_token = :token
 returning id;
 
+-- outcome_sizes --
+-- The lines of a result file in their order there.
+select size_bytes from outcomes
+where job_id = :job_id and case when outcome = 'answered' then 1 else 0 end = cast(:is_answered as bigint)
+order by at;
+
+-- job_set_parts --
+update jobs set parts = :parts where id = :id;
+
 -- job_abandon --
 -- An operator gives up on a job that cannot be published: what was recorded is shown as it lies, and what never ran gets no line.
 -- moves: jobs: finalizing -> failed

@@ -26,7 +26,7 @@ select created_at, id from files where tenant_id = :tenant_id and id = :id and s
 -- What a response was asked and answered is in no list.
 select * from files
 where tenant_id = :tenant_id and state = 'ready' and (expires_at is null or expires_at > now_ms())
-    and purpose not in ('response', 'response_output') and (cast(:purpose as text) is null or purpose = :purpose)
+    and purpose not in ('response', 'response_output', 'whole') and (cast(:purpose as text) is null or purpose = :purpose)
     and (created_at < :created_at or (created_at = :created_at and id < :id))
 order by created_at desc, id desc
 limit :count_max;
@@ -34,7 +34,7 @@ limit :count_max;
 -- file_list_asc --
 select * from files
 where tenant_id = :tenant_id and state = 'ready' and (expires_at is null or expires_at > now_ms())
-    and purpose not in ('response', 'response_output') and (cast(:purpose as text) is null or purpose = :purpose)
+    and purpose not in ('response', 'response_output', 'whole') and (cast(:purpose as text) is null or purpose = :purpose)
     and (created_at > :created_at or (created_at = :created_at and id > :id))
 order by created_at asc, id asc
 limit :count_max;
@@ -50,7 +50,7 @@ limit 1;
 -- moves: files: ready -> deleted
 update files set state = 'deleted', deleted_at = now_ms()
 where tenant_id = :tenant_id and id = :id and state = 'ready'
-returning id;
+returning id, job_id;
 
 -- file_lock --
 -- Held by the transaction that exchanges the pieces of a file, so that no other lets go of the same pieces meanwhile.
@@ -64,6 +64,13 @@ update files set state = 'ready', size_bytes = :size_bytes, line_count = :line_c
 from moment
 where id = :id and state = 'growing'
 returning id;
+
+-- file_hide --
+-- What was cut into parts is in no list.
+update files set purpose = 'whole' where id = :id and state = 'ready';
+
+-- file_is_shown --
+select 1 from files where id = :id and state = 'ready';
 
 -- file_drop --
 -- A result file that stayed empty is never shown.

@@ -138,6 +138,6 @@ update keys set last_used_at = now_ms() where id = :id and (last_used_at is null
 
 -- tenant_bytes --
 -- What a tenant stores now: files, and parts of files that are not complete yet.
-select (select coalesce(sum(size_bytes), 0) from files where tenant_id = :tenant_id and state = 'ready')
+select (select coalesce(sum(size_bytes), 0) from files where tenant_id = :tenant_id and state = 'ready' and purpose <> 'whole')
     + (select coalesce(sum(p.size_bytes), 0) from uploads u join upload_parts p on p.upload_id = u.id
         where u.tenant_id = :tenant_id and u.state = 'pending');

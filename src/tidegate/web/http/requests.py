@@ -33,6 +33,7 @@ from tidegate.web.http.retry_requests import RETRY_ALLOWED
 from tidegate.web.http.shape_requests import (
     SHAPE_ALLOWED,
     FileIds,
+    OutputBytes,
     RetryAsk,
     checked_parameters,
     input_files,
@@ -91,7 +92,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/batches; the last eighteen are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
+    """The body of POST /v1/batches; the last nineteen are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
 
     input_file_id: str | UnsetType = UNSET
     endpoint: str
@@ -114,6 +115,7 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     answers: AnswersAsk | None = None
     input_file_ids: FileIds | None = None
     retry: RetryAsk | None = None
+    output_file_bytes_max: OutputBytes | None = None
     validate_only: bool = False
     custom_llm_provider: object = None
 
@@ -195,6 +197,7 @@ def job_shape(body: BatchCreate, more_inputs: tuple[str, ...]) -> JobShape:
         overrides=checked_parameters("overrides", body.overrides, body.endpoint),
         retry=job_retry(body.retry),
         more_inputs=more_inputs,
+        output_file_bytes_max=body.output_file_bytes_max or 0,
     )
 
 

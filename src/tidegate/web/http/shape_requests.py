@@ -1,4 +1,5 @@
-"""What callers may ask of all lines and files of a batch at once, checked: its input files, parameters of its requests, retries."""
+"""What callers may ask of all lines and files of a batch at once, checked: its input and result files, parameters of its
+requests, retries."""
 
 from typing import Annotated, Any
 
@@ -16,13 +17,17 @@ INPUTS_MAX = 100
 ATTEMPTS_MAX = 100
 BACKOFF_MS_MAX = 3_600_000
 CODES_MAX = 64
+OUTPUT_BYTES_MIN = 1_024
+OUTPUT_BYTES_MAX = 1 << 40
 
 FileIds = Annotated[list[str], Meta(min_length=1, max_length=INPUTS_MAX)]
 BackoffMs = Annotated[int, Meta(ge=1, le=BACKOFF_MS_MAX)]
+OutputBytes = Annotated[int, Meta(ge=OUTPUT_BYTES_MIN, le=OUTPUT_BYTES_MAX)]
 SHAPE_ALLOWED = {
     "defaults": "an object with parameters of a request's body",
     "overrides": "an object with parameters of a request's body",
     "input_file_ids": f"a list of 1 to {INPUTS_MAX} ids of files",
+    "output_file_bytes_max": f"a whole number from {OUTPUT_BYTES_MIN:,} to {OUTPUT_BYTES_MAX:,}",
     "retry": "an object with some of `attempts_max`, `backoff_ms`, `backoff_ms_max` and `codes`",
     "retry.attempts_max": f"a whole number from 1 to {ATTEMPTS_MAX}",
     "retry.backoff_ms": f"a whole number from 1 to {BACKOFF_MS_MAX:,}",

@@ -116,7 +116,7 @@ class BatchRoutes:
             job = changed
         shown = schemas.batch(job, await self._forecaster.of_job(job))
         applied = [WAIT_PREFERENCE] if is_waited else []
-        if GROWING_PREFERENCE in requests.preferences(request) and not job.ordered:
+        if GROWING_PREFERENCE in requests.preferences(request) and not job.ordered and not job.parts.all:
             shown.output_file_id, shown.error_file_id = job.output_file_id, job.error_file_id
             applied.append(GROWING_PREFERENCE)
         answer = json_answer(shown)

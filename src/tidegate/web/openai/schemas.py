@@ -182,6 +182,9 @@ class Extras(msgspec.Struct):
     retry_of: str | None
     retried_by: list[str]
     merged_output_file_id: str | None
+    output_file_bytes_max: int | None
+    output_file_ids: list[str]
+    error_file_ids: list[str]
 
 
 class Batch(msgspec.Struct):
@@ -291,7 +294,7 @@ def upload_object(upload: PartedUpload, file: File | None = None) -> UploadObjec
 
 def batch(job: Job, forecast: Forecast = UNKNOWN, signing_secret: str | None = None) -> Batch:
     """Return the job as OpenAI shows a batch; `signing_secret` is that of its webhook, for the answer that creates it."""
-    ended = job.state in JOB_ENDED
+    output_ids, error_ids = _result_ids(job)
     return Batch(
         id=job.id,
         object="batch",
@@ -301,9 +304,8 @@ def batch(job: Job, forecast: Forecast = UNKNOWN, signing_secret: str | None = N
         input_file_id=job.input_file_id,
         completion_window=job.window_text,
         status=status(job),
-        # Before the end both files still grow, and an id is only given out for what can no longer change.
-        output_file_id=job.output_file_id if ended else None,
-        error_file_id=job.error_file_id if ended else None,
+        output_file_id=next(iter(output_ids), None),
+        error_file_id=next(iter(error_ids), None),
         created_at=job.created_at // 1000,
         in_progress_at=_seconds(job.in_progress_at),
         expires_at=_seconds(job.expires_at),
@@ -334,6 +336,7 @@ def batch(job: Job, forecast: Forecast = UNKNOWN, signing_secret: str | None = N
 
 def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
     is_open = job.state not in JOB_ENDED and job.closing is None
+    output_ids, error_ids = _result_ids(job)
     return Extras(
         ordered=job.ordered,
         prefix_order=job.prefix_order,
@@ -375,6 +378,9 @@ def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
         retry_of=job.retry_of,
         retried_by=list(job.retried_by),
         merged_output_file_id=job.merged_file_id if job.state in JOB_ENDED else None,
+        output_file_bytes_max=job.shape.output_file_bytes_max or None,
+        output_file_ids=output_ids,
+        error_file_ids=error_ids,
     )
 
 
@@ -414,6 +420,14 @@ def _max_errors(errors: MaxErrors | None) -> BatchMaxErrors | None:
         return None
     share = None if errors.share_ppm is None else errors.share_ppm / 1_000_000
     return BatchMaxErrors(errors.count, share, errors.after or None)
+
+
+def _result_ids(job: Job) -> tuple[list[str], list[str]]:
+    """The files of answers and of errors; before the end both still grow, and an id is only given out for what can no longer change."""
+    if job.state not in JOB_ENDED:
+        return [], []
+    whole = [[job.output_file_id] if job.output_file_id else [], [job.error_file_id] if job.error_file_id else []]
+    return list(job.parts.output) or whole[0], list(job.parts.error) or whole[1]
 
 
 def _retry(asked: JobRetry | None) -> BatchRetry | None:
