@@ -37,6 +37,7 @@ from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
 from tidegate.settings.models import model_caps
+from tidegate.stages.accept import Reception
 from tidegate.stages.deliver import WebhookDeliveries
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.stages.record import FlushLimits
@@ -66,6 +67,8 @@ from tidegate.web.http.auth import DEFAULT_TENANT
 from tidegate.web.http.loopback import is_loopback, require_loopback
 from tidegate.web.http.pepper import agreed_pepper, pepper_of
 from tidegate.web.http.serving import ListenLimits, listen_limits, listening
+from tidegate.web.jobs.creation import JobCreation
+from tidegate.web.jobs.validation import JobValidation
 from tidegate.web.scrape import scraped
 from tidegate.worker.kept_worker import KeptWorker, RunsItems
 from tidegate.worker.options import WorkerOptions
@@ -335,6 +338,31 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
             finally:
                 stop.set()
                 await task
+
+
+@dataclass(frozen=True, slots=True)
+class Estimating:
+    """What says how a job would go, and takes in the file that it is about."""
+
+    parts: Parts
+    reception: Reception
+    validation: JobValidation
+
+
+@asynccontextmanager
+async def estimating(settings: Settings) -> AsyncIterator[Estimating]:
+    """The check of a job in this process, without a server and without a worker: nothing is sent."""
+    async with opened(settings) as alone, _noticed(alone) as parts:
+        await _bury_predecessors(parts)
+        me = _incarnation(parts)
+        await me.begin()
+        async with (
+            callback_sender(settings) as callbacks,
+            _router(parts, me, Roles(api=False, worker=False)) as (router, _),
+        ):
+            context = _web_context(parts, me, router, callbacks, Secret(""))
+            reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: me.id)
+            yield Estimating(parts, reception, JobValidation(context, JobCreation(context, reception)))
 
 
 async def added_deployments(settings: Settings) -> Added:

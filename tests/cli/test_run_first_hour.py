@@ -158,3 +158,22 @@ def test_too_many_errors_stop_a_run(desk: Desk) -> None:
 def test_version_and_completion(desk: Desk) -> None:
     assert desk.done("-V").stdout().startswith("tidegate ")
     assert "complete" in desk.done("--show-completion", "bash").stdout()
+
+
+def test_a_dry_run_says_what_a_run_would_take_and_sends_nothing(desk: Desk) -> None:
+    desk.write_requests(20)
+    proc = desk.run("--dry-run")
+    assert proc.wait() == 0, proc.logs()
+    assert "requests 20" in proc.stderr()
+    assert "tokens " in proc.stderr()
+    assert "Nothing was sent" in proc.stderr()
+    assert not desk.called()
+    assert not (desk.here / "results.jsonl").exists()
+    as_json = desk.run("--dry-run", "--json")
+    assert as_json.wait() == 0
+    assert said_summary(as_json)["item_count"] == 20
+    desk.write([chat("a", "hello"), "{broken"])
+    bad = desk.run("--dry-run")
+    assert bad.wait() == 2
+    assert "line 2: " in bad.stderr()
+    assert desk.done("batches", "list").stdout().count("batch_") == 0, "nothing is kept"

@@ -15,6 +15,7 @@ from tidegate.cli import (
     options,
     places,
     results,
+    run_dry,
     run_job,
     run_table,
     summary,
@@ -51,6 +52,7 @@ class Order:
     fresh: bool
     wait: bool
     is_checked: bool
+    is_dry: bool
     as_json: bool
     where: str
 
@@ -79,6 +81,7 @@ def run(
     max_cost: asked.MaxCost = None,
     max_errors: asked.MaxErrorsOption = None,
     check: asked.Check = True,
+    dry_run: asked.DryRun = False,
     fresh: asked.Fresh = False,
     wait: asked.Wait = False,
     as_json: asked.Summary = False,
@@ -108,8 +111,20 @@ def run(
     )
     where = options.as_arguments(config, data)
     order = Order(
-        _named_once(file, named_file), output, errors, template_file, run_options, fresh, wait, check, as_json, where
+        _named_once(file, named_file),
+        output,
+        errors,
+        template_file,
+        run_options,
+        fresh,
+        wait,
+        check,
+        dry_run,
+        as_json,
+        where,
     )
+    if dry_run and template_file:
+        raise SettingsError("--dry-run reads a file of requests; a table with --template has none yet.")
     with ExitStack() as passing:
         exit_code = _run_table(order, settings, passing) if template_file else _run_file(order, settings, passing)
     raise typer.Exit(exit_code)
@@ -128,6 +143,8 @@ def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
         errand = run_job.Errand(
             settings, source, targets, run_options, order.fresh, order.wait, order.is_checked, order.where
         )
+        if order.is_dry:
+            return uvloop.run(run_dry.report(errand, as_json=order.as_json))
         ending, exit_code = uvloop.run(run_job.perform(errand))
     finally:
         if source.is_spooled:

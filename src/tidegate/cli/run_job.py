@@ -17,6 +17,7 @@ from tidegate.settings import Settings
 
 if TYPE_CHECKING:
     from tidegate.service import Parts, Working
+    from tidegate.stages.accept import Reception
 
 LOOK_EVERY_S = 0.2
 # A run has no deadline of its own: a caller who comes back after a holiday finds the work where it was.
@@ -102,17 +103,26 @@ async def _begin(errand: Errand, working: "Working") -> Job:
     from tidegate.failpoints import hit
     from tidegate.stages.accept import Reception
 
-    parts, source, run_options = working.parts, errand.source, errand.run_options
+    parts = working.parts
     job_id = _id(errand, len([job async for job in _turns(errand, working)]))
-    caller = Caller(parts.tenant_id)
     reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: working.incarnation.id)
+    request = await send_in(errand, parts, reception)
+    job = await reception.replayed(lambda: parts.store.create_job(Caller(parts.tenant_id), job_id, request))
+    await hit("create_committed")
+    parts.wakes.inputs.notify()
+    return job
+
+
+async def send_in(errand: Errand, parts: "Parts", reception: "Reception") -> JobRequest:
+    """Keep the input as a file, and return the batch that is asked for."""
+    source, run_options = errand.source, errand.run_options
     upload = await reception.begin_upload(errand.settings.limits.file_bytes_max)
     try:
         with source.path.open("rb") as stream:
             while chunk := stream.read(input_file.PIECE_BYTES):
                 await upload.write(chunk)
         file = await upload.keep(
-            caller,
+            Caller(parts.tenant_id),
             purpose="batch",
             filename=source.name[:NAME_CHARS_MAX],
             expires_after_ms=errand.settings.retention.file_s * 1000,
@@ -123,7 +133,7 @@ async def _begin(errand: Errand, working: "Working") -> Job:
     if file.sha256 != source.sha256:
         await parts.store.delete_file(parts.tenant_id, file.id)
         raise SettingsError(f"{source.name} changed while it was read; run the command again when it is complete.")
-    request = JobRequest(
+    return JobRequest(
         endpoint=run_options.endpoint,
         input_file_id=file.id,
         window_ms=WINDOW_MS,
@@ -136,10 +146,6 @@ async def _begin(errand: Errand, working: "Working") -> Job:
         answers=run_options.answers,
         shape=JobShape(overrides={"model": run_options.model}) if run_options.model else PLAIN,
     )
-    job = await reception.replayed(lambda: parts.store.create_job(caller, job_id, request))
-    await hit("create_committed")
-    parts.wakes.inputs.notify()
-    return job
 
 
 def _controls(errand: Errand) -> JobControls:

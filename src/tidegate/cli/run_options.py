@@ -91,3 +91,6 @@ MaxErrorsOption = Annotated[
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Ask the server for its models first; stop if all of 20 fail.")
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say what the run would take: errors, tokens, cost, time. Nothing is sent.")
+]

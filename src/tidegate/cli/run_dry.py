@@ -1,0 +1,67 @@
+"""`tidegate run --dry-run`: what a run would take, without sending anything and without keeping anything."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidegate.cli import run_job, summary, terminal
+from tidegate.core.nouns import Caller
+
+if TYPE_CHECKING:
+    from tidegate.web.jobs.validation import JobEstimate
+
+ERRORS_SHOWN_MAX = 10
+
+
+async def report(errand: run_job.Errand, *, as_json: bool) -> int:
+    """Read the input through, print what a run of it would take, and return the exit code."""
+    from tidegate import service
+
+    async with service.estimating(errand.settings) as estimating:
+        parts = estimating.parts
+        wanted = await run_job.send_in(errand, parts, estimating.reception)
+        try:
+            estimate = await estimating.validation.validate(Caller(parts.tenant_id), wanted)
+        finally:
+            await estimating.reception.delete_file(parts.tenant_id, wanted.input_file_id)
+    is_valid = not estimate.errors and not estimate.refused
+    exit_code = summary.ALL_SUCCEEDED if is_valid else summary.UNUSABLE
+    if as_json:
+        terminal.show_json({**msgspec.to_builtins(estimate), "valid": is_valid, "exit_code": exit_code})
+    else:
+        terminal.say(for_people(estimate, is_valid=is_valid))
+    return exit_code
+
+
+def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:
+    """The estimate as a few short lines."""
+    lines = [f"requests {estimate.item_count:,}"]
+    if estimate.bad_count:
+        lines[0] += f", {estimate.bad_count:,} of them cannot be sent"
+    for error in estimate.errors[:ERRORS_SHOWN_MAX]:
+        place = f"line {error.line}: " if error.line is not None else ""
+        lines.append(f"error    {place}{error.message} ({error.code})")
+    if len(estimate.errors) > ERRORS_SHOWN_MAX:
+        lines.append(f"         and {len(estimate.errors) - ERRORS_SHOWN_MAX} more")
+    if not estimate.errors:
+        output, cost = estimate.tokens.output, estimate.cost
+        short = terminal.short
+        lines.append(
+            f"tokens   {short(estimate.tokens.input)} in, about {short(output.p50)} out ({short(output.p5)} to {short(output.p95)})"
+        )
+        if cost.p95 != "0":
+            lines.append(f"cost     about {cost.p50} ({cost.p5} to {cost.p95})")
+        eta = estimate.eta
+        time = "unknown until the model has answered something here"
+        if eta is not None:
+            time = f"about {terminal.duration(eta.p50)}, likely below {terminal.duration(eta.p95)}"
+        lines.append(f"time     {time}")
+        if estimate.shared_prefix_share:
+            lines.append(f"shared   {100 * estimate.shared_prefix_share:.0f} % of the prompts repeat a beginning")
+    lines += [f"limit    {one.bound} per {one.period} has too little left" for one in estimate.limits if one.binds]
+    for refusal in estimate.refused:
+        count = "" if refusal.count is None else f" ({terminal.in_words(refusal.count, 'request')})"
+        lines.append(f"refused  {refusal.message} [{refusal.code}]{count}")
+    after = "leave --dry-run out to run it" if is_valid else "fix this and try again"
+    lines.append(f"Nothing was sent; {after}.")
+    return "\n".join(lines)
