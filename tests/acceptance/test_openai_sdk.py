@@ -343,7 +343,14 @@ def test_our_own_wishes_fit_through_the_sdk(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", ["control_a_batch.py", "check_before_running.py", "answers_that_validate.py", "shape_a_batch.py"]
+    "example",
+    [
+        "control_a_batch.py",
+        "check_before_running.py",
+        "answers_that_validate.py",
+        "shape_a_batch.py",
+        "canary_and_retry.py",
+    ],
 )
 def test_examples_of_the_sdk_run_to_their_end(client: openai.OpenAI, example: str) -> None:
     env = os.environ | {"OPENAI_BASE_URL": str(client.base_url), "OPENAI_API_KEY": client.api_key}

@@ -83,6 +83,7 @@ LINES = [
     *damages(
         "retried", ["items_once"], {"another_choice": job('retry_choice = \'{"outcomes":["failed"],"codes":[]}\'')}
     ),
+    *damages("canary", ["canary"], {"a_smaller_sample": job("canary_items = 2")}),
     *damages("ordered", ["item_order", "outcome_places"], {"order_lost": rewrite("output", swap)}),
     *damages(
         "ordered",

@@ -43,7 +43,7 @@ def test_a_healthy_job_is_all_ok(judged_world: World, name: str) -> None:
 def test_without_faults_every_rule_but_those_of_special_jobs_is_applied(judged_world: World) -> None:
     report = judged_world.judged_now("plain", witness=True, expect_no_repeats=True)
     assert report.ok, report.to_text()
-    special = {"item_order", "merged", "parameters", "parts", "refusal"}
+    special = {"canary", "item_order", "merged", "parameters", "parts", "refusal"}
     assert {rule.id for rule in judge.RULES} - applied(report) == special
 
 

@@ -22,7 +22,7 @@ from tests.support.s3 import S3Server
 from tidegate import judge, service
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids
-from tidegate.core.job_controls import FollowUp, RetryChoice
+from tidegate.core.job_controls import Canary, FollowUp, RetryChoice
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Caller, Job, JobRequest, NewFile
 from tidegate.core.states import JOB_ENDED
@@ -225,6 +225,7 @@ async def build(directory: Path, engine: Engine) -> World:
             "lenient": await run_to_end(working, lenient, invalid_lines="error_file"),
             "refused": await run_to_end(working, b"not json\n" + line("ok")),
             "expired": await expire(working),
+            "canary": await run_to_end(working, b"".join(line(f"p{n}") for n in range(9)), canary=Canary(3, 0, "stop")),
             "guarded": await run_to_end(working, b"".join(GUARDED)),
         }
         job = await until(working, await create(working, slow), lambda job: job.answered_count >= 5)

@@ -50,6 +50,7 @@ ONE_THING = {
     ("POST", "/v1/batches/{batch_id}/pause"),
     ("POST", "/v1/batches/{batch_id}/resume"),
     ("POST", "/v1/batches/{batch_id}/retry"),
+    ("POST", "/v1/batches/{batch_id}/canary"),
     ("GET", "/v1/batches/{batch_id}/items"),
     ("GET", "/v1/batches/{batch_id}/items/{custom_id:path}"),
     ("GET", "/v1/batches/{batch_id}/output"),

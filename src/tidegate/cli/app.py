@@ -93,6 +93,7 @@ for command in (
 batches.app.command()(batch_create.create)
 batches.app.command()(batch_control.pause)
 batches.app.command()(batch_control.resume)
+batches.app.command()(batch_control.canary)
 batches.app.command()(batch_control.retry)
 batches.app.command()(batch_items.items)
 batches.app.command()(batch_control.delete)

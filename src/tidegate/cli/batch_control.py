@@ -1,5 +1,6 @@
-"""`tidegate batches pause | resume | set | retry | delete`: what can be done to a batch, also beside a running server."""
+"""`tidegate batches pause | resume | set | canary | retry | delete`: what can be done to a batch, also beside a running server."""
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 import msgspec
@@ -11,6 +12,11 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.problems import batch_not_ended
 from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Settings
+
+
+class CanaryAction(StrEnum):
+    CONTINUE = "continue"
+    STOP = "stop"
 
 
 def pause(
@@ -49,6 +55,28 @@ def resume(
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     known = uvloop.run(_control(settings, org, batch, "resume"))
     _show_control(known, f"{batch} goes on. Follow it with: tidegate batches watch {batch}", as_json=as_json)
+
+
+def canary(
+    batch: options.BatchId,
+    action: Annotated[CanaryAction, typer.Argument(metavar="continue|stop", help="What follows the canary.")],
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say whether a batch goes on after its canary.
+
+    A batch with `canary` and `then: wait` runs its sample and then waits for this.
+
+    Example: tidegate batches canary batch_0f3kQ2mZ8s1xW7vB4nD9Lc continue
+    """
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    known = uvloop.run(_control(settings, org, batch, "canary", {"action": action.value}))
+    word = "goes on" if action is CanaryAction.CONTINUE else "stops; what is done is kept"
+    _show_control(known, f"{batch} {word}. Follow it with: tidegate batches watch {batch}", as_json=as_json)
 
 
 def retry(
@@ -231,6 +259,9 @@ async def _control(
         if action == "set":
             body = requests.decoded(msgspec.json.encode(change), BatchChange)
             job = await parts.store.change_job(tenant_id, batch, requests.job_change(body, settings))
+        elif action == "canary":
+            goes_on = change == {"action": CanaryAction.CONTINUE.value}
+            job = await parts.store.end_canary(tenant_id, batch, goes_on=goes_on)
         else:
             verb = parts.store.pause_job if action == "pause" else parts.store.resume_job
             job = await verb(tenant_id, batch)

@@ -26,7 +26,7 @@ PAGE_COUNT_MAX = 100
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at batches and control them: create, list, show, watch, pause, resume, set, cancel, retry, items, delete, abandon, output.",
+    help="Batches: create, list, show, watch, pause, resume, set, canary, cancel, retry, items, delete, abandon, output.",
 )
 
 
@@ -381,6 +381,14 @@ def _controls(job: Job) -> dict[str, object]:
         if errors is None
         else {"count": errors.count, "share": share, "after": errors.after or None},
         "stopped_by": job.stopped_by,
+        "canary": None
+        if job.canary is None
+        else {
+            "items": job.canary.items,
+            "max_error_share": job.canary.error_ppm / 1_000_000,
+            "then": job.canary.then,
+            "state": job.canary.state,
+        },
     }
 
 

@@ -27,6 +27,17 @@ NO_CONTROLS = JobControls()
 
 
 @dataclass(frozen=True, slots=True)
+class Canary:
+    """A sample of so many items that runs before the others. More failures than `error_ppm` millionths of it stop the job; else `then`
+    says what comes after it."""
+
+    items: int
+    error_ppm: int
+    then: str = "continue"
+    state: str = "running"
+
+
+@dataclass(frozen=True, slots=True)
 class JobChange:
     """What a caller changes of a running job: some fields of its controls by name, and its window."""
 

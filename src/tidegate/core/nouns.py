@@ -13,7 +13,7 @@ import msgspec
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.audio_file import AudioFile
 from tidegate.core.budgets.budget import Budget, Limit
-from tidegate.core.job_controls import NO_CONTROLS, JobControls, RetryChoice
+from tidegate.core.job_controls import NO_CONTROLS, Canary, JobControls, RetryChoice
 from tidegate.core.job_shape import PLAIN, WHOLE, JobRetry, JobShape, ResultParts
 from tidegate.core.states import FileState, JobKind, JobState, Outcome, UploadState
 
@@ -214,6 +214,7 @@ class JobRequest:
     door: str | None = None
     controls: JobControls = NO_CONTROLS
     shape: JobShape = PLAIN
+    canary: Canary | None = None
     kind: JobKind = JobKind.BATCH
     answers: AnswerTerms | None = None
 
@@ -296,6 +297,7 @@ class Job:
     door: str | None = None
     controls: JobControls = NO_CONTROLS
     shape: JobShape = PLAIN
+    canary: Canary | None = None
     kind: JobKind = JobKind.BATCH
     paused_at: int | None = None
     begun_at: int | None = None
@@ -330,7 +332,8 @@ class SlicePlan:
 
 @dataclass(frozen=True, slots=True)
 class IngestPlan:
-    """Everything that ingest found out about an input; slices are in work order."""
+    """Everything that ingest found out about an input; slices are in work order. The first `sample_count` items are the job's canary; None
+    without one."""
 
     item_count: int
     model: str | None
@@ -339,6 +342,7 @@ class IngestPlan:
     prompt_bytes: int
     shared_prefix_bytes: int
     errors: list[LineError] = field(default_factory=list)
+    sample_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -564,7 +568,8 @@ class JobFlush:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the store made of one job's part of a flush. `stopped`: it passed a threshold of its job, which closes."""
+    """What the store made of one job's part of a flush. `stopped`: it passed a threshold of its job, which closes. `let_go`: it ended the
+    job's canary, and the other items may run."""
 
     job_id: str
     new_count: int
@@ -572,6 +577,7 @@ class Recorded:
     closed: bool
     complete: bool
     stopped: bool = False
+    let_go: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,4 +226,22 @@ def parameters(case: Case, found: Finding) -> None:
                 found.wrong(f"{item} has another {shown(name)} than the override or its line")
 
 
-RULES = (line_shape, line_place, line_ids, items_once, item_order, own_item, codes_known, parameters)
+@rule("canary", "-", "Of a job whose canary has not passed, nothing but the sample was sent or has a result of its own")
+def canary(case: Case, found: Finding) -> None:
+    state, sample = case.job["canary_state"], case.job["canary_items"]
+    if state is None or not case.ingested:
+        found.skip("the job has no canary" if state is None else "the job was not ingested")
+        return
+    if state == "passed" and case.job["stopped_by"] != "canary":
+        found.skip("the canary has passed")
+        return
+    found.looked(f"{state}, a sample of {sample}")
+    for line in case.result_lines:
+        if line.job_part == case.part and line.number >= sample and line.code not in STATE_OF_CODE:
+            found.wrong(f"{line.where} is item {line.number}, beyond the sample of {sample}")
+    calls = case.witness.calls if case.witness is not None else {}
+    for number in calls:
+        found.need(number < sample, f"item {number} was called, beyond the sample of {sample}")
+
+
+RULES = (line_shape, line_place, line_ids, items_once, item_order, own_item, codes_known, parameters, canary)

@@ -6,6 +6,7 @@ from typing import Any
 from tidegate.core.errors import LostRace
 from tidegate.core.input.turns import BYTES_MAX, IngestLane, IngestTurn, WaitingInput, WaitingTenant, choose_inputs
 from tidegate.core.nouns import IngestSource, JobStart
+from tidegate.store.canaries import begin_sample
 from tidegate.store.driver import Row, Tx
 from tidegate.store.flows import wake_flows
 from tidegate.store.rows import job_from
@@ -76,6 +77,9 @@ async def start_ingested(tx: Tx, starts: Sequence[JobStart]) -> set[str]:
     await _keep_work_files(tx, [by_id[job_id] for job_id in places])
     await _put_result_files(tx, [(by_id[job_id], *place[:2]) for job_id, place in places.items()])
     flows = await _put_slices(tx, [(by_id[job_id], (place[0], *place[2:])) for job_id, place in places.items()])
+    for job_id in places:
+        if (count := by_id[job_id].plan.sample_count) is not None:
+            await begin_sample(tx, job_id, count)
     # In one order everywhere, so that two transactions never wait for each other.
     for model, share_owner in sorted(flows):
         await wake_flows(tx, [model], share_owner, *flows[model, share_owner])

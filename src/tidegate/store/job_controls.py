@@ -23,7 +23,7 @@ class RunningJobs(Table):
         await tx.one("job_halt", id=job_id)
         if await tx.one("job_pause", tenant_id=tenant_id, id=job_id) is not None:
             await tx.all("job_models_hold", job_id=job_id)
-        return await _open_job(tx, tenant_id, job_id, "batch_not_pausable", "paused or resumed")
+        return await open_job(tx, tenant_id, job_id, "batch_not_pausable", "paused or resumed")
 
     @writes
     async def resume_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
@@ -31,13 +31,13 @@ class RunningJobs(Table):
         await tx.one("job_halt", id=job_id)
         if await tx.one("job_resume", tenant_id=tenant_id, id=job_id) is not None:
             await _wake(tx, tenant_id, await tx.all("job_models_resume", job_id=job_id))
-        return await _open_job(tx, tenant_id, job_id, "batch_not_pausable", "paused or resumed")
+        return await open_job(tx, tenant_id, job_id, "batch_not_pausable", "paused or resumed")
 
     @writes
     async def change_job(self, tx: Tx, tenant_id: str, job_id: str, change: JobChange) -> Job | None:
         """Change what was asked for of a job that has not ended; the same change again is fine. None: no such job."""
         await tx.one("job_halt", id=job_id)
-        job = await _open_job(tx, tenant_id, job_id, "batch_not_changeable", "changed")
+        job = await open_job(tx, tenant_id, job_id, "batch_not_changeable", "changed")
         if job is None:
             return None
         controls = replace(job.controls, **change.controls)
@@ -60,8 +60,8 @@ class RunningJobs(Table):
         return job_from((await tx.dicts("job_any", id=job_id))[0])
 
 
-async def _open_job(tx: Tx, tenant_id: str, job_id: str, code: str, verb: str) -> Job | None:
-    """The job, which must not have ended nor be about to."""
+async def open_job(tx: Tx, tenant_id: str, job_id: str, code: str, verb: str) -> Job | None:
+    """Return the job, which must not have ended nor be about to."""
     rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
     if not rows:
         return None

@@ -341,6 +341,8 @@ async def put_job(
         await tx.many("job_input_put", [(job_id, number, file_id) for number, file_id in more])
     if request.door is not None:
         await begin_events(tx, job_id)
+    if (canary := request.canary) is not None:
+        await tx.all("job_canary_put", id=job_id, items=canary.items, error_ppm=canary.error_ppm, then_do=canary.then)
 
 
 async def cancel_open(tx: Tx, tenant_id: str, job_id: str) -> None:

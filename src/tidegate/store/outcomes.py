@@ -8,6 +8,7 @@ from dataclasses import replace
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, LineError, Recorded, Rest, Rewrite, Usage
 from tidegate.core.states import JOB_ENDED, JobState, Outcome
+from tidegate.store.canaries import SampleEnd, end_sample, let_go
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.flow_accounting import FlowAccounting
@@ -54,6 +55,9 @@ class Outcomes(Table):
         for job_id, first, token, delay_ms in sorted(released_slices):
             await tx.all("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms)
         await accounting.settle(tx, await logs.settle())
+        for recorded in books.recorded:
+            if recorded.let_go:
+                await let_go(tx, recorded.job_id)
         return books.recorded
 
     @writes
@@ -182,12 +186,15 @@ class _Books:
         rows = [(*sums, job_id) for job_id, sums in self._sums.items()]
         added = {row[0]: row for row in await self._tx.many_returning("job_add", rows)} if rows else {}
         for recorded in self._open:
-            _, state, is_over = added.get(recorded.job_id, (recorded.job_id, None, False))
+            _, state, is_over, is_sampled = added.get(recorded.job_id, (recorded.job_id, None, False, False))
             complete = state == JobState.FINALIZING
             is_stopped = bool(is_over) and await stop_job_over(self._tx, recorded.job_id)
+            verdict = await end_sample(self._tx, recorded.job_id) if is_sampled and not is_stopped else None
+            is_stopped |= verdict is SampleEnd.STOPPED
             if complete or is_stopped:
                 await self._tx.all("job_models_close", job_id=recorded.job_id)
-            self.recorded.append(replace(recorded, complete=complete, stopped=is_stopped))
+            goes_on = verdict is SampleEnd.LET_GO and not complete
+            self.recorded.append(replace(recorded, complete=complete, stopped=is_stopped, let_go=goes_on))
         self._sums, self._open = {}, []
 
 

@@ -173,6 +173,7 @@ create index upload_parts_by_upload on upload_parts (upload_id);
 -- `kind` is what a job was made for: a batch, or one background response. A response that its caller deleted is forgotten at its end.
 -- A retry (`retry_of`) runs those lines of the same input again that `retry_choice` picks from the error lines in `retry_file_id`, and its
 -- answers stand behind the first job's in `merged_file_id`. Both files hold pieces of their own, so the first job may go at any time.
+-- A canary is the first `canary_items` items of a job: they run alone until they are done, and the other slices rest for ever meanwhile.
 create table jobs (
     id text primary key,
     tenant_id text not null,
@@ -243,14 +244,18 @@ create table jobs (
     max_errors_after bigint,
     shape text,
     parts text,
-    stopped_by text check (stopped_by in ('max_cost', 'max_errors')),
+    stopped_by text check (stopped_by in ('max_cost', 'max_errors', 'canary')),
     answers text,
     schema_invalid_count bigint not null default 0,
     retry_of text,
     retry_choice text,
     retry_file_id text,
     merged_file_id text,
-    retried_by text
+    retried_by text,
+    canary_items bigint,
+    canary_ppm bigint,
+    canary_then text check (canary_then in ('continue', 'stop', 'wait')),
+    canary_state text check (canary_state in ('running', 'waiting', 'passed', 'failed'))
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_listed on jobs (tenant_id, created_at, id) where kind = 'batch';

@@ -7,6 +7,7 @@ from functools import partial
 
 from tidegate.store.audit import Audit, AuditNote, AuditWitness
 from tidegate.store.budgets import StoredBudgets
+from tidegate.store.canaries import Canaries
 from tidegate.store.census import Census
 from tidegate.store.driver import Driver, Tx
 from tidegate.store.files import StoredFiles
@@ -49,6 +50,7 @@ class Store(
     Outcomes,
     BackgroundResponses,
     Retries,
+    Canaries,
     FleetReports,
     Forecasts,
     StoredRouting,

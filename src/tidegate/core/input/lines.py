@@ -43,12 +43,14 @@ class LineRules:
     `endpoint` in their `url` or leave it out; where it is MIXED, each line must name a path.
 
     `input_sha256` is what the input was when it was accepted; empty holds it to nothing. Where there are `parts`, the input is made of
-    them first, with the parameters of `levels` in its lines. With `chosen`, only some of the lines count.
+    them first, with the parameters of `levels` in its lines. With `chosen`, only some of the lines count. With `sample`,
+    so many of them come first.
     """
 
     endpoint: str
     input_sha256: str = ""
     chosen: ChosenLines | None = None
+    sample: int = 0
     models: frozenset[str] | None = None
     single_model: bool = False
     invalid_lines: str = "fail"

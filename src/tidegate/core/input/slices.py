@@ -23,6 +23,19 @@ class WorkRun(NamedTuple):
     numbers: "array[int]"
 
 
+def sample_first(runs: Sequence[WorkRun], count: int) -> list[WorkRun]:
+    """Put so many items, spread evenly over the input, before all others."""
+    numbers = sorted(number for run in runs for number in run.numbers)
+    count = min(count, len(numbers))
+    sample = {numbers[(2 * place + 1) * len(numbers) // (2 * count)] for place in range(count)}
+    parts = [
+        WorkRun(run.endpoint, run.model, array("I", [one for one in run.numbers if (one in sample) is is_sample]))
+        for is_sample in (True, False)
+        for run in runs
+    ]
+    return [run for run in parts if run.numbers]
+
+
 def cut_slices(run: WorkRun, first: int, places: Sequence[int], scan: Scan) -> Iterator[SlicePlan]:
     """The slices of a run, of which the first item is item `first` of the work; `places` are where in the work each
     of them begins, and where the last ends."""

@@ -104,6 +104,10 @@ def explain(job: Job, inputs: ExplainInputs) -> list[str]:
         )
         if inputs.slices_leased:
             sentences.append(f"{_slices(inputs.slices_leased)} still out.")
+    elif job.canary is not None and job.canary.state == "waiting":
+        sentences.append(
+            f"Its canary is done, and it waits to be told what follows (`tidegate batches canary {job.id} continue`, or `stop`)."
+        )
     elif job.controls.not_before > inputs.now:
         sentences.append(f"It may not begin for another {spoken(job.controls.not_before - inputs.now)} (not_before).")
     else:

@@ -215,6 +215,8 @@ class IngestStage:
         """What this input is held to: the operator's rules, its bytes at upload, and the models of the key that created the job."""
         rules = self._policies.line_rules(source.job)
         rules = replace(rules, input_sha256=source.sha256, levels=(*rules.levels, *source.job.shape.levels()))
+        if source.job.canary is not None:
+            rules = replace(rules, sample=source.job.canary.items)
         if (choice := source.job.retry_choice) is not None:
             rules = replace(rules, chosen=ChosenLines(str(errors_path), choice.outcomes, choice.codes))
         if source.key_names is None:

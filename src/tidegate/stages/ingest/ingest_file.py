@@ -25,6 +25,7 @@ from tidegate.core.errors import IngestCrashed, IngestFailed
 from tidegate.core.input.line_faults import custom_id_of
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.scan import Scan
+from tidegate.core.input.slices import sample_first
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import IngestPlan, LineError
 from tidegate.stages.ingest.chosen_lines import copy_chosen
@@ -79,8 +80,12 @@ def _ingest_lines(
         if errors:
             return _refused(errors, scan.models[0] if scan.models else None)
         runs, shared = order_items(source, scan, twice)
+        good_count = sum(len(run.numbers) for run in runs)
+        if rules.sample:
+            runs = sample_first(runs, rules.sample)
         with _opened(work_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as target:
-            return write_work(source, target, scan, WorkInput(twice, places), runs, shared)
+            plan = write_work(source, target, scan, WorkInput(twice, places), runs, shared)
+        return replace(plan, sample_count=min(rules.sample, good_count)) if rules.sample else plan
 
 
 def _refused(errors: list[LineError], model: str | None = None) -> IngestPlan:

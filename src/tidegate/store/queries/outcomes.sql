@@ -26,7 +26,7 @@ update outcomes set at = :at where job_id = :job_id and number = :number;
 
 -- job_add --
 -- Counters, usage and offsets, only from what was new. A job whose last item is done goes on to be published. Says too whether it is over
--- its maximum cost or errors.
+-- its maximum cost or errors, and whether all of its canary is done.
 -- moves: jobs: in_progress -> finalizing
 update jobs set
     answered_count = answered_count + :answered, failed_count = failed_count + :failed,
@@ -46,7 +46,8 @@ update jobs set
 where id = :id and state in ('in_progress', 'cancelling')
 returning id, state, cost_nano > max_cost_nano or failed_count > max_errors_count
     or (1000000 * failed_count > max_errors_ppm * (answered_count + failed_count)
-        and answered_count + failed_count >= case when max_errors_after < item_count then max_errors_after else item_count end) as is_over;
+        and answered_count + failed_count >= case when max_errors_after < item_count then max_errors_after else item_count end) as is_over,
+    canary_state = 'running' and answered_count + failed_count >= canary_items as is_sampled;
 
 -- job_add_unused --
 -- Answers that came after closing, or second: paid for, not used, counted.

@@ -1,18 +1,19 @@
 """What callers may say of a job when they create it and change while it runs, checked: priority, `not_before` and thresholds."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tidegate.core.errors import ApiProblem, SettingsError
-from tidegate.core.job_controls import JobControls, MaxErrors
+from tidegate.core.job_controls import Canary, JobControls, MaxErrors
 from tidegate.core.usage.prices import nano_of
 
 PRIORITY_MAX = 100
 # The end of the year 9999.
 NOT_BEFORE_S_MAX = 253_402_300_799
 ERRORS_AFTER = 100
+CANARY_ERROR_SHARE = 0.1
 COUNT_MAX = 1_000_000_000
 
 Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
@@ -26,6 +27,11 @@ CONTROLS_ALLOWED = {
     "max_errors.count": "a whole number from 0 on",
     "max_errors.share": "a number from 0 to below 1",
     "max_errors.after": "a whole number from 1 on",
+    "canary": "an object with `items` and, if you like, `max_error_share` and `then`",
+    "canary.items": "a whole number from 1 on",
+    "canary.max_error_share": "a number from 0 to 1",
+    "canary.then": "`continue`, `stop` or `wait`",
+    "action": "`continue` or `stop`",
 }
 
 
@@ -35,6 +41,20 @@ class MaxErrorsAsk(msgspec.Struct, forbid_unknown_fields=True):
     count: Count | None = None
     share: Annotated[float, Meta(ge=0, lt=1)] | None = None
     after: Annotated[int, Meta(ge=1, le=COUNT_MAX)] | None = None
+
+
+class CanaryAsk(msgspec.Struct, forbid_unknown_fields=True):
+    """The sample that runs before the rest of a batch, the share of it that may fail, and what follows it."""
+
+    items: Annotated[int, Meta(ge=1, le=COUNT_MAX)]
+    max_error_share: Annotated[float, Meta(ge=0, le=1)] = CANARY_ERROR_SHARE
+    then: Literal["continue", "stop", "wait"] = "continue"
+
+
+class CanaryWord(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/batches/{batch_id}/canary."""
+
+    action: Literal["continue", "stop"]
 
 
 class BatchChange(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,6 +72,11 @@ def job_controls(
 ) -> JobControls:
     """Return what a new batch asks for, checked."""
     return JobControls(priority, 1000 * (not_before or 0), cost_nano(max_cost), errors_max(max_errors))
+
+
+def job_canary(asked: CanaryAsk | None) -> Canary | None:
+    """Return the canary that a new batch asks for."""
+    return None if asked is None else Canary(asked.items, round(1_000_000 * asked.max_error_share), asked.then)
 
 
 def changed_controls(body: BatchChange) -> dict[str, Any]:

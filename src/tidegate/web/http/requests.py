@@ -21,10 +21,12 @@ from tidegate.web.http.answer_requests import ANSWERS_ALLOWED, AnswersAsk, job_a
 from tidegate.web.http.control_requests import (
     CONTROLS_ALLOWED,
     BatchChange,
+    CanaryAsk,
     MaxErrorsAsk,
     NotBefore,
     Priority,
     changed_controls,
+    job_canary,
     job_controls,
 )
 from tidegate.web.http.intake import Intake
@@ -110,6 +112,7 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     not_before: NotBefore | None = None
     max_cost: str | float | None = None
     max_errors: MaxErrorsAsk | None = None
+    canary: CanaryAsk | None = None
     defaults: dict[str, Any] | None = None
     overrides: dict[str, Any] | None = None
     answers: AnswersAsk | None = None
@@ -184,6 +187,7 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
         queue=queue,
         limits=job_limits(body.limits),
         webhook=job_webhook(body.webhook, settings.callbacks.rules()),
+        canary=job_canary(body.canary),
         controls=job_controls(body.priority, body.not_before, body.max_cost, body.max_errors),
         answers=job_answers(body.answers, body.endpoint),
         shape=job_shape(body, tuple(more)),

@@ -14,7 +14,7 @@ from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.content import FileContents
-from tidegate.web.http.control_requests import BatchChange
+from tidegate.web.http.control_requests import BatchChange, CanaryWord
 from tidegate.web.http.filename import attachment
 from tidegate.web.http.filter_requests import job_filter
 from tidegate.web.http.retry_requests import RetryWish, retry_choice
@@ -57,6 +57,7 @@ class BatchRoutes:
             Guarded("POST", "/v1/batches/{batch_id}/cancel", "batches:cancel", self.cancel),
             Guarded("POST", "/v1/batches/{batch_id}/pause", "batches:write", self.pause),
             Guarded("POST", "/v1/batches/{batch_id}/resume", "batches:write", self.resume),
+            Guarded("POST", "/v1/batches/{batch_id}/canary", "batches:write", self.canary),
             Guarded("POST", "/v1/batches/{batch_id}/retry", "batches:write", self.retry),
             Guarded("GET", "/v1/batches/{batch_id}/output", "files:read", self.output),
             Guarded("GET", "/v1/batches/{batch_id}/errors", "files:read", self.errors),
@@ -139,6 +140,14 @@ class BatchRoutes:
 
     async def resume(self, request: Request, caller: Caller) -> Response:
         return await self._control(request, caller, self._store.resume_job)
+
+    async def canary(self, request: Request, caller: Caller) -> Response:
+        await self._job(request, caller)
+        body = await requests.json_body(request, CanaryWord, self._settings.limits.body_bytes_max)
+        goes_on = body.action == "continue"
+        return await self._control(
+            request, caller, lambda tenant_id, job_id: self._store.end_canary(tenant_id, job_id, goes_on=goes_on)
+        )
 
     async def change(self, request: Request, caller: Caller) -> Response:
         await self._job(request, caller)

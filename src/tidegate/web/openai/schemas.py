@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidegate.core.answer_terms import AnswerTerms
-from tidegate.core.job_controls import MaxErrors
+from tidegate.core.job_controls import Canary, MaxErrors
 from tidegate.core.job_shape import JobRetry
 from tidegate.core.nouns import File, Job, PartedUpload
 from tidegate.core.schedule.size import size_class
@@ -133,6 +133,24 @@ class BatchRetry(msgspec.Struct):
     codes: list[str] | None
 
 
+class CanaryForecast(msgspec.Struct):
+    """What the whole batch will take if the rest of it is like what is done."""
+
+    cost: str
+    input_tokens: int
+    output_tokens: int
+
+
+class BatchCanary(msgspec.Struct):
+    """`state` is running, waiting, passed or failed; the forecast is there once the sample is done."""
+
+    items: int
+    max_error_share: float
+    then: str
+    state: str
+    forecast: CanaryForecast | None
+
+
 class BatchWebhook(msgspec.Struct, omit_defaults=True):
     """The URL that hears of the end of the batch, and of which ends. The signing secret is in the answer that creates the batch."""
 
@@ -173,6 +191,7 @@ class Extras(msgspec.Struct):
     max_cost: str | None
     max_errors: BatchMaxErrors | None
     stopped_by: str | None
+    canary: BatchCanary | None
     defaults: dict[str, Any]
     overrides: dict[str, Any]
     answers: BatchAnswers | None
@@ -369,6 +388,7 @@ def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
         max_cost=None if job.controls.max_cost_nano is None else units_text(job.controls.max_cost_nano),
         max_errors=_max_errors(job.controls.max_errors),
         stopped_by=job.stopped_by,
+        canary=None if job.canary is None else _canary(job, job.canary),
         defaults=job.shape.defaults,
         overrides=job.shape.overrides,
         answers=_answers(job.answers),
@@ -413,6 +433,17 @@ def _answers(terms: AnswerTerms | None) -> BatchAnswers | None:
         return None
     schema = msgspec.Raw(terms.schema or b'"response_format"')
     return BatchAnswers(schema, terms.tries_max, terms.feedback, terms.escalate_to)
+
+
+def _canary(job: Job, canary: Canary) -> BatchCanary:
+    done, forecast = job.answered_count + job.failed_count, None
+    if canary.state != "running" and done:
+        forecast = CanaryForecast(
+            units_text(job.cost_nano * job.item_count // done),
+            job.usage.input_tokens * job.item_count // done,
+            job.usage.output_tokens * job.item_count // done,
+        )
+    return BatchCanary(canary.items, canary.error_ppm / 1_000_000, canary.then, canary.state, forecast)
 
 
 def _max_errors(errors: MaxErrors | None) -> BatchMaxErrors | None:

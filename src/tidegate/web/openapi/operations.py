@@ -8,7 +8,7 @@ from tidegate.web.admin import audit, autoscale, batches, deliveries, deployment
 from tidegate.web.completion_batch import shapes as completion_batch
 from tidegate.web.http import requests
 from tidegate.web.http.answers import Page
-from tidegate.web.http.control_requests import BatchChange
+from tidegate.web.http.control_requests import BatchChange, CanaryWord
 from tidegate.web.http.filter_requests import FILTERS
 from tidegate.web.http.retry_requests import RetryWish
 from tidegate.web.jobs.job_items import ItemDetail, ItemShown
@@ -51,6 +51,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/batches/{batch_id}/cancel"): Operation("Cancel a batch", gives=schemas.Batch),
     ("POST", "/v1/batches/{batch_id}/pause"): Operation("Pause a batch", gives=schemas.Batch),
     ("POST", "/v1/batches/{batch_id}/resume"): Operation("Resume a batch", gives=schemas.Batch),
+    ("POST", "/v1/batches/{batch_id}/canary"): Operation("Say what follows a canary", CanaryWord, schemas.Batch),
     ("POST", "/v1/batches/{batch_id}/retry"): Operation(
         "Run failed requests again", takes=RetryWish, gives=schemas.Batch
     ),

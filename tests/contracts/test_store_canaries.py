@@ -1,0 +1,137 @@
+"""What every store does with a canary: the sample runs alone, and then the job goes on, stops or waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.contracts.store_world import MODEL, World, plan_of
+from tests.contracts.test_store_controls import offered, refused
+from tidegate.core.job_controls import Canary
+from tidegate.core.nouns import Caller, Job
+from tidegate.core.states import JobState
+
+pytestmark = pytest.mark.anyio
+
+
+async def sampled(world: World, then: str = "continue", ppm: int = 500_000, sample: int = 2) -> tuple[Job, Caller]:
+    """A job of a sample and two more slices of two items."""
+    caller = await world.caller()
+    job = await world.job(caller, canary=Canary(sample, ppm, then))
+    return await world.ingested(job, replace(plan_of(2, 2, 2), sample_count=sample)), caller
+
+
+async def run_sample(world: World, job: Job, *, failures: int = 0) -> Any:
+    worker = await world.worker()
+    [held] = await world.lease(worker, job)
+    assert (held.first, held.count) == (0, 2)
+    answers = range(2 - failures)
+    recorded = await world.answer(await world.log(), job, *answers, token=held.token) if answers else None
+    if failures:
+        numbers = range(2 - failures, 2)
+        recorded = await world.record(world.errors(await world.log("errors"), job, *numbers, token=held.token))
+    return recorded
+
+
+async def test_only_the_sample_is_leased_until_it_is_done_and_then_all(world: World) -> None:
+    job, caller = await sampled(world)
+    assert await offered(world) == [job.id]
+    recorded = await run_sample(world, job, failures=1)
+    assert recorded.let_go
+    assert (await world.look(job)).canary == Canary(2, 500_000, "continue", "passed")
+    assert await offered(world) == [job.id]
+    assert [one.first for one in await world.lease(await world.worker(), job)] == [2, 4]
+    again = await world.store.end_canary(caller.tenant_id, job.id, goes_on=True)
+    assert again == await world.look(job)
+    assert (await refused(world.store.end_canary(caller.tenant_id, job.id, goes_on=False))).status == 409
+
+
+async def test_nothing_more_is_leased_while_the_sample_runs_or_is_waited_for(world: World) -> None:
+    job, caller = await sampled(world, "wait")
+    worker = await world.worker()
+    [held] = await world.lease(worker, job)
+    assert await world.lease(worker, job) == []
+    await world.answer(await world.log(), job, 0, 1, token=held.token)
+    assert (await world.look(job)).canary.state == "waiting"  # type: ignore[union-attr]
+    await world.clock.advance(3_600_000)
+    assert await world.lease(await world.worker(), job) == []
+    assert await offered(world) == []
+    await world.store.record_outcomes([], [(job.id, held.first, held.token)], [])
+    assert await world.store.rest_flow(MODEL, job.share_owner)
+    assert await world.store.wake_rested(10) == 0
+    for _ in range(2):
+        told = await world.store.end_canary(caller.tenant_id, job.id, goes_on=True)
+        assert told is not None
+        assert told.canary is not None
+        assert told.canary.state == "passed"
+    assert await world.store.awake_models(10) == [MODEL]
+    assert [one.first for one in await world.lease(await world.worker(), job)] == [2, 4]
+
+
+@pytest.mark.parametrize("then", ["continue", "stop", "wait"])
+async def test_too_many_failures_stop_the_job_and_keep_its_results(world: World, then: str) -> None:
+    job, _ = await sampled(world, then, ppm=499_999)
+    recorded = await run_sample(world, job, failures=1)
+    assert recorded.stopped
+    stopped = await world.look(job)
+    assert (stopped.closing, stopped.stopped_by) == (JobState.FAILED, "canary")
+    assert stopped.canary is not None
+    assert stopped.canary.state == "failed"
+    assert [error.code for error in stopped.errors] == ["canary_failed"]
+    assert await world.lease(await world.worker(), job) == []
+    await world.judge(job)
+
+
+async def test_a_batch_may_be_only_its_canary(world: World) -> None:
+    job, _ = await sampled(world, "stop")
+    assert (await run_sample(world, job)).stopped
+    stopped = await world.look(job)
+    assert (stopped.closing, stopped.stopped_by, stopped.canary and stopped.canary.state) == (
+        JobState.FAILED,
+        "canary",
+        "passed",
+    )
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+async def test_a_sample_that_is_the_whole_job_only_judges_it(world: World, failures: int) -> None:
+    caller = await world.caller()
+    job = await world.job(caller, canary=Canary(9, 0, "wait"))
+    job = await world.ingested(job, replace(plan_of(2), sample_count=2))
+    recorded = await run_sample(world, job, failures=failures)
+    assert recorded.complete
+    ended = await world.look(job)
+    wanted = (JobState.FAILED, "failed") if failures else (JobState.COMPLETED, "passed")
+    assert (ended.closing, ended.canary and ended.canary.state) == wanted
+
+
+async def test_the_caller_may_speak_at_any_time(world: World) -> None:
+    job, caller = await sampled(world, "wait")
+    told = await world.store.end_canary(caller.tenant_id, job.id, goes_on=True)
+    assert told is not None
+    assert [one.first for one in await world.lease(await world.worker(), job)] == [0, 2, 4]
+    early = await world.job(caller, canary=Canary(2, 0, "wait"))
+    await world.store.end_canary(caller.tenant_id, early.id, goes_on=True)
+    early = await world.ingested(early, replace(plan_of(2, 2), sample_count=2))
+    assert [one.first for one in await world.lease(await world.worker(), early)] == [0, 2]
+    job, caller = await sampled(world, "wait")
+    for _ in range(2):
+        stopped = await world.store.end_canary(caller.tenant_id, job.id, goes_on=False)
+        assert stopped is not None
+        assert (stopped.closing, stopped.stopped_by) == (JobState.FAILED, "canary")
+    assert (await refused(world.store.end_canary(caller.tenant_id, job.id, goes_on=True))).status == 409
+    plain = await world.running(caller, 2)
+    assert (await refused(world.store.end_canary(caller.tenant_id, plain.id, goes_on=True))).status == 409
+    stranger = await world.caller("stranger")
+    assert await world.store.end_canary(stranger.tenant_id, job.id, goes_on=True) is None
+
+
+async def test_an_input_without_a_good_line_has_no_canary(world: World) -> None:
+    caller = await world.caller()
+    job = await world.job(caller, canary=Canary(2, 0))
+    job = await world.ingested(job, replace(plan_of(2), sample_count=0))
+    assert job.canary is not None
+    assert job.canary.state == "passed"
+    assert [one.first for one in await world.lease(await world.worker(), job)] == [0]
