@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidegate.core.budgets.budget import (
@@ -334,6 +334,17 @@ def test_limits_that_are_switched_off_bind_nobody() -> None:
     off = budget("off", Limit(Period.MINUTE, requests=1, enabled=False))
     [grant] = deal([BudgetRequest((off,), 9, 9)], {off.id: Ledger()}, START_MS)
     assert (grant.requests, grant.wait_ms, grant.spent) == (9, 0, "")
+
+
+@given(st.integers(0, 15_000), st.integers(0, 15_000), st.integers(1, 100_000))
+@example(13_877, 2_000, 13_000)
+def test_a_clock_that_jumps_lets_nothing_leave_early(first_ms: int, age_ms: int, jump_ms: int) -> None:
+    limit, ledger, first = Limit(Period.HOUR, requests=2), Ledger(), START_MS + first_ms
+    ledger.take(limit, first, 1, 0)
+    ledger.take(limit, first + age_ms, 1, 0)
+    ledger.move(jump_ms)
+    for passed_ms in (age_ms, PERIOD_MS[Period.HOUR]):
+        assert ledger.fits(limit, first + jump_ms + passed_ms, 1, 0) == 0
 
 
 @pytest.mark.parametrize(("requests", "tokens"), [(0, 1), (-1, 1), (1, -1), (1, 2**60)])

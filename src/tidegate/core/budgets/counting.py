@@ -84,6 +84,11 @@ HOUR = Span(3_600_000, 15_000)
 _SPANS = {Period.MINUTE: MINUTE, Period.HOUR: HOUR}
 
 
+def stepped_back(at: int, ahead: int, bucket: int) -> int:
+    """Where a bucket lies when the newest is so many ahead of the present one."""
+    return min(at - ahead + 1, bucket)
+
+
 class Sliding:
     """Counts per bucket of time, oldest first."""
 
@@ -100,9 +105,7 @@ class Sliding:
         span = self._span
         bucket = now // span.bucket_ms
         if self._at and self._at[-1] > bucket:
-            # The database's clock went back: as if everything were as young as it was then, which is never too old.
-            shift = self._at[-1] - bucket
-            self._at = [at - shift for at in self._at]
+            self._step_back(bucket)
         if limit is None:
             self.debt = 0
         gone = 0
@@ -117,6 +120,18 @@ class Sliding:
             self._pay(leaves_at // span.bucket_ms, limit)
         del self._at[:gone], self._counts[:gone]
         self._pay(bucket, limit)
+
+    def _step_back(self, bucket: int) -> None:
+        """The database's clock went back: count everything as young as it was then, which is never too old.
+
+        The newest alone makes the last step. After a clock jumped, `move` may have put it one bucket ahead of its time, and
+        taking that back from all of them would let the oldest leave too early.
+        """
+        ahead = self._at[-1] - bucket
+        self._at = [stepped_back(at, ahead, bucket) for at in self._at]
+        if len(self._at) > 1 and self._at[-2] == bucket:
+            self._at.pop()
+            self._counts[-2:] = [sum(self._counts[-2:])]
 
     def move(self, ms: int) -> None:
         """The clock jumps ahead by this much: everything stays as young as it is, or gets a little younger."""

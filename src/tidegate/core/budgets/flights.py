@@ -7,7 +7,7 @@ Nothing here knows limits, or who is alive.
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
 
-from tidegate.core.budgets.counting import HOUR, Sliding
+from tidegate.core.budgets.counting import HOUR, Sliding, stepped_back
 
 NOBODY = 0
 _MARK_BYTES = 6
@@ -30,10 +30,14 @@ class Flights(Sliding):
     def roll(self, now: int, limit: int | None) -> None:
         if not self._at:
             return
-        ahead = self._at[-1] - now // self._span.bucket_ms
+        bucket = now // self._span.bucket_ms
+        ahead = self._at[-1] - bucket
         if ahead > 0:
             # The same step as the window makes when the database's clock went back.
-            self._whose = {(at - ahead, mark): count for (at, mark), count in self._whose.items()}
+            before, self._whose = self._whose, {}
+            for (at, mark), count in before.items():
+                one = (stepped_back(at, ahead, bucket), mark)
+                self._whose[one] = self._whose.get(one, 0) + count
         had = len(self._at)
         super().roll(now, None)
         if len(self._at) < had:
