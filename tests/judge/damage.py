@@ -181,7 +181,7 @@ def calls_of(world: World, job_id: str) -> list[dict[str, Any]]:
     """The job's calls in the witness."""
     part = f"batch_req_{job_id[6:22]}"
     calls = [json.loads(line) for line in world.witness.read_text().splitlines()]
-    return [call for call in calls if call["idempotency_key"].startswith(part)]
+    return [call for call in calls if str(call["idempotency_key"]).startswith(part)]
 
 
 def add_call(

@@ -270,11 +270,11 @@ async def test_what_was_heard_of_a_key_is_believed_for_two_seconds_and_no_longer
             await asked.wait()
         assert await world.store.revoke_key("k1")
         clock.ahead_ms += 2_000
-        waits = metrics.counted(metrics.policy_waits).get("key_state_unknown", 0)
+        waits = metrics.counted(metrics.policy_waits).get("chat,key_state_unknown", 0)
         door.open.set()
 
         async def waited() -> bool:
-            return metrics.counted(metrics.policy_waits).get("key_state_unknown", 0) > waits
+            return metrics.counted(metrics.policy_waits).get("chat,key_state_unknown", 0) > waits
 
         await until(waited, "an item to wait for news of its key")
         assert len(script.calls) == 8

@@ -45,7 +45,7 @@ SHOWN = {
     "blobs": ("url", "endpoint", "access_key_id", "secret_access_key"),
     "worker": ("in_flight_max", "grace_ms"),
     "limits": ("file_bytes_max", "items_max", "window_max_s"),
-    "retention": ("file_s", "job_s"),
+    "retention": ("file_s", "completed_s", "failed_s", "metadata_s"),
     "retry": ("attempts_max",),
     "logging": ("level", "format"),
     "metrics": ("port",),

@@ -92,7 +92,8 @@ def test_a_refusal_says_why_and_repeats_nothing(
     world: World, endpoint: str, entry: dict[str, Any], code: str, calls: int
 ) -> None:
     world.start(answers(chat_with(f"answered {CANARY}")), guardrails={"house": GuardrailEntry(**entry)})
-    counted = metrics.counted(metrics.policy_refusals).get(code, 0)
+    counter = f"{metrics.endpoint_of(endpoint)},{code}"
+    counted = metrics.counted(metrics.policy_refusals).get(counter, 0)
     with structlog.testing.capture_logs() as logged:
         answer = world.client().post(endpoint, json=saying(CANARY, max_tokens=9))
     assert answer.status_code == 400
@@ -100,7 +101,7 @@ def test_a_refusal_says_why_and_repeats_nothing(
     assert answer.json().get("type") == ("error" if endpoint == MESSAGES else None)
     assert CANARY not in answer.text + str(logged)
     assert len(world.upstreams[0].posts) == calls
-    assert metrics.counted(metrics.policy_refusals)[code] == counted + 1
+    assert metrics.counted(metrics.policy_refusals)[counter] == counted + 1
     assert world.interactive() == (0, 0)
 
 
