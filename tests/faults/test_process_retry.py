@@ -124,3 +124,27 @@ def test_a_retry_of_a_retry_survives_crashes_of_the_database(
     check_merged(site, first, second, last)
     answered = {line["custom_id"] for results in (first, second, last) for line in results.output}
     assert len(answered) == 45, "all but those that are refused each time"
+
+
+def test_a_retry_has_the_shape_of_the_first_and_all_parts_of_its_answers(embedded: Site) -> None:
+    embedded.begin()
+    lines = requests(40, line_text)
+    batch_id = embedded.submit(lines, prefix_order=False, output_file_bytes_max=4_096, defaults={"seed": 7})
+    embedded.until_called(20)
+    embedded.cancel(batch_id)
+    first = embedded.ended(batch_id).batch
+    assert len(first["tidegate"]["output_file_ids"]) > 1
+    again = embedded.ended(retry(embedded, batch_id, outcomes=CANCELLED)["id"]).batch
+    assert (again["tidegate"]["defaults"], again["tidegate"]["output_file_bytes_max"]) == ({"seed": 7}, 4_096)
+    answered = [
+        line["custom_id"]
+        for batch in (first, again)
+        for one in batch["tidegate"]["output_file_ids"]
+        for line in embedded.content(one)
+    ]
+    assert [line["custom_id"] for line in embedded.content(again["tidegate"]["merged_output_file_id"])] == answered
+    assert len(answered) == 30
+    items = embedded.client().get(f"/v1/batches/{batch_id}/items", params={"limit": 100}).json()["data"]
+    assert len(items) == 40
+    embedded.verify(batch_id)
+    embedded.verify(again["id"])
