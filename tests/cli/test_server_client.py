@@ -369,5 +369,7 @@ def test_only_a_batch_that_is_finalizing_can_be_abandoned(serving: Serving) -> N
     batch = serving.submit([chat("slow", behaving("slow=60000"))])
     refused = desk.done("batches", "abandon", batch, "--yes", code=2)
     assert "only one that is finalizing can be abandoned" in refused.stderr()
+    other = desk.done("batches", "abandon", batch, "--org", "others", "--yes", code=2)
+    assert f"There is no batch {batch} in organization others" in other.stderr()
     absent = desk.done("batches", "abandon", "batch_" + 22 * "0", "--yes", code=2)
     assert "No batch found with id" in absent.stderr()

@@ -264,7 +264,10 @@ async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
 
     options.check_batch_id(batch)
     if (server := server_client.server(settings)) is not None:
-        answer = await server.post(f"/admin/v1/batches/{batch}/abandon", dict[str, msgspec.Raw], tenant=org)
+        found = await server.get(f"/admin/v1/batches/{batch}", dict[str, msgspec.Raw])
+        if org is not None and msgspec.json.decode(found["org"], type=str) != org:
+            raise absent(batch, org)
+        answer = await server.post(f"/admin/v1/batches/{batch}/abandon", dict[str, msgspec.Raw])
         return str(msgspec.json.decode(answer["status"], type=str))
     async with service.opened(settings) as parts:
         noting = AuditTrail(parts.store, parts.entropy, COMMAND).noting("batch.abandon", "batch", batch)
