@@ -22,7 +22,7 @@ from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.errors import SettingsError
 from tidegate.core.input.line_faults import LineFault, explain, strange_file
 from tidegate.core.input.lines import MIXED
-from tidegate.core.job_controls import JobControls
+from tidegate.core.job_controls import Canary, JobControls
 from tidegate.settings import Settings
 
 PIECE_BYTES = 1 << 20
@@ -75,6 +75,7 @@ class RunOptions:
     model: str | None = None
     answers: AnswerTerms | None = None
     controls: JobControls = NO_CONTROLS
+    canary: Canary | None = None
 
 
 @dataclass(frozen=True, slots=True)

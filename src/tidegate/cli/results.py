@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -86,13 +86,13 @@ async def save(chunks: AsyncIterator[bytes], path: Path) -> int:
     return size_bytes
 
 
-def set_aside(path: Path, job_id: str) -> Path | None:
-    """Rename a file that holds anything but results of this batch, so that nothing is overwritten; return its new name."""
+def set_aside(path: Path, job_ids: Sequence[str]) -> Path | None:
+    """Rename a file that holds anything but results of these batches, so that nothing is overwritten; return its new name."""
     if is_stream(path) or not path.exists() or not path.stat().st_size:
         return None
     with path.open("rb") as stream:
         begin = stream.read(64)
-    if begin.startswith(b'{"id":"' + item_id(job_id, 0)[:-ITEM_NUMBER_CHARS].encode()):
+    if begin.startswith(tuple(b'{"id":"' + item_id(one, 0)[:-ITEM_NUMBER_CHARS].encode() for one in job_ids)):
         return None
     kept = next(one for number in count(1) if not (one := path.with_name(f"{path.name}.{number}.old")).exists())
     _meant(path).rename(kept)

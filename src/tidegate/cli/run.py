@@ -27,7 +27,7 @@ from tidegate.cli import run_options as asked
 from tidegate.cli.serve import require_upstream
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.errors import SettingsError
-from tidegate.core.job_controls import JobControls, MaxErrors
+from tidegate.core.job_controls import Canary, JobControls, MaxErrors
 from tidegate.core.states import JOB_ENDED
 from tidegate.core.usage.prices import nano_of
 from tidegate.settings import Settings, openai_names
@@ -50,6 +50,7 @@ class Order:
     template: str | None
     run_options: input_file.RunOptions
     fresh: bool
+    retry_failed: bool
     wait: bool
     is_checked: bool
     is_dry: bool
@@ -80,6 +81,8 @@ def run(
     schema: asked.SchemaFile = None,
     max_cost: asked.MaxCost = None,
     max_errors: asked.MaxErrorsOption = None,
+    canary: asked.CanaryItems = None,
+    retry_failed: asked.RetryFailed = False,
     check: asked.Check = True,
     dry_run: asked.DryRun = False,
     fresh: asked.Fresh = False,
@@ -107,24 +110,14 @@ def run(
         max_cost_nano=None if max_cost is None else _nano(max_cost), max_errors=_max_errors(max_errors)
     )
     run_options = input_file.RunOptions(
-        endpoint or "", ordered, prefix_order, invalid_lines.value, model, _answers(schema), controls
+        endpoint or "", ordered, prefix_order, invalid_lines.value, model, _answers(schema), controls, _canary(canary)
     )
     where = options.as_arguments(config, data)
     order = Order(
-        _named_once(file, named_file),
-        output,
-        errors,
-        template_file,
-        run_options,
-        fresh,
-        wait,
-        check,
-        dry_run,
-        as_json,
-        where,
-    )
-    if dry_run and template_file:
-        raise SettingsError("--dry-run reads a file of requests; a table with --template has none yet.")
+        _named_once(file, named_file), output, errors, template_file, run_options, fresh, retry_failed, wait, check,
+        dry_run, as_json, where,
+    )  # fmt: skip
+    _check_together(order)
     with ExitStack() as passing:
         exit_code = _run_table(order, settings, passing) if template_file else _run_file(order, settings, passing)
     raise typer.Exit(exit_code)
@@ -140,9 +133,8 @@ def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
             return _finish_empty(order, targets, settings)
         run_options = replace(order.run_options, endpoint=_endpoint(order.run_options.endpoint, source))
         logs.configure(settings, quiet=True)
-        errand = run_job.Errand(
-            settings, source, targets, run_options, order.fresh, order.wait, order.is_checked, order.where
-        )
+        begin = run_job.Begin(order.fresh, order.retry_failed, order.wait, order.is_checked)
+        errand = run_job.Errand(settings, source, targets, run_options, begin, order.where)
         if order.is_dry:
             return uvloop.run(run_dry.report(errand, as_json=order.as_json))
         ending, exit_code = uvloop.run(run_job.perform(errand))
@@ -210,7 +202,13 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
     )
     ending, exit_code = run_table.perform(
         run_table.TableErrand(
-            table, request, target, settings, run_options, order.fresh, order.wait, order.is_checked, order.where
+            table,
+            request,
+            target,
+            settings,
+            run_options,
+            run_job.Begin(order.fresh, order.retry_failed, order.wait, order.is_checked),
+            order.where,
         ),
         scratch,
     )
@@ -240,6 +238,15 @@ def _local_output(order: Order, settings: Settings, passing: ExitStack) -> str |
     places.check_address(order.remote_output)
     scratch = passing.enter_context(_scratch(settings))
     return str(scratch / PurePath(order.remote_output).name)
+
+
+def _check_together(order: Order) -> None:
+    """Refuse options that contradict each other."""
+    if order.is_dry and order.template:
+        raise SettingsError("--dry-run reads a file of requests; a table with --template has none yet.")
+    if order.retry_failed and (order.fresh or order.is_dry):
+        other = "--fresh begins again" if order.fresh else "--dry-run is about the whole file"
+        raise SettingsError(f"{other}, while --retry-failed is about some lines of the last run: leave one out.")
 
 
 def _named_once(file: str | None, named_file: str | None) -> str:
@@ -284,6 +291,13 @@ def _answers(schema: str | None) -> AnswerTerms | None:
     except (InvalidSchema, UnicodeDecodeError) as error:
         raise SettingsError(f"--schema {schema} cannot be used: {error}.") from None
     return AnswerTerms(text)
+
+
+def _canary(items: int | None) -> Canary | None:
+    """The sample that `--canary` asks for, with the same share of failures as one that the API is asked for."""
+    from tidegate.web.http.control_requests import CanaryAsk, job_canary
+
+    return None if items is None else job_canary(CanaryAsk(items))
 
 
 def _nano(amount: str) -> int:

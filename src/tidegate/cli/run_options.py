@@ -88,6 +88,20 @@ MaxErrorsOption = Annotated[
         "--max-errors", metavar="N|P%", help="Stop when more lines fail than this.", show_default="the first 20"
     ),
 ]
+CanaryItems = Annotated[
+    int | None,
+    typer.Option(
+        "--canary",
+        metavar="N",
+        min=1,
+        max=1_000_000_000,
+        help="Run N lines first; stop if more than a tenth of them fail.",
+        show_default=False,
+    ),
+]
+RetryFailed = Annotated[
+    bool, typer.Option("--retry-failed", help="Run the lines again that have no answer from the last run.")
+]
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Ask the server for its models first; stop if all of 20 fail.")
 ]

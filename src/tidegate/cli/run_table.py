@@ -37,9 +37,7 @@ class TableErrand:
     target: Path
     settings: Settings
     run_options: input_file.RunOptions
-    fresh: bool
-    wait: bool
-    is_checked: bool
+    begin: run_job.Begin
     where: str
 
 
@@ -55,6 +53,7 @@ class TableEnding:
     output_tokens: int = 0
     took_s: float = 0.0
     exit_code: int = summary.ALL_SUCCEEDED
+    stopped: str = ""
 
     def add(self, part: summary.Ending) -> None:
         job = part.job
@@ -90,6 +89,7 @@ class TableEnding:
             f"done     {counts}{failures}, in {terminal.duration(self.took_s)}",
             f"tokens   {tokens}",
             f"results  {target}",
+            *([f"stopped  {self.stopped} No row after these was sent."] if self.stopped else []),
             *(f"batch    {one}" for one in self.batches),
         ]
         if self.batches:
@@ -123,16 +123,7 @@ def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]
             terminal.say(f"Rows {ending.row_count + 1:,} to {ending.row_count + row_count:,}:")
             done, exit_code = uvloop.run(
                 run_job.perform(
-                    run_job.Errand(
-                        asked.settings,
-                        source,
-                        targets,
-                        asked.run_options,
-                        asked.fresh,
-                        asked.wait,
-                        asked.is_checked,
-                        asked.where,
-                    )
+                    run_job.Errand(asked.settings, source, targets, asked.run_options, asked.begin, asked.where)
                 )
             )
             if done.job.state not in JOB_ENDED:
@@ -142,6 +133,9 @@ def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]
                 return None, exit_code
             ending.add(done)
             _join(islice(to_join, row_count), targets, columns, writer)
+            if done.job.stopped_by is not None:
+                ending.stopped = done.job.errors[0].message
+                break
         writer.close()
         _take_name(temporary, asked.target)
     finally:

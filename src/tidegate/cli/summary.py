@@ -119,6 +119,7 @@ def _causes(ending: Ending) -> list[str]:
         lines.append("stopped  every request failed from the first on, so the rest was not sent; --no-check goes on")
     elif ending.job.stopped_by:
         lines += [f"stopped  {error.message}" for error in ending.job.errors[:1]]
+        lines.append("         a larger bound or --retry-failed runs only what has no answer yet")
     return lines
 
 

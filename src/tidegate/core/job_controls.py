@@ -56,7 +56,8 @@ class RetryChoice:
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """A retry that is about to be made: of which job, of which of its items, and under which ids."""
+    """A retry that is about to be made: of which job, of which of its items, and under which ids. Without controls it has those of the
+    first job."""
 
     of: str
     choice: RetryChoice
@@ -64,3 +65,5 @@ class FollowUp:
     retry_file_id: str
     merged_file_id: str
     webhook_secret: bytes = field(repr=False)
+    controls: JobControls | None = None
+    canary: Canary | None = None

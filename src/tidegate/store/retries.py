@@ -127,7 +127,8 @@ def _request(first: Job, retry: FollowUp) -> JobRequest:
         queue=first.queue,
         limits=first.limits,
         webhook=webhook,
-        controls=replace(first.controls, not_before=0),
+        controls=retry.controls or replace(first.controls, not_before=0),
+        canary=retry.canary,
         shape=first.shape,
         answers=first.answers,
     )
