@@ -1,0 +1,295 @@
+"""The chart's manifests are valid, hang together, and start processes with settings that exist; image and compose file likewise."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from typer.main import get_command
+
+from tests.deploy import chart
+from tidegate import metrics, settings
+from tidegate.cli.app import app
+from tidegate.web.openapi.operations import OPERATIONS
+
+Manifest = dict[str, Any]
+NEWEST = kubernetes_validate.latest_version()
+NEEDED = {
+    "HTTPRoute": ["spec.parentRefs.0.name", "spec.rules.0.backendRefs.0.name", "spec.rules.0.backendRefs.0.port"],
+    "PrometheusRule": ["spec.groups.0.name", "spec.groups.0.rules.0.alert", "spec.groups.0.rules.0.expr"],
+    "ServiceMonitor": ["spec.selector.matchLabels", "spec.endpoints.0.port", "spec.endpoints.0.path"],
+    "ScaledObject": [
+        "spec.scaleTargetRef.name",
+        "spec.triggers.0.type",
+        "spec.triggers.0.metadata.url",
+        "spec.triggers.0.metadata.valueLocation",
+        "spec.triggers.0.metadata.targetValue",
+        "spec.triggers.0.authenticationRef.name",
+    ],
+    "TriggerAuthentication": [
+        "spec.secretTargetRef.0.parameter",
+        "spec.secretTargetRef.0.name",
+        "spec.secretTargetRef.0.key",
+    ],
+}
+with_helm = pytest.mark.skipif(chart.HELM is None, reason="helm is not here: its package is for x86-64")
+every_case = pytest.mark.parametrize("case", chart.CASES)
+
+
+class Manifests:
+    """What was rendered, by kind and name."""
+
+    def __init__(self, text: str) -> None:
+        self.all: list[Manifest] = [one for one in yaml.safe_load_all(text) if one]
+
+    @classmethod
+    def kept(cls, case: str) -> Manifests:
+        return cls(chart.kept(case)[1])
+
+    def of(self, kind: str) -> list[Manifest]:
+        return [one for one in self.all if one["kind"] == kind]
+
+    def one(self, kind: str, name: str) -> Manifest:
+        return next(one for one in self.of(kind) if one["metadata"]["name"] == name)
+
+    def pods(self) -> dict[str, Manifest]:
+        """Templates of pods by role."""
+        found = [one["spec"]["template"] for one in (*self.of("Deployment"), *self.of("StatefulSet"))]
+        return {one["spec"]["containers"][0]["name"]: one for one in found}
+
+    def selected(self, labels: dict[str, str]) -> list[Manifest]:
+        return [one for one in self.pods().values() if labels.items() <= one["metadata"]["labels"].items()]
+
+    def settings(self, folder: Path) -> settings.Loaded:
+        """What a process reads, with every variable set that the file names."""
+        text = self.one("ConfigMap", "prod-tidegate")["data"]["tidegate.yaml"]
+        (folder / "tidegate.yaml").write_text(text)
+        given = {name: f"secret-{name}" for name in re.findall(r"env:(\w+)", text)}
+        given |= {"DATABASE_URL": "postgresql://u:p@db:5432/tidegate"}
+        given |= {"REDIS_URL": "redis://redis:6379/0"} if "REDIS_URL" in given else {}
+        (folder / "key").write_text("key")
+        (folder / "tidegate.yaml").write_text(text.replace("/etc/tidegate-keys/upstream", str(folder / "key")))
+        return settings.load(folder / "tidegate.yaml", environ=given)
+
+
+def ports(pod: Manifest) -> dict[str, int]:
+    return {one["name"]: one["containerPort"] for one in pod["spec"]["containers"][0]["ports"]}
+
+
+def check(manifests: Manifests) -> None:
+    """Hold each manifest against its schema, or against the fields that its kind needs."""
+    for one in manifests.all:
+        if one["kind"] not in NEEDED:
+            kubernetes_validate.validate(one, NEWEST, strict=True)
+            continue
+        for path in NEEDED[one["kind"]]:
+            at: Any = one
+            for part in path.split("."):
+                at = at[int(part)] if part.isdigit() else at[part]
+            assert at, f"{one['kind']} lacks {path}"
+    names = [(one["kind"], one["metadata"]["name"]) for one in manifests.all]
+    assert len(set(names)) == len(names)
+    assert all(len(name) <= 63 for _, name in names)
+
+
+@every_case
+def test_what_is_kept_is_what_the_chart_gives(case: str) -> None:
+    came_from, text = chart.kept(case)
+    assert came_from == chart.source_hash(chart.CASES[case]), "the chart changed: run `python -m tests.deploy.chart`"
+    if chart.HELM is not None:
+        assert chart.render(chart.CASES[case]).stdout == text
+
+
+@every_case
+def test_manifests_are_valid(case: str) -> None:
+    manifests = Manifests.kept(case)
+    check(manifests)
+    wrong = json.loads(json.dumps(manifests.of("Deployment")[0]))
+    wrong["spec"]["template"]["spec"]["nodeSelecter"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, NEWEST, strict=True)
+
+
+@with_helm
+def test_every_combination_is_valid() -> None:
+    scaling = [{}, {"hpa": {"enabled": True}}, chart.KEDA["worker"]]
+    for routes, policy, disk, scaled in itertools.product((True, False), (True, False), (True, False), scaling):
+        values = {
+            **{key: chart.WHOLE[key] for key in ("ingress", "httpRoute") if routes},
+            **{key: chart.WHOLE[key] for key in ("networkPolicy", "serviceMonitor", "prometheusRule") if policy},
+            **chart.PLAIN,
+            "admin": {"enabled": "keda" in scaled},
+            "worker": {**scaled, "persistence": {"enabled": disk}},
+        }
+        done = chart.render(values)
+        assert done.returncode == 0, done.stderr
+        check(Manifests(done.stdout))
+
+
+@with_helm
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "config.blobs.url"),
+        ({**chart.KEDA, "admin": {"enabled": False}}, "admin.enabled"),
+        ({**chart.KEDA, "worker": {**chart.KEDA["worker"], "hpa": {"enabled": True}}}, "enable one"),
+        ({"config": {**chart.PLAIN["config"], "worker": {"grace_ms": "30s"}}}, "number of milliseconds"),
+        ({**chart.PLAIN, "ingress": {"enabled": True}}, "ingress.host"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(values: chart.Values, said: str) -> None:
+    done = chart.render(values)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+@every_case
+def test_processes_start_with_settings_that_exist(case: str, tmp_path: Path) -> None:
+    manifests = Manifests.kept(case)
+    loaded = manifests.settings(tmp_path)
+    assert loaded.warnings == ()
+    now = loaded.settings
+    assert now.store.is_postgresql
+    assert now.blobs.is_s3
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    for role, pod in manifests.pods().items():
+        container = pod["spec"]["containers"][0]
+        assert container["args"] == [role, "--config", "/etc/tidegate/tidegate.yaml"]
+        assert {f"--{one.name}" for one in commands[role].params} >= {"--config"}
+        mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+        assert {"/etc/tidegate", "/tmp", str(now.data_dir)} <= mounts.keys()
+        named = ports(pod)
+        assert named["metrics"] == now.metrics.port
+        assert named.get("api") == (now.server.port if role == "api" else None)
+        assert named.get("admin") == (now.admin.port or None if role == "api" else None)
+        assert {container[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "liveness", "readiness")} == {
+            "metrics"
+        }
+        assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+@every_case
+def test_a_pod_has_the_grace_and_ten_seconds_to_stop(case: str, tmp_path: Path) -> None:
+    manifests = Manifests.kept(case)
+    grace_s = manifests.settings(tmp_path).settings.worker.grace_ms / 1000
+    for role, pod in manifests.pods().items():
+        before = pod["spec"]["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
+        assert (before is None) == (role == "worker")
+        spare_s = pod["spec"]["terminationGracePeriodSeconds"] - int(before[1] if before else 0) - grace_s
+        assert 10 <= spare_s < 11
+
+
+@every_case
+def test_pods_are_confined(case: str) -> None:
+    manifests = Manifests.kept(case)
+    for pod in manifests.pods().values():
+        spec, container = pod["spec"], pod["spec"]["containers"][0]
+        assert spec["securityContext"]["runAsUser"] == 65532
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert "env" not in container
+    assert manifests.of("Secret") == []
+
+
+@every_case
+def test_what_refers_to_another_finds_it(case: str) -> None:
+    manifests = Manifests.kept(case)
+    for one in manifests.of("Service"):
+        [pod] = manifests.selected(one["spec"]["selector"])
+        assert {port["targetPort"] for port in one["spec"]["ports"]} <= ports(pod).keys()
+    for one in (*manifests.of("PodDisruptionBudget"), *manifests.of("NetworkPolicy")):
+        selector = one["spec"].get("selector") or one["spec"]["podSelector"]
+        [pod] = manifests.selected(selector["matchLabels"])
+        allowed = {port["port"] for rule in one["spec"].get("ingress", ()) for port in rule["ports"]}
+        assert allowed <= ports(pod).keys()
+    for one in (*manifests.of("HorizontalPodAutoscaler"), *manifests.of("ScaledObject")):
+        target = one["spec"]["scaleTargetRef"]
+        assert "replicas" not in manifests.one(target["kind"], target["name"])["spec"]
+    for one in manifests.of("StatefulSet"):
+        assert manifests.one("Service", one["spec"]["serviceName"])["spec"]["clusterIP"] == "None"
+        claims = {claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", ())}
+        spec = one["spec"]["template"]["spec"]
+        volumes = [volume["name"] for volume in spec["volumes"]] + sorted(claims)
+        assert sorted(volumes) == sorted(mount["name"] for mount in spec["containers"][0]["volumeMounts"])
+    for one in manifests.of("ServiceMonitor"):
+        chosen = one["spec"]["selector"]["matchLabels"].items()
+        found = [each for each in manifests.of("Service") if chosen <= each["metadata"]["labels"].items()]
+        assert [each["metadata"]["name"] for each in found] == [
+            "prod-tidegate-api-metrics",
+            "prod-tidegate-worker-metrics",
+        ]
+
+
+def test_routes_lead_to_the_api() -> None:
+    manifests = Manifests.kept("whole")
+    [rule] = manifests.one("Ingress", "prod-tidegate")["spec"]["rules"]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    [route] = manifests.one("HTTPRoute", "prod-tidegate")["spec"]["rules"]
+    [served] = manifests.one("Service", backend["name"])["spec"]["ports"]
+    assert (backend["name"], backend["port"]["name"]) == ("prod-tidegate-api", served["name"])
+    assert route["backendRefs"] == [{"name": "prod-tidegate-api", "port": served["port"]}]
+
+
+def test_alerts_and_dashboard_are_those_of_the_repository() -> None:
+    manifests = Manifests.kept("whole")
+    rules = yaml.safe_load((chart.ROOT / "deploy/alerts.yaml").read_text())
+    assert manifests.one("PrometheusRule", "prod-tidegate")["spec"] == rules
+    shown = manifests.one("ConfigMap", "prod-tidegate-dashboard")["data"]["tidegate.json"]
+    assert json.loads(shown) == json.loads((chart.ROOT / "deploy/dashboard.json").read_text())
+
+
+def test_scaling_asks_for_what_is_there() -> None:
+    declared = {one.name: one for one in metrics.declared()}
+    [_, scaler] = Manifests.kept("whole").of("HorizontalPodAutoscaler")
+    for one in scaler["spec"]["metrics"]:
+        asked = one[one["type"].lower()]["metric"]
+        labels = asked.get("selector", {}).get("matchLabels", {})
+        assert set(labels) <= set(declared[asked["name"]].labels)
+    manifests = Manifests.kept("keda")
+    [scaled] = manifests.of("ScaledObject")
+    url = scaled["spec"]["triggers"][0]["metadata"]["url"]
+    found = re.fullmatch(r"http://([\w-]+)\.batch\.svc:(\d+)(/.+)", url)
+    assert found is not None
+    [served] = manifests.one("Service", found[1])["spec"]["ports"]
+    assert served["port"] == int(found[2])
+    gives = OPERATIONS["GET", found[3]].gives
+    assert scaled["spec"]["triggers"][0]["metadata"]["valueLocation"] in gives.__struct_fields__
+
+
+def test_the_image_is_made_of_what_is_here_and_runs_without_root() -> None:
+    steps = (chart.ROOT / "deploy/Dockerfile").read_text().splitlines()
+    copied = [one.split()[1:-1] for one in steps if one.startswith("COPY") and "--from" not in one]
+    assert all((chart.ROOT / name).exists() for names in copied for name in names)
+    assert [one for one in steps if one.startswith("FROM")] == ["FROM ${BASE} AS build", "FROM ${BASE}"]
+    assert steps.index("USER 65532:65532") > steps.index("FROM ${BASE}")
+    assert 'ENTRYPOINT ["tidegate"]' in steps
+    project = tomllib.loads((chart.ROOT / "pyproject.toml").read_text())["project"]
+    assert "tidegate" in project["scripts"]
+    versions = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
+    assert versions["version"] == versions["appVersion"] == project["version"]
+
+
+def test_the_compose_file_starts_what_exists() -> None:
+    text = (chart.ROOT / "deploy/compose.yaml").read_text()
+    services = yaml.safe_load(re.sub(r"\$\{(\w+):[-?]([^}]*)\}", r"\2", text))["services"]
+    for one in services.values():
+        command = get_command(app).commands[one["command"][0]]  # type: ignore[attr-defined]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in one["command"] if word.startswith("--")} <= known
+        assert one["read_only"]
+    loaded = settings.load(environ=services["tidegate"]["environment"])
+    assert loaded.warnings == ()
+    assert int(services["tidegate"]["stop_grace_period"].removesuffix("s")) * 1000 >= (
+        loaded.settings.worker.grace_ms + 10_000
+    )
