@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tests.contracts.store_world import World, plan_of
 from tests.contracts.test_store_publish import closed, rest_of
 from tests.support.store_verbs import any_file
 from tidegate.core.errors import ApiProblem
-from tidegate.core.job_controls import FollowUp, RetryChoice
+from tidegate.core.job_controls import Canary, FollowUp, JobControls, MaxErrors, RetryChoice
 from tidegate.core.nouns import Caller, Idempotency, Job, JobWebhook, LineError, Quotas
 from tidegate.core.states import FileState, JobState
 
@@ -172,3 +173,14 @@ async def test_a_webhook_hears_of_the_retry_too(world: World) -> None:
     assert made.webhook == JobWebhook("https://x.example/h", ("batch.completed",))
     endpoint = await world.store.webhook_endpoint_of_job(made.tenant_id, made.id)
     assert endpoint is not None
+
+
+async def test_a_retry_may_have_bounds_and_a_canary_of_its_own(world: World) -> None:
+    first = await ended(world)
+    own = JobControls(max_cost_nano=7, max_errors=MaxErrors(count=3))
+    made = await world.store.retry_job(
+        Caller(first.tenant_id), replace(wish(world, first), controls=own, canary=Canary(1, 100_000))
+    )
+    assert made is not None
+    assert (made.controls, made.canary) == (own, Canary(1, 100_000))
+    assert (await world.look(first)).controls != own
