@@ -60,12 +60,9 @@ where tenant_id = :tenant_id and kind = 'batch' and (created_at > :created_at or
 order by created_at, id
 limit :count_max;
 
--- job_search --
--- A page of a tenant's jobs that match every filter that is given. Texts are found by what is left of a text without them, which is the
+-- part matching --
+-- A page of jobs that match every filter that is given, newest first. Texts are found by what is left of a text without them, which is the
 -- same in every database and heeds the case: metadata and errors are JSON of one spelling, in which no text holds a bare quote.
-select j.* from jobs j
-left join files f on f.id = j.input_file_id
-where j.tenant_id = :tenant_id and j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
     and j.created_at >= :from_ms and j.created_at < :to_ms
     and (cast(:status as text) is null
         or case when j.state = 'validating' and j.closing = 'cancelled' then 'cancelling' else j.state end = :status)
@@ -81,6 +78,22 @@ where j.tenant_id = :tenant_id and j.kind = 'batch' and (j.created_at < :created
         or replace(lower(j.metadata), lower(:json_words), '') <> lower(j.metadata))
 order by j.created_at desc, j.id desc
 limit :count_max;
+
+-- job_search --
+-- A page of a tenant's jobs that match every filter that is given.
+select j.* from jobs j
+left join files f on f.id = j.input_file_id
+where j.tenant_id = :tenant_id and j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
+{matching};
+
+-- jobs_search --
+-- The same of one organization or of all.
+select j.*, t.name as org from jobs j
+join tenants t on t.id = j.tenant_id
+left join files f on f.id = j.input_file_id
+where j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
+    and (cast(:org as text) is null or t.name = :org)
+{matching};
 
 -- job_pending --
 -- The batches that are waiting or running, for limits: jobs that count as the same share, jobs of the same key, and items of the tenant that are not yet

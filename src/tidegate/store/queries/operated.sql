@@ -3,29 +3,6 @@
 -- jobs_cursor --
 select created_at, id from jobs where id = :id;
 
--- jobs_search --
--- As `job_search`, of one organization or of all.
-select j.*, t.name as org from jobs j
-join tenants t on t.id = j.tenant_id
-left join files f on f.id = j.input_file_id
-where j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
-    and j.created_at >= :from_ms and j.created_at < :to_ms
-    and (cast(:org as text) is null or t.name = :org)
-    and (cast(:status as text) is null
-        or case when j.state = 'validating' and j.closing = 'cancelled' then 'cancelling' else j.state end = :status)
-    and (cast(:model as text) is null or exists (select 1 from job_models m where m.job_id = j.id and m.model = :model))
-    and (cast(:error as text) is null or replace(j.errors, :error, '') <> j.errors)
-    and (cast(:pair as text) is null or replace(',' || substr(j.metadata, 2), :pair, '') <> ',' || substr(j.metadata, 2))
-    and (cast(:pair2 as text) is null or replace(',' || substr(j.metadata, 2), :pair2, '') <> ',' || substr(j.metadata, 2))
-    and (cast(:pair3 as text) is null or replace(',' || substr(j.metadata, 2), :pair3, '') <> ',' || substr(j.metadata, 2))
-    and (cast(:pair4 as text) is null or replace(',' || substr(j.metadata, 2), :pair4, '') <> ',' || substr(j.metadata, 2))
-    and (cast(:words as text) is null
-        or replace(lower(j.id || ' ' || j.endpoint || ' ' || coalesce(j.model, '') || ' ' || coalesce(f.filename, '')), lower(:words), '')
-            <> lower(j.id || ' ' || j.endpoint || ' ' || coalesce(j.model, '') || ' ' || coalesce(f.filename, ''))
-        or replace(lower(j.metadata), lower(:json_words), '') <> lower(j.metadata))
-order by j.created_at desc, j.id desc
-limit :count_max;
-
 -- job_of_anyone --
 select j.*, t.name as org from jobs j
 join tenants t on t.id = j.tenant_id
