@@ -34,6 +34,7 @@ MODELS_MAX = 1_000
 # So much of a chunk is looked at again with the next one, for a url that stands across their border.
 PATH_BYTES_MAX = 256
 _PATH = re.compile(rb'"url"\s{0,8}:\s{0,8}"(/[^"\\]{1,200})"')
+_MODEL = re.compile(rb'"model"\s{0,8}:\s{0,8}"([^"\\]{1,200})"')
 
 
 class _Line(msgspec.Struct):
@@ -52,7 +53,7 @@ class _AskingLine(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class Input:
     """An input that lies on this disk: the caller's own file, or what came in on stdin. `endpoint` is that of the first line, or MIXED
-    where lines name different ones."""
+    where lines name different ones. `perhaps_models` are what look like names of models, also where they stand in a prompt."""
 
     path: Path
     name: str
@@ -62,6 +63,7 @@ class Input:
     is_spooled: bool = False
     trouble: str = ""
     line_count: int = 0
+    perhaps_models: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
     size_bytes = line_count = 0
     head = tail = b""
     paths: set[bytes] = set()
+    models: set[bytes] = set()
     while chunk := stream.read(PIECE_BYTES):
         digest.update(chunk)
         size_bytes += len(chunk)
@@ -147,6 +150,8 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
             spool.write(chunk)
         seen = tail + chunk
         paths.update(_PATH.findall(seen))
+        if len(models) < MODELS_MAX:
+            models.update(_MODEL.findall(seen))
         tail = seen[-PATH_BYTES_MAX:]
     if spool is not None:
         spool.flush()
@@ -154,7 +159,8 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
     # A body may hold what looks like a line's url: only the lines themselves tell.
     if endpoint is not None and len(paths) > 1 and _names_several(path):
         endpoint = MIXED
-    return Input(path, name, digest.hexdigest(), size_bytes, endpoint, spool is not None, trouble, line_count)
+    sha256 = digest.hexdigest()
+    return Input(path, name, sha256, size_bytes, endpoint, spool is not None, trouble, line_count, frozenset(models))
 
 
 def _names_several(path: Path) -> bool:

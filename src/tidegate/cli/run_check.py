@@ -57,6 +57,8 @@ async def _check_models(
     if settings.models or not settings.upstream.url or not all(probe.is_whole for probe in probes):
         return
     listed = {name for probe in probes for name in probe.models}
+    if not model and source.perhaps_models <= {name.encode() for name in listed}:
+        return
     asked = {model: 0} if model else input_file.models_of(source.path)
     for name, line in asked.items():
         if name in listed or await service.knows_model(settings, name):

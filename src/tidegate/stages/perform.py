@@ -224,7 +224,7 @@ class Performer:
                 return self._stopped(held, item, denied)
         if failpoints.ARMED:
             await failpoints.hit("before_send", item.custom_id)
-        metrics.policy_allowed.of(metrics.endpoint_of(leased.endpoint)).inc()
+        metrics.item_counts.allow(leased.endpoint)
         try:
             call = self._call(leased, held, item, body, key)
             answer = await (self._send_with_file(call) if is_audio else self._upstream.send(call))
@@ -407,16 +407,9 @@ def _with_file(call: Call, request: audio.AudioRequest, file: AudioFile) -> Call
 
 
 def _count(leased: LeasedSlice, ended: _ItemEnd, took_s: float) -> None:
-    model, is_answered = leased.model, ended.outcome is Outcome.ANSWERED
-    metrics.item_seconds.of(model).observe(took_s)
-    if is_answered:
-        metrics.prompt_tokens.of(model).inc(ended.usage.input_tokens)
-        metrics.generation_tokens.of(model).inc(ended.usage.output_tokens)
-    else:
-        metrics.item_errors.of(model).inc()
-    if leased.endpoint == _CHAT:
-        mode = "sync_microbatch" if ended.is_grouped else "concurrent"
-        metrics.chat_seconds.of(mode, "success" if is_answered else "error").observe(took_s)
+    mode = "" if leased.endpoint != _CHAT else "sync_microbatch" if ended.is_grouped else "concurrent"
+    usage = ended.usage if ended.outcome is Outcome.ANSWERED else None
+    metrics.item_counts.end(leased.model, mode, took_s, usage)
 
 
 def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: Answer | None = None) -> _ItemEnd:
