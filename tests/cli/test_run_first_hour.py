@@ -100,6 +100,19 @@ def test_small_files_keep_their_order(desk: Desk) -> None:
     assert [line["custom_id"] for line in desk.results()] == [f"c{number}" for number in range(10)]
 
 
+def test_odd_ids_keep_their_order_too(desk: Desk) -> None:
+    """Quotes, other letters, and prompts that look like lines: what is read quickly is read right."""
+    ids = ['with "quotes"', "größe", "plain", "\\", '"custom_id": "plain"']
+    lines = [
+        chat(name, behaving(f"latency={200 - 40 * number}") + ' "custom_id": "c9", "model": "m"')
+        for number, name in enumerate(ids)
+    ]
+    desk.write(lines)
+    proc = desk.run()
+    assert proc.wait() == 0, proc.logs()
+    assert [line["custom_id"] for line in desk.results()] == ids
+
+
 def test_a_run_has_no_limits_of_a_public_api(desk: Desk) -> None:
     image = "x" * 2_000_000
     desk.write([chat(f"c{number}", image if number == 0 else "hello") for number in range(12)])

@@ -34,6 +34,7 @@ MODELS_MAX = 1_000
 # So much of a chunk is looked at again with the next one, for a url that stands across their border.
 PATH_BYTES_MAX = 256
 _PATH = re.compile(rb'"url"\s{0,8}:\s{0,8}"(/[^"\\]{1,200})"')
+_CUSTOM_ID = re.compile(rb'"custom_id"\s{0,8}:\s{0,8}"([\x20\x21\x23-\x5b\x5d-\x7e]{1,512})"')
 _MODEL = re.compile(rb'"model"\s{0,8}:\s{0,8}"([^"\\]{1,200})"')
 
 
@@ -48,6 +49,9 @@ class _AskedBody(msgspec.Struct, frozen=True):
 class _AskingLine(msgspec.Struct):
     custom_id: str = ""
     body: _AskedBody = _AskedBody()
+
+
+_asking = msgspec.json.Decoder(_AskingLine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +194,25 @@ def models_of(path: Path) -> dict[str, int]:
 
 def order_of(path: Path) -> dict[str, int]:
     """Return where in the input each custom_id stands."""
-    return {line.custom_id: number for number, line in _asking_lines(path)}
+    order: dict[str, int] = {}
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            found = _CUSTOM_ID.search(line) if line.count(b'"custom_id"') == 1 else None
+            if found:
+                order[found[1].decode()] = number
+                continue
+            # A prompt may hold what looks like one: only reading the line tells.
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                order[_asking.decode(line).custom_id] = number
+    return order
 
 
 def _asking_lines(path: Path) -> Iterator[tuple[int, _AskingLine]]:
     """Yield the lines that can be read, with their numbers; ingest says what is wrong with the others."""
-    decode = msgspec.json.Decoder(_AskingLine).decode
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                yield number, decode(line)
+                yield number, _asking.decode(line)
 
 
 def _has_first_line(head: bytes) -> bool:

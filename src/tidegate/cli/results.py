@@ -6,6 +6,7 @@ and never taken or removed: what has it is not ours.
 
 import contextlib
 import os
+import re
 import secrets
 import sys
 import tempfile
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 _STREAMS = ("/dev/", "/proc/")
 # The end of an item's id, which numbers it.
 ITEM_NUMBER_CHARS = 6
+# Result lines that are put in order are in memory up to so many bytes.
+IN_MEMORY_BYTES = 32 << 20
+# How a result line of ours begins; a custom_id with other characters than these is decoded.
+_PLAIN_ID = re.compile(rb'\{"id":"[^"\\]*","custom_id":"([\x20\x21\x23-\x5b\x5d-\x7e]*)"')
 # The one place under /dev that holds ordinary files.
 _MEMORY = "/dev/shm/"
 
@@ -99,16 +104,21 @@ def set_aside(path: Path, job_ids: Sequence[str]) -> Path | None:
     return kept
 
 
+def _custom_id(line: bytes) -> str:
+    found = _PLAIN_ID.match(line)
+    return found[1].decode() if found else _id.decode(line).custom_id or ""
+
+
 async def in_order(chunks: AsyncIterator[bytes], order: dict[str, int]) -> AsyncIterator[bytes]:
     """Yield result lines in the order in which the input has their custom_ids; what it does not have comes last."""
     places: list[tuple[int, int, int]] = []
     at, rest = 0, b""
-    with tempfile.TemporaryFile() as spool:
+    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as spool:
         async for chunk in chunks:
             spool.write(chunk)
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                places.append((order.get(_id.decode(line).custom_id or "", len(order)), at, len(line) + 1))
+                places.append((order.get(_custom_id(line), len(order)), at, len(line) + 1))
                 at += len(line) + 1
         places.sort()
         for _, start, size_bytes in places:

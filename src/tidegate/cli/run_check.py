@@ -1,6 +1,6 @@
 """What `tidegate run` asks the model server before the first call: most mistakes show there, before anything is paid for."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from tidegate.cli import input_file
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tidegate.upstream.routing.probe import Probe
 
 SHOWN_MAX = 8
+# More names than these that a server does not list, and every line is read to see which are models.
+UNLISTED_MAX = 8
 _ANYWAY = "--no-check sends the requests all the same."
 
 
@@ -48,6 +50,14 @@ def _not_a_model_server(urls: str, status: int) -> str:
     return f"{urls} answers GET /v1/models with status {status}. {hint}; {_ANYWAY}"
 
 
+async def _serves_all(settings: Settings, names: Sequence[str], listed: Collection[str]) -> bool:
+    """Whether a server has every one of these, which are few."""
+    from tidegate import service
+
+    unlisted = [name for name in names if name not in listed]
+    return len(unlisted) <= UNLISTED_MAX and all([await service.knows_model(settings, name) for name in unlisted])
+
+
 async def _check_models(
     settings: Settings, source: input_file.Input, model: str | None, probes: Sequence["Probe"]
 ) -> None:
@@ -57,7 +67,8 @@ async def _check_models(
     if settings.models or not settings.upstream.url or not all(probe.is_whole for probe in probes):
         return
     listed = {name for probe in probes for name in probe.models}
-    if not model and source.perhaps_models <= {name.encode() for name in listed}:
+    perhaps = [name.decode(errors="replace") for name in source.perhaps_models]
+    if not model and await _serves_all(settings, perhaps, listed):
         return
     asked = {model: 0} if model else input_file.models_of(source.path)
     for name, line in asked.items():
