@@ -225,20 +225,6 @@ def test_how_results_look_is_no_other_run_and_fresh_begins_again(desk: Desk) -> 
     assert len(desk.called()) == 6, "nothing is paid twice"
 
 
-def test_a_cancelled_batch_is_begun_again(desk: Desk) -> None:
-    desk.write_requests(30, SLOW)
-    first = desk.run()
-    wait_until(lambda: len(desk.called()) >= 8, what="some calls")
-    first.interrupt()
-    assert first.wait() == 130
-    batch = json.loads(desk.done("batches", "list", "--json").stdout())[0]["id"]
-    desk.done("batches", "cancel", batch)
-    second = desk.run("--json")
-    assert second.wait(60) == 0, second.logs()
-    assert said_summary(second)["batch"] != batch
-    assert len(desk.results()) == 30
-
-
 def test_a_model_server_that_is_not_there(desk: Desk) -> None:
     desk.write_requests(1)
     url = f"http://127.0.0.1:{free_port()}/v1"

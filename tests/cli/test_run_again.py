@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tests.cli.conftest import Desk, behaving, chat
-from tests.support.processes import Proc
+from tests.support.processes import Proc, wait_until
 
 WAIT_S = 90
 # A prompt that says what it meets is answered also while the engine is set to fail. It takes its time, so that a bound stops a run in the
@@ -51,6 +51,48 @@ def test_failed_lines_run_again_and_the_results_are_those_of_both(desk: Desk) ->
     assert (third["batch"], third["succeeded"]) == (second["batch"], 3), "the same command finds the last of them"
     assert len(desk.called()) == 6
     assert "leave one out" in ended(desk, 2, "--retry-failed", "--fresh").stderr()
+
+
+def test_the_same_command_runs_lines_again_that_a_broken_server_lost_and_not_those_it_refused(desk: Desk) -> None:
+    desk.write([chat("a", "one"), chat("b", FINE), chat("c", behaving("400"))])
+    quick = {"TIDEGATE_RETRY_ATTEMPTS_MAX": "1"}
+    desk.engine.set_faults({"500": 1.0})
+    first = desk.run("--no-check", "--json", **quick)
+    assert first.wait(WAIT_S) == 1, first.logs()
+    assert (ids(desk), ids(desk, "results.errors.jsonl")) == (["b"], ["a", "c"])
+    called = len(desk.called())
+    again = told(ended(desk, 1, "--no-check", "--json"))
+    assert (again["total"], again["succeeded"], again["found_done"]) == (3, 1, 1), "the server is still broken"
+    assert len(desk.called()) > called
+    desk.engine.set_faults()
+    called = len(desk.called())
+    second = told(ended(desk, 1, "--json"))
+    assert (second["total"], second["succeeded"], second["failed"]) == (3, 2, 1)
+    assert len(desk.called()) == called + 1
+    assert (ids(desk), ids(desk, "results.errors.jsonl")) == (["a", "b"], ["c"])
+    desk.verified(second["batch"])
+    same = ended(desk, 1)
+    assert "--retry-failed runs the 1 line again" in same.stderr()
+    assert len(desk.called()) == called + 1
+    assert ids(desk, "results.errors.jsonl") == ["c"]
+    refused = told(ended(desk, 1, "--retry-failed", "--json"))
+    assert len(desk.called()) == called + 2, "a line that an earlier batch refused runs again when that is asked for"
+    assert (refused["total"], refused["succeeded"]) == (3, 2)
+    assert (ids(desk), ids(desk, "results.errors.jsonl")) == (["a", "b"], ["c"])
+
+
+def test_a_cancelled_run_goes_on_with_what_it_did_not_run(desk: Desk) -> None:
+    desk.write([chat(f"c{number}", FINE) for number in range(30)])
+    first = desk.run("--concurrency", "1")
+    wait_until(lambda: len(desk.called()) >= 3, what="some calls")
+    first.terminate()
+    first.wait(WAIT_S)
+    batch = json.loads(desk.done("batches", "list", "--json").stdout())[0]["id"]
+    desk.done("batches", "cancel", batch)
+    second = told(ended(desk, 0, "--json"))
+    assert (second["total"], second["succeeded"]) == (30, 30)
+    assert len(desk.called()) <= 30, "what has an answer is not asked for again"
+    assert ids(desk) == [f"c{number}" for number in range(30)]
 
 
 def test_a_canary_that_fails_ends_the_run_and_keeps_its_results(desk: Desk) -> None:

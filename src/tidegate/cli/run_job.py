@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tidegate.cli import failures, input_file, progress, results, run_again, run_check, server_client, summary, terminal
 from tidegate.cli.signals import Stopping
-from tidegate.core.errors import SettingsError, StoreUnavailable
-from tidegate.core.job_controls import FollowUp, JobControls
+from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable
+from tidegate.core.job_controls import FollowUp, JobControls, RetryChoice
 from tidegate.core.job_shape import PLAIN, JobShape
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.states import JOB_ENDED
@@ -51,39 +51,35 @@ class Errand:
 async def perform(errand: Errand) -> tuple[summary.Ending, int]:
     from tidegate import service
 
-    asked = errand.begin
     async with service.working(errand.settings) as working:
         began_s = time.monotonic()
-        chain = await _known_chain(errand, working)
-        again = bool(chain) and run_again.is_wanted(chain, errand.run_options, retry_failed=asked.retry_failed)
-        is_done = bool(chain) and chain[-1].state in JOB_ENDED and not again
-        if not is_done and asked.is_checked and not asked.wait:
-            await run_check.check_upstream(errand.settings, errand.source, errand.run_options.model)
-        found = run_again.whole(chain) if chain else None
-        found_done_count = 0 if found is None else found.answered_count if again else found.done_count
-        if found is None:
-            chain.append(await _begin(errand, working))
-        elif again:
-            left = terminal.in_words(found.item_count - found.answered_count, "line")
-            kept = terminal.in_words(found.answered_count, "answer")
-            terminal.say(f"Running the {left} without an answer; {kept} kept from before.")
-            chain.append(await _retry(errand, chain, working))
-        elif is_done:
-            terminal.say(run_again.found_ended(chain))
-        elif found_done_count:
-            count = terminal.in_words(found.item_count, "item")
-            terminal.say(f"Going on: {found_done_count:,} of {count} were done before.")
         stopping = Stopping(lambda: _say_stopping(working, errand.settings)).listen()
+        history = await _known_history(errand, working, stopping)
+        chain = [] if history is None else list(history.jobs)
+        again = [] if history is None else _retries(errand, history)
+        await _check_and_say(errand, history, again)
+        found_done_count = 0
+        if history is None:
+            chain.append(await _begin(errand, working))
+        else:
+            found = run_again.whole(chain)
+            found_done_count = found.answered_count if again else found.done_count
         if chain[-1].state not in JOB_ENDED:
             chain[-1] = await _watch(chain[-1], working, stopping)
-        if len(chain) > 1 and run_again.ran_nothing(chain[-1]):
-            refused = chain.pop()
-            terminal.say(refused.errors[0].message if refused.errors else f"{refused.id} ended before it ran anything.")
+        for job, choice in again:
+            if stopping.asked.is_set():
+                break
+            if (retry := await _retry(errand, chain, (job, choice), working)) is not None:
+                chain.append(await _watch(retry, working, stopping))
+            if run_again.ran_nothing(chain[-1]):
+                refused = chain.pop()
+                why = refused.errors[0].message if refused.errors else f"{refused.id} ended before it ran anything."
+                terminal.say(why)
         took_s = time.monotonic() - began_s
         ending = summary.Ending(run_again.whole(chain), errand.targets, took_s, found_done_count, errand.where)
-        if chain[-1].state in JOB_ENDED:
+        if chain[-1].state in JOB_ENDED and not stopping.asked.is_set():
             if ending.exit_code != summary.UNUSABLE:
-                ending = await _deliver(errand, ending, chain, working.parts)
+                ending = await _deliver(errand, ending, chain[0], working.parts)
             return ending, ending.exit_code
     # The worker has finished what was in flight by now, so this look is the one to tell.
     async with server_client.reading(errand.settings) as parts:
@@ -93,16 +89,43 @@ async def perform(errand: Errand) -> tuple[summary.Ending, int]:
     return replace(ending, job=job), stopping.exit_code
 
 
-async def _known_chain(errand: Errand, working: "Working") -> list[Job]:
-    """The batch that this very run began before, and its retries. One that ended early and has no answers to keep does not
-    count: it is begun again."""
-    last: Job | None = None
+def _retries(errand: Errand, history: run_again.History) -> list[tuple[Job, RetryChoice]]:
+    return run_again.retries(history, errand.run_options, retry_failed=errand.begin.retry_failed)
+
+
+async def _check_and_say(
+    errand: Errand, history: run_again.History | None, again: Sequence[tuple[Job, RetryChoice]]
+) -> None:
+    """Check the model server if anything is to be sent, and say what an earlier run left."""
+    is_done = history is not None and history.is_ended and not again
+    if not is_done and errand.begin.is_checked and not errand.begin.wait:
+        await run_check.check_upstream(errand.settings, errand.source, errand.run_options.model)
+    if history is None:
+        return
+    found = run_again.whole(history.jobs)
+    if again:
+        kept = terminal.in_words(found.answered_count, "answer")
+        terminal.say(f"Running lines without an answer again; {kept} kept from before.")
+    elif is_done:
+        terminal.say(run_again.found_ended(history.jobs))
+    elif found.done_count:
+        count = terminal.in_words(found.item_count, "item")
+        terminal.say(f"Going on: {found.done_count:,} of {count} were done before.")
+
+
+async def _known_history(errand: Errand, working: "Working", stopping: Stopping) -> run_again.History | None:
+    """What this very run left before. A batch that ended before it ran anything does not count: it is begun again."""
+    first: Job | None = None
     async for job in _turns(errand, working):
-        last = job
-    if last is None or errand.begin.fresh:
-        return []
-    chain = await run_again.chain_from(last, working.parts)
-    return chain if run_again.goes_on(chain, retry_failed=errand.begin.retry_failed) else []
+        first = job
+    if first is None or errand.begin.fresh or (run_again.is_closing(first) and not first.item_count):
+        return None
+    history = await run_again.history_from(first.id, working.parts)
+    if history.is_ended or not run_again.is_closing(history.last):
+        return history
+    # It was cancelled, say: what it did not run can be run again when it has ended.
+    await _watch(history.last, working, stopping)
+    return await run_again.history_from(first.id, working.parts)
 
 
 async def _turns(errand: Errand, working: "Working") -> AsyncIterator[Job]:
@@ -131,17 +154,19 @@ async def _begin(errand: Errand, working: "Working") -> Job:
     return job
 
 
-async def _retry(errand: Errand, chain: Sequence[Job], working: "Working") -> Job:
-    """Begin a batch of the lines that have no answer yet."""
+async def _retry(
+    errand: Errand, chain: Sequence[Job], chosen: tuple[Job, RetryChoice], working: "Working"
+) -> Job | None:
+    """Begin a batch of chosen lines of an earlier one; None when that can no longer be done."""
     from tidegate.failpoints import hit
     from tidegate.stages.accept import Reception
 
-    parts = working.parts
+    parts, (first, choice) = working.parts, chosen
     reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: working.incarnation.id)
-    asked = _controls(errand, chain[-1].item_count - chain[-1].answered_count)
+    asked = _controls(errand, first.item_count - first.answered_count)
     wanted = FollowUp(
-        of=chain[-1].id,
-        choice=run_again.NO_ANSWER,
+        of=first.id,
+        choice=choice,
         job_id=reception.new_id("batch"),
         retry_file_id=reception.new_id("file"),
         merged_file_id=reception.new_id("file"),
@@ -150,9 +175,13 @@ async def _retry(errand: Errand, chain: Sequence[Job], working: "Working") -> Jo
         controls=run_again.controls(chain, asked, retry_failed=errand.begin.retry_failed),
         canary=errand.run_options.canary,
     )
-    job = await reception.replayed(lambda: parts.store.retry_job(Caller(parts.tenant_id), wanted))
+    try:
+        job = await reception.replayed(lambda: parts.store.retry_job(Caller(parts.tenant_id), wanted))
+    except ApiProblem as problem:
+        terminal.say(f"{problem} --fresh runs the whole file again.")
+        return None
     if job is None:
-        raise SettingsError(f"{chain[-1].id} was deleted meanwhile; run the same command again.")
+        raise SettingsError(f"{first.id} was deleted meanwhile; run the same command again.")
     await hit("create_committed")
     parts.wakes.inputs.notify()
     return job
@@ -244,9 +273,10 @@ def _say_where_it_is(was_away: str, is_away: str, trouble: str) -> None:
         terminal.say(f"The model server is back: {was_away}")
 
 
-async def _deliver(errand: Errand, ending: summary.Ending, chain: Sequence[Job], parts: "Parts") -> summary.Ending:
+async def _deliver(errand: Errand, ending: summary.Ending, first: Job, parts: "Parts") -> summary.Ending:
     """Put answers and failed lines where they were wanted; an error file from an earlier run must not outlive its errors."""
-    job, targets = await run_again.with_merged(ending.job, parts), ending.targets
+    job, targets = ending.job, ending.targets
+    history = await run_again.history_from(first.id, parts)
     order: dict[str, int] | None = None
     if not job.ordered and (errand.run_options.ordered or job.output_bytes + job.error_bytes <= KEPT_IN_ORDER_BYTES):
         order = input_file.order_of(errand.source.path)
@@ -254,14 +284,14 @@ async def _deliver(errand: Errand, ending: summary.Ending, chain: Sequence[Job],
     def placed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         return chunks if order is None else results.in_order(chunks, order)
 
-    causes = await failures.causes(_error_lines(chain, parts))
+    causes = await failures.causes(history.error_lines(parts))
     if targets.errors is not None and causes:
-        await results.save(placed(_error_lines(chain, parts)), targets.errors)
+        await results.save(placed(history.error_lines(parts)), targets.errors)
     elif targets.errors is not None:
         results.remove(targets.errors)
-    answers = placed(results.content(parts, job.output_file_id, job.output_bytes))
+    answers = placed(_answers(history.jobs, parts))
     if targets.results is not None:
-        if (kept := results.set_aside(targets.results, [one.id for one in chain])) is not None:
+        if (kept := results.set_aside(targets.results, [one.id for one in history.jobs])) is not None:
             terminal.say(f"{targets.results} held other results than this run's; they are now in {kept}.")
         await results.save(answers, targets.results)
     else:
@@ -270,14 +300,10 @@ async def _deliver(errand: Errand, ending: summary.Ending, chain: Sequence[Job],
     return replace(ending, causes=tuple(causes), is_futile=is_futile)
 
 
-async def _error_lines(chain: Sequence[Job], parts: "Parts") -> AsyncIterator[bytes]:
-    """The failed lines of the last batch, behind those of the first that no retry runs."""
-    first, last = chain[0], chain[-1]
-    if len(chain) > 1:
-        async for line in run_again.never_retried(results.content(parts, first.error_file_id, first.error_bytes)):
-            yield line
-    async for chunk in results.content(parts, last.error_file_id, last.error_bytes):
-        yield chunk
+async def _answers(jobs: Sequence[Job], parts: "Parts") -> AsyncIterator[bytes]:
+    for job in jobs:
+        async for chunk in results.content(parts, job.output_file_id, job.output_bytes):
+            yield chunk
 
 
 def _say_stopping(working: "Working", settings: Settings) -> None:

@@ -100,7 +100,8 @@ CanaryItems = Annotated[
     ),
 ]
 RetryFailed = Annotated[
-    bool, typer.Option("--retry-failed", help="Run the lines again that have no answer from the last run.")
+    bool,
+    typer.Option("--retry-failed", help="Run lines that were refused again, too; those that were lost always are."),
 ]
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Ask the server for its models first; stop if all of 20 fail.")
