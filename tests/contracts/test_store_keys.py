@@ -223,6 +223,9 @@ async def test_only_what_is_given_of_a_key_changes(world: World) -> None:
         assert await world.store.change_key("k1", KeyRights(scopes="write"))
         [listed] = await world.store.list_keys(10)
         assert listed["addresses"] == addresses
+    assert await world.store.change_key("k1", KeyRights(environments='["prod"]'))
+    assert await world.store.change_key("k1", KeyRights(scopes="write"))
+    assert [one["environments"] for one in await world.store.list_keys(10)] == ['["prod"]']
     assert '"day"' in key["limits"]
     assert await world.store.change_key("k1", KeyRights(limits=(), expires_at=START_MS + 1))
     key = await world.store.get_key("k1")

@@ -192,6 +192,7 @@ class WebServer:
                     expires_at=options.get("expires_at"),
                     parallel_max=options.get("parallel_max", 0),
                     addresses=keys.addresses_text(options.get("addresses", ())),
+                    environments=keys.models_text(options.get("environments", ())),
                 ),
             )
 

@@ -49,6 +49,8 @@ def test_everywhere_else(client: httpx2.Client) -> None:
                 "/v1/batches?after=a%00b",
                 "/v1/models/%00",
                 "/v1/messages/batches/%00",
+                "/v1/batches?metadata[%00]=a",
+                "/v1/batches/batch_0ettesyKzSzyluRMu7As8n/items?after=%00",
             )
         ),
         client.post("/v1/batches/a%00/cancel"),
@@ -78,3 +80,11 @@ def test_lines_with_it_are_the_batch_s_affair(client: httpx2.Client) -> None:
     file_id = upload(client, json.dumps(line).encode() + b"\n")
     answer = client.post("/v1/batches", json={**BATCH, "input_file_id": file_id})
     assert answer.status_code == 200
+
+
+def test_an_operators_cursor(start_web: Any, postgres_url: str) -> None:
+    web: WebServer = start_web(postgres_url=postgres_url)
+    with web.client(web.make_key("acme", scopes=["admin:read"])) as operator:
+        for query in ("after=%00", "org=a%00"):
+            answer = operator.get(f"/admin/v1/keys?{query}")
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.split("=")[0])

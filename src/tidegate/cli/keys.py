@@ -26,6 +26,15 @@ Key = Annotated[
 ]
 LIMIT_HELP = "At most so much in one period (requests, tokens, cost, batches, bytes); may be repeated."
 ADDRESSES_HELP = "Addresses or ranges it may be used from, such as 10.0.0.0/8"
+ENVIRONMENTS_HELP = "Environments of completion batches it may use; it then opens these and interactive calls only"
+OtherAddresses = Annotated[
+    str | None,
+    typer.Option("--addresses", metavar="A,B", help=f"{ADDRESSES_HELP}; '' for any.", show_default="as it was"),
+]
+OtherEnvironments = Annotated[
+    str | None,
+    typer.Option("--environments", metavar="A,B", help=f"{ENVIRONMENTS_HELP}; '' for any.", show_default="as it was"),
+]
 PARALLEL_HELP = "How many calls it may have at once; 0 for any number."
 PARALLEL_MAX = 1_000_000
 
@@ -66,6 +75,9 @@ def create(
     addresses: Annotated[
         str | None, typer.Option("--addresses", metavar="A,B", help=f"{ADDRESSES_HELP}.", show_default="any")
     ] = None,
+    environments: Annotated[
+        str | None, typer.Option("--environments", metavar="A,B", help=f"{ENVIRONMENTS_HELP}.", show_default="any")
+    ] = None,
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
@@ -91,6 +103,7 @@ def create(
         read_limits(limit or []),
         parallel,
         _words(addresses) or [],
+        _words(environments) or [],
     )
     made = uvloop.run(_create(settings, wish))
     _warn_of_unserved_names(settings, wish.models, wish.resources)
@@ -198,10 +211,8 @@ def change(
         int | None,
         typer.Option("--parallel", metavar="N", min=0, max=PARALLEL_MAX, help=PARALLEL_HELP, show_default="as it was"),
     ] = None,
-    addresses: Annotated[
-        str | None,
-        typer.Option("--addresses", metavar="A,B", help=f"{ADDRESSES_HELP}; '' for any.", show_default="as it was"),
-    ] = None,
+    addresses: OtherAddresses = None,
+    environments: OtherEnvironments = None,
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
@@ -218,10 +229,11 @@ def change(
     _check_id(key)
     limits = None if not limit else read_limits([one for one in limit if one])
     expires_ms = _duration_ms("--expires", expires)
-    wish = KeyChange(_words(scopes), _words(models), _words(resources), limits, expires_ms, parallel, _words(addresses))
+    used = _words(scopes), _words(models), _words(resources)
+    wish = KeyChange(*used, limits, expires_ms, parallel, _words(addresses), _words(environments))
     if wish == KeyChange():
         raise SettingsError(
-            "Nothing is to be changed: give --scopes, --models, --resources, --limit, --parallel, --addresses or --expires."
+            "Nothing is to be changed: give one of the options that `tidegate keys change --help` shows."
         )
     if not uvloop.run(_change(settings, key, wish)):
         raise SettingsError(f"There is no key {key} that could be changed; see `tidegate keys list`.")
@@ -434,6 +446,7 @@ def _shown(row: dict[str, Any], now_ms: int) -> dict[str, object]:
         "limits": " ".join(limit_text(limit) for limit in limits_from(row["limits"])) or "none",
         "parallel": row["parallel_max"] or "any",
         "addresses": " ".join(keys.addresses_from(row["addresses"])) or "any",
+        "environments": " ".join(sorted(keys.models_from(row["environments"]))) or "any",
         "old_secret_until": _when(row["old_until"] if (row["old_until"] or 0) > now_ms else None),
     }
 

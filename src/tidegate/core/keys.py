@@ -33,6 +33,10 @@ SCOPES = (
 # A key has some of these or some of the others, never both: who steers the gateway is no tenant of it.
 ADMIN_SCOPES = ("admin:read", "admin:write")
 
+# A key that is bound to environments has at most these: what the other scopes open knows no environments.
+ENVIRONMENT_SCOPES = frozenset({"completion-batch", "inference"})
+ENVIRONMENT = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _PATTERN = re.compile(
     rf"{PREFIX}(?P<public>[0-9A-Za-z]{{{PUBLIC_LENGTH}}})[0-9A-Za-z]{{{SECRET_LENGTH}}}(?P<check>[0-9A-Za-z]{{{CHECK_LENGTH}}})",
@@ -100,7 +104,7 @@ def scopes_from(text: str) -> frozenset[str]:
 
 
 def models_text(names: Iterable[str]) -> str:
-    """Models that a key may use, as the store keeps them; none given means any."""
+    """Models, resources or environments that a key may use, as the store keeps them; none given means any."""
     return json.dumps(sorted(set(names)))
 
 

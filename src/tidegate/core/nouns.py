@@ -53,6 +53,7 @@ class Caller:
     resources: frozenset[str] = frozenset()
     limits: tuple[Limit, ...] = ()
     parallel_max: int = 0
+    environments: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

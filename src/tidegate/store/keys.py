@@ -23,6 +23,7 @@ class KeyRights:
     expires_at: int | None = None
     parallel_max: int | None = None
     addresses: str | None = None
+    environments: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Keys(Table):
             limits=limits_text(rights.limits) if rights.limits else None,
             parallel_max=rights.parallel_max or 0,
             addresses=rights.addresses or "",
+            environments=rights.environments or "",
         )
 
     async def change_key(self, key_id: str, rights: KeyRights) -> bool:
@@ -101,6 +103,7 @@ class Keys(Table):
             expires_at=rights.expires_at,
             parallel_max=rights.parallel_max,
             addresses=rights.addresses,
+            environments=rights.environments,
         )
         return changed is not None
 

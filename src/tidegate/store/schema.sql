@@ -73,7 +73,8 @@ create table keys (
     parallel_max bigint not null,
     deleted_at bigint,
     changed_at bigint not null default 0,
-    addresses text not null
+    addresses text not null,
+    environments text not null
 );
 create index keys_by_tenant on keys (tenant_id);
 

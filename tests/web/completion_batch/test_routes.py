@@ -251,6 +251,24 @@ def test_keys_scopes_and_the_resources_that_a_key_allows(start_web: Callable[...
     refused(client.post(place, json=both), 403, "API_KEY_RESOURCE_NOT_AUTHORIZED", "items.1.resourceId")
 
 
+def test_a_key_that_is_bound_to_environments_opens_them_alone(start_web: Callable[..., WebServer]) -> None:
+    web = start_web(upstream={"url": "http://127.0.0.1:9/v1"})
+    place = "/v1/completion-batch/acme/{}"
+    free = web.client(web.make_key("acme"))
+    bound = web.client(web.make_key("acme", environments=["prod", "staging"]))
+    mine, other = (one.post(place.format(name), json=body_of()) for one, name in ((bound, "prod"), (free, "dev")))
+    assert (mine.status_code, other.status_code) == (201, 201)
+    refused(bound.post(place.format("dev"), json=body_of()), 403, "API_KEY_ENVIRONMENT_NOT_AUTHORIZED", "environmentId")
+    path = f"{place.format('dev')}/{other.json()['batchId']}"
+    for answer in (bound.get(path), bound.get(f"{path}/events"), bound.post(f"{path}/cancel")):
+        refused(answer, 404, "COMPLETION_BATCH_NOT_FOUND", "batchId")
+    assert bound.get(f"{place.format('prod')}/{mine.json()['batchId']}").status_code == 200
+    # The other doors know no environments, so there such a key could see everything of its tenant.
+    closed = ("/v1/batches", "/v1/files", f"/v1/batches/{other.json()['batchId']}", "/v1/webhook_endpoints")
+    assert [bound.get(one).status_code for one in closed] == [403] * len(closed)
+    assert bound.get("/v1/models").status_code != 403
+
+
 def test_a_resource_that_nobody_serves(start_web: Callable[..., WebServer]) -> None:
     web = start_web()
     refused(web.client().post(PLACE, json=body_of()), 400, "RESOURCE_NOT_FOUND", "items.0.resourceId")

@@ -19,7 +19,7 @@ order by happened_at desc, id desc
 limit :count_max;
 
 -- look_at_key --
-select t.name as org, k.label, k.team, k.user_name, k.scopes, k.models, k.resources, k.limits, k.parallel_max, k.addresses, k.expires_at,
+select t.name as org, k.label, k.team, k.user_name, k.scopes, k.models, k.resources, k.limits, k.parallel_max, k.addresses, k.environments, k.expires_at,
     k.revoked_at, k.old_until, k.deleted_at
 from keys k
 join tenants t on t.id = k.tenant_id

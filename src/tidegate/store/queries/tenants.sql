@@ -16,14 +16,14 @@ select id from tenants where id = :tenant_id /*! for update */;
 
 -- key_put --
 insert into keys (id, tenant_id, secret_hash, label, team, user_name, scopes, models, created_at, expires_at, resources, limits,
-    parallel_max, addresses)
+    parallel_max, addresses, environments)
 values (:id, :tenant_id, :secret_hash, :label, :team, :user_name, :scopes, :models, now_ms(), :expires_at, :resources, :limits,
-    :parallel_max, :addresses)
+    :parallel_max, :addresses, :environments)
 on conflict (id) do nothing;
 
 -- key_get --
 select k.id, k.tenant_id, k.secret_hash, k.team, k.user_name, k.scopes, k.models, k.expires_at, k.revoked_at, k.resources, k.limits,
-    k.old_hash, k.old_until, k.parallel_max, k.addresses, k.label, now_ms() as now
+    k.old_hash, k.old_until, k.parallel_max, k.addresses, k.environments, k.label, now_ms() as now
 from keys k
 where k.id = :id and k.deleted_at is null;
 
@@ -48,7 +48,7 @@ where s.worker_id = :worker_id and s.state = 'leased' and j.key_id is not null;
 
 -- key_list --
 select k.id, t.name as tenant, k.label, k.team, k.user_name, k.scopes, k.models, k.created_at, k.expires_at, k.revoked_at, k.last_used_at,
-    k.resources, k.limits, k.old_until, k.parallel_max, k.addresses
+    k.resources, k.limits, k.old_until, k.parallel_max, k.addresses, k.environments
 from keys k
 join tenants t on t.id = k.tenant_id
 where k.deleted_at is null
@@ -60,7 +60,7 @@ select created_at, id from keys where id = :id and deleted_at is null;
 
 -- key_page --
 select k.id, t.name as tenant, k.label, k.team, k.user_name, k.scopes, k.models, k.created_at, k.expires_at, k.revoked_at, k.last_used_at,
-    k.resources, k.limits, k.old_until, k.parallel_max, k.addresses
+    k.resources, k.limits, k.old_until, k.parallel_max, k.addresses, k.environments
 from keys k
 join tenants t on t.id = k.tenant_id
 where k.deleted_at is null and (cast(:org as text) is null or t.name = :org)
@@ -100,7 +100,8 @@ returning id;
 -- What is not given stays as it is.
 update keys set models = coalesce(:models, models), resources = coalesce(:resources, resources), limits = coalesce(:limits, limits),
     scopes = coalesce(:scopes, scopes), expires_at = coalesce(:expires_at, expires_at),
-    parallel_max = coalesce(:parallel_max, parallel_max), addresses = coalesce(:addresses, addresses), changed_at = now_ms()
+    parallel_max = coalesce(:parallel_max, parallel_max), addresses = coalesce(:addresses, addresses),
+    environments = coalesce(:environments, environments), changed_at = now_ms()
 where id = :id and revoked_at is null and deleted_at is null
 returning id;
 

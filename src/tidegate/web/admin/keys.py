@@ -30,6 +30,7 @@ from tidegate.web.http.routes import Guarded
 NAME_CHARS_MAX = 255
 MODELS_MAX = 1_000
 ADDRESSES_MAX = 100
+ENVIRONMENTS_MAX = 100
 EXPIRES_MS_MAX = 100 * 366 * 86_400_000
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100
@@ -53,11 +54,12 @@ class KeyWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: KeyLimitAsks = []
     parallel_max: ParallelMax = 0
     addresses: list[str] = []
+    environments: list[str] = []
 
 
 class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of a key is to be another way; what is not given stays. An empty list of models, resources or addresses allows any, and 0
-    parallel calls as many as there are slots."""
+    """What of a key is to be another way; what is not given stays. An empty list of models, resources, addresses or environments allows
+    any, and 0 parallel calls as many as there are slots."""
 
     scopes: list[str] | None = None
     models: list[str] | None = None
@@ -66,6 +68,7 @@ class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires_after_ms: int | None = None
     parallel_max: ParallelMax | None = None
     addresses: list[str] | None = None
+    environments: list[str] | None = None
 
 
 class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,6 +120,7 @@ def check_wish(wish: KeyWish) -> None:
             wish.limits,
             wish.expires_after_ms,
             addresses=wish.addresses,
+            environments=wish.environments,
         )
     )
 
@@ -137,6 +141,12 @@ def check_change(change: KeyChange) -> None:
     except ValueError:
         message = "`addresses` needs IP addresses or ranges, such as 192.0.2.7, 10.0.0.0/8 or 2001:db8::/32."
         raise _bad("addresses", message) from None
+    environments = change.environments or ()
+    if len(environments) > ENVIRONMENTS_MAX or not all(keys.ENVIRONMENT.fullmatch(one) for one in environments):
+        message = (
+            f"`environments` may name {ENVIRONMENTS_MAX:,}, each in 1 to 64 letters, digits, hyphens and underscores."
+        )
+        raise _bad("environments", message)
     job_limits(change.limits)
     if change.scopes == []:
         raise _bad(
@@ -168,6 +178,7 @@ async def make_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, wish: Key
             expires_at=None if after_ms is None else await store.now_ms() + after_ms,
             parallel_max=wish.parallel_max,
             addresses=keys.addresses_text(wish.addresses),
+            environments=keys.models_text(wish.environments),
         ),
     )
     return KeyMade(made.public_id, made.text.reveal())
@@ -213,6 +224,7 @@ async def change_key(trail: AuditTrail, key_id: str, change: KeyChange) -> bool:
         expires_at=None if after_ms is None else await store.now_ms() + after_ms,
         parallel_max=change.parallel_max,
         addresses=None if change.addresses is None else keys.addresses_text(change.addresses),
+        environments=None if change.environments is None else keys.models_text(change.environments),
     )
     return bool(keys.PUBLIC_ID.fullmatch(key_id)) and await store.change_key(key_id, rights)
 
@@ -250,6 +262,7 @@ class KeyShown(msgspec.Struct, frozen=True):
     models: list[str]
     resources: list[str]
     addresses: list[str]
+    environments: list[str]
     limits: list[Limit]
     parallel_max: int
     created_at: int
@@ -324,6 +337,7 @@ def _key_shown(row: dict[str, Any]) -> KeyShown:
         models=sorted(keys.models_from(row["models"])),
         resources=sorted(keys.models_from(row["resources"])),
         addresses=list(keys.addresses_from(row["addresses"])),
+        environments=sorted(keys.models_from(row["environments"])),
         limits=list(limits_from(row["limits"])),
         parallel_max=row["parallel_max"],
         created_at=row["created_at"] // 1000,

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.core import ids, window
+from tidegate.core import ids, keys, window
 from tidegate.core.errors import ApiProblem
 from tidegate.core.input.lines import MIXED, MODEL_BYTES_MAX
 from tidegate.core.nouns import Caller, Job, JobRequest
@@ -42,7 +42,6 @@ SCOPE = "completion-batch"
 FILENAME = "completion_batch.jsonl"
 WRITE_BYTES = 65_536
 PIECE_BYTES = 32_768
-_ENVIRONMENT = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _EVENT_NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
 
 
@@ -192,9 +191,12 @@ class CompletionBatchRoutes:
         if not await self._owns(caller, workspace):
             message = "There is no such workspace. It is the id or the name of the tenant that your key belongs to."
             raise ApiProblem(404, "workspace_not_found", message, param="workspaceId")
-        if not _ENVIRONMENT.fullmatch(environment):
+        if not keys.ENVIRONMENT.fullmatch(environment):
             message = "`environmentId` must have 1 to 64 letters, digits, hyphens and underscores."
             raise ApiProblem(400, "invalid_parameter", message, param="environmentId")
+        if not _is_open(caller, environment):
+            message = "This key is bound to other environments. Name one of its own, or use another key."
+            raise ApiProblem(403, "api_key_environment_not_authorized", message, param="environmentId")
         return workspace, environment
 
     async def _owns(self, caller: Caller, workspace: str) -> bool:
@@ -208,7 +210,7 @@ class CompletionBatchRoutes:
             raise shapes.no_such_batch(job_id)
         found = await self._store.job_progress(caller.tenant_id, job_id)
         notes = shapes.notes_of(found[0]) if found is not None else None
-        if found is None or notes is None or notes.environment != environment:
+        if found is None or notes is None or notes.environment != environment or not _is_open(caller, environment):
             raise shapes.no_such_batch(job_id)
         return found[0], notes, found[1]
 
@@ -283,6 +285,10 @@ class ResourceAdmission:
 
 def _named(request: Request) -> tuple[str, str]:
     return str(request.path_params["workspace_id"]), str(request.path_params["environment_id"])
+
+
+def _is_open(caller: Caller, environment: str) -> bool:
+    return not caller.environments or environment in caller.environments
 
 
 def _callback_shown(options: CreateOptions) -> CallbackShown | None:

@@ -111,16 +111,18 @@ class Authenticator:
             raise self._failed(client, public_id)
         self._note_use(public_id)
         request.scope["tidegate.intake"].count_under(self._open_calls.add(public_id, given))
+        scopes, environments = keys.scopes_from(row["scopes"]), keys.models_from(row["environments"])
         return Caller(
             row["tenant_id"],
             public_id,
             row["team"],
             row["user_name"],
-            keys.scopes_from(row["scopes"]),
+            scopes & keys.ENVIRONMENT_SCOPES if environments else scopes,
             keys.models_from(row["models"]),
             keys.models_from(row["resources"]),
             limits_from(row["limits"]),
             row["parallel_max"],
+            environments,
         )
 
     async def _look_up(self, public_id: str, given: bytes) -> tuple[dict[str, Any] | None, float, bool]:

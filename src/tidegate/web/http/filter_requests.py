@@ -11,7 +11,7 @@ from tidegate.web.http import requests
 
 CHARS_MAX = 512
 FILTERS = ("status", "model", "created_after", "created_before", "error_code", "q")
-_PAIR = re.compile(r"metadata\[(?P<key>.{1,64})\]", re.DOTALL)
+_PAIR = re.compile(r"metadata\[(?P<key>[^\0]{1,64})\]")
 _SECONDS = re.compile(r"[0-9]{1,12}", re.ASCII)
 _STATUSES = tuple(state.value for state in JobState)
 
@@ -37,8 +37,8 @@ def job_filter(query: QueryParams, others: tuple[str, ...]) -> JobFilter | None:
 
 def _text(query: QueryParams, name: str, chars_min: int = 1) -> str | None:
     text = requests.one(query, name)
-    if text is not None and (not chars_min <= len(text) <= CHARS_MAX or "\0" in text):
-        raise _bad(name, f"`{name}` must have {chars_min} to {CHARS_MAX} characters, none of them U+0000.")
+    if text is not None and not chars_min <= len(text) <= CHARS_MAX:
+        raise _bad(name, f"`{name}` must have {chars_min} to {CHARS_MAX} characters.")
     return text
 
 

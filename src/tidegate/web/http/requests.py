@@ -234,6 +234,9 @@ def one(query: QueryParams, name: str) -> str | None:
     values = query.getlist(name)
     if len(values) > 1:
         raise _bad(name, f"`{name}` was given {len(values)} times; give it once.")
+    if values and "\0" in values[0]:
+        # PostgreSQL cannot keep it in a text, so nothing could be found by it.
+        raise _bad(name, f"`{name}` may not contain U+0000.")
     return values[0] if values else None
 
 
