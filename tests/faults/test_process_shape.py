@@ -48,7 +48,7 @@ def test_a_batchs_own_retries_and_files_survive_kills(
 ) -> None:
     site = cluster(make_site, private_postgres_server)
     # The default is three tries.
-    lines = requests(30, lambda number: behaving("500x4" if number % 5 == 0 else "latency=150"))
+    lines = requests(30, lambda number: behaving("500x4" if number % 15 == 0 else "latency=150"))
     first = site.begin(more=PATIENT)
     files = [site.upload(part).json()["id"] for part in (lines[:10], lines[10:29], lines[29:])]
     body = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,7 +11,6 @@ from tests.support.processes import Processes, free_port, wait_until
 from tests.support.tidegate import Site, chat_line, requests
 from tidegate import metrics
 
-SCRAPE_MS_MAX = 50
 ITEMS = 60
 JUNK = 150
 
@@ -88,7 +85,7 @@ def test_a_service_under_load_shows_what_is_documented(serving: tuple[Site, str]
         assert total(series, name) > 0, name
 
 
-def test_invented_models_add_no_series_and_a_scrape_stays_quick(serving: tuple[Site, str]) -> None:
+def test_invented_models_add_no_series(serving: tuple[Site, str]) -> None:
     site, address = serving
     first = site.submit([chat_line("a", "x", "stranger")])
     site.ended(first)
@@ -98,11 +95,3 @@ def test_invented_models_add_no_series_and_a_scrape_stays_quick(serving: tuple[S
     after = scrape(address)
     assert not [key for key in after if "junk" in key]
     assert not {key for key in set(after) - before if "'model'" in key and "other" not in key}
-    quickest = min(_took_ms(address) for _ in range(10))
-    assert quickest < SCRAPE_MS_MAX
-
-
-def _took_ms(address: str) -> float:
-    began = time.perf_counter()
-    httpx2.get(f"{address}/metrics", timeout=30)
-    return (time.perf_counter() - began) * 1000
