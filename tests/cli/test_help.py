@@ -11,6 +11,7 @@ import pytest
 import typer.main
 
 from tidegate.cli.app import app
+from tidegate.cli.command_table import COMMANDS
 
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
 
@@ -48,6 +49,20 @@ def test_data_and_config_are_everywhere(path: tuple[str, ...]) -> None:
 def test_every_option_is_explained(path: tuple[str, ...]) -> None:
     for parameter in ALL[path].params:
         assert parameter.help, (path, parameter.name)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_says_what_the_command_says(name: str) -> None:
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    assert command.help.strip().splitlines()[0] == COMMANDS[name].words
+    assert len(COMMANDS[name].words) <= 62, "longer lines would be broken at 80 columns"
+
+
+def test_help_loads_no_command() -> None:
+    listed = "import sys, tidegate.cli.app as a\ntry: a.app(['--help'])\nexcept SystemExit: print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, timeout=60, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert not {"uvloop", "msgspec", "rich", "tidegate.settings", "tidegate.cli.run"} & set(loaded)
 
 
 def test_the_words_for_a_newcomer() -> None:

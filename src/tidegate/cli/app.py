@@ -10,32 +10,7 @@ from typing import Annotated
 import typer
 
 import tidegate
-from tidegate.cli import (
-    batch_control,
-    batch_create,
-    batch_items,
-    batches,
-    deployments,
-    files,
-    keys,
-    models,
-    scheduler,
-    terminal,
-    webhooks,
-)
-from tidegate.cli.backup import backup, restore
-from tidegate.cli.config import config
-from tidegate.cli.doctor import doctor
-from tidegate.cli.explain import explain
-from tidegate.cli.init import init
-from tidegate.cli.migrate import migrate
-from tidegate.cli.run import run
-from tidegate.cli.serve import api, serve, worker
-from tidegate.cli.simulate import simulate
-from tidegate.cli.top import top
-from tidegate.cli.usage import usage
-from tidegate.cli.verify import verify
-from tidegate.cli.workers import workers
+from tidegate.cli.command_table import LazyCommands
 from tidegate.core.errors import TidegateError
 
 UNUSABLE = 2
@@ -43,6 +18,7 @@ DEBUG = "--debug"
 
 app = typer.Typer(
     name="tidegate",
+    cls=LazyCommands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -71,43 +47,6 @@ def tidegate_command(
     """
 
 
-for command in (
-    run,
-    init,
-    serve,
-    api,
-    worker,
-    workers,
-    top,
-    simulate,
-    verify,
-    explain,
-    usage,
-    doctor,
-    backup,
-    restore,
-    migrate,
-    config,
-):
-    app.command()(command)
-batches.app.command()(batch_create.create)
-batches.app.command()(batch_control.pause)
-batches.app.command()(batch_control.resume)
-batches.app.command()(batch_control.canary)
-batches.app.command()(batch_control.retry)
-batches.app.command()(batch_items.items)
-batches.app.command()(batch_control.delete)
-batches.app.command("set")(batch_control.set_batch)
-app.add_typer(batches.app, name="batches")
-app.add_typer(files.app, name="files")
-app.add_typer(keys.app, name="keys")
-app.add_typer(scheduler.app, name="scheduler")
-app.add_typer(deployments.app, name="deployments")
-app.add_typer(deployments.resources_app, name="resources")
-app.add_typer(models.app, name="models")
-app.add_typer(webhooks.app, name="webhooks")
-
-
 def main() -> None:
     """The console script."""
     # Taken out here, so that it may stand anywhere and no command has to declare it.
@@ -117,11 +56,15 @@ def main() -> None:
     except TidegateError as error:
         if debug:
             traceback.print_exc()
+        from tidegate.cli import terminal
+
         terminal.fail(str(error) or type(error).__name__)
         sys.exit(UNUSABLE)
     except OSError as error:
         if debug:
             traceback.print_exc()
+        from tidegate.cli import terminal
+
         place = f"{error.filename}: " if error.filename else ""
         terminal.fail(
             f"{place}{error.strerror or error}. Check that the path is right and writable; --debug shows more."

@@ -26,7 +26,7 @@ PAGE_COUNT_MAX = 100
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Batches: create, list, show, watch, pause, resume, set, canary, cancel, retry, items, delete, abandon, output.",
+    help="Batches: create, list, watch, pause, cancel, retry and more.",
 )
 
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Show model servers, and add, change or remove them while everything runs: list, add, change, remove.",
+    help="Model servers: list, add, change, remove.",
 )
 resources_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Show named routes to models, and add, change or remove them while everything runs: list, add, change, remove.",
+    help="Named routes to models: list, add, change, remove.",
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name.", show_default=False)]

@@ -10,7 +10,7 @@ from tidegate.cli.deployments import Name, Revision, do, fields_of, listed, tell
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Show what holds for a model over all its deployments, and say it while everything runs: list, add, change, remove.",
+    help="What holds for a whole model: list, add, change, remove.",
 )
 Set = Annotated[
     list[str] | None,

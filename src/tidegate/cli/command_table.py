@@ -1,0 +1,97 @@
+"""Every command by name, loaded when it is called: a start pays only for what it uses."""
+
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, cast
+
+import typer
+import typer.core
+import typer.main
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a command is, and its line in the help."""
+
+    module: str
+    attribute: str
+    words: str
+
+
+COMMANDS = {
+    "run": Entry("run", "run", "Turn a file of requests into a file of results."),
+    "init": Entry("init", "init", "Write a configuration to begin with, explained line by line."),
+    "serve": Entry("serve", "serve", "Serve the API and run its batches, in one process."),
+    "api": Entry("serve", "api", "Serve the API only, beside `tidegate worker`."),
+    "worker": Entry("serve", "worker", "Run batches only, beside `tidegate api`."),
+    "workers": Entry("workers", "workers", "List the processes that run batches, newest first."),
+    "top": Entry("top", "top", "Watch queues, deployments, tides and batches."),
+    "simulate": Entry("simulate", "simulate", "Serve a simulated model: any model name, no GPU."),
+    "verify": Entry("verify", "verify", "Check one batch against every promise."),
+    "explain": Entry("explain", "explain", "Say why a batch is or is not running now."),
+    "usage": Entry("usage", "usage", "Print what was used and what it cost."),
+    "doctor": Entry("doctor", "doctor", "Say what is wrong and what to do about it."),
+    "backup": Entry("backup", "backup", "Copy an embedded store and its files, also while it runs."),
+    "restore": Entry("backup", "restore", "Make a new data directory from a backup."),
+    "migrate": Entry("migrate", "migrate", "Bring the store to this program's version."),
+    "config": Entry("config", "config", "Show the settings in force and where each came from."),
+    "batches": Entry("batch_commands", "app", "Batches: create, list, watch, pause, cancel, retry and more."),
+    "files": Entry("files", "app", "Files at a server: upload, list, show, download, delete."),
+    "keys": Entry("keys", "app", "API keys: create, list, show, change, rotate, revoke, delete."),
+    "scheduler": Entry("scheduler", "app", "Show or switch what chooses the next slice: show, set."),
+    "deployments": Entry("deployments", "app", "Model servers: list, add, change, remove."),
+    "resources": Entry("deployments", "resources_app", "Named routes to models: list, add, change, remove."),
+    "models": Entry("models", "app", "What holds for a whole model: list, add, change, remove."),
+    "webhooks": Entry("webhooks", "app", "Webhooks: list endpoints and failed deliveries, test, replay."),
+}
+
+
+class LoadedCommands(MutableMapping[str, Any]):
+    """The commands of the table by name, each loaded when it is asked for."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _load(name, COMMANDS[name])
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class LazyCommands(typer.core.TyperGroup):
+    """The commands of the table. The help shows their lines without loading them."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = LoadedCommands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.words) for name, entry in COMMANDS.items()])
+
+
+def _load(name: str, entry: Entry) -> Any:
+    found = getattr(import_module(f"tidegate.cli.{entry.module}"), entry.attribute)
+    parent = typer.Typer(rich_markup_mode=None, add_completion=False)
+    parent.callback()(lambda: None)
+    if isinstance(found, typer.Typer):
+        parent.add_typer(found, name=name)
+    else:
+        parent.command(name)(found)
+    return cast("typer.core.TyperGroup", typer.main.get_command(parent)).commands[name]
