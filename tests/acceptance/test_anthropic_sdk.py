@@ -13,20 +13,25 @@ import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
+from tests.support.receiver import Receiver
 from tests.support.run_directory import RunDirectory
 from tests.support.sdks import anthropic, openai
 
 # One model for each shape that a server behind may speak.
 MODELS = ("openai-shaped", "anthropic-shaped")
+# Served by a witness that keeps the headers of each call, and refuses it.
+WITNESSED = ("witness-anthropic", "witness-openai")
 
 
 class Served:
     """A server with two models over one engine that speaks both shapes."""
 
-    def __init__(self, processes: Processes, directory: Path) -> None:
+    def __init__(self, processes: Processes, directory: Path, witness: Receiver) -> None:
         self.engine = Engine(processes, directory / "engine")
+        self.witness = witness
         config = directory / "tidegate.yaml"
         places = {MODELS[0]: {"url": self.engine.url}, MODELS[1]: {"url": self.engine.url, "engine": "anthropic"}}
+        places |= {name: {"url": witness.url, "engine": name.split("-")[1]} for name in WITNESSED}
         config.write_text(json.dumps({"models": {name: {"deployments": [one]} for name, one in places.items()}}))
         self._command = [sys.executable, "-m", "tidegate", "serve", "--data", str(directory / "data"), "--port", "0"]
         self.proc = processes.start([*self._command, "--config", str(config)], name="serve")
@@ -48,10 +53,11 @@ class Served:
 def served(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("anthropic")
     processes = Processes(directory / "process-logs", run_directory.process_registry())
-    try:
-        yield Served(processes, directory)
-    finally:
-        processes.close()
+    with Receiver(lambda _: 400) as witness:
+        try:
+            yield Served(processes, directory, witness)
+        finally:
+            processes.close()
 
 
 def request(custom_id: str, model: str, **more: Any) -> Any:
@@ -114,6 +120,17 @@ def test_every_call_of_the_sdk(served: Served, door: str) -> None:
         assert batches.delete(batch.id).type == "message_batch_deleted"
         with pytest.raises(anthropic.NotFoundError):
             batches.retrieve(batch.id)
+
+
+def test_betas_go_with_the_requests_of_a_batch(served: Served) -> None:
+    with served.client() as client:
+        batches = client.beta.messages.batches
+        wanted = [request(model, model) for model in WITNESSED]
+        batch = batches.create(requests=wanted, betas=["context-1m-2025-08-07", "files-api-2025-04-14"])
+        ended(batches, batch.id)
+    seen = {json.loads(one.body)["model"]: one.headers.get("anthropic-beta") for one in served.witness.got}
+    # The beta of the batches themselves, which the SDK names too, is ours to know, and OpenAI's servers know none.
+    assert seen == {WITNESSED[0]: "context-1m-2025-08-07,files-api-2025-04-14", WITNESSED[1]: None}
 
 
 def test_both_doors_show_one_job(served: Served) -> None:

@@ -39,13 +39,14 @@ class JobRetry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a caller asks for when a job is created, and what never changes afterwards. `more_inputs` are the files behind the first.
-    Without `output_file_bytes_max` a result file is as large as it gets."""
+    Without `output_file_bytes_max` a result file is as large as it gets. `betas` go with every call to an engine of Anthropic's."""
 
     defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
     retry: JobRetry | None = None
     more_inputs: tuple[str, ...] = ()
     output_file_bytes_max: int = 0
+    betas: str = ""
 
     def levels(self) -> tuple[ParameterLevel, ...]:
         """The job's own parameters, which count more than any of the operator's."""

@@ -419,6 +419,7 @@ class LeasedSlice:
     attempts: dict[int, Attempts] = field(default_factory=dict)
     answers: AnswerTerms | None = None
     retry: JobRetry | None = None
+    betas: str = ""
 
     @property
     def item_units(self) -> int:
@@ -480,7 +481,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     downstream, and calls of one `prefix_group` begin alike; without a `prefix_salt` it is not used.
     `items` is how many items of a job share it; `number` is then that of the first. `parallel`
     names those who may have only so many calls at once. `models` are those that its key allows, so
-    that no fallback leads to another; none named: any. With an `audio` file it is sent as a form."""
+    that no fallback leads to another; none named: any. With an `audio` file it is sent as a form. An engine of
+    Anthropic's gets `betas` in a header."""
 
     job_id: str
     number: int
@@ -502,6 +504,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     parallel: tuple[tuple[str, int], ...] = ()
     models: frozenset[str] = frozenset()
     audio: AudioFile | None = None
+    betas: str = ""
 
     @property
     def prefix_group(self) -> str:

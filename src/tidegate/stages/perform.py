@@ -261,6 +261,7 @@ class Performer:
             hand_backs=item.hand_backs,
             parallel=held.parallel,
             models=held.models,
+            betas=leased.betas,
         )
 
     async def _send_with_file(self, call: Call) -> Answer:

@@ -237,6 +237,7 @@ async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
         attempts,
         answers_from(answers),
         shape_from(shape).retry,
+        shape_from(shape).betas,
     )
 
 

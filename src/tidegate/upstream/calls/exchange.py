@@ -23,7 +23,7 @@ from tidegate.upstream.calls.admission import Admission, Admissions
 from tidegate.upstream.calls.limit_notes import LimitNotes
 from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.traffic import Traffic
-from tidegate.upstream.calls.translation import ItemTranslation, Shaped, as_form, is_translated
+from tidegate.upstream.calls.translation import ItemTranslation, Shaped, as_form, beta_header, is_translated
 from tidegate.upstream.http import classify
 from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
 from tidegate.upstream.http.streams import Stream
@@ -77,7 +77,8 @@ class Exchange:
         call, state = admission.call, admission.state
         engine = state.deployment.engine
         if not is_translated(call.endpoint, engine):
-            shaped = Shaped(call.endpoint, state.priority_hints.body(route.body(state, call.body)))
+            body = state.priority_hints.body(route.body(state, call.body))
+            shaped = Shaped(call.endpoint, body, beta_header(call.betas, engine))
             if call.audio is not None:
                 shaped = as_form(shaped, call.audio, state.deployment, call.idempotency_key)
             return await self._under_permit(route, admission, shaped, total_s, self._send_once)

@@ -46,6 +46,11 @@ def as_form(shaped: Shaped, file: AudioFile, deployment: Deployment, name: str) 
     return Shaped(shaped.endpoint, form, header)
 
 
+def beta_header(betas: str, engine: EngineKind) -> bytes:
+    """Return the header line that asks an engine of Anthropic's for these betas; other engines know none."""
+    return f"anthropic-beta: {betas}\r\n".encode() if betas and engine is EngineKind.ANTHROPIC else b""
+
+
 def unserved_endpoints(engine: EngineKind, endpoints: Iterable[str]) -> list[str]:
     """Those of these endpoints that an engine neither has nor can be asked for in its own shape, as far as is known."""
     return [one for one in endpoints if is_translated(one, engine) and one not in (CHAT, MESSAGES)]
@@ -72,8 +77,7 @@ class Translation:
         self._is_translated = is_translated(self.endpoint, engine)
         self.left_out = ()
         if not self._is_translated:
-            has_beta = self._beta and engine is EngineKind.ANTHROPIC
-            return Shaped(self.endpoint, self._body, f"anthropic-beta: {self._beta}\r\n".encode() if has_beta else b"")
+            return Shaped(self.endpoint, self._body, beta_header(self._beta, engine))
         if self.is_anthropic:
             translated = translate.request_to_openai(
                 self._body, translate.VLLM if engine in _VLLM_LIKE else translate.OPENAI

@@ -5,7 +5,6 @@ tenant has is never part of an answer here: a call knows its own key, and nothin
 """
 
 import functools
-import re
 from collections import OrderedDict
 
 from starlette.requests import Request
@@ -31,6 +30,7 @@ from tidegate.web.gateway.guarding import guarded_answer, guarded_stream, guarde
 from tidegate.web.gateway.interactive_request import InteractiveRequest, interactive_request_of
 from tidegate.web.gateway.proxy_response import ProxyResponse
 from tidegate.web.http.rate_limits import LIMIT_HEADERS, Headers, limit_headers
+from tidegate.web.http.requests import anthropic_betas
 from tidegate.web.http.routes import Guarded
 
 SCOPE = "inference"
@@ -45,7 +45,6 @@ ENDPOINTS = (
 # The deployment's own time-out ends a call; this only has to lie behind it.
 DEADLINE_MS = 7 * 86_400_000
 TENANTS_MAX = 4_096
-_BETA = re.compile(r"[A-Za-z0-9_.,\- ]{1,512}", re.ASCII)
 
 
 class GatewayRoutes:
@@ -86,7 +85,7 @@ class GatewayRoutes:
         budgets = self._budgets(tenant, caller)
         if budgets:
             request.scope[LIMIT_HEADERS] = functools.partial(_known_limits, router, budgets)
-        dialect = Dialect(endpoint, wish.body, clock.now_ms() // 1000, _beta(request))
+        dialect = Dialect(endpoint, wish.body, clock.now_ms() // 1000, anthropic_betas(request))
         call = Call(
             job_id="",
             number=0,
@@ -161,9 +160,3 @@ class GatewayRoutes:
 
 async def _known_limits(router: Router, budgets: tuple[Budget, ...]) -> Headers:
     return limit_headers(router.rooms(budgets))
-
-
-def _beta(request: Request) -> str:
-    """Which betas an Anthropic client asks for; only what can be nothing else is passed on."""
-    value = request.headers.get("anthropic-beta", "")
-    return value if _BETA.fullmatch(value) else ""

@@ -45,6 +45,8 @@ from tidegate.web.http.webhook_requests import WebhookAsk, job_webhook
 
 T = TypeVar("T")
 
+_BETAS = re.compile(r"[A-Za-z0-9_.,\- ]{1,512}", re.ASCII)
+
 ENDPOINTS = (
     "/v1/chat/completions",
     "/v1/embeddings",
@@ -220,6 +222,12 @@ def idempotency_key(request: Request) -> str | None:
     if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
         raise _bad("Idempotency-Key", "An Idempotency-Key has 1 to 255 visible ASCII characters.")
     return key
+
+
+def anthropic_betas(request: Request) -> str:
+    """Which betas an Anthropic client asks for; only what can be nothing else is passed on."""
+    value = ",".join(request.headers.getlist("anthropic-beta"))
+    return value if _BETAS.fullmatch(value) else ""
 
 
 def refuse_unknown(query: QueryParams, known: tuple[str, ...]) -> None:

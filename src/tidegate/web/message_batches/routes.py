@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from tidegate.core import window
 from tidegate.core.errors import ApiProblem
+from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.problems import shown_id
 from tidegate.core.states import JOB_ENDED
@@ -74,7 +75,10 @@ class MessageBatchRoutes:
                 idempotency_key=f"{key} {FILENAME}" if key else None,
                 quotas=self._limits.quotas(),
             )
-        wanted = JobRequest(MESSAGES, file.id, window.DAY_MS, window.DEFAULT_TEXT, invalid_lines="error_file")
+        shape = JobShape(betas=_item_betas(request))
+        wanted = JobRequest(
+            MESSAGES, file.id, window.DAY_MS, window.DEFAULT_TEXT, invalid_lines="error_file", shape=shape
+        )
         try:
             job, _ = await self._creation.create(caller, wanted, key)
         except ApiProblem:
@@ -188,6 +192,12 @@ class MessageBatchRoutes:
         except BaseException:
             await upload.abandon()
             raise
+
+
+def _item_betas(request: Request) -> str:
+    """The betas that the requests of a batch are sent with: all but that of this API itself."""
+    named = (one.strip() for one in requests.anthropic_betas(request).split(","))
+    return ",".join(one for one in named if one and not one.startswith("message-batches-"))
 
 
 def _require_ended(job: Job) -> None:
