@@ -10,6 +10,7 @@
     disk       blobs in memory, with what a crash keeps and what it tears
     provider   the model servers, and the lines to them under the real router; `answers` what they say, `witness` what they write down
     users      interactive calls beside the jobs, and what must come of each
+    control_watch  what must hold of jobs that are paused, put off, stopped at a threshold, sampled first or retried
     tide_watch what must hold of background work that stands back for users
     receiver   the receivers of webhooks, and what must hold of the outbox
     work_files which item of a job a tag names
@@ -26,6 +27,7 @@
     report     a broken run in words
     mutants    planted bugs that the simulation must catch; `mutants_capacity` those of limits and shares, `planting` how
     mutants_doors  those of users, the tide, groups, messages and webhooks
+    mutants_shape  those of the shape of a job's work; `mutants_controls` those of pauses, thresholds, canaries and retries
 
 Nothing on the road of a real job imports it. `python -m tests.simulation.world SEED` replays one run.
 """

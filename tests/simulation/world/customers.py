@@ -1,7 +1,8 @@
 """The callers of one run: what they send in, when they cancel, and what they must get back. They meet a healthy front door."""
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Awaitable
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -13,8 +14,17 @@ from tests.simulation.world.trace import Trace
 from tidegate.core import ids
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import ApiProblem
+from tidegate.core.job_controls import (
+    NO_CONTROLS,
+    Canary,
+    FollowUp,
+    JobChange,
+    JobControls,
+    MaxErrors,
+    RetryChoice,
+)
 from tidegate.core.job_shape import PLAIN, JobRetry, JobShape
-from tidegate.core.nouns import Caller, JobRequest, NewFile, Usage
+from tidegate.core.nouns import Caller, Job, JobRequest, NewFile, Usage
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import work_units
 from tidegate.core.webhooks import EVENT_TYPES, SECRET_BYTES, EndpointShape
@@ -28,12 +38,48 @@ COMPANY_AFTER_S = 25.0
 USER_COUNT = 2
 KEY_COUNT = 2
 _REVOKED_WITHIN_S = 6.0
+_AFTER_CANARY = ("continue", "continue", "wait", "stop")
+_THRESHOLDS = (
+    *(JobControls(max_cost_nano=nano) for nano in (100, 800, 2_500)),
+    *(JobControls(max_errors=MaxErrors(count=count)) for count in (0, 1, 3)),
+    *(JobControls(max_errors=MaxErrors(share_ppm=ppm, after=after)) for ppm, after in ((100_000, 4), (200_000, 50))),
+)
+_CHOICES = (
+    RetryChoice(("failed",)),
+    RetryChoice(("failed", "expired", "cancelled")),
+    RetryChoice(("expired", "cancelled")),
+    RetryChoice(("failed", "cancelled"), ("batch_cancelled",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a caller does to a job beside creating it. Moments are seconds after its creation.
+
+    `pauses` are pairs of pause and resume; without a resume it stays paused. It begins `later_s` after its creation, until that is changed
+    at `moved_s`. Thresholds are given at its creation, or at `changed_s`. `word` is what is said after a canary, from `word_s` on.
+    `retries` are made one after the other."""
+
+    pauses: tuple[tuple[float, float | None], ...] = ()
+    later_s: float = 0.0
+    moved_s: float | None = None
+    moved_to_s: float = 0.0
+    thresholds: JobControls = NO_CONTROLS
+    changed_s: float | None = None
+    canary: Canary | None = None
+    word: str = ""
+    word_s: float = 0.0
+    retries: tuple[RetryChoice, ...] = ()
+
+
+NO_WISHES = Wishes()
 
 
 @dataclass(slots=True)
 class Order:
     """One job as its caller knows it. `asked` is which model or resource each line asks for, by its custom_id's number, and `usages` is
-    what each really takes; a line that is no request has neither."""
+    what each really takes; a line that is no request has neither. `wishes` is what its caller does to it while it runs. `retry_of` is the
+    order of which it runs some lines again."""
 
     name: str
     caller: Caller
@@ -51,6 +97,8 @@ class Order:
     cancel_s: float | None
     endpoint: str
     shape: JobShape = PLAIN
+    wishes: Wishes = NO_WISHES
+    retry_of: "Order | None" = None
     bodies: list[bytes] = field(default_factory=list)
     asked: dict[str, str] = field(default_factory=dict)
     usages: dict[str, Usage] = field(default_factory=dict)
@@ -76,6 +124,7 @@ class Customers:
         self._trace = trace
         self._dice = random.Random(f"customers/{plan.seed}")
         self.orders: list[Order] = []
+        self.by_job: dict[str, Order] = {}
         self.poison: set[str] = set()
         self.revocations: dict[str, float] = {}
         self.runnable_count = 0
@@ -84,6 +133,7 @@ class Customers:
         self._urls: dict[str, list[str]] = {}
         self._endpoints = random.Random(f"endpoints/{plan.seed}")
         self._shapes = random.Random(f"shapes/{plan.seed}")
+        self._wishes = random.Random(f"wishes/{plan.seed}")
 
     async def prepare(self) -> None:
         """Upload every input; jobs are created later, at their moments."""
@@ -180,9 +230,39 @@ class Customers:
             order.begin_s, order.window_ms, order.ordered = 0.0, race_window_ms(plan), False
         if plan.shaped:
             order.shape = self._shape()
+        order.wishes = self._draw_wishes(order, is_odd=odd)
         for number in range(count):
             self._add_line(order, number, odd=odd and number == count - 1)
         return order
+
+    def _draw_wishes(self, order: Order, *, is_odd: bool) -> Wishes:
+        dice, plan = self._wishes, self._plan
+        wishes = NO_WISHES
+        if dice.random() < plan.strength("job_pause"):
+            wishes = replace(wishes, pauses=self._draw_pauses(is_short=order.window_ms < LONG_WINDOW_MS))
+        if dice.random() < plan.strength("job_later") and order.window_ms == LONG_WINDOW_MS:
+            wishes = replace(wishes, later_s=dice.uniform(0.5, 6))
+            if dice.random() < 0.5:
+                wishes = replace(wishes, moved_s=dice.uniform(0.2, 4), moved_to_s=dice.choice((0.0, 5.0, 9.0)))
+        if dice.random() < plan.strength("job_threshold"):
+            wishes = replace(wishes, thresholds=dice.choice(_THRESHOLDS), changed_s=dice.choice((None, None, 3.0)))
+        if dice.random() < plan.strength("job_canary"):
+            canary = Canary(dice.choice((1, 3, 6)), dice.choice((0, 200_000, 1_000_000)), dice.choice(_AFTER_CANARY))
+            wishes = replace(wishes, canary=canary)
+            if canary.then == "wait" or dice.random() < 0.2:
+                wishes = replace(wishes, word=dice.choice(("continue", "stop")), word_s=dice.uniform(0.5, 10))
+        if dice.random() < plan.strength("job_retry") and not is_odd:
+            wishes = replace(wishes, retries=tuple(dice.choices(_CHOICES, k=dice.choice((1, 2)))))
+        return wishes
+
+    def _draw_pauses(self, *, is_short: bool) -> tuple[tuple[float, float | None], ...]:
+        dice, at_s, pauses = self._wishes, 0.0, []
+        for _ in range(dice.choice((1, 2, 3))):
+            paused_s = at_s + dice.uniform(0.1, 4)
+            at_s = paused_s + dice.uniform(0.1, 8)
+            pauses.append((paused_s, at_s))
+        last_s: float | None = None if is_short and dice.random() < 0.5 else at_s
+        return (*pauses[:-1], (pauses[-1][0], last_s))
 
     def _shape(self) -> JobShape:
         dice = self._shapes
@@ -236,10 +316,18 @@ class Customers:
                 order.caller,
                 NewFile(file_id, blob_id, stamp, "batch", f"{order.name}.jsonl", len(lines), None),
             )
+        self._add(order)
+
+    def _add(self, order: Order) -> None:
         self.orders.append(order)
+        self.by_job[order.job_id] = order
 
     async def create(self, order: Order) -> None:
         """Twice now and then, as after an answer that was lost."""
+        wishes = order.wishes
+        controls = wishes.thresholds if wishes.changed_s is None else NO_CONTROLS
+        if wishes.later_s:
+            controls = replace(controls, not_before=await self._moment_ms(wishes.later_s))
         request = JobRequest(
             order.endpoint,
             order.file_id,
@@ -249,6 +337,8 @@ class Customers:
             invalid_lines=order.invalid_lines,
             limits=order.limits,
             shape=order.shape,
+            controls=controls,
+            canary=wishes.canary,
         )
         share_owner = share_owner_of(order.caller, self._plan.estate.scope_preference)
         for _ in range(self._dice.choice((1, 1, 2))):
@@ -262,3 +352,74 @@ class Customers:
             self._trace.note("customer", "too late to cancel", order.name, problem.code)
         else:
             self._trace.note("customer", "cancelled", order.name)
+
+    async def _moment_ms(self, in_s: float) -> int:
+        return await self._store.now_ms() + int(1_000 * in_s)
+
+    async def pause(self, order: Order) -> None:
+        await self._act("paused", order, self._store.pause_job(order.caller.tenant_id, order.job_id))
+
+    async def resume(self, order: Order) -> None:
+        await self._act("resumed", order, self._store.resume_job(order.caller.tenant_id, order.job_id))
+
+    async def move(self, order: Order) -> None:
+        """Say another moment before which the job does not run."""
+        to_ms = await self._moment_ms(order.wishes.moved_to_s) if order.wishes.moved_to_s else 0
+        await self._change(order, {"not_before": to_ms})
+
+    async def set_thresholds(self, order: Order) -> None:
+        given = order.wishes.thresholds
+        await self._change(order, {"max_cost_nano": given.max_cost_nano, "max_errors": given.max_errors})
+
+    async def _change(self, order: Order, controls: dict[str, object]) -> None:
+        change = self._store.change_job(order.caller.tenant_id, order.job_id, JobChange(controls))
+        await self._act(f"changed {sorted(controls)} of", order, change)
+
+    async def say(self, order: Order) -> bool:
+        """Say what follows a canary; False when it was not taken."""
+        goes_on = order.wishes.word == "continue"
+        told = self._store.end_canary(order.caller.tenant_id, order.job_id, goes_on=goes_on)
+        return await self._act(f"said {order.wishes.word} to", order, told)
+
+    async def retry(self, order: Order, choice: RetryChoice) -> str | None:
+        """Ask for lines of an ended job again; return the job that runs them, or None when that is refused."""
+        share_owner = share_owner_of(order.caller, self._plan.estate.scope_preference)
+        secret = self._wishes.randbytes(SECRET_BYTES)
+        new = FollowUp(order.job_id, choice, self._id("batch"), self._id("file"), self._id("file"), secret)
+        try:
+            job = await self._store.retry_job(order.caller, new, share_owner=share_owner)
+        except ApiProblem as problem:
+            self._trace.note("customer", "cannot retry", order.name, problem.code)
+            return None
+        assert job is not None
+        self._trace.note("customer", "retried", order.name, job.id)
+        return job.id
+
+    def add_retry(self, order: Order, job_id: str, custom_ids: list[str]) -> Order:
+        """Await what becomes of these lines, which run again."""
+        tags = [tag for tag in order.tags if f"id-{tag}" in custom_ids]
+        again = replace(
+            order,
+            name=f"{order.name}r",
+            job_id=job_id,
+            custom_ids=[f"id-{tag}" for tag in tags],
+            tags=tags,
+            wishes=NO_WISHES,
+            retry_of=order,
+            refused=not tags,
+            asked={tag: order.asked[tag] for tag in tags},
+            usages={tag: order.usages[tag] for tag in tags},
+            units={tag: order.units[tag] for tag in tags},
+            cancel_s=None,
+        )
+        self._add(again)
+        return again
+
+    async def _act(self, what: str, order: Order, act: Awaitable[Job | None]) -> bool:
+        try:
+            await act
+        except ApiProblem as problem:
+            self._trace.note("customer", "refused:", what, order.name, problem.code)
+            return False
+        self._trace.note("customer", what, order.name)
+        return True

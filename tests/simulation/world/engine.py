@@ -20,6 +20,7 @@ from tidegate.core.ports import Wakes
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy
 from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.usage.prices import Price
 from tidegate.settings.policy import switched
 from tidegate.settings.tenants import TenantPolicy
 from tidegate.stages.ingest.ingest_file import ingest_file
@@ -129,6 +130,9 @@ class PlannedPolicies(Policies):
         return _tenant(self._plan, leased.tenant).budgets(
             leased.tenant_id, user=leased.user, key_id=leased.key_id, job_id=leased.job_id, job_limits=leased.limits
         )
+
+    def price(self, deployment: str) -> Price | None:
+        return next(one.price for one in self._plan.estate.deployments if one.name == deployment)
 
     def retry(self, model: str) -> RetryPolicy:
         return RetryPolicy(backoff_ms=200, backoff_ms_max=3_000, deferral_ms=500)

@@ -54,7 +54,7 @@ select j.id, j.answered_count + j.failed_count,
     (select coalesce(sum(s.lease_count), 0) from slices s where s.job_id = j.id),
     exists (select 1 from slices s where s.job_id = j.id and s.state = 'ready' and s.ready_at <= now_ms())
     and not exists (select 1 from slices s where s.job_id = j.id and s.state = 'leased')
-from jobs j where j.state = 'in_progress' and j.closing is null
+from jobs j where j.state = 'in_progress' and j.closing is null and j.paused_at is null and j.not_before <= now_ms()
 """
 
 
@@ -71,7 +71,7 @@ class Fairness:
         plan: Plan,
         connection: apsw.Connection,
         disk: Disk,
-        orders: list[Order],
+        orders: dict[str, Order],
         broken: Callable[[str], None],
     ) -> None:
         self._plan = plan
@@ -79,7 +79,7 @@ class Fairness:
         self._item_costs: dict[str, dict[int, int]] = {}
         self._connection = connection
         self._broken = broken
-        self._orders = {order.job_id: order for order in orders}
+        self._orders = orders
         self._close: dict[tuple[str, str, str], tuple[float, float]] = {}
         self._moved: dict[str, tuple[object, float]] = {}
         self.watches = _is_fair(plan)

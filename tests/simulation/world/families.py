@@ -271,6 +271,33 @@ FAMILIES: dict[str, Family] = {
         plan={**_QUICK, "job_count": 4, "item_count_max": 10, "item_count_min": 10, "grace_ms": 20_000, "cancel_grace_ms": 0},
         estate=_OPEN,
     ),
+    # Callers pause, resume and put off their jobs while leases are late and workers die.
+    "paused": Family(
+        {"job_pause": 1.0, "job_later": 0.5, "expire": 0.2, "store_slow": 0.3, "kill": 0.02},
+        plan={
+            **_QUICK, "job_count": 4, "item_count_max": 16, "item_count_min": 10, "in_flight_max": 2, "slice_count_max": 2,
+            "slice_items": 4, "call_s_max": 1.0, "store_verbs": frozenset({"lease_picks"}), "store_slow_leases": 0.4, "lively_s": 90.0,
+        },
+        estate=_OPEN,
+    ),
+    # Jobs that may cost or fail only so much, and workers that die while results are recorded.
+    "thresholds": Family(
+        {"job_threshold": 1.0, "refuse": 0.25, "kill": 0.04, "store_unknown": 0.1},
+        plan={**_QUICK, "job_count": 6, "item_count_max": 16, "item_count_min": 8, "in_flight_max": 2, "call_s_max": 1.0},
+        estate={**_OPEN, "deployments": _deployments(1, price=PRICE)},
+    ),
+    # A sample runs first.
+    "canaries": Family(
+        {"job_canary": 1.0, "refuse": 0.2, "kill": 0.04, "store_unknown": 0.1},
+        plan={**_QUICK, "job_count": 6, "item_count_max": 16, "item_count_min": 8, "call_s_max": 0.6, "lively_s": 90.0},
+        estate=_OPEN,
+    ),
+    # What has no answer runs again.
+    "retried": Family(
+        {"job_retry": 1.0, "refuse": 0.2, "cancel": 0.4, "expire": 0.3, "kill": 0.04, "store_unknown": 0.1},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 12, "item_count_min": 8, "in_flight_max": 2, "call_s_max": 1.0},
+        estate={**_OPEN, "endpoints": (CHAT,)},
+    ),
     # The power is cut while results are written.
     "power": Family(
         {"power": 0.1, "disk_slow": 0.1},

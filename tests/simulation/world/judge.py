@@ -18,6 +18,7 @@ from tests.simulation.world.tide_watch import TideWatch
 from tests.simulation.world.witness import MARK, Witnessed, mark_of
 from tidegate.core.errors import BlobMissing
 from tidegate.core.ids import split_item_id
+from tidegate.core.job_controls import RetryChoice
 from tidegate.core.nouns import Usage
 from tidegate.core.retry import ALONE_LOSSES_MAX
 
@@ -76,6 +77,17 @@ class Judge:
             except BlobMissing as missing:
                 self._broken(f"P1: a part of {file_id} is gone: {missing}")
         return data
+
+    def retried_ids(self, job_id: str, choice: RetryChoice) -> list[str]:
+        """The custom_ids of an ended job's lines that a retry of this choice runs."""
+        [row] = self._rows("select error_file_id from jobs where id = ?", job_id)
+        found = []
+        for line in _lines(self.file_bytes(row["error_file_id"])):
+            code = line["error"]["code"] if line["error"] else ""
+            outcome = {"batch_expired": "expired", "batch_cancelled": "cancelled"}.get(code, "failed")
+            if outcome in choice.outcomes and (not choice.codes or code in choice.codes):
+                found.append(line["custom_id"])
+        return found
 
     def judge(self, orders: list[Order]) -> None:
         self._asked = {tag: name for order in orders for tag, name in order.asked.items()}
@@ -181,10 +193,12 @@ class Judge:
             self._broken(f"P3: {order.name} shows a file without lines, or hides one with lines")
         parts = [one for ids in (msgspec.json.decode(job["parts"]) if job["parts"] else {}).values() for one in ids]
         for file in self._rows("select * from files where job_id = ?", order.job_id):
-            if file["id"] in parts:
+            if file["id"] in (*parts, job["retry_file_id"]):
                 continue
             lines = good if file["id"] == job["output_file_id"] else bad
-            shown = file["id"] in (job["output_file_id"], job["error_file_id"])
+            if file["id"] == job["merged_file_id"]:
+                lines = _lines(self.file_bytes(file["id"]))
+            shown = file["id"] in (job["output_file_id"], job["error_file_id"], job["merged_file_id"])
             if file["state"] != ("ready" if shown else "deleted") or (shown and file["line_count"] != len(lines)):
                 self._broken(
                     f"P3: the file {file['id']} of {order.name} is {file['state']} with {file['line_count']} lines"
@@ -268,6 +282,7 @@ class Judge:
             expected = {
                 "batch_expired": job["state"] == "expired",
                 "batch_cancelled": job["state"] == "cancelled",
+                "batch_failed": job["state"] == "failed" and job["stopped_by"] is not None,
                 "upstream_ambiguous": billed >= tries[0],
                 "upstream_refused": moods["refuse"] > 0 or billed >= tries[1],
                 "invalid_upstream_response": billed >= tries[1],

@@ -43,9 +43,9 @@ class _Window:
 
 
 class Meter:
-    def __init__(self, estate: Estate, orders: list[Order], rules: Rules, broken: Callable[[str], None]) -> None:
+    def __init__(self, estate: Estate, orders: dict[str, Order], rules: Rules, broken: Callable[[str], None]) -> None:
         self._estate = estate
-        self._orders = {order.job_id: order for order in orders}
+        self._orders = orders
         self._rules = rules
         self._broken = broken
         self._deployments = {deployment.name: deployment for deployment in estate.deployments}

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.simulation.world.disk import Disk
 from tests.simulation.world.mutants_capacity import CAPACITY
+from tests.simulation.world.mutants_controls import CONTROLS
 from tests.simulation.world.mutants_doors import DOORS
 from tests.simulation.world.mutants_shape import SHAPE
 from tests.simulation.world.planting import Mutant, both, patch, sql
@@ -240,6 +241,7 @@ MUTANTS: dict[str, Mutant] = {
     **CAPACITY,
     **DOORS,
     **SHAPE,
+    **CONTROLS,
 }
 
 

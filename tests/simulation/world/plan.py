@@ -50,9 +50,17 @@ KINDS: dict[str, tuple[float, ...]] = {
     "machine_clock": (0.05, 0.15),
     "users": (0.4, 2.0),
     "receiver": (0.2, 0.7),
+    "job_pause": (0.3, 1.0),
+    "job_later": (0.3, 1.0),
+    "job_threshold": (0.3, 1.0),
+    "job_canary": (0.3, 1.0),
+    "job_retry": (0.3, 1.0),
 }
 # Kinds that came later are drawn apart, so that the seeds still mean what they meant.
-_APART = ("revoke", "power", "machine_clock", "users", "receiver")
+_APART = (
+    "revoke", "power", "machine_clock", "users", "receiver",
+    "job_pause", "job_later", "job_threshold", "job_canary", "job_retry",
+)  # fmt: skip
 _APART_SHARE = 0.12
 
 # What may go wrong while it is watched how flows share a model: nothing that takes work away from those who hold it.

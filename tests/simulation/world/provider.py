@@ -100,7 +100,7 @@ class Provider:
         self.calls: list[Witnessed] = []
         self.user_calls: list[Witnessed] = []
         self.poison: set[str] = set()
-        self.job_ids: dict[str, str] = {}
+        self.job_ids: dict[str, list[str]] = {}
         self.users: dict[str, User] = {}
 
     # ---- items
@@ -143,7 +143,7 @@ class Provider:
         for content, usage in zip(contents, usages, strict=True):
             tag = tag_of(content)
             user = self.users.get(tag)
-            job_id = "" if user else self.job_ids[tag.partition("-")[0]]
+            job_id = "" if user else self._job_of(tag, key)
             one = Witnessed(
                 serial,
                 process,
@@ -163,6 +163,12 @@ class Provider:
             )
             seen.append(one)
         return seen
+
+    def _job_of(self, tag: str, key: str) -> str:
+        """The job whose line a tag names; where some of them run again, the one that the key names."""
+        first, *again = self.job_ids[tag.partition("-")[0]]
+        item = split_item_id(key.rpartition("-")[0])
+        return next((one for one in again if item and one.startswith(f"batch_{item[0]}")), first)
 
     def _number(self, job_id: str, tag: str, key: str, item_count: int) -> int:
         if item_count > 1:

@@ -6,13 +6,14 @@ First trouble for a while, then clear weather in which every job must end, then 
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from tests.simulation.world.control_watch import ControlWatch
 from tests.simulation.world.customers import Customers, Order
 from tests.simulation.world.disk import Disk
 from tests.simulation.world.driver import ProcessDriver, now
@@ -37,6 +38,7 @@ from tests.simulation.world.weather import Weather
 from tests.simulation.world.witness import Witnessed
 from tests.simulation.world.work_files import WorkFiles
 from tidegate.core.errors import StoreUnavailable
+from tidegate.core.job_controls import NO_CONTROLS
 from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.core.states import JOB_ENDED
 from tidegate.interactive_usage import InteractiveUsageBook
@@ -97,6 +99,7 @@ class World:
         self.provider = Provider(self.loop, self.weather, self.trace, self._check_call, self.work_files.number_of)
         self.customers = Customers(plan, self._store, self.disk, self.trace)
         self.users = Users(plan, self.customers, self.provider, self.trace, self.breaks)
+        self.controls = ControlWatch(plan, self.connection, self.customers.by_job, self.loop.time, self.breaks)
         self.tides = TideWatch(plan, self.provider.user_calls, self.breaks)
         self.receiver = Receiver(plan, self.customers, self.trace, self.breaks)
         self.judge: Judge | None = None
@@ -118,7 +121,7 @@ class World:
     async def run(self) -> None:
         await self.customers.prepare()
         self.provider.poison = self.customers.poison
-        self.provider.job_ids = {order.name: order.job_id for order in self.customers.orders}
+        self.provider.job_ids = {order.name: [order.job_id] for order in self.customers.orders}
         calls, poison = self.provider.calls, self.customers.poison
         self.search = Search(self.plan, self.connection, calls, self.breaks)
         self.judge = Judge(
@@ -133,11 +136,13 @@ class World:
             self.customers.revocations,
             self.breaks,
         )
-        self.fairness = Fairness(self.plan, self.connection, self.disk, self.customers.orders, self.breaks)
+        self.fairness = Fairness(self.plan, self.connection, self.disk, self.customers.by_job, self.breaks)
         self.rules.on_commit = self._after_commit
-        self.meter = Meter(self.plan.estate, self.customers.orders, self.rules, self.breaks)
+        self.meter = Meter(self.plan.estate, self.customers.by_job, self.rules, self.breaks)
         for order in self.customers.orders:
             self._visits.append(self.loop.create_task(self._serve(order)))
+            for act in self._acts(order):
+                self._visits.append(self.loop.create_task(act))
         for key_id, at_s in self.customers.revocations.items():
             self._visits.append(self.loop.create_task(self._revoke(key_id, at_s)))
         if self.plan.estate.override_mode is not None:
@@ -162,6 +167,7 @@ class World:
         for order in self.customers.orders:
             self._check_published(order.job_id)
         self.judge.judge(self.customers.orders)
+        self.controls.judge(self.judge.file_bytes)
         self.receiver.judge(self.connection)
         self.users.judge(self.connection)
 
@@ -171,6 +177,7 @@ class World:
         self.time.check()
         self.fairness.after_commit(verb)
         self.search.after_commit()
+        self.controls.after_commit()
 
     def _check_call(self, seen: list[Witnessed]) -> None:
         assert self.meter is not None
@@ -183,6 +190,7 @@ class World:
         else:
             for one in seen:
                 self.rules.check_call(one)
+                self.controls.check_call(one)
             self.tides.check(call)
             self.revocations.check(call, self.customers.key_of(call.job_id))
         if not self.plan.strength("connect_slow"):
@@ -199,6 +207,61 @@ class World:
         if order.cancel_s is not None:
             await asyncio.sleep(order.cancel_s - order.begin_s)
             await self.customers.cancel(order)
+
+    def _acts(self, order: Order) -> Iterator[Coroutine[Any, Any, None]]:
+        """What the caller of an order does beside creating and cancelling it."""
+        wishes, customers = order.wishes, self.customers
+        for paused_s, resumed_s in wishes.pauses:
+            yield self._later(order, paused_s, customers.pause)
+            if resumed_s is not None:
+                yield self._later(order, resumed_s, customers.resume)
+        if wishes.moved_s is not None:
+            yield self._later(order, wishes.moved_s, customers.move)
+        if wishes.thresholds is not NO_CONTROLS:
+            yield self._bind(order)
+        if wishes.word:
+            yield self._say(order)
+        if wishes.retries:
+            yield self._retry(order)
+
+    async def _later(self, order: Order, after_s: float, act: Callable[[Order], Awaitable[Any]]) -> None:
+        await asyncio.sleep(order.begin_s + after_s)
+        await act(order)
+
+    async def _bind(self, order: Order) -> None:
+        if order.wishes.changed_s is not None:
+            await self._later(order, order.wishes.changed_s, self.customers.set_thresholds)
+        self.controls.bound.add(order.job_id)
+
+    async def _say(self, order: Order) -> None:
+        """Until it is taken, or the job has ended: a canary that has not begun cannot be stopped."""
+        await asyncio.sleep(order.begin_s + order.wishes.word_s)
+        while not self._has_ended(order):
+            before, self.controls.words[order.job_id] = self.controls.words.get(order.job_id, ""), order.wishes.word
+            if await self.customers.say(order):
+                return
+            self.controls.words[order.job_id] = before
+            await asyncio.sleep(1)
+
+    async def _retry(self, order: Order) -> None:
+        """Run what has no answer again, and then what has none still."""
+        assert self.judge is not None
+        for choice in order.wishes.retries:
+            await self._until(lambda order=order: self._has_ended(order))  # type: ignore[misc]
+            custom_ids = self.judge.retried_ids(order.job_id, choice)
+            job_id, same = [await self.customers.retry(order, choice) for _ in range(2)]
+            if job_id is None:
+                return
+            if same != job_id:
+                self.breaks(f"retry: {order.name} was asked for twice and is both {job_id} and {same}")
+            self.provider.job_ids[order.name.rstrip("r")].append(job_id)
+            order = self.customers.add_retry(order, job_id, custom_ids)
+
+    def _has_ended(self, order: Order) -> bool:
+        return any(
+            row[0] in JOB_ENDED
+            for row in self.connection.execute("select state from jobs where id = ?", (order.job_id,))
+        )
 
     async def _revoke(self, key_id: str, at_s: float) -> None:
         await asyncio.sleep(at_s)
@@ -278,7 +341,7 @@ class World:
         assert self.fairness is not None
         deadline_s = self.loop.time() + self.plan.lively_s
         settled_s = self.loop.time() + SETTLED_S
-        while open_jobs := self._open_jobs():
+        while (open_jobs := self._open_jobs()) or not self._all_done():
             if self.loop.time() > settled_s:
                 lost_s = max((at_s for process in self.processes for at_s in process.lost_at_s), default=0.0)
                 self.fairness.tick(self.loop.time(), lost_s)
@@ -340,7 +403,7 @@ class World:
     def _digest(self, job_id: str) -> str:
         assert self.judge is not None
         files = self.connection.execute(
-            "select output_file_id, error_file_id from jobs where id = ?", (job_id,)
+            "select output_file_id, error_file_id, merged_file_id from jobs where id = ?", (job_id,)
         ).fetchall()[0]
         return sha256(b"|".join(self.judge.file_bytes(str(file)) for file in files)).hexdigest()
 
