@@ -207,6 +207,7 @@ MOVES: dict[str, dict[Any, frozenset[Any]]] = {
     "flows": states.FLOW_MOVES,
     "webhook_deliveries": states.DELIVERY_MOVES,
     "uploads": states.UPLOAD_MOVES,
+    "operations": states.OPERATION_MOVES,
 }
 
 

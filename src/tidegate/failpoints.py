@@ -30,6 +30,7 @@ NAMES = (
     "webhook_sent",
     "stop_released",
     "job_forgotten",
+    "operation_stepped",
     "blob_removed",
 )
 

@@ -588,7 +588,7 @@ process_descriptors_max = _gauge("process_descriptors_max", "Files and sockets t
 repair_actions = _counters(
     "repair_actions_total",
     "Repairs that operators asked for.",
-    action=("abandon", "cancel", "fail", "pause", "requeue", "resume", "retry_finalization"),
+    action=("abandon", "cancel", "fail", "pause", "requeue", "resume", "retry", "retry_finalization"),
     status=("done", "refused"),
 )
 

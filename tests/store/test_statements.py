@@ -19,6 +19,7 @@ from tidegate.core.states import (
     FLOW_MOVES,
     JOB_MODEL_MOVES,
     JOB_MOVES,
+    OPERATION_MOVES,
     SLICE_MOVES,
     UPLOAD_MOVES,
     WORKER_MOVES,
@@ -28,6 +29,7 @@ from tidegate.core.states import (
     FlowState,
     JobModelState,
     JobState,
+    OperationState,
     Outcome,
     SliceState,
     UploadState,
@@ -47,6 +49,7 @@ STATES: dict[str, type[StrEnum]] = {
     "job_models": JobModelState,
     "webhook_deliveries": DeliveryState,
     "uploads": UploadState,
+    "operations": OperationState,
 }
 MOVES = {
     (table, source.value, target.value)
@@ -60,6 +63,7 @@ MOVES = {
         "job_models": JOB_MODEL_MOVES,
         "webhook_deliveries": DELIVERY_MOVES,
         "uploads": UPLOAD_MOVES,
+        "operations": OPERATION_MOVES,
     }.items()
     for source, targets in moves.items()  # type: ignore[attr-defined]
     for target in targets

@@ -121,6 +121,8 @@ OPERATORS = {
         "keys",
         "model_capacity",
         "models",
+        "operations",
+        "operations/{operation_id}",
         "orgs",
         "overview",
         "resources",
@@ -139,12 +141,14 @@ OPERATORS |= {
         "keys/delete",
         "deliveries/{delivery_id}/replay",
         "flows/refresh",
+        "operations",
+        "operations/{operation_id}/cancel",
         "scheduler",
     )
 }
 OPERATORS |= {
     ("POST", f"/admin/v1/batches/{{batch_id}}/{verb}")
-    for verb in ("abandon", "cancel", "fail", "pause", "requeue", "resume", "retry_finalization")
+    for verb in ("abandon", "cancel", "fail", "pause", "requeue", "resume", "retry", "retry_finalization")
 }
 OPERATORS |= {
     ("POST", f"/admin/v1/{kind}/{verb}")

@@ -91,6 +91,14 @@ class UploadState(StrEnum):
     EXPIRED = "expired"
 
 
+class OperationState(StrEnum):
+    """How far an action on every matching job has come."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+
+
 JOB_MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.VALIDATING: frozenset({JobState.IN_PROGRESS, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED}),
     JobState.IN_PROGRESS: frozenset({JobState.CANCELLING, JobState.FINALIZING}),
@@ -140,6 +148,11 @@ UPLOAD_MOVES: dict[UploadState, frozenset[UploadState]] = {
     UploadState.COMPLETED: frozenset(),
     UploadState.CANCELLED: frozenset(),
     UploadState.EXPIRED: frozenset(),
+}
+OPERATION_MOVES: dict[OperationState, frozenset[OperationState]] = {
+    OperationState.RUNNING: frozenset({OperationState.COMPLETED, OperationState.CANCELLED}),
+    OperationState.COMPLETED: frozenset(),
+    OperationState.CANCELLED: frozenset(),
 }
 
 JOB_ENDED = frozenset(state for state, moves in JOB_MOVES.items() if not moves)

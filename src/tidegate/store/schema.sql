@@ -5,7 +5,7 @@
 -- when nothing is left the job passes through `finalizing` and ends. An item that waits has no row; one that is done has exactly one.
 --
 -- Order of locks inside a transaction: tenants, uploads, jobs (by id), slices, outcomes, job_event_counts, blobs, files, job_models, flows (by model and share_owner),
--- model_clocks, rates, webhook_endpoints, webhook_deliveries, audit. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
+-- model_clocks, rates, webhook_endpoints, webhook_deliveries, audit, operations. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
 -- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents, jobs
 -- and parts of uploads that need its bytes.
 --
@@ -562,6 +562,32 @@ create table audit (
 );
 create index audit_by_time on audit (happened_at, id);
 create index audit_by_target on audit (target, happened_at, id);
+
+-- Actions on every job that matches a filter. A worker holds one as long as it lives. `cursor_at` and `cursor_id` are the creation and the id of
+-- the last job that it came to, newest first: they move in the transaction that changes the job. The matched columns are its impact when it was made.
+create table operations (
+    id text primary key,
+    actor text not null,
+    action text not null,
+    scope text not null,
+    state text not null check (state in ('running', 'completed', 'cancelled')),
+    created_at bigint not null,
+    ended_at bigint,
+    worker_id text,
+    cursor_at bigint not null,
+    cursor_id text not null,
+    matched_jobs bigint not null,
+    matched_items bigint not null,
+    matched_tokens bigint not null,
+    matched_nano bigint not null,
+    matched_due bigint,
+    matched_due_soon bigint not null,
+    done_count bigint not null,
+    failed_count bigint not null,
+    last_failure text
+);
+create index operations_by_age on operations (created_at, id);
+create index operations_running on operations (created_at, id) where state = 'running';
 
 -- Where tenants want to hear of their jobs' ends. A row with a `job_id` belongs to that job alone. Events are signed with `secret`, and
 -- with `old_secret` too until `old_until`. `failing_since` is when tries began to fail with no success since. Where `door` is set, that

@@ -21,6 +21,7 @@ from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
 from tidegate.store.mode_overrides import ModeOverrides
 from tidegate.store.operated import OperatedStore
+from tidegate.store.operations import Operations, OperationStep, OperationWitness
 from tidegate.store.outcomes import Outcomes
 from tidegate.store.responses import BackgroundResponses
 from tidegate.store.retries import Retries
@@ -28,7 +29,7 @@ from tidegate.store.routing import StoredRouting
 from tidegate.store.schema import StoreSchema, current_schema, version_of
 from tidegate.store.slices import Slices
 from tidegate.store.snapshots import Snapshots
-from tidegate.store.table import reads
+from tidegate.store.table import ChangeWitness, reads
 from tidegate.store.uploads import StoredUploads
 from tidegate.store.usage import UsageBook
 from tidegate.store.webhooks import Webhooks
@@ -47,6 +48,7 @@ class Store(
     JobEvents,
     Keys,
     OperatedStore,
+    Operations,
     Outcomes,
     BackgroundResponses,
     Retries,
@@ -64,7 +66,7 @@ class Store(
 ):
     """One Store over one driver."""
 
-    def __init__(self, driver: Driver, schema: StoreSchema | None = None, witness: AuditWitness | None = None) -> None:
+    def __init__(self, driver: Driver, schema: StoreSchema | None = None, witness: ChangeWitness | None = None) -> None:
         """`schema` is that of another version of the program, for tests that run two side by side."""
         super().__init__(driver, witness)
         self.dialect = driver.dialect
@@ -73,6 +75,10 @@ class Store(
     def audited(self, note: AuditNote) -> "Store":
         """Return this store, whose writes note themselves as this change."""
         return Store(self._driver, self._schema, AuditWitness(note))
+
+    def operating(self, note: AuditNote, step: OperationStep) -> "Store":
+        """Return this store, whose writes note themselves and move an operation on."""
+        return Store(self._driver, self._schema, OperationWitness(note, step))
 
     @reads
     async def now_ms(self, tx: Tx) -> int:

@@ -14,6 +14,7 @@ from tidegate.web.admin.batches import AdminBatchRoutes
 from tidegate.web.admin.deliveries import DeliveryRoutes
 from tidegate.web.admin.deployments import DeploymentRoutes
 from tidegate.web.admin.keys import KeyRoutes
+from tidegate.web.admin.operations import OperationRoutes
 from tidegate.web.admin.overview import OverviewRoutes
 from tidegate.web.admin.scheduler import SchedulerRoutes
 from tidegate.web.admin.usage import UsageRoutes
@@ -112,6 +113,7 @@ def build_app(context: WebContext) -> Api:
         *WebhookRoutes(context, reception).routes(),
         *KeyRoutes(context).routes(),
         *AdminBatchRoutes(context).routes(),
+        *OperationRoutes(context).routes(),
         *OverviewRoutes(context).routes(),
         *AutoscaleRoutes(context).routes(),
         *DeliveryRoutes(context).routes(),

@@ -14,6 +14,7 @@ from tidegate.core.ports import Blobs, Clock, Entropy, FileSource, Upstream, Wak
 from tidegate.guards.guard import Guards
 from tidegate.stages.ingest.ingest import IngestStage, RunPass
 from tidegate.stages.lease import LeaseStage
+from tidegate.stages.operate import OperateStage, job_verbs
 from tidegate.stages.perform import Performer
 from tidegate.stages.record import Recorder
 from tidegate.stages.ship import Ship
@@ -27,6 +28,7 @@ from tidegate.worker.heartbeat import Heartbeat
 from tidegate.worker.ingesting import Ingesting
 from tidegate.worker.leased_work import LeasedWork
 from tidegate.worker.leasing import Leaser, LeaseRoom, Leasing, SliceReader, SliceSettler
+from tidegate.worker.operating import Operating
 from tidegate.worker.options import WorkerOptions
 from tidegate.worker.registration import Registration
 from tidegate.worker.runners import Runner, Runners
@@ -105,6 +107,8 @@ class Worker:
         self._sweeping = Sweeping(lost_workers, flows, lease_wake, options.sweep_ms)
         garbage = Garbage(store, blobs, clock, options.keep)
         self._upkeep = Upkeep(store, blobs, entropy, me, garbage, flows, options)
+        operate = OperateStage(store, entropy, ports.wakes, job_verbs(entropy, options.keep.failed_ms))
+        self._operating = Operating(operate, me, ports.wakes, self._supervisor, options.sweep_ms)
         self._hand_back = HandBack(me, leases, self._leased_work, settler, self._recorder, lost_workers, grace_ms)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -127,6 +131,7 @@ class Worker:
             start("publish", self._publishing.run)
             start("sweep", self._sweeping.run)
             start("upkeep", self._upkeep.run)
+            start("operations", self._operating.run)
             start("runners", self._runners.run)
             await self._supervisor.wait(stop)
             self._supervisor.stop()

@@ -44,7 +44,7 @@ select document from routing where kind = 'model' and name = :target;
 select value from meta where name = :target;
 
 -- look_at_batch --
-select t.name as org, j.state, j.closing, j.paused_at, j.priority, j.not_before, j.expires_at, j.step_failures, j.step_not_before,
+select t.name as org, j.state, j.closing, j.paused_at, j.priority, j.not_before, j.expires_at, j.step_failures, j.step_not_before, j.retried_by,
     (select count(*) from slices s where s.job_id = j.id and s.state = 'ready' and s.ready_at > now_ms()) as slices_resting
 from jobs j
 join tenants t on t.id = j.tenant_id
@@ -54,3 +54,6 @@ where j.id = :target;
 -- `EVENT.ENDPOINT`; ids of events have 26 characters.
 select d.state, d.attempt_count from webhook_deliveries d
 where d.event_id = substr(cast(:target as text), 1, 26) and d.endpoint_id = substr(cast(:target as text), 28);
+
+-- look_at_operation --
+select o.action, o.scope, o.state, o.matched_jobs from operations o where o.id = :target;

@@ -95,6 +95,72 @@ where j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :creat
     and (cast(:org as text) is null or t.name = :org)
 {matching};
 
+-- part changeable --
+-- Jobs of one organization or of all, behind a place in the list, that an action can change.
+    and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
+    and (cast(:org as text) is null or t.name = :org)
+    and case cast(:action as text)
+        when 'pause' then j.state in ('validating', 'in_progress') and j.closing is null and j.paused_at is null
+        when 'resume' then j.state in ('validating', 'in_progress') and j.closing is null and j.paused_at is not null
+        when 'cancel' then j.state in ('validating', 'in_progress') and j.closing is null
+        when 'fail' then j.state in ('validating', 'in_progress') and j.closing is null
+        when 'requeue' then j.state in ('validating', 'in_progress', 'finalizing')
+        when 'retry_finalization' then j.state = 'finalizing'
+        when 'abandon' then j.state = 'finalizing'
+        else j.failed_count > 0 and j.retried_by is null and j.door is null end
+
+-- operation_jobs_open --
+-- The next open jobs that an operation comes to.
+select j.* from jobs j
+join tenants t on t.id = j.tenant_id
+left join files f on f.id = j.input_file_id
+where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
+{changeable}
+{matching};
+
+-- operation_jobs_ended --
+-- The next ended jobs that an operation comes to.
+select j.* from jobs j
+join tenants t on t.id = j.tenant_id
+left join files f on f.id = j.input_file_id
+where j.kind = 'batch' and j.state in ('completed', 'failed', 'expired', 'cancelled')
+{changeable}
+{matching};
+
+-- operation_impact_open --
+-- What is left of the open jobs that an operation would come to. The cost is expected to go on as it was.
+select count(*) as jobs, cast(coalesce(sum(m.left_count), 0) as bigint) as items, cast(coalesce(sum(m.left_units), 0) as bigint) as tokens,
+    cast(coalesce(sum(case when m.answered_count = 0 then 0 else m.cost_nano / m.answered_count * m.left_count end), 0) as bigint) as nano,
+    min(m.expires_at) as first_due,
+    coalesce(sum(case when m.expires_at < now_ms() + 3600000 then 1 else 0 end), 0) as due_soon
+from (
+    select j.answered_count, j.cost_nano, j.expires_at,
+        j.item_count - j.answered_count - j.failed_count - j.expired_count - j.cancelled_count as left_count,
+        (select sum(u.work_units - u.work_units * u.done_count / u.item_count) from job_models u where u.job_id = j.id) as left_units
+    from jobs j
+    join tenants t on t.id = j.tenant_id
+    left join files f on f.id = j.input_file_id
+    where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
+{changeable}
+{matching}
+) m;
+
+-- operation_impact_ended --
+-- What failed in the ended jobs that an operation would come to. Tokens and cost are expected to be as those of its answers.
+select count(*) as jobs, cast(coalesce(sum(m.failed_count), 0) as bigint) as items,
+    cast(coalesce(sum(case when m.answered_count = 0 then 0 else m.tokens / m.answered_count * m.failed_count end), 0) as bigint) as tokens,
+    cast(coalesce(sum(case when m.answered_count = 0 then 0 else m.cost_nano / m.answered_count * m.failed_count end), 0) as bigint) as nano,
+    cast(null as bigint) as first_due, 0 as due_soon
+from (
+    select j.answered_count, j.failed_count, j.cost_nano, j.input_tokens + j.output_tokens as tokens
+    from jobs j
+    join tenants t on t.id = j.tenant_id
+    left join files f on f.id = j.input_file_id
+    where j.kind = 'batch' and j.state in ('completed', 'failed', 'expired', 'cancelled')
+{changeable}
+{matching}
+) m;
+
 -- job_pending --
 -- The batches that are waiting or running, for limits: jobs that count as the same share, jobs of the same key, and items of the tenant that are not yet
 -- done (an input that was not ingested counts its lines).

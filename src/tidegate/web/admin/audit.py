@@ -32,12 +32,12 @@ class AuditTrail:
     def __init__(self, store: Store, entropy: Entropy, actor: str) -> None:
         self._store = store
         self._entropy = entropy
-        self._actor = actor
+        self.actor = actor
 
     def noting(self, action: str, kind: str, target: str) -> Store:
         """Return the store, whose writes are noted as this action on this thing."""
         note_id = ids.make("aud", self._entropy.token_bytes(ids.RANDOM_BYTES))
-        return self._store.audited(AuditNote(note_id, self._actor, action, kind, target))
+        return self._store.audited(AuditNote(note_id, self.actor, action, kind, target))
 
 
 def trail_of(context: WebContext, request: Request, caller: Caller) -> AuditTrail:

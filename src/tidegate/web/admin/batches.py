@@ -1,6 +1,5 @@
 """Batches of every tenant as an operator sees and repairs them. A change is noted in the audit."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -10,10 +9,11 @@ from starlette.responses import Response
 from tidegate import metrics
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
+from tidegate.core.job_controls import RetryChoice
 from tidegate.core.nouns import Caller, Job, JobFilter
 from tidegate.core.problems import no_such_batch
+from tidegate.stages.operate import job_verbs, retry
 from tidegate.store.audit import AuditFilter
-from tidegate.store.store import Store
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, text, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
@@ -26,8 +26,6 @@ from tidegate.web.openai import schemas
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100
 CHANGES_MAX = 100
-
-Verb = Callable[[Store, Job], Awaitable[Job | None]]
 
 
 class AdminBatch(schemas.Batch):
@@ -55,17 +53,9 @@ class BatchActions:
     """What an operator does to a batch, for the admin API and the console alike."""
 
     def __init__(self, context: WebContext) -> None:
-        failed_keep_ms = context.settings.retention.failed_s * 1000
         self._wakes = context.wakes
-        self._verbs: dict[str, Verb] = {
-            "cancel": lambda store, job: store.cancel_job(job.tenant_id, job.id),
-            "pause": lambda store, job: store.pause_job(job.tenant_id, job.id),
-            "resume": lambda store, job: store.resume_job(job.tenant_id, job.id),
-            "retry_finalization": lambda store, job: store.retry_finalization(job.id),
-            "requeue": lambda store, job: store.requeue_job(job.id),
-            "fail": lambda store, job: store.end_as_failed(job.id),
-            "abandon": lambda store, job: store.abandon_job(job.tenant_id, job.id, failed_keep_ms),
-        }
+        self._entropy = context.entropy
+        self._verbs = job_verbs(context.entropy, context.settings.retention.failed_s * 1000)
 
     def names(self) -> list[str]:
         return list(self._verbs)
@@ -75,8 +65,20 @@ class BatchActions:
         changed = await self._verbs[name](trail.noting(f"batch.{name}", "batch", job.id), job)
         if changed is None:
             raise no_such_batch(job.id)
-        self._wakes.jobs.notify()
+        self._notify()
         return changed
+
+    async def retry(self, trail: AuditTrail, job: Job, choice: RetryChoice) -> Job:
+        """Run some items of an ended batch again, as a new batch of its owner."""
+        made = await retry(trail.noting("batch.retry", "batch", job.id), self._entropy, job, choice)
+        if made is None:
+            raise no_such_batch(job.id)
+        self._notify()
+        return made
+
+    def _notify(self) -> None:
+        self._wakes.jobs.notify()
+        self._wakes.inputs.notify()
 
 
 class AdminBatchRoutes:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.web.admin import audit, autoscale, batches, deliveries, deployments, keys, overview, scheduler
+from tidegate.web.admin import audit, autoscale, batches, deliveries, deployments, keys, operations, overview, scheduler
 from tidegate.web.completion_batch import shapes as completion_batch
 from tidegate.web.http import requests
 from tidegate.web.http.answers import Page
@@ -135,9 +135,20 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             "retry_finalization": "Try again to publish a batch",
             "requeue": "Look again at what of a batch rests",
             "fail": "End a batch as failed, and keep its results",
+            "retry": "Run a batch's failed requests again, as a new batch",
             "abandon": "Give up a batch that cannot be published",
         }.items()
     },
+    ("POST", "/admin/v1/operations"): Operation(
+        "Change every batch that matches a filter", operations.OperationWish, operations.OperationShown
+    ),
+    ("GET", "/admin/v1/operations"): Operation("List operations", gives=Page[operations.OperationShown], query=PAGE),
+    ("GET", "/admin/v1/operations/{operation_id}"): Operation(
+        "Show an operation and its progress", gives=operations.OperationShown
+    ),
+    ("POST", "/admin/v1/operations/{operation_id}/cancel"): Operation(
+        "Let an operation change nothing more", gives=operations.OperationShown
+    ),
     ("GET", "/admin/v1/autoscale"): Operation("Show how many replicas are needed", gives=autoscale.Autoscale),
     ("GET", "/admin/v1/autoscale/workers"): Operation(
         "Show how many workers are needed", gives=autoscale.ReplicasShown

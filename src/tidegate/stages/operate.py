@@ -1,0 +1,88 @@
+"""What an operator does to jobs: to one at once, or to all that match a filter, as an operation that a worker carries out job by job."""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+
+from tidegate.core import ids
+from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.job_controls import FollowUp, RetryChoice
+from tidegate.core.nouns import Caller, Job
+from tidegate.core.operations import RETRY, JobOperation
+from tidegate.core.ports import Entropy, Wakes
+from tidegate.core.webhooks import SECRET_BYTES
+from tidegate.failpoints import hit
+from tidegate.store.audit import AuditNote
+from tidegate.store.operations import OperationStep
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+FAILED_ITEMS = RetryChoice(("failed",), ())
+_PAGE_JOBS = 100
+
+JobVerb = Callable[[Store, Job], Awaitable[Job | None]]
+
+
+def job_verbs(entropy: Entropy, failed_keep_ms: int) -> Mapping[str, JobVerb]:
+    """Return what an operator can do to a job, by name. The results of an abandoned job are kept for `failed_keep_ms`."""
+    return {
+        "cancel": lambda store, job: store.cancel_job(job.tenant_id, job.id),
+        "pause": lambda store, job: store.pause_job(job.tenant_id, job.id),
+        "resume": lambda store, job: store.resume_job(job.tenant_id, job.id),
+        "retry_finalization": lambda store, job: store.retry_finalization(job.id),
+        "requeue": lambda store, job: store.requeue_job(job.id),
+        "fail": lambda store, job: store.end_as_failed(job.id),
+        "abandon": lambda store, job: store.abandon_job(job.tenant_id, job.id, failed_keep_ms),
+        RETRY: lambda store, job: retry(store, entropy, job, FAILED_ITEMS),
+    }
+
+
+async def retry(store: Store, entropy: Entropy, job: Job, choice: RetryChoice) -> Job | None:
+    """Run items of an ended job again, as a job of its owner. An operator's retry is held to no quota."""
+    new_id, retry_file, merged_file = (
+        ids.make(kind, entropy.token_bytes(ids.RANDOM_BYTES)) for kind in ("batch", "file", "file")
+    )
+    wanted = FollowUp(job.id, choice, new_id, retry_file, merged_file, entropy.token_bytes(SECRET_BYTES))
+    return await store.retry_job(Caller(job.tenant_id, job.key_id), wanted, share_owner=job.share_owner)
+
+
+class OperateStage:
+    """Carries out operations. Each job is changed in a transaction that also moves the operation on."""
+
+    def __init__(self, store: Store, entropy: Entropy, wakes: Wakes, verbs: Mapping[str, JobVerb]) -> None:
+        self._store = store
+        self._entropy = entropy
+        self._wakes = wakes
+        self._verbs = verbs
+
+    async def next_page(self, worker_id: str) -> bool:
+        """Change the next jobs of an operation, or end it; False when none waits for this worker."""
+        waiting = await self._store.waiting_operation(worker_id)
+        operation = None if waiting is None else await self._store.take_operation(waiting, worker_id)
+        if operation is None:
+            return False
+        jobs = await self._store.operation_jobs(operation, _PAGE_JOBS)
+        if not jobs:
+            await self._store.end_operation(operation.id, worker_id)
+            log.info("operation_completed", operation=operation.id, done=operation.done, failed=operation.failed)
+            return True
+        try:
+            for job in jobs:
+                await self._change(operation, worker_id, job)
+                await hit("operation_stepped")
+        except LostRace:
+            log.info("operation_stopped", operation=operation.id)
+        for wake in (self._wakes.jobs, self._wakes.slices, self._wakes.inputs):
+            wake.notify()
+        return True
+
+    async def _change(self, operation: JobOperation, worker_id: str, job: Job) -> None:
+        action = operation.scope.action
+        step = OperationStep(operation.id, worker_id, job.id, job.created_at)
+        note_id = ids.make("aud", self._entropy.token_bytes(ids.RANDOM_BYTES))
+        note = AuditNote(note_id, f"operation:{operation.id}", f"batch.{action}", "batch", job.id)
+        try:
+            await self._verbs[action](self._store.operating(note, step), job)
+        except ApiProblem as problem:
+            await self._store.count_refused(step, problem)

@@ -1,0 +1,205 @@
+"""Verbs about operations: one action on every job that matches a filter, carried out job by job.
+
+A step is any verb that changes one job, run with an OperationWitness: the change, its audit row and the operation's place in its list
+of jobs are one transaction. So no job counts twice, and an operation that was cancelled or taken over changes nothing more.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.nouns import Job
+from tidegate.core.operations import RETRY, Impact, JobOperation, OperationFailure, OperationScope
+from tidegate.core.states import OperationState
+from tidegate.store.audit import AuditNote, AuditWitness
+from tidegate.store.driver import Tx
+from tidegate.store.jobs import filter_columns
+from tidegate.store.rows import job_from
+from tidegate.store.table import Table, reads, writes
+
+_LIST_START = (1 << 62, "")
+_EVERY_JOB = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStep:
+    """A worker's step of an operation: the job that it comes to."""
+
+    operation_id: str
+    worker_id: str
+    job_id: str
+    job_created_at: int
+
+
+class OperationWitness:
+    """Notes what a step changes, and moves its operation on; LostRace when the operation ended or another worker has it."""
+
+    def __init__(self, note: AuditNote, step: OperationStep) -> None:
+        self._audit = AuditWitness(note)
+        self._step = step
+
+    async def look(self, tx: Tx) -> Any:
+        return await self._audit.look(tx)
+
+    async def note(self, tx: Tx, before: Any, after: Any) -> None:
+        await self._audit.note(tx, before, after)
+        await _advance(tx, self._step, None if after is not None else _GONE)
+
+
+_GONE = ApiProblem(404, "batch_not_found", "The batch was deleted meanwhile.")
+
+
+class Operations(Table):
+    @reads
+    async def impact_of(self, tx: Tx, scope: OperationScope) -> Impact:
+        """Return what an operation of this scope would change now."""
+        return await _impact(tx, scope)
+
+    @writes
+    async def put_operation(self, tx: Tx, operation_id: str, actor: str, scope: OperationScope) -> JobOperation:
+        """Write an operation that workers begin at once; the same one again is fine."""
+        impact = await _impact(tx, scope)
+        await tx.all(
+            "operation_put",
+            id=operation_id,
+            actor=actor,
+            action=scope.action,
+            scope=msgspec.json.encode(scope).decode(),
+            jobs=impact.jobs,
+            items=impact.items,
+            tokens=impact.tokens,
+            nano=impact.cost_nano,
+            first_due=impact.first_deadline,
+            due_soon=impact.due_soon,
+        )
+        return _operation_from((await tx.dicts("operation_get", id=operation_id))[0])
+
+    @reads
+    async def get_operation(self, tx: Tx, operation_id: str) -> JobOperation | None:
+        """Return an operation as it stands."""
+        rows = await tx.dicts("operation_get", id=operation_id)
+        return _operation_from(rows[0]) if rows else None
+
+    @reads
+    async def list_operations(self, tx: Tx, *, after: str | None, count_max: int) -> list[JobOperation] | None:
+        """Return a page of operations, newest first; None when `after` names none."""
+        created_at, start_id = _LIST_START
+        if after is not None:
+            known = await tx.dicts("operation_get", id=after)
+            if not known:
+                return None
+            created_at, start_id = known[0]["created_at"], after
+        rows = await tx.dicts("operation_page", created_at=created_at, id=start_id, count_max=count_max)
+        return [_operation_from(row) for row in rows]
+
+    @writes
+    async def cancel_operation(self, tx: Tx, operation_id: str) -> JobOperation | None:
+        """Change no further job; asking twice is fine. None: no such operation."""
+        await tx.one("operation_cancel", id=operation_id)
+        rows = await tx.dicts("operation_get", id=operation_id)
+        if not rows:
+            return None
+        operation = _operation_from(rows[0])
+        if operation.state is OperationState.COMPLETED:
+            raise ApiProblem(409, "operation_ended", "The operation is completed: there is nothing left to cancel.")
+        return operation
+
+    @reads
+    async def waiting_operation(self, tx: Tx, worker_id: str) -> str | None:
+        """Return the id of an operation that this worker may carry out."""
+        row = await tx.one("operation_waiting", worker_id=worker_id)
+        return None if row is None else str(row[0])
+
+    @writes
+    async def take_operation(self, tx: Tx, operation_id: str, worker_id: str) -> JobOperation | None:
+        """Hold an operation until it ends or this worker does; None when it ended, or another living worker has it."""
+        if await tx.one("operation_take", id=operation_id, worker_id=worker_id) is None:
+            return None
+        return _operation_from((await tx.dicts("operation_get", id=operation_id))[0])
+
+    @reads
+    async def operation_jobs(self, tx: Tx, operation: JobOperation, count_max: int) -> list[Job]:
+        """Return the jobs that an operation comes to next."""
+        columns = _columns(operation.scope, (operation.cursor_at, operation.cursor_id), count_max)
+        rows = await tx.dicts(
+            "operation_jobs_ended" if operation.scope.action == RETRY else "operation_jobs_open", **columns
+        )
+        return [job_from(row) for row in rows]
+
+    @writes
+    async def count_refused(self, tx: Tx, step: OperationStep, problem: ApiProblem) -> None:
+        """Move an operation on past a job that could not be changed; LostRace when it ended or another worker has it."""
+        await _advance(tx, step, problem)
+
+    @writes
+    async def end_operation(self, tx: Tx, operation_id: str, worker_id: str) -> bool:
+        """End an operation that came to its last job; False when it was cancelled, or another worker has it."""
+        return await tx.one("operation_end", id=operation_id, worker_id=worker_id) is not None
+
+    @writes
+    async def prune_operations(self, tx: Tx, keep_ms: int) -> None:
+        """Forget operations that ended so long ago."""
+        await tx.all("operations_prune", keep_ms=keep_ms)
+
+
+async def _impact(tx: Tx, scope: OperationScope) -> Impact:
+    columns = _columns(scope, _LIST_START, _EVERY_JOB)
+    rows = await tx.dicts("operation_impact_ended" if scope.action == RETRY else "operation_impact_open", **columns)
+    row = rows[0]
+    return Impact(row["jobs"], row["items"], row["tokens"], row["nano"], row["first_due"], row["due_soon"])
+
+
+def _columns(scope: OperationScope, place: tuple[int, str], count_max: int) -> dict[str, Any]:
+    columns = filter_columns(scope.jobs)
+    return {
+        **columns,
+        "action": scope.action,
+        "org": scope.org,
+        "created_at": place[0],
+        "id": place[1],
+        "count_max": count_max,
+    }
+
+
+async def _advance(tx: Tx, step: OperationStep, problem: ApiProblem | None) -> None:
+    failure = None
+    if problem is not None:
+        failure = msgspec.json.encode(asdict(OperationFailure(step.job_id, problem.code, problem.message))).decode()
+    moved = await tx.one(
+        "operation_advance",
+        id=step.operation_id,
+        worker_id=step.worker_id,
+        created_at=step.job_created_at,
+        job_id=step.job_id,
+        done=0 if problem is not None else 1,
+        failure=failure,
+    )
+    if moved is None:
+        raise LostRace(f"{step.operation_id} ended, or another worker carries it out")
+
+
+def _operation_from(row: dict[str, Any]) -> JobOperation:
+    failure = row["last_failure"]
+    return JobOperation(
+        id=row["id"],
+        actor=row["actor"],
+        scope=msgspec.json.decode(row["scope"], type=OperationScope),
+        state=OperationState(row["state"]),
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+        impact=Impact(
+            row["matched_jobs"],
+            row["matched_items"],
+            row["matched_tokens"],
+            row["matched_nano"],
+            row["matched_due"],
+            row["matched_due_soon"],
+        ),
+        done=row["done_count"],
+        failed=row["failed_count"],
+        last_failure=None if failure is None else msgspec.json.decode(failure, type=OperationFailure),
+        cursor_at=row["cursor_at"],
+        cursor_id=row["cursor_id"],
+    )

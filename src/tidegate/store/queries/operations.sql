@@ -1,0 +1,57 @@
+-- Operations: one action on every job that matches a filter. Which jobs those are stands in jobs.sql, beside the other searches.
+
+-- operation_put --
+-- It comes to no job that was created after it: a retry's own jobs, say.
+with moment as materialized (select now_ms() as ms)
+insert into operations (
+    id, actor, action, scope, state, created_at, cursor_at, cursor_id, matched_jobs, matched_items, matched_tokens, matched_nano, matched_due,
+    matched_due_soon, done_count, failed_count
+)
+values (
+    :id, :actor, :action, :scope, 'running', (select ms from moment), (select ms from moment), '', :jobs, :items, :tokens, :nano, :first_due,
+    :due_soon, 0, 0
+)
+on conflict (id) do nothing;
+
+-- operation_get --
+select * from operations where id = :id;
+
+-- operation_page --
+select * from operations
+where created_at < :created_at or (created_at = :created_at and id < :id)
+order by created_at desc, id desc
+limit :count_max;
+
+-- operation_waiting --
+-- The oldest operation that this worker holds, or that no living one does.
+select o.id from operations o
+where o.state = 'running' and (o.worker_id is null or o.worker_id = :worker_id or not exists (
+    select 1 from workers w where w.id = o.worker_id and w.state = 'alive' and w.alive_until > now_ms()))
+order by o.created_at, o.id
+limit 1;
+
+-- operation_take --
+update operations set worker_id = :worker_id
+where id = :id and state = 'running' and (worker_id is null or worker_id = :worker_id or not exists (
+    select 1 from workers w where w.id = operations.worker_id and w.state = 'alive' and w.alive_until > now_ms()))
+returning id;
+
+-- operation_advance --
+-- One more job counts, and it only counts once.
+update operations set cursor_at = :created_at, cursor_id = :job_id, done_count = done_count + :done, failed_count = failed_count + 1 - :done,
+    last_failure = coalesce(cast(:failure as text), last_failure)
+where id = :id and state = 'running' and worker_id = :worker_id
+    and (cursor_at > :created_at or (cursor_at = :created_at and cursor_id > :job_id))
+returning id;
+
+-- operation_end --
+-- moves: operations: running -> completed
+update operations set state = 'completed', ended_at = now_ms() where id = :id and state = 'running' and worker_id = :worker_id
+returning id;
+
+-- operation_cancel --
+-- moves: operations: running -> cancelled
+update operations set state = 'cancelled', ended_at = now_ms() where id = :id and state = 'running' returning id;
+
+-- operations_prune --
+delete from operations where ended_at < now_ms() - :keep_ms;

@@ -1,0 +1,126 @@
+"""What every store does with operations: each job's change, its audit row and the operation's place are one transaction."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.store_world import DAY_MS, LEASE_MS, World
+from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.nouns import Job, JobFilter
+from tidegate.core.operations import JobOperation, OperationScope
+from tidegate.core.states import OperationState
+from tidegate.store.audit import AuditFilter, AuditNote
+from tidegate.store.operations import OperationStep
+from tidegate.store.store import Store
+
+pytestmark = pytest.mark.anyio
+
+PAUSE = OperationScope("pause")
+
+
+async def pause(world: World, operation: JobOperation, worker_id: str, job: Job, store: Store | None = None) -> None:
+    """A step of an operation that pauses."""
+    note = AuditNote(world.id("aud"), f"operation:{operation.id}", "batch.pause", "batch", job.id)
+    step = OperationStep(operation.id, worker_id, job.id, job.created_at)
+    await (store or world.store).operating(note, step).pause_job(job.tenant_id, job.id)
+
+
+async def jobs_of(world: World, count: int) -> list[Job]:
+    """Running jobs of one tenant, newest first."""
+    caller = await world.caller("one")
+    jobs = []
+    for _ in range(count):
+        jobs.append(await world.running(caller, 4))
+        await world.clock.advance(5)
+    return jobs[::-1]
+
+
+async def test_an_operation_comes_to_each_job_once(world: World) -> None:
+    store = world.store
+    jobs = await jobs_of(world, 3)
+    impact = await store.impact_of(PAUSE)
+    assert (impact.jobs, impact.items, impact.tokens, impact.due_soon) == (3, 12, 600, 0)
+    assert impact.first_deadline == jobs[-1].expires_at
+    made = await store.put_operation(world.id("op"), "operator", PAUSE)
+    assert (made.state, made.impact, made.done, made.failed) == (OperationState.RUNNING, impact, 0, 0)
+    await jobs_of(world, 1)
+    worker_id = await world.worker()
+    assert await store.waiting_operation(worker_id) == made.id
+    assert await store.take_operation(made.id, worker_id) == made
+    assert [job.id for job in await store.operation_jobs(made, 2)] == [job.id for job in jobs[:2]]
+
+    await pause(world, made, worker_id, jobs[0])
+    with pytest.raises(LostRace):
+        await pause(world, made, worker_id, jobs[0])
+    await store.count_refused(
+        OperationStep(made.id, worker_id, jobs[1].id, jobs[1].created_at), ApiProblem(409, "c", "m")
+    )
+    now = await store.get_operation(made.id)
+    assert now is not None
+    assert (now.done, now.failed) == (1, 1)
+    assert now.last_failure is not None
+    assert (now.last_failure.job_id, now.last_failure.code) == (jobs[1].id, "c")
+    assert [job.id for job in await store.operation_jobs(now, 9)] == [jobs[2].id]
+    await pause(world, made, worker_id, jobs[2])
+    assert [(await world.look(job)).paused_at is not None for job in jobs] == [True, False, True]
+    assert await store.end_operation(made.id, worker_id)
+    assert not await store.end_operation(made.id, worker_id)
+    assert await store.waiting_operation(worker_id) is None
+    assert await store.take_operation(made.id, worker_id) is None
+    noted = await store.list_audit(AuditFilter(actor=f"operation:{made.id}"), after=None, count_max=9)
+    assert sorted(one.target for one in noted or ()) == sorted([jobs[0].id, jobs[2].id])
+    with pytest.raises(ApiProblem, match="completed"):
+        await store.cancel_operation(made.id)
+
+
+async def test_a_cancelled_or_lost_operation_changes_nothing_more(world: World) -> None:
+    store = world.store
+    newer, older = await jobs_of(world, 2)
+    made = await store.put_operation(world.id("op"), "operator", PAUSE)
+    first, second = await world.worker(), await world.worker(lease_ms=DAY_MS)
+    assert await store.take_operation(made.id, first) is not None
+    assert await store.take_operation(made.id, second) is None
+    assert await store.waiting_operation(second) is None
+    await world.clock.advance(LEASE_MS + 1)
+    assert await store.waiting_operation(second) == made.id
+    assert await store.take_operation(made.id, second) is not None
+    with pytest.raises(LostRace):
+        await pause(world, made, first, newer)
+    await pause(world, made, second, newer)
+    for _ in range(2):
+        cancelled = await store.cancel_operation(made.id)
+        assert cancelled is not None
+        assert (cancelled.state, cancelled.done) == (OperationState.CANCELLED, 1)
+    with pytest.raises(LostRace):
+        await pause(world, made, second, older)
+    assert (await world.look(older)).paused_at is None
+    assert await store.cancel_operation(world.id("op")) is None
+    await store.prune_operations(DAY_MS)
+    assert await store.get_operation(made.id) is not None
+    await world.clock.advance(DAY_MS + 1)
+    await store.prune_operations(DAY_MS)
+    assert await store.get_operation(made.id) is None
+
+
+async def test_only_what_an_action_can_change_is_matched(world: World) -> None:
+    store = world.store
+    newer, older = await jobs_of(world, 2)
+    theirs = await world.running(await world.caller("two"), 4)
+    await store.pause_job(older.tenant_id, older.id)
+
+    async def count(action: str, org: str | None = None, wanted: JobFilter | None = None) -> int:
+        return (await store.impact_of(OperationScope(action, org, wanted or JobFilter()))).jobs
+
+    assert [await count(action) for action in ("pause", "resume", "cancel", "fail", "requeue")] == [2, 1, 3, 3, 3]
+    assert [await count(action) for action in ("retry", "abandon", "retry_finalization")] == [0, 0, 0]
+    assert await count("pause", "two") == 1
+    assert await count("pause", "three") == 0
+    assert await count("cancel", None, JobFilter(words=theirs.id)) == 1
+    assert await count("cancel", None, JobFilter(to_ms=newer.created_at)) == 1
+    first = await store.put_operation(world.id("op"), "operator", PAUSE)
+    await world.clock.advance(5)
+    second = await store.put_operation(world.id("op"), "operator", OperationScope("retry", "one", JobFilter(model="m")))
+    listed = await store.list_operations(after=None, count_max=9)
+    assert listed == [second, first]
+    assert await store.list_operations(after=second.id, count_max=9) == [first]
+    assert await store.list_operations(after=world.id("op"), count_max=9) is None

@@ -1,0 +1,50 @@
+"""An operation whose worker is killed in the middle: another goes on with the next batch, and each is changed, counted and noted once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from typing import Any
+
+import httpx2
+
+from tests.support.processes import wait_until
+from tests.support.tidegate import END_S, Site, requests
+
+BATCHES = 7
+
+
+def operator(site: Site) -> Site:
+    """The site, asked with an operator's key."""
+    command = site.command("keys", "create", "--org", "ops", "--scopes", "admin:write", "--json")
+    made = subprocess.run(command, env=site.environment(), capture_output=True, check=True, timeout=60)
+    return site.as_caller(json.loads(made.stdout)["key"])
+
+
+def test_an_operation_goes_on_after_a_kill_and_counts_each_batch_once(site: Site) -> None:
+    worker = site.begin("operation_stepped=2*kill")
+    batches = [site.submit(requests(2), not_before=int(time.time()) + 7200) for _ in range(BATCHES)]
+    for batch_id in batches:
+        site.until_status(batch_id, "in_progress")
+    asked = operator(site)
+    # The process that answers may be the one that dies.
+    with contextlib.suppress(httpx2.HTTPError):
+        made = asked.client().post("/admin/v1/operations", json={"action": "pause", "filter": {}})
+        assert made.status_code == 200, made.text
+    worker.wait(timeout_s=60)
+    site.relieve()
+    asked.url = site.url
+
+    def completed() -> dict[str, Any] | None:
+        [one] = asked.get("/admin/v1/operations")["data"]
+        return dict(one) if one["status"] == "completed" else None
+
+    ended = wait_until(completed, END_S, "the operation to be completed")
+    assert ended is not None
+    assert (ended["matched"]["jobs"], ended["done"], ended["failed"]) == (BATCHES, BATCHES, 0)
+    for batch_id in batches:
+        assert asked.get(f"/admin/v1/batches/{batch_id}")["tidegate"]["paused_at"] is not None
+        noted = asked.get(f"/admin/v1/audit?target={batch_id}")["data"]
+        assert [(one["action"], one["actor"]) for one in noted] == [("batch.pause", f"operation:{ended['id']}")]

@@ -1,0 +1,131 @@
+"""Operations through the admin API: the impact before, the progress after, who may ask, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.web import stages
+from tests.web.admin.test_admin import Desk
+from tests.web.calls import create, is_error, upload
+from tests.web.server import Entropy
+from tidegate.stages.operate import OperateStage, job_verbs
+
+OPERATIONS = "/admin/v1/operations"
+
+
+@pytest.fixture
+def desk(start_web: Any) -> Desk:
+    return Desk(start_web())
+
+
+def carry_out(desk: Desk) -> None:
+    """What a worker does until nothing waits."""
+    web = desk.web
+    stage = OperateStage(web.store, Entropy(), web.context.wakes, job_verbs(Entropy(), 1000))
+    while web.run(stage.next_page(web.worker_id)):
+        pass
+
+
+def test_the_impact_is_shown_before_and_the_progress_after(desk: Desk) -> None:
+    for batch in (desk.our_batch, desk.their_batch):
+        stages.start(desk.web, batch, 3)
+    wish: dict[str, Any] = {"action": "pause", "filter": {"org": "ours"}}
+    seen = desk.writer.post(OPERATIONS, json={**wish, "dry_run": True}).json()
+    assert (seen["id"], seen["status"], seen["filter"]) == (None, "dry_run", {"org": "ours"})
+    assert (seen["matched"]["jobs"], seen["matched"]["items"], seen["matched"]["cost"]) == (1, 3, "0")
+    assert seen["matched"]["first_deadline"] == desk.web.job(desk.our_batch).expires_at // 1000
+    assert desk.audit() == []
+    made = desk.writer.post(OPERATIONS, json=wish).json()
+    assert (made["status"], made["done"], made["matched"]) == ("running", 0, seen["matched"])
+    carry_out(desk)
+    now = desk.reader.get(f"{OPERATIONS}/{made['id']}").json()
+    assert (now["status"], now["done"], now["failed"]) == ("completed", 1, 0)
+    assert desk.web.job(desk.our_batch).paused_at is not None
+    assert desk.web.job(desk.their_batch).paused_at is None
+    [noted] = desk.audit(target=desk.our_batch)
+    assert (noted["action"], noted["actor"]) == ("batch.pause", f"operation:{made['id']}")
+    assert [one["action"] for one in desk.audit(target=made["id"])] == ["operation.create"]
+    is_error(desk.writer.post(f"{OPERATIONS}/{made['id']}/cancel"), {"status": 409, "code": "operation_ended"})
+    assert [one["id"] for one in desk.reader.get(OPERATIONS).json()["data"]] == [made["id"]]
+
+
+def test_failed_requests_of_every_batch_run_again_once(desk: Desk) -> None:
+    ids = []
+    for client in (desk.ours, desk.theirs):
+        batch = create(client, upload(client))["id"]
+        stages.start(desk.web, batch, 2)
+        line = b'{"id": "x", "custom_id": "b", "response": null, "error": {"code": "bad", "message": "no"}}\n'
+        stages.finish(desk.web, batch, {0: b"{}\n"}, {1: line})
+        stages.publish(desk.web, batch)
+        ids.append(batch)
+    wish = {"action": "retry", "filter": {}}
+    seen = desk.writer.post(OPERATIONS, json={**wish, "dry_run": True}).json()["matched"]
+    assert (seen["jobs"], seen["items"], seen["tokens"], seen["first_deadline"]) == (2, 2, 30, None)
+    made = desk.writer.post(OPERATIONS, json=wish).json()
+    carry_out(desk)
+    assert desk.reader.get(f"{OPERATIONS}/{made['id']}").json()["done"] == 2
+    for batch in ids:
+        [retry] = desk.web.job(batch).retried_by
+        assert desk.web.job(retry).retry_of == batch
+        assert [one["action"] for one in desk.audit(target=batch)] == ["batch.retry"]
+    assert desk.writer.post(OPERATIONS, json={**wish, "dry_run": True}).json()["matched"]["jobs"] == 0
+    again = desk.writer.post(f"/admin/v1/batches/{ids[0]}/retry").json()
+    assert again["id"] == desk.web.job(ids[0]).retried_by[0], "the same retry is made once"
+
+
+def test_a_cancelled_operation_changes_nothing(desk: Desk) -> None:
+    made = desk.writer.post(OPERATIONS, json={"action": "cancel", "filter": {}}).json()
+    for _ in range(2):
+        assert desk.writer.post(f"{OPERATIONS}/{made['id']}/cancel").json()["status"] == "cancelled"
+    carry_out(desk)
+    assert desk.web.job(desk.our_batch).closing is None
+    assert [one["action"] for one in desk.audit(target=made["id"])] == ["operation.cancel", "operation.create"]
+
+
+def test_what_no_operation_is_is_refused(desk: Desk) -> None:
+    good: dict[str, Any] = {"action": "cancel", "filter": {}}
+    filters: list[Any] = [
+        None,
+        [],
+        {"mood": "x"},
+        {"status": "asleep"},
+        {"org": ""},
+        {"org": "\0"},
+        {"q": "x" * 600},
+        {"model": "\0"},
+        {"created_after": -1},
+        {"created_after": 1e30},
+        {"created_before": "x"},
+        {"metadata": {str(n): "x" for n in range(9)}},
+        {"metadata": {"x" * 65: "x"}},
+        {"metadata": {"a": 1}},
+    ]
+    wishes: list[dict[str, Any]] = [
+        {},
+        {"action": "cancel"},
+        {"filter": {}},
+        {**good, "action": "explode"},
+        {**good, "action": "'; drop table jobs; --"},
+        {**good, "mood": 1},
+        {**good, "dry_run": "yes"},
+    ]
+    for wrong in (*wishes, *({**good, "filter": bad} for bad in filters)):
+        for dry_run in (True, False):
+            refused = desk.writer.post(OPERATIONS, json={"dry_run": dry_run, **wrong})
+            assert refused.status_code == 400, (wrong, refused.text)
+    for odd in ({"q": "' or 1=1 --"}, {"q": "%_\\"}, {"metadata": {'"]\0': '"}'}}, {"org": "<script>"}):
+        seen = desk.writer.post(OPERATIONS, json={**good, "filter": odd, "dry_run": True})
+        assert (seen.status_code, seen.json()["matched"]["jobs"]) == (200, 0), odd
+        assert seen.json()["filter"] == odd
+    for operation_id in ("x", "op_" + 22 * "0", "%ff", "A" * 300):
+        assert desk.reader.get(f"{OPERATIONS}/{operation_id}").status_code == 404
+        assert desk.writer.post(f"{OPERATIONS}/{operation_id}/cancel").status_code == 404
+    for query in ({"mood": "x"}, {"after": "x"}, {"after": "op_" + 22 * "0"}, {"limit": "0"}):
+        assert desk.reader.get(OPERATIONS, params=query).status_code == 400, query
+    is_error(desk.reader.post(OPERATIONS, json=good), {"status": 403, "code": "insufficient_scope"})
+    assert desk.ours.post(OPERATIONS, json=good).status_code == 403
+    assert desk.web.client().post(OPERATIONS, json=good).status_code == 401
+    assert desk.audit() == []
+    assert desk.reader.get(OPERATIONS).json()["data"] == []
