@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.contracts.store_world import World, line
+from tests.contracts.store_world import World, line, plan_of
 from tests.support.store_verbs import any_file, slice_counts
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.job_shape import JobShape
-from tidegate.core.nouns import Idempotency, Job, LineError, Rest, Rewrite
+from tidegate.core.job_shape import CopiedItems, JobShape
+from tidegate.core.nouns import Idempotency, Job, LineError, Rewrite, UnrunLines
 from tidegate.core.states import FileState, JobState, Outcome
 
 pytestmark = pytest.mark.anyio
@@ -35,20 +36,42 @@ async def closed(world: World, *, answered: int, failed: int, rest: int, **wishe
     return await world.look(job), worker, token
 
 
-async def rest_of(world: World, job: Job, *numbers: int, outcome: Outcome = Outcome.CANCELLED) -> Rest:
+async def rest_of(world: World, job: Job, *numbers: int, outcome: Outcome = Outcome.CANCELLED) -> UnrunLines:
     lines = [line(job.id, number, "batch_cancelled") for number in numbers]
     placed = (await world.log("rest")).append(lines)
-    return Rest(outcome, placed, [(number, len(text)) for number, text in zip(numbers, lines, strict=True)])
+    return UnrunLines(placed, [(number, outcome, len(text)) for number, text in zip(numbers, lines, strict=True)])
 
 
 async def publish(world: World, job: Job, token: str, **parts: Any) -> None:
-    parts = {"rest": None, "output": None, "errors": None, "keep_ms": None} | parts
-    await world.store.publish_job(job, token, **parts)
+    added = (parts.get("answers"), parts.get("rest"))
+    rewrites = (parts.get("output"), parts.get("errors"))
+    keep_ms = parts.get("keep_ms")
+    await world.store.publish_job(job, token, added=added, rewrites=rewrites, keep_ms=keep_ms)
 
 
 async def unused_blobs(world: World) -> int:
     """How many kept blobs nothing needs any more."""
     return await world.store.condemn_unused_blobs(-1, -1, 100)
+
+
+async def test_items_that_are_not_run_are_done_when_their_lines_are_added(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    plan = replace(plan_of(2), item_count=5, copied=CopiedItems(3, 200))
+    job = await world.ingested(await world.job(caller, shape=JobShape(dedupe=True)), plan)
+    assert (job.copied, job.run_count) == (CopiedItems(3, 200), 2)
+    await world.lease(worker, job)
+    await world.answer(await world.log(), job, 0, 1)
+    job = await world.look(job)
+    assert (job.state, job.done_count) == (JobState.FINALIZING, 2)
+    answered = await rest_of(world, job, 2, 3, outcome=Outcome.ANSWERED)
+    failed = replace(await rest_of(world, job, 4, outcome=Outcome.FAILED), schema_invalid=1)
+    token = world.token()
+    assert await world.store.take_step(job.id, JobState.FINALIZING, worker, token)
+    for _ in range(2):
+        await publish(world, job, token, answers=answered, rest=failed)
+    ended = await world.judge(job)
+    assert (ended.state, ended.answered_count, ended.failed_count) == (JobState.COMPLETED, 4, 1)
+    assert (ended.schema_invalid_count, ended.usage) == (1, job.usage)
 
 
 async def test_an_answered_job_shows_its_output_and_no_error_file(world: World) -> None:

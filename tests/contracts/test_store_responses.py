@@ -97,7 +97,7 @@ async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: Worl
     await world.store.close_job(job.id, 0)
     token = world.token()
     await world.store.take_step(job.id, JobState.FINALIZING, worker_id, token)
-    await world.store.publish_job(await world.look(job), token, rest=None, output=None, errors=None, keep_ms=None)
+    await world.store.publish_job(await world.look(job), token, keep_ms=None)
     assert await world.store.deleted_responses(10) == [job.id]
     await world.store.forget_job(job.id)
     assert await world.store.any_job(job.id) is None

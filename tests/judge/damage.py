@@ -121,6 +121,27 @@ def reworded(said: dict[str, Any]) -> None:
     message["content"] = message["content"].swapcase()
 
 
+def copied(name: str) -> Callable[[dict[str, Any]], object]:
+    """A copy of another line."""
+    return lambda said: said["tidegate"].update(deduplicated=name)
+
+
+def copy_of_a_copy(lines: Lines) -> Lines:
+    last, before = json.loads(lines[-1]), json.loads(lines[-2])
+    last["tidegate"]["deduplicated"] = before["id"]
+    return [*lines[:-1], json.dumps(last).encode() + b"\n"]
+
+
+def rewrite_input(change: Callable[[bytes], bytes]) -> Harm:
+    def harm(world: World, job_id: str) -> None:
+        file_id = file_of(world, job_id, "input")
+        data = content(world, file_id)
+        assert change(data) != data, "nothing was damaged"
+        store(world, file_id, change(data))
+
+    return harm
+
+
 def swap_custom_ids(lines: Lines) -> Lines:
     first, second = json.loads(lines[0]), json.loads(lines[1])
     first["custom_id"], second["custom_id"] = second["custom_id"], first["custom_id"]
@@ -242,6 +263,12 @@ def other_hash(call: dict[str, Any]) -> None:
 def another_item(call: dict[str, Any]) -> None:
     key = call["idempotency_key"]
     call["idempotency_key"] = key[:26] + "00zzzz" + key[32:]
+
+
+def last_item(call: dict[str, Any]) -> None:
+    """The last of eight items."""
+    key = call["idempotency_key"]
+    call["idempotency_key"] = key[:26] + "000007" + key[32:]
 
 
 def outcome(change: str, where: str = "number = 3") -> Harm:

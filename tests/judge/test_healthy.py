@@ -15,7 +15,19 @@ from tidegate import judge, service
 from tidegate.core import ids
 from tidegate.judge.report import Verdict
 
-JOBS = ("plain", "mixed", "ordered", "lenient", "refused", "expired", "guarded", "cancelled", "running", "early")
+JOBS = (
+    "plain",
+    "mixed",
+    "ordered",
+    "lenient",
+    "refused",
+    "expired",
+    "guarded",
+    "deduplicated",
+    "cancelled",
+    "running",
+    "early",
+)
 STATES = {
     "plain": "completed",
     "mixed": "completed",
@@ -57,6 +69,16 @@ def test_a_call_that_the_tide_handed_back_is_a_reason_for_one_more(judged_world:
     attempt(number, 0, reason="handed_back", hand_backs=1)(world, job_id)
     report = world.judged_now("plain", witness=True)
     assert report.ok, report.to_text()
+
+
+def test_identical_requests_are_run_once_and_paid_once(judged_world: World) -> None:
+    job_id = judged_world.jobs["deduplicated"]
+    [row] = judged_world.sql(
+        "select item_count, answered_count, failed_count, deduplicated_count, output_tokens from jobs where id = ?",
+        (job_id,),
+    )
+    assert row == (8, 6, 2, 3, 4 * 5), "a, b and twice c are run and answered, and one refusal is run"
+    assert len(calls_of(judged_world, job_id)) == 5
 
 
 def test_an_answer_that_was_not_let_through_was_paid_for_and_is_no_loss(judged_world: World) -> None:

@@ -141,6 +141,25 @@ MIXED += [line("bad-1", "400"), line("again-1", "500x1"), line("again-2", "503x1
 MIXED += [line("half-1", "halfx1"), line("html-1", "html"), line("ünïcode-é", "")]
 
 
+def same_lines() -> bytes:
+    """Requests of which some are the same: a good one thrice, a refused one twice, one that chance may answer otherwise twice."""
+    made = []
+    for number, (text, temperature) in enumerate(
+        [("a", 0), ("b", 0), ("a", 0), ("400", 0), ("c", 1), ("400", 0), ("a", 0), ("c", 1)]
+    ):
+        asked = json.dumps({"behave": text}) if text.isdigit() else text
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": asked}],
+            "max_tokens": 5,
+            "temperature": temperature,
+        }
+        made.append(
+            json.dumps({"custom_id": f"d{number}", "method": "POST", "url": ENDPOINT, "body": body}).encode() + b"\n"
+        )
+    return b"".join(made)
+
+
 SHAPE = JobShape(defaults={"seed": 1, "user": "x"}, overrides={"top_p": 1}, output_file_bytes_max=1_024)
 # Bound to models of their own, so that the other jobs meet none of them.
 GUARDRAILS = {
@@ -226,6 +245,7 @@ async def build(directory: Path, engine: Engine) -> World:
             "refused": await run_to_end(working, b"not json\n" + line("ok")),
             "expired": await expire(working),
             "canary": await run_to_end(working, b"".join(line(f"p{n}") for n in range(9)), canary=Canary(3, 0, "stop")),
+            "deduplicated": await run_to_end(working, same_lines(), shape=JobShape(dedupe=True)),
             "guarded": await run_to_end(working, b"".join(GUARDED)),
         }
         job = await until(working, await create(working, slow), lambda job: job.answered_count >= 5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.store_verbs import lease_slices, start_job
 from tests.web.server import WebServer, fresh_id
-from tidegate.core.nouns import Finished, IngestPlan, JobFlush, JobStart, Placed, Rest, SlicePlan, Usage
+from tidegate.core.nouns import Finished, IngestPlan, JobFlush, JobStart, Placed, SlicePlan, UnrunLines, Usage
 from tidegate.core.states import JobState, Outcome
 
 MODEL = "m"
@@ -71,8 +71,9 @@ def publish(web: WebServer, job_id: str, rest: dict[int, bytes] | None = None, o
         ending = None
         if rest:
             placed = await blob(web, "rest", b"".join(rest.values()))
-            ending = Rest(outcome or Outcome.CANCELLED, placed, [(n, len(line)) for n, line in rest.items()])
-        await web.store.publish_job(job, token, rest=ending, output=None, errors=None, keep_ms=3_600_000)
+            kind = outcome or Outcome.CANCELLED
+            ending = UnrunLines(placed, [(n, kind, len(line)) for n, line in rest.items()])
+        await web.store.publish_job(job, token, added=(None, ending), keep_ms=3_600_000)
 
     web.run(go())
 

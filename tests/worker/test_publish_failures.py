@@ -100,7 +100,10 @@ async def test_a_damaged_work_file_breaks_nobody(world: World, damage: bytes) ->
 
 
 class Away:
-    """Blobs that take nothing."""
+    """Blobs that can be read, and take nothing."""
+
+    def __init__(self, world: World) -> None:
+        self.read = world.blobs.read
 
     async def create(self, blob_id: str) -> Any:
         raise BlobUnavailable("the store is away")
@@ -110,7 +113,7 @@ async def test_publishing_into_an_outage_leaves_no_rows_and_goes_on_after_it(wor
     """Each try left a row that counted as being written until the process ended."""
     job = await world.started(chat_lines(3))
     await closed(world, job)
-    worker, away = await world.worker(10 * HOUR_MS), shipping(world, Away())
+    worker, away = await world.worker(10 * HOUR_MS), shipping(world, Away(world))
     tries = 0
     for _ in range(600):
         tries += len(await world.store.jobs_to_publish(1))

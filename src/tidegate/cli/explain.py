@@ -124,7 +124,7 @@ async def _bound(parts: "Parts", places: Places, job: Job, models: Sequence[str]
 
 async def _least_ms(parts: "Parts", job: Job, bound: Bindings, waits_ms: dict[str, int]) -> dict[str, int]:
     """Return the earliest end for each model. With several models one call each is assumed: the split is not counted."""
-    calls = job.item_count - job.done_count if len(bound) == 1 else 1
+    calls = job.run_count - job.done_count if len(bound) == 1 else 1
     taken = {model: await parts.store.calls_take_ms(ways, calls) for model, ways in bound.items()}
     return {model: max(taken[model] or 0, waits_ms.get(model, 0)) for model in bound}
 

@@ -50,6 +50,7 @@ async def _judge(settings: Settings, batch: str, witness: Path | None) -> "Repor
         attempts_max=settings.retry.attempts_max,
         grace_ms=settings.worker.grace_ms + settings.worker.lease_ms,
         overridden=frozenset(name for level in settings.parameters.levels() for name in level.overrides),
+        defaulted=frozenset(name for level in settings.parameters.levels() for name in level.defaults),
     )
     async with server_client.reading(settings) as parts:
         if settings.store.is_postgresql:

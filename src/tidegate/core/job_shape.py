@@ -39,7 +39,8 @@ class JobRetry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a caller asks for when a job is created, and what never changes afterwards. `more_inputs` are the files behind the first.
-    Without `output_file_bytes_max` a result file is as large as it gets. `betas` go with every call to an engine of Anthropic's."""
+    Without `output_file_bytes_max` a result file is as large as it gets. `betas` go with every call to an engine of Anthropic's. With
+    `dedupe`, identical requests are run once."""
 
     defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -47,12 +48,25 @@ class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
     more_inputs: tuple[str, ...] = ()
     output_file_bytes_max: int = 0
     betas: str = ""
+    dedupe: bool = False
 
     def levels(self) -> tuple[ParameterLevel, ...]:
         """The job's own parameters, which count more than any of the operator's."""
         if not self.defaults and not self.overrides:
             return ()
         return (ParameterLevel(self.defaults, self.overrides),)
+
+
+class CopiedItems(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How many items of a job are not run: those that take the line of an identical one. They come behind all others, and their lines in
+    the work file from `work_at` on."""
+
+    deduplicated: int = 0
+    work_at: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.deduplicated
 
 
 class ResultParts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,6 +82,7 @@ class ResultParts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 PLAIN = JobShape()
 WHOLE = ResultParts()
+NO_COPIES = CopiedItems()
 _decode = msgspec.json.Decoder(JobShape).decode
 _decode_parts = msgspec.json.Decoder(ResultParts).decode
 _SHAPES_KNOWN = 1_024

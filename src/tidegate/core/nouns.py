@@ -14,7 +14,7 @@ from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.audio_file import AudioFile
 from tidegate.core.budgets.budget import Budget, Limit
 from tidegate.core.job_controls import NO_CONTROLS, Canary, JobControls, RetryChoice
-from tidegate.core.job_shape import PLAIN, WHOLE, JobRetry, JobShape, ResultParts
+from tidegate.core.job_shape import NO_COPIES, PLAIN, WHOLE, CopiedItems, JobRetry, JobShape, ResultParts
 from tidegate.core.states import FileState, JobKind, JobState, Outcome, UploadState
 
 # So much of a request's beginning says which others an engine should meet it with, where no neighbour of its batch shares it.
@@ -311,10 +311,16 @@ class Job:
     retry_file_id: str | None = None
     merged_file_id: str | None = None
     retried_by: tuple[str, ...] = ()
+    copied: CopiedItems = NO_COPIES
 
     @property
     def done_count(self) -> int:
         return self.answered_count + self.failed_count + self.expired_count + self.cancelled_count
+
+    @property
+    def run_count(self) -> int:
+        """How many items are run; the others get their lines when the job is published."""
+        return self.item_count - self.copied.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +350,7 @@ class IngestPlan:
     shared_prefix_bytes: int
     errors: list[LineError] = field(default_factory=list)
     sample_count: int | None = None
+    copied: CopiedItems = NO_COPIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -645,12 +652,13 @@ class ResponseTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """The lines of the items that never ran, as publish adds them behind the error file."""
+class UnrunLines:
+    """Lines that publish adds behind a result file, of items that were not run: number, outcome and size of each, and how many of them say
+    that no answer fitted."""
 
-    outcome: Outcome
     placed: Placed
-    lines: list[tuple[int, int]]
+    lines: list[tuple[int, Outcome, int]]
+    schema_invalid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

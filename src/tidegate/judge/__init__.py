@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from tidegate.core.ports import Blobs
-from tidegate.judge import rules_calls, rules_files, rules_items, rules_job, rules_lines
+from tidegate.judge import rules_calls, rules_copies, rules_files, rules_items, rules_job, rules_lines
 from tidegate.judge.case import Allowance, Case, gather
 from tidegate.judge.records import Records, postgres_records, sqlite_records
 from tidegate.judge.report import CannotJudge, JudgeCheck, JudgeRule, Report, Verdict
@@ -19,6 +19,7 @@ RULES: tuple[JudgeRule[Case], ...] = (
     *rules_files.RULES,
     *rules_lines.RULES,
     *rules_items.RULES,
+    *rules_copies.RULES,
     *rules_calls.RULES,
 )
 _SWEEP_PAGE_COUNT = 100

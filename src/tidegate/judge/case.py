@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from tidegate.core.errors import BlobError, BlobMissing
 from tidegate.core.ports import Blobs
+from tidegate.judge.copies import RequestKey, read_request_key
 from tidegate.judge.jsonl import JsonlLine, NotJson, lines_of, pieces_of, read_json
 from tidegate.judge.lines import JudgedInputLine, ResultLine, read_input_line, read_parameters, read_result_line
 from tidegate.judge.records import Records, Row
@@ -38,7 +39,8 @@ class Allowance:
     """What an operator's settings allow, and what the caller of the judge expects.
 
     `attempts_max` is the larger of the settings' two; `grace_ms` is what calls in flight get when a job closes. `cancel_ms` is how
-    soon sending must stop, `travel_ms` how long a call may take to arrive. `overridden` are the parameters that the settings replace.
+    soon sending must stop, `travel_ms` how long a call may take to arrive. `overridden` are the parameters that the settings replace,
+    `defaulted` those that they fill in.
     """
 
     attempts_max: int = 3
@@ -47,6 +49,7 @@ class Allowance:
     travel_ms: int = 1_000
     expect_no_repeats: bool = False
     overridden: frozenset[str] = frozenset()
+    defaulted: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -93,6 +96,7 @@ class Case:
     work_ids: list[str | None] | None = None
     asked: dict[str, Any] = field(default_factory=dict)
     input_parameters: dict[str | None, dict[str, Any] | None] = field(default_factory=dict)
+    request_keys: dict[str | None, RequestKey] = field(default_factory=dict)
     work_parameters: list[dict[str, Any] | None] = field(default_factory=list)
     work_absent: str = NOT_INGESTED
     work_trouble: str = ""
@@ -101,6 +105,11 @@ class Case:
     def parameters(self) -> frozenset[str]:
         """What the job's caller has put into the bodies of all requests."""
         return frozenset((*self.asked.get("defaults", {}), *self.asked.get("overrides", {})))
+
+    @property
+    def copied_count(self) -> int:
+        """How many items are not run, but have a copy of another line; they are the last ones."""
+        return cast(int, self.job["deduplicated_count"])
 
     @property
     def ended(self) -> bool:
@@ -150,7 +159,7 @@ async def gather(records: Records, blobs: Blobs, job_id: str, witness: Path | No
     await records.refresh()
     await _read_input(case, blobs)
     for content in (case.output, case.error):
-        await _read_results(content, case.result_lines, blobs)
+        await _read_results(content, case.result_lines, blobs, has_copies=case.copied_count > 0)
         await _read_parts(content, blobs)
     if case.retry is not None and case.merged is not None:
         chosen: list[ResultLine] = []
@@ -262,14 +271,17 @@ async def _read_lines(case: Case, content: Content, blobs: Blobs, before: int) -
             case.input_lines.append(read)
             if case.parameters:
                 case.input_parameters[read.custom_id] = read_parameters(line.data, case.parameters)
+            if case.copied_count:
+                set_by_others = case.parameters | case.allowance.overridden
+                case.request_keys.setdefault(read.custom_id, read_request_key(line.data, set_by_others))
 
 
-async def _read_results(content: Content, lines: list[ResultLine], blobs: Blobs) -> None:
+async def _read_results(content: Content, lines: list[ResultLine], blobs: Blobs, *, has_copies: bool = False) -> None:
     if content.absent or content.trouble:
         return
     async for line in _read(content, blobs):
         content.line_count += 1
-        lines.append(read_result_line(line, content.name, content.line_count))
+        lines.append(read_result_line(line, content.name, content.line_count, has_copies=has_copies))
 
 
 async def _read_parts(content: Content, blobs: Blobs) -> None:

@@ -3,8 +3,10 @@
 Every departure from the exact shape is noted with the line; whether the line is in the right place is for the rules.
 """
 
+import json
 import re
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
@@ -12,6 +14,7 @@ from tidegate.judge.jsonl import JsonlLine, NamedTwice, NotJson, read_json
 
 BOM = b"\xef\xbb\xbf"
 TOKENS_MAX = 1 << 40
+COPIED = ("deduplicated",)
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ITEM_ID = re.compile(r"batch_req_([0-9A-Za-z]{16})([0-9A-Za-z]{6})", re.ASCII)
 _MONEY = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?", re.ASCII)
@@ -38,7 +41,7 @@ class ClaimedUsage:
 class ResultLine:
     """One line of an output or error file. `faults` says how it departs from the shape, `refusal` is the code in an HTTP error's body,
     `named_refusal` only one that is a text beside one. `tries` is what each answer took where the first did not fit; `usage` is then
-    their sum."""
+    their sum. A line that was `copied` names the one it is a `copy_of`; `content` stands for what both must have in common."""
 
     name: str
     line: int
@@ -57,6 +60,9 @@ class ResultLine:
     usage: ClaimedUsage = field(default_factory=ClaimedUsage)
     cost_nano: int = 0
     tries: list[ClaimedUsage] = field(default_factory=list)
+    copied: str = ""
+    copy_of: str = ""
+    content: str = ""
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -89,6 +95,11 @@ def read_parameters(data: bytes, names: frozenset[str]) -> dict[str, Any] | None
     return {name: body[name] for name in names & body.keys()} if isinstance(body, dict) else None
 
 
+def text_key(value: Any) -> str:
+    """The same for values that are the same JSON, white space apart."""
+    return sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()
+
+
 def read_input_line(line: JsonlLine, number: int, before: int = 0) -> JudgedInputLine | None:
     """A request of an input; None for a line of white space. `before` lines stand in the files before its own."""
     data = line.data.removeprefix(BOM) if number == 1 else line.data
@@ -102,8 +113,8 @@ def read_input_line(line: JsonlLine, number: int, before: int = 0) -> JudgedInpu
     return JudgedInputLine(before + number, custom_id if isinstance(custom_id, str) else None)
 
 
-def read_result_line(line: JsonlLine, name: str, number: int) -> ResultLine:
-    """One finished line, with everything that is wrong with its shape."""
+def read_result_line(line: JsonlLine, name: str, number: int, *, has_copies: bool = False) -> ResultLine:
+    """One finished line, with everything that is wrong with its shape. What it says is kept only where other lines may be copies of it."""
     read = ResultLine(name, number, line.at, line.size_bytes, crc32(line.data + b"\n" * line.whole))
     if not line.whole:
         read.faults.append("it does not end with a newline")
@@ -129,6 +140,8 @@ def read_result_line(line: JsonlLine, name: str, number: int) -> ResultLine:
         read.faults.append("custom_id is no string")
     if (fields["response"] is None) == (fields["error"] is None):
         read.faults.append("exactly one of response and error must be null")
+    if has_copies:
+        read.content = text_key([fields["response"], fields["error"]])
     if fields["response"] is not None:
         _read_response(read, fields["response"])
     if fields["error"] is not None:
@@ -148,6 +161,12 @@ def _read_extras(read: ResultLine, fields: Any, error: Any) -> None:
         read.faults.append("tidegate.raw must be a text beside an error")
     if "tries" in fields:
         _read_tries(read, fields.pop("tries"))
+    for copied in COPIED:
+        if copied in fields:
+            read.copied, name = copied, fields.pop(copied)
+            read.copy_of = name if isinstance(name, str) else ""
+            if split_item_id(read.copy_of) is None or fields or read.tries:
+                read.faults.append(f"tidegate.{copied} must be the id of an item, without costs or tries")
     if fields:
         _read_cost(read, fields)
 

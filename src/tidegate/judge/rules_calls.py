@@ -50,6 +50,8 @@ def results_called(case: Case, found: Finding) -> None:
         return
     for number, line in case.by_number().items():
         seen = calls.get(number, [])
+        if line.copied:
+            continue
         if any(call.shared and 200 <= call.status <= 299 for call in seen):
             # What it got there is in the answer that it shared.
             continue

@@ -94,7 +94,8 @@ def counts(case: Case, found: Finding) -> None:
 def usage(case: Case, found: Finding) -> None:
     if not case.has_results(found):
         return
-    answers = [*case.lines("output"), *(line for line in case.lines("error") if line.tries)]
+    paid = [line for line in case.lines("output") if not line.copied]
+    answers = [*paid, *(line for line in case.lines("error") if line.tries)]
     paid_in_vain = any(line.code in JUDGED_CODES for line in case.lines("error"))
     for column in ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"):
         total = sum(getattr(line.usage, column) for line in answers)
@@ -228,7 +229,7 @@ def slices(case: Case, found: Finding) -> None:
             )
         if row["state"] == "leased" and row["lease_count"] < 1:
             found.wrong(f"the slice at {first} is leased but counts no lease")
-    for number in range(case.job["item_count"]):
+    for number in range(case.job["item_count"] - case.copied_count):
         if number not in done and waiting[number] != 1:
             found.wrong(f"item {number} is not done and lies in {waiting[number]} open slices")
 

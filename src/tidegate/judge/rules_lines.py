@@ -237,7 +237,8 @@ def canary(case: Case, found: Finding) -> None:
         return
     found.looked(f"{state}, a sample of {sample}")
     for line in case.result_lines:
-        if line.job_part == case.part and line.number >= sample and line.code not in STATE_OF_CODE:
+        is_own = line.job_part == case.part and not line.copied
+        if is_own and line.number >= sample and line.code not in STATE_OF_CODE:
             found.wrong(f"{line.where} is item {line.number}, beyond the sample of {sample}")
     calls = case.witness.calls if case.witness is not None else {}
     for number in calls:

@@ -4,37 +4,40 @@ Finished lines are never copied, except once when the caller asked for input ord
 """
 
 import logging
-import os
 from array import array
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from tidegate import metrics
-from tidegate.core import ids
 from tidegate.core.answers.results import never_ran_line
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
-from tidegate.core.nouns import Job, KeepTimes, Placed, Rest, Rewrite
-from tidegate.core.ports import Blobs, BlobWriter, Entropy
+from tidegate.core.nouns import Job, KeepTimes, Placed, Rewrite, UnrunLines
+from tidegate.core.ports import Blobs, Entropy
 from tidegate.core.states import JobKind, JobState, Outcome
 from tidegate.core.usage.prices import units_text
 from tidegate.failpoints import hit
+from tidegate.stages.publish_lines import (
+    OUTCOME_OF,
+    WRITE_BYTES,
+    CopyWriter,
+    LineWriter,
+    PublishBlobs,
+    ResultCopy,
+    SourcePlace,
+)
 from tidegate.stages.stage_leases import StageLeases
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
 _PAGE = 10_000
-_WRITE_BYTES = 1 << 20
 _POSTPONED_MAX = 10_000
 _RETRY_MS = 2_000
 _NO_CUSTOM_ID = b"null"
-_OUTCOME_OF = {
-    JobState.EXPIRED: Outcome.EXPIRED,
-    JobState.CANCELLED: Outcome.CANCELLED,
-    JobState.FAILED: Outcome.FAILED,
-}
+Added = tuple[UnrunLines | None, UnrunLines | None]
 
 
 class _CustomId(msgspec.Struct):
@@ -52,7 +55,6 @@ class Ship:
         self._steps = StageLeases(store, entropy)
         self._scratch = scratch
         self._keep = keep
-        self._begun_blob_ids: list[str] = []
         self._postponed: set[str] = set()
 
     async def close_drained(self, grace_ms: int, count_max: int = 50) -> int:
@@ -77,12 +79,12 @@ class Ship:
         job = await self._store.any_job(job_id)
         if job is None:
             return False
-        self._begun_blob_ids = []
+        fresh = PublishBlobs(self._store, self._blobs, self._entropy, worker_id)
         try:
-            rest = await self._write_rest(job, worker_id) if job.done_count < job.item_count else None
-            output, errors = await self._ordered(job, worker_id, rest) if job.ordered else (None, None)
+            added: Added = await self._added(job, fresh) if job.done_count < job.item_count else (None, None)
+            rewrites = await self._ordered(job, fresh, added) if job.ordered else (None, None)
             await self._store.publish_job(
-                job, token, rest=rest, output=output, errors=errors, keep_ms=self._keep.results_ms(job)
+                job, token, added=added, rewrites=rewrites, keep_ms=self._keep.results_ms(job)
             )
             self._steps.end(token)
             await hit("publish_committed")
@@ -101,47 +103,58 @@ class Ship:
             metrics.finalization_retries.of("postponed").inc()
             if len(self._postponed) < _POSTPONED_MAX:
                 self._postponed.add(job_id)
-        for blob_id in self._begun_blob_ids:
-            await self._store.give_up_blob(blob_id)
+        await fresh.give_up()
         return False
 
-    async def _begin(self, kind: str, worker_id: str) -> tuple[str, BlobWriter]:
-        blob_id = ids.make("blob", self._entropy.token_bytes(16))
-        await self._store.begin_blob(blob_id, kind, worker_id)
-        self._begun_blob_ids.append(blob_id)
-        return blob_id, await self._blobs.create(blob_id)
-
-    async def _write_rest(self, job: Job, worker_id: str) -> Rest:
-        """The lines of the items that never ran, in order of number, in a fresh blob."""
-        assert job.closing is not None
-        assert job.work_blob_id is not None
-        outcome = _OUTCOME_OF[job.closing]
-        done = await self._done(job)
-        blob_id, writer = await self._begin("rest", worker_id)
-        lines: list[tuple[int, int]] = []
-        buffer, size_bytes = bytearray(), 0
+    async def _added(self, job: Job, fresh: PublishBlobs) -> tuple[UnrunLines | None, UnrunLines | None]:
+        """Write the lines of the items that were not run: those for the output file, and those for the error file."""
+        answers, errors = LineWriter(fresh), LineWriter(fresh)
         try:
-            for first, count, read_first, work_at, work_bytes in await self._store.unfinished_slices(job.id):
-                numbers = [number for number in range(first, first + count) if not done[number]]
-                if not numbers:
-                    continue
-                work = await self._work_lines(job.work_blob_id, work_at, work_bytes)
-                for number in numbers:
-                    custom_id = _custom_id_of(work, number - read_first)
-                    line = never_ran_line(job.id, number, custom_id, outcome)
-                    lines.append((number, len(line)))
-                    buffer += line
-                    size_bytes += len(line)
-                if len(buffer) >= _WRITE_BYTES:
-                    await writer.write(bytes(buffer))
-                    buffer.clear()
-            await writer.write(bytes(buffer))
-            await writer.finish()
+            if job.done_count < job.run_count:
+                await self._write_rest(job, errors)
+            if job.copied.count:
+                await self._write_copies(job, answers, errors)
+            added = await answers.finish(), await errors.finish()
         except BaseException:
-            await writer.abort()
+            await answers.abort()
+            await errors.abort()
             raise
         await hit("publish_rest_durable")
-        return Rest(outcome, Placed(blob_id, 0, size_bytes), lines)
+        return added
+
+    async def _write_rest(self, job: Job, errors: LineWriter) -> None:
+        """Write the lines of the items that never ran, in order of number."""
+        assert job.closing is not None
+        assert job.work_blob_id is not None
+        outcome = OUTCOME_OF[job.closing]
+        done = await self._done(job)
+        for first, count, read_first, work_at, work_bytes in await self._store.unfinished_slices(job.id):
+            numbers = [number for number in range(first, first + count) if not done[number]]
+            if not numbers:
+                continue
+            work = await self._work_lines(job.work_blob_id, work_at, work_bytes)
+            for number in numbers:
+                custom_id = _custom_id_of(work, number - read_first)
+                await errors.add(number, outcome, never_ran_line(job.id, number, custom_id, outcome))
+
+    async def _write_copies(self, job: Job, answers: LineWriter, errors: LineWriter) -> None:
+        """Write the lines of the items that take another's."""
+        assert job.work_blob_id is not None
+        at, size_bytes = job.copied.work_at, job.work_bytes - job.copied.work_at
+        copies = CopyWriter(job, answers, errors)
+        with ExitStack() as opened:
+            try:
+                sources: dict[int, SourcePlace] = {}
+                for file_id, is_answered in ((job.output_file_id, True), (job.error_file_id, False)):
+                    path = self._scratch / f"{file_id}-{self._entropy.token_bytes(8).hex()}"
+                    extents = await self._all_extents(file_id) if file_id else []
+                    lines = opened.enter_context(closing(await ResultCopy.open(self._blobs, path, extents)))
+                    for number, line_at, line_bytes in await self._places(job, answered=is_answered):
+                        sources[number] = SourcePlace(lines, line_at, line_bytes, is_answered)
+                await copies.write(self._blobs.stream(job.work_blob_id, at, size_bytes), sources)
+            except BlobMissing as error:
+                log.error("copied_lines_lost", job=job.id, error=str(error))
+                await copies.write_lost()
 
     async def _work_lines(self, work_blob_id: str, at: int, size_bytes: int) -> list[bytes]:
         """Lines of the work file; none when they are lost, for a job whose requests are gone must come to its end all the same."""
@@ -151,16 +164,14 @@ class Ship:
             log.error("work_file_gone", error=str(error))
             return []
 
-    async def _ordered(self, job: Job, worker_id: str, rest: Rest | None) -> tuple[Rewrite | None, Rewrite | None]:
+    async def _ordered(self, job: Job, fresh: PublishBlobs, added: Added) -> tuple[Rewrite | None, Rewrite | None]:
         """Both result files in the order of the input; as they are when what the order needs is lost and no wait brings it back."""
         try:
-            output = await self._rewrite(job, worker_id, answered=True, rest=None)
-            return output, await self._rewrite(job, worker_id, answered=False, rest=rest)
+            output = await self._rewrite(job, fresh, added[0], answered=True)
+            return output, await self._rewrite(job, fresh, added[1], answered=False)
         except BlobMissing as error:
             log.error("ordered_output_failed", job=job.id, error=str(error))
-            for blob_id in self._begun_blob_ids:
-                if rest is None or blob_id != rest.placed.blob_id:
-                    await self._store.give_up_blob(blob_id)
+            await fresh.give_up(kept=frozenset(one.placed.blob_id for one in added if one is not None))
             return None, None
 
     async def _done(self, job: Job) -> bytearray:
@@ -173,23 +184,24 @@ class Ship:
             number = page[-1][0] + 1
         return done
 
-    async def _rewrite(self, job: Job, worker_id: str, *, answered: bool, rest: Rest | None) -> Rewrite | None:
-        """Rewrite one result file in the order of the input's lines."""
-        file_id = job.output_file_id if answered else job.error_file_id
+    async def _rewrite(
+        self, job: Job, fresh: PublishBlobs, added: UnrunLines | None, *, answered: bool
+    ) -> Rewrite | None:
+        """Rewrite one result file, with what is added to it, in the order of the input's lines."""
+        file_id, at = (job.output_file_id, job.output_bytes) if answered else (job.error_file_id, job.error_bytes)
         places = await self._places(job, answered=answered)
         extents = await self._all_extents(file_id) if file_id else []
-        if rest is not None:
-            at = job.error_bytes
-            extents.append((at, rest.placed.size_bytes, rest.placed.blob_id, rest.placed.at))
-            for number, size_bytes in rest.lines:
+        if added is not None:
+            extents.append((at, added.placed.size_bytes, added.placed.blob_id, added.placed.at))
+            for number, _, size_bytes in added.lines:
                 places.append((number, at, size_bytes))
                 at += size_bytes
         if not places:
             return None
         order = await self._input_order(job)
         places.sort(key=lambda place: order[place[0]])
-        blob_id, writer = await self._begin("rest", worker_id)
-        source = await _Source.open(self._blobs, self._scratch / f"{blob_id}-ordered", extents)
+        blob_id, writer = await fresh.begin()
+        source = await ResultCopy.open(self._blobs, self._scratch / f"{blob_id}-ordered", extents)
         moved, at = [], 0
         try:
             buffer = bytearray()
@@ -197,7 +209,7 @@ class Ship:
                 buffer += source.read(old_at, size_bytes)
                 moved.append((number, at))
                 at += size_bytes
-                if len(buffer) >= _WRITE_BYTES:
+                if len(buffer) >= WRITE_BYTES:
                     await writer.write(bytes(buffer))
                     buffer.clear()
             await writer.write(bytes(buffer))
@@ -236,40 +248,6 @@ def _custom_id_of(work: list[bytes], index: int) -> bytes:
         return bytes(_custom_id.decode(work[index]).custom_id)
     except (IndexError, msgspec.DecodeError):
         return _NO_CUSTOM_ID
-
-
-class _Source:
-    """A result file as one plain local file, for reads all over it."""
-
-    def __init__(self, descriptor: int, path: Path) -> None:
-        self._descriptor = descriptor
-        self._path = path
-
-    @classmethod
-    async def open(cls, blobs: Blobs, path: Path, extents: list[tuple[int, int, str, int]]) -> "_Source":
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        source = cls(descriptor, path)
-        try:
-            for _, size_bytes, blob_id, blob_at in extents:
-                async for leased in blobs.stream(blob_id, blob_at, size_bytes):
-                    # A disk that is nearly full takes a part of what it is given and says so only by the count.
-                    left = memoryview(leased)
-                    while left:
-                        left = left[os.write(descriptor, left) :]
-        except BaseException:
-            source.close()
-            raise
-        return source
-
-    def read(self, at: int, size_bytes: int) -> bytes:
-        data = os.pread(self._descriptor, size_bytes, at)
-        if len(data) != size_bytes:
-            raise OSError(f"{self._path} ends before byte {at + size_bytes}")
-        return data
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-        self._path.unlink(missing_ok=True)
 
 
 def _log_end(job: Job) -> None:

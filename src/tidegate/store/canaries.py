@@ -67,10 +67,10 @@ async def end_sample(tx: Tx, job_id: str) -> SampleEnd:
         message = f"{job.failed_count:,} of the {done:,} requests of its canary failed, more than the share of {share:g} that it allows."
         await _stop(tx, job, "failed", message)
         return SampleEnd.STOPPED
-    if canary.then == "stop" and done < job.item_count:
+    if canary.then == "stop" and done < job.run_count:
         await _stop(tx, job, "passed", f"The {done:,} requests of its canary are done, and it was to stop then.")
         return SampleEnd.STOPPED
-    waits = canary.then == "wait" and done < job.item_count
+    waits = canary.then == "wait" and done < job.run_count
     await tx.all("job_canary_set", id=job_id, state="waiting" if waits else "passed")
     return SampleEnd.WAITS if waits else SampleEnd.LET_GO
 

@@ -139,6 +139,8 @@ def _start_row(start: JobStart) -> tuple[Any, ...]:
         plan.work_bytes,
         plan.prompt_bytes,
         plan.shared_prefix_bytes,
+        plan.copied.deduplicated,
+        plan.copied.work_at,
         start.job_id,
         start.token,
     )

@@ -126,7 +126,7 @@ def _passed(job: Job) -> tuple[str, str] | None:
             "max_errors",
             f"{job.failed_count:,} requests failed, more than the {errors.count:,} that max_errors allows.",
         )
-    if errors.share_ppm is None or done < min(errors.after, job.item_count):
+    if errors.share_ppm is None or done < min(errors.after, job.run_count):
         return None
     if 1_000_000 * job.failed_count <= errors.share_ppm * done:
         return None

@@ -3,10 +3,11 @@
 The job's row is locked first. Everything else (extents, counters, usage, offsets, accounting) comes only from the rows that were new.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import Job, JobFlush, LineError, Recorded, Rest, Rewrite, Usage
+from tidegate.core.nouns import Job, JobFlush, LineError, Recorded, Rewrite, UnrunLines, Usage
 from tidegate.core.states import JOB_ENDED, JobState, Outcome
 from tidegate.store.canaries import SampleEnd, end_sample, let_go
 from tidegate.store.driver import Row, Tx
@@ -67,39 +68,47 @@ class Outcomes(Table):
         job: Job,
         token: str,
         *,
-        rest: Rest | None,
-        output: Rewrite | None,
-        errors: Rewrite | None,
+        added: tuple[UnrunLines | None, UnrunLines | None] = (None, None),
+        rewrites: tuple[Rewrite | None, Rewrite | None] = (None, None),
         keep_ms: int | None,
     ) -> None:
-        """The end of a job: lines of what never ran, rewritten files if order was asked for, visible files, the end state."""
-        rest_bytes = rest.placed.size_bytes if rest else 0
-        counts = {outcome: len(rest.lines) if rest and rest.outcome is outcome else 0 for outcome in Outcome}
+        """The end of a job: lines of what was not run, rewritten files if order was asked for, visible files, the end state. Of both pairs
+        the first is for the output file."""
+        counts = Counter(outcome for one in added if one for _, outcome, _ in one.lines)
+        output_bytes, error_bytes = (
+            rewrite.placed.size_bytes if rewrite else size_bytes + (one.placed.size_bytes if one else 0)
+            for rewrite, one, size_bytes in zip(rewrites, added, (job.output_bytes, job.error_bytes), strict=True)
+        )
         published = await tx.one(
             "job_publish",
             id=job.id,
             token=token,
+            answered=counts[Outcome.ANSWERED],
             failed=counts[Outcome.FAILED],
             expired=counts[Outcome.EXPIRED],
             cancelled=counts[Outcome.CANCELLED],
-            output_bytes=output.placed.size_bytes if output else job.output_bytes,
-            error_bytes=errors.placed.size_bytes if errors else job.error_bytes + rest_bytes,
+            schema_invalid=sum(one.schema_invalid for one in added if one),
+            output_bytes=output_bytes,
+            error_bytes=error_bytes,
         )
         if published is None:
             rows = await tx.dicts("job_any", id=job.id)
             if rows and job_from(rows[0]).state in JOB_ENDED:
                 return
             raise LostRace(f"{job.id} is published by someone else")
-        if rest:
-            await _append_rest(tx, job, rest)
-            if job.door is not None:
-                kind = "item.cancelled" if rest.outcome is Outcome.CANCELLED else "item.failed"
-                items = [(number, kind) for number, _ in rest.lines]
-                place = (job.error_bytes, rest.placed.size_bytes)
-                await record_lines(tx, job.id, (job.output_bytes, 0), place, items)
-        for file_id, rewrite in ((job.output_file_id, output), (job.error_file_id, errors)):
+        places = ((job.output_file_id, job.output_bytes), (job.error_file_id, job.error_bytes))
+        for (file_id, at), one, rewrite in zip(places, added, rewrites, strict=True):
+            if one:
+                await _append_lines(tx, job, file_id, at, one)
             if rewrite and file_id:
                 await _replace_file(tx, job.id, file_id, rewrite)
+        if job.door is not None and (rest := added[1]):
+            items = [
+                (number, "item.cancelled" if outcome is Outcome.CANCELLED else "item.failed")
+                for number, outcome, _ in rest.lines
+            ]
+            place = (job.error_bytes, rest.placed.size_bytes)
+            await record_lines(tx, job.id, (job.output_bytes, 0), place, items)
         await _show_files(tx, job, keep_ms)
         await show_merged(tx, job, keep_ms)
         await tx.all("slices_drop_job", job_id=job.id)
@@ -271,22 +280,18 @@ def _holds(held: dict[str, list[tuple[int, int]]], token: str, number: int) -> b
     return any(low <= number < high for low, high in held.get(token, ()))
 
 
-async def _append_rest(tx: Tx, job: Job, rest: Rest) -> None:
-    at = job.error_bytes
-    rows = []
-    for number, size_bytes in rest.lines:
-        rows.append((job.id, number, rest.outcome.value, at, size_bytes))
-        at += size_bytes
+async def _append_lines(tx: Tx, job: Job, file_id: str | None, at: int, added: UnrunLines) -> None:
+    """Add lines behind a result file, and the outcomes that they are."""
+    rows, line_at = [], at
+    for number, outcome, size_bytes in added.lines:
+        rows.append((job.id, number, outcome.value, line_at, size_bytes))
+        line_at += size_bytes
     await tx.copy("outcomes", _OUTCOME_COLUMNS, rows)
-    if await tx.one("blob_keep", id=rest.placed.blob_id, size_bytes=rest.placed.size_bytes, uses=1) is None:
-        raise LostRace(f"{rest.placed.blob_id} was collected before {job.id} was published")
+    placed = added.placed
+    if await tx.one("blob_keep", id=placed.blob_id, size_bytes=placed.size_bytes, uses=1) is None:
+        raise LostRace(f"{placed.blob_id} was collected before {job.id} was published")
     await tx.all(
-        "extent_put",
-        file_id=job.error_file_id,
-        at=job.error_bytes,
-        size_bytes=rest.placed.size_bytes,
-        blob_id=rest.placed.blob_id,
-        blob_at=rest.placed.at,
+        "extent_put", file_id=file_id, at=at, size_bytes=placed.size_bytes, blob_id=placed.blob_id, blob_at=placed.at
     )
 
 

@@ -28,6 +28,24 @@ def test_parameters_are_read_back_and_a_batch_without_them_says_so(client: httpx
     assert (plain["defaults"], plain["overrides"]) == ({}, {})
 
 
+def test_dedupe_is_read_back_and_must_be_true_or_false(client: httpx2.Client) -> None:
+    file_id = upload(client, line(1))
+    asked, plain = made(client, file_id, dedupe=True)["tidegate"], made(client, file_id)["tidegate"]
+    assert [(one["dedupe"], one["deduplicated"]) for one in (asked, plain)] == [(True, 0), (False, 0)]
+    values: tuple[object, ...] = ("yes", 1, None, {})
+    for value in values:
+        refused = client.post("/v1/batches", json={"input_file_id": file_id, "endpoint": CHAT, "dedupe": value})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] == "`dedupe` must be true or false."
+
+
+def test_an_estimate_counts_identical_requests_once(client: httpx2.Client) -> None:
+    same = b"".join(line(number, messages=[{"role": "user", "content": "Say it."}]) for number in (1, 2, 3))
+    said = {asked: validated(client, same, dedupe=asked, overrides={"temperature": 0}) for asked in (True, False)}
+    assert said[True]["request_counts"]["total"] == said[False]["request_counts"]["total"] == 3
+    assert said[True]["tokens"]["input"] < said[False]["tokens"]["input"]
+
+
 def test_retries_and_files_are_read_back(web: WebServer, client: httpx2.Client) -> None:
     first, second = upload(client, line(1)), upload(client, line(2))
     body = {"input_file_ids": [second, first], "endpoint": CHAT, "retry": {"attempts_max": 5, "codes": ["500", "404"]}}

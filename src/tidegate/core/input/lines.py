@@ -44,13 +44,14 @@ class LineRules:
 
     `input_sha256` is what the input was when it was accepted; empty holds it to nothing. Where there are `parts`, the input is made of
     them first, with the parameters of `levels` in its lines. With `chosen`, only some of the lines count. With `sample`,
-    so many of them come first.
+    so many of them come first. With `dedupe`, identical ones are run once.
     """
 
     endpoint: str
     input_sha256: str = ""
     chosen: ChosenLines | None = None
     sample: int = 0
+    dedupe: bool = False
     models: frozenset[str] | None = None
     single_model: bool = False
     invalid_lines: str = "fail"

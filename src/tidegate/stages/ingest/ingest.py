@@ -214,7 +214,9 @@ class IngestStage:
     def _rules(self, source: IngestSource, errors_path: Path | None) -> LineRules:
         """What this input is held to: the operator's rules, its bytes at upload, and the models of the key that created the job."""
         rules = self._policies.line_rules(source.job)
-        rules = replace(rules, input_sha256=source.sha256, levels=(*rules.levels, *source.job.shape.levels()))
+        shape = source.job.shape
+        levels = (*rules.levels, *shape.levels())
+        rules = replace(rules, input_sha256=source.sha256, levels=levels, dedupe=shape.dedupe)
         if source.job.canary is not None:
             rules = replace(rules, sample=source.job.canary.items)
         if (choice := source.job.retry_choice) is not None:

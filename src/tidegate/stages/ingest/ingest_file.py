@@ -2,7 +2,8 @@
 
 The work file holds the lines byte for byte, each ended by a newline, in work order, and behind them a trailer: for each item a
 little-endian uint32 with its 1-based line number in the input. Bad lines that are to become item errors stand behind all
-good ones as `{"custom_id", "code", "message", "line"}`, in slices without a model. Nothing here knows jobs, stores or blobs,
+good ones as `{"custom_id", "code", "message", "line"}`, in slices without a model. Behind these stand items that are not run, in no slice
+(see core/answers/copied_lines.py). Nothing here knows jobs, stores or blobs,
 and nothing is made durable: the adopter of the work file does that.
 
 Run as a module it is a process of its own: a JSON request on stdin, the plan on stdout, trouble on stderr. So few things
@@ -32,6 +33,7 @@ from tidegate.stages.ingest.chosen_lines import copy_chosen
 from tidegate.stages.ingest.ingest_order import order_items
 from tidegate.stages.ingest.ingest_write import WorkInput, duplicate_fault, write_work
 from tidegate.stages.ingest.join_input import ONE_FILE, LinePlaces, changed_input, join_input
+from tidegate.stages.ingest.same_lines import find_same
 
 READ_BYTES = 256 << 10
 EXIT_BAD_REQUEST = 64
@@ -79,12 +81,13 @@ def _ingest_lines(
             errors = [changed_input()]
         if errors:
             return _refused(errors, scan.models[0] if scan.models else None)
-        runs, shared = order_items(source, scan, twice)
+        same = find_same(source, scan, twice)
+        runs, shared = order_items(source, scan, same.numbers.union(twice) if same else twice)
         good_count = sum(len(run.numbers) for run in runs)
         if rules.sample:
             runs = sample_first(runs, rules.sample)
         with _opened(work_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as target:
-            plan = write_work(source, target, scan, WorkInput(twice, places), runs, shared)
+            plan = write_work(source, target, scan, WorkInput(twice, places, same), runs, shared)
         return replace(plan, sample_count=min(rules.sample, good_count)) if rules.sample else plan
 
 

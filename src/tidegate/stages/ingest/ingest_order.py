@@ -4,6 +4,7 @@ again for that. Nothing here checks or writes.
 
 import os
 from array import array
+from collections.abc import Collection
 from struct import iter_unpack
 
 from tidegate.core.input.prefix import Bundle, Read, order_family
@@ -16,9 +17,10 @@ NEAR_BYTES = 4 << 10
 ROW_MIN = 8
 
 
-def order_items(source: int, scan: Scan, twice: dict[int, int]) -> tuple[list[WorkRun], int]:
-    """The good items in work order, a run for each endpoint and model, and how many prompt bytes each shares with the one before it."""
-    bundles = _bundles(scan, twice)
+def order_items(source: int, scan: Scan, left_out: Collection[int]) -> tuple[list[WorkRun], int]:
+    """The good items that are not left out in work order, a run for each endpoint and model, and how many prompt bytes each shares
+    with the one before it."""
+    bundles = _bundles(scan, left_out)
     read = _Prompts(source, scan).read
     numbers_of = {target: array("I") for target in scan.family_targets}
     shared = 0
@@ -35,10 +37,10 @@ def order_items(source: int, scan: Scan, twice: dict[int, int]) -> tuple[list[Wo
     return runs, sum(_shared(scan, run.numbers, read) for run in runs)
 
 
-def _bundles(scan: Scan, twice: dict[int, int]) -> list[list[Bundle]]:
+def _bundles(scan: Scan, left_out: Collection[int]) -> list[list[Bundle]]:
     """The good items of each family, those on one stem together."""
     members = [array("I") for _ in scan.stem_cut]
-    if len(members) == 1 and not twice:
+    if len(members) == 1 and not left_out:
         members[0].extend(range(len(scan.at)))
     else:
         adds = [numbers.append for numbers in members]
@@ -47,8 +49,8 @@ def _bundles(scan: Scan, twice: dict[int, int]) -> list[list[Bundle]]:
     keys = [key for (key,) in iter_unpack(f"{KEY_BYTES}s", scan.keys)]
     bundles: list[list[Bundle]] = [[] for _ in scan.families]
     for stem, numbers in enumerate(members):
-        if twice:
-            numbers = array("I", [number for number in numbers if number not in twice])
+        if left_out:
+            numbers = array("I", [number for number in numbers if number not in left_out])
         if numbers:
             own_keys = [*map(keys.__getitem__, numbers)] if len(numbers) < len(keys) else keys
             bundle = Bundle(numbers, own_keys, scan.stem_reference[stem], scan.stem_cut[stem])

@@ -1,4 +1,4 @@
-"""Writing the work file: the lines in work order, the bad ones behind them, and the trailer.
+"""Writing the work file: the lines in work order, the bad ones behind them, then those that are not run, and the trailer.
 
 The input is read in its own order, a window at a time, and what of a window stands together in the work is written together, so no line
 is read by itself. Nothing here checks or orders.
@@ -8,7 +8,7 @@ import os
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import accumulate, compress, pairwise, repeat
@@ -16,14 +16,18 @@ from operator import gt
 
 import msgspec
 
+from tidegate.core.answers.copied_lines import WorkCopy
 from tidegate.core.input.line_faults import BodyFault, LineFault, custom_id_of
 from tidegate.core.input.scan import Scan
 from tidegate.core.input.slices import WorkRun, add_bad, cut_slices
+from tidegate.core.job_shape import NO_COPIES, CopiedItems
 from tidegate.core.nouns import IngestPlan, SlicePlan
 from tidegate.stages.ingest.join_input import LinePlaces
+from tidegate.stages.ingest.same_lines import NONE_SAME, SameLines, read_keyed
 
 WINDOW_BYTES = 8 << 20
 BAD_REQUEST = 400
+_COPIES_AT_ONCE = 1_000
 # What is written as it was read needs no large window, and a small one stays in the processor's cache.
 WINDOW_BYTES_IN_ORDER = 256 << 10
 
@@ -42,10 +46,12 @@ class BadItem(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class WorkInput:
-    """What is known of an input beside its scan: items whose custom_id an earlier line has, with that line, and where lines stand."""
+    """What is known of an input beside its scan: items whose custom_id an earlier line has, with that line, where lines stand, and items
+    that are not run."""
 
     twice: dict[int, int]
     places: LinePlaces
+    same: SameLines = NONE_SAME
 
 
 def duplicate_fault(first: str) -> LineFault:
@@ -79,13 +85,20 @@ def write_work(source: int, target: int, scan: Scan, known: WorkInput, runs: lis
         add_bad(slices, len(lines), at, len(text), scan.rules)
         lines.append(line)
         at += len(text)
+    copied = NO_COPIES
+    if known.same:
+        copied = CopiedItems(len(known.same.leaders), at)
+        for copy_lines, text in _copies(source, scan, known.same, numbers):
+            _write_all(target, memoryview(text), at)
+            lines.extend(copy_lines)
+            at += len(text)
     count = len(lines)
     if sys.byteorder == "big":
         lines.byteswap()
     _write_all(target, memoryview(lines.tobytes()), at)
-    left_out = sum(scan.prompt_size[number] + scan.fixed_size[number] for number in known.twice)
+    left_out = sum(scan.prompt_size[one] + scan.fixed_size[one] for one in (*known.twice, *known.same.numbers))
     prompt_bytes = sum(scan.prompt_size) + sum(scan.fixed_size) - left_out
-    return IngestPlan(count, scan.models[0] if scan.models else None, slices, at, prompt_bytes, shared)
+    return IngestPlan(count, scan.models[0] if scan.models else None, slices, at, prompt_bytes, shared, copied=copied)
 
 
 def _rows(order: list[int]) -> list[tuple[int, int]]:
@@ -165,6 +178,22 @@ def _bad_items(source: int, scan: Scan, known: WorkInput) -> Iterable[tuple[int,
             custom_id = custom_id_of(line, scan.rules.custom_id_bytes_max)
             message = places.message(fault.message, fault.param, number)
             yield number, BadItem(custom_id, fault.code, message, places.line(number), *_answer_of(fault))
+
+
+def _copies(source: int, scan: Scan, same: SameLines, work: "array[int]") -> Iterator[tuple[list[int], bytes]]:
+    """The items that are not run as lines of the work file, some at a time, with their numbers in the input. Those that take the line
+    of one item stand together. `work` are the items that run, in work order."""
+    place_of = {number: place for place, number in enumerate(work)}
+    order = sorted((place_of[leader], number) for number, leader in same.leaders.items())
+    for first in range(0, len(order), _COPIES_AT_ONCE):
+        some = order[first : first + _COPIES_AT_ONCE]
+        texts = [
+            msgspec.json.encode(
+                WorkCopy(read_keyed(os.pread(source, scan.size[number], scan.at[number])).custom_id, of=place)
+            )
+            for place, number in some
+        ]
+        yield [scan.line[number] for _, number in some], b"\n".join([*texts, b""])
 
 
 def _answer_of(fault: LineFault) -> tuple[int | None, str | None]:

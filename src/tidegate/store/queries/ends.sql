@@ -37,9 +37,10 @@ update jobs set state = closing, step_token = null, step_worker_id = null,
     failed_at = case when closing = 'failed' then now_ms() end,
     expired_at = case when closing = 'expired' then now_ms() end,
     cancelled_at = case when closing = 'cancelled' then now_ms() end,
+    answered_count = answered_count + :answered, schema_invalid_count = schema_invalid_count + :schema_invalid,
     failed_count = failed_count + :failed, expired_count = expired_count + :expired, cancelled_count = cancelled_count + :cancelled,
     output_bytes = :output_bytes, error_bytes = :error_bytes,
-    output_file_id = case when answered_count > 0 then output_file_id end,
+    output_file_id = case when answered_count + :answered > 0 then output_file_id end,
     error_file_id = case when failed_count + expired_count + cancelled_count + :failed + :expired + :cancelled > 0 then error_file_id end
 where id = :id and state = 'finalizing' and step_token = :token
 returning id;

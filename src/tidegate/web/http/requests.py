@@ -96,7 +96,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/batches; the last nineteen are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
+    """The body of POST /v1/batches; the last twenty are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
 
     input_file_id: str | UnsetType = UNSET
     endpoint: str
@@ -121,6 +121,7 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     input_file_ids: FileIds | None = None
     retry: RetryAsk | None = None
     output_file_bytes_max: OutputBytes | None = None
+    dedupe: bool = False
     validate_only: bool = False
     custom_llm_provider: object = None
 
@@ -204,6 +205,7 @@ def job_shape(body: BatchCreate, more_inputs: tuple[str, ...]) -> JobShape:
         retry=job_retry(body.retry),
         more_inputs=more_inputs,
         output_file_bytes_max=body.output_file_bytes_max or 0,
+        dedupe=body.dedupe,
     )
 
 

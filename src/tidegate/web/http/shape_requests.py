@@ -24,6 +24,7 @@ FileIds = Annotated[list[str], Meta(min_length=1, max_length=INPUTS_MAX)]
 BackoffMs = Annotated[int, Meta(ge=1, le=BACKOFF_MS_MAX)]
 OutputBytes = Annotated[int, Meta(ge=OUTPUT_BYTES_MIN, le=OUTPUT_BYTES_MAX)]
 SHAPE_ALLOWED = {
+    "dedupe": "true or false",
     "defaults": "an object with parameters of a request's body",
     "overrides": "an object with parameters of a request's body",
     "input_file_ids": f"a list of 1 to {INPUTS_MAX} ids of files",

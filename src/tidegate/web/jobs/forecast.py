@@ -49,7 +49,7 @@ class Forecaster:
         work_units = sum(one.total_units for one in outlook.models)
         caller = await self._caller_of(job)
         least_ms = await self._least_ms(
-            caller, job.item_count - job.done_count, [one.model for one in outlook.models], job.id, job.limits
+            caller, job.run_count - job.done_count, [one.model for one in outlook.models], job.id, job.limits
         )
         if least_ms is None:
             return Forecast(work_units=work_units)

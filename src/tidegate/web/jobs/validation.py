@@ -120,7 +120,7 @@ class JobValidation:
             cost += cost_nano(load, answers, self._router.prices(load.model), shared_share)
             outlooks.append(outlook)
         rooms = await self._rooms.of_caller(caller, wanted.limits)
-        needs = (plan.item_count - bad_count, prompt_tokens(plan.prompt_bytes) + output.p50, cost.p50)
+        needs = (sum(load.items for load in loads), prompt_tokens(plan.prompt_bytes) + output.p50, cost.p50)
         return JobEstimate(
             (),
             plan.item_count,
@@ -154,7 +154,8 @@ class JobValidation:
 
     def _rules(self, caller: Caller, wanted: JobRequest) -> LineRules:
         rules = line_rules(self._settings, wanted.endpoint, wanted.invalid_lines, prefix_order=wanted.prefix_order)
-        rules = dataclasses.replace(rules, levels=(*rules.levels, *wanted.shape.levels()))
+        levels = (*rules.levels, *wanted.shape.levels())
+        rules = dataclasses.replace(rules, levels=levels, dedupe=wanted.shape.dedupe)
         if caller.key_id is None:
             return rules
         return dataclasses.replace(rules, models=names_allowed(caller.models, caller.resources, self._model_of))

@@ -196,6 +196,8 @@ class Extras(msgspec.Struct):
     overrides: dict[str, Any]
     answers: BatchAnswers | None
     schema_invalid: int
+    dedupe: bool
+    deduplicated: int
     retry: BatchRetry | None
     input_file_ids: list[str]
     retry_of: str | None
@@ -393,6 +395,8 @@ def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
         overrides=job.shape.overrides,
         answers=_answers(job.answers),
         schema_invalid=job.schema_invalid_count,
+        dedupe=job.shape.dedupe,
+        deduplicated=job.copied.deduplicated,
         retry=_retry(job.shape.retry),
         input_file_ids=[job.input_file_id, *job.shape.more_inputs],
         retry_of=job.retry_of,
@@ -439,9 +443,9 @@ def _canary(job: Job, canary: Canary) -> BatchCanary:
     done, forecast = job.answered_count + job.failed_count, None
     if canary.state != "running" and done:
         forecast = CanaryForecast(
-            units_text(job.cost_nano * job.item_count // done),
-            job.usage.input_tokens * job.item_count // done,
-            job.usage.output_tokens * job.item_count // done,
+            units_text(job.cost_nano * job.run_count // done),
+            job.usage.input_tokens * job.run_count // done,
+            job.usage.output_tokens * job.run_count // done,
         )
     return BatchCanary(canary.items, canary.error_ppm / 1_000_000, canary.then, canary.state, forecast)
 

@@ -1,0 +1,73 @@
+"""Items that are not run: each takes the line of another item, under its own id and custom_id.
+
+The work file carries such an item as a `WorkCopy`. A copied line names the line that was paid for, and no cost of its own.
+"""
+
+import msgspec
+from msgspec import Raw
+
+NOTHING = Raw(b"")
+
+
+class WorkCopy(msgspec.Struct, omit_defaults=True, gc=False):
+    """An item that is not run, as a line of the work file: it takes the line of the item with the number `of`, or this `response`, which
+    an earlier job had under the id `source`. `custom_id` is the caller's own JSON text."""
+
+    custom_id: Raw
+    of: int | None = None
+    source: str = ""
+    response: Raw = NOTHING
+
+
+class _SourceExtras(msgspec.Struct, gc=False):
+    raw: Raw = NOTHING
+
+
+class _SourceError(msgspec.Struct, gc=False):
+    code: str = ""
+
+
+class SourceLine(msgspec.Struct, gc=False):
+    """A line of a result file that others take."""
+
+    id: str
+    custom_id: str | None
+    response: Raw
+    error: Raw
+    tidegate: _SourceExtras | None = None
+
+    @property
+    def code(self) -> str:
+        """Why the item has no answer; empty where it has one."""
+        error = _read_error(self.error)
+        return error.code if error is not None else ""
+
+
+read_copy = msgspec.json.Decoder(WorkCopy).decode
+_read_error = msgspec.json.Decoder(_SourceError | None).decode
+read_source = msgspec.json.Decoder(SourceLine).decode
+
+
+def deduplicated_line(name: str, custom_id: bytes, source: SourceLine) -> bytes:
+    """The line of an item that is identical to one which was run."""
+    raw = b""
+    if source.tidegate is not None and source.tidegate.raw:
+        raw = b'"raw":%b,' % bytes(source.tidegate.raw)
+    return b'{"id":"%b","custom_id":%b,"response":%b,"error":%b,"tidegate":{%b"deduplicated":"%b"}}\n' % (
+        name.encode(),
+        custom_id,
+        bytes(source.response),
+        bytes(source.error),
+        raw,
+        source.id.encode(),
+    )
+
+
+def reused_line(name: str, copy: WorkCopy) -> bytes:
+    """The line of an item that an earlier job has answered."""
+    return b'{"id":"%b","custom_id":%b,"response":%b,"error":null,"tidegate":{"reused":"%b"}}\n' % (
+        name.encode(),
+        bytes(copy.custom_id),
+        bytes(copy.response),
+        copy.source.encode(),
+    )

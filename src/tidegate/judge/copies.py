@@ -1,0 +1,29 @@
+"""What makes two requests of an input the same, found out by the judge alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.judge.jsonl import NotJson, read_json
+from tidegate.judge.lines import BOM, text_key
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """A request of an input: a key that equal bodies share, the endpoint that it names, and its temperature."""
+
+    key: str = ""
+    url: str | None = None
+    temperature: Any = None
+
+
+def read_request_key(data: bytes, left_out: frozenset[str]) -> RequestKey:
+    """Read a line of an input; parameters that are `left_out` of its key are set by its batch or the operator."""
+    try:
+        line = read_json(data.removeprefix(BOM))
+    except NotJson:
+        return RequestKey()
+    body = line.get("body") if isinstance(line, dict) else None
+    if not isinstance(body, dict):
+        return RequestKey()
+    own = {name: value for name, value in body.items() if name not in left_out}
+    return RequestKey(text_key(own), line.get("url"), body.get("temperature"))

@@ -1,0 +1,183 @@
+"""What publish writes: fresh blobs, and the lines of items that were not run, which go behind the result files.
+
+An item that never ran gets the line of the job's end. An item that takes another's line gets a copy of it, once that is final.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tidegate.core import ids
+from tidegate.core.answers.copied_lines import SourceLine, deduplicated_line, read_copy, read_source
+from tidegate.core.answers.results import error_line, never_ran_line
+from tidegate.core.ids import item_id
+from tidegate.core.nouns import Job, Placed, UnrunLines
+from tidegate.core.ports import Blobs, BlobWriter, Entropy
+from tidegate.core.states import JobState, Outcome
+from tidegate.store.store import Store
+
+WRITE_BYTES = 1 << 20
+SCHEMA_INVALID = "schema_invalid"
+OUTCOME_OF = {
+    JobState.EXPIRED: Outcome.EXPIRED,
+    JobState.CANCELLED: Outcome.CANCELLED,
+    JobState.FAILED: Outcome.FAILED,
+}
+
+
+LOST = (
+    "What this request's line is made of is lost: the storage of the gateway no longer has it. Send the request again."
+)
+
+
+class PublishBlobs:
+    """The blobs that one publishing of a job begins, so that all of them can be given up together."""
+
+    def __init__(self, store: Store, blobs: Blobs, entropy: Entropy, worker_id: str) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._entropy = entropy
+        self._worker_id = worker_id
+        self._begun: list[str] = []
+
+    async def begin(self) -> tuple[str, BlobWriter]:
+        blob_id = ids.make("blob", self._entropy.token_bytes(16))
+        await self._store.begin_blob(blob_id, "rest", self._worker_id)
+        self._begun.append(blob_id)
+        return blob_id, await self._blobs.create(blob_id)
+
+    async def give_up(self, kept: frozenset[str] = frozenset()) -> None:
+        """Let go of all of them but those that are to be kept."""
+        for blob_id in self._begun:
+            if blob_id not in kept:
+                await self._store.give_up_blob(blob_id)
+
+
+class LineWriter:
+    """Writes lines to a blob that is begun with the first of them."""
+
+    def __init__(self, blobs: PublishBlobs) -> None:
+        self._blobs = blobs
+        self._blob_id = ""
+        self._writer: BlobWriter | None = None
+        self._buffer = bytearray()
+        self._size_bytes = 0
+        self._lines: list[tuple[int, Outcome, int]] = []
+        self.schema_invalid = 0
+
+    async def add(self, number: int, outcome: Outcome, line: bytes) -> None:
+        if self._writer is None:
+            self._blob_id, self._writer = await self._blobs.begin()
+        self._lines.append((number, outcome, len(line)))
+        self._buffer += line
+        self._size_bytes += len(line)
+        if len(self._buffer) >= WRITE_BYTES:
+            await self._writer.write(bytes(self._buffer))
+            self._buffer.clear()
+
+    async def finish(self) -> UnrunLines | None:
+        """Make the lines durable; None when there are none."""
+        if self._writer is None:
+            return None
+        await self._writer.write(bytes(self._buffer))
+        await self._writer.finish()
+        return UnrunLines(Placed(self._blob_id, 0, self._size_bytes), self._lines, self.schema_invalid)
+
+    async def abort(self) -> None:
+        if self._writer is not None:
+            await self._writer.abort()
+
+
+class ResultCopy:
+    """A result file as one plain local file, for reads all over it."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self._descriptor = descriptor
+        self._path = path
+
+    @classmethod
+    async def open(cls, blobs: Blobs, path: Path, extents: list[tuple[int, int, str, int]]) -> "ResultCopy":
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        source = cls(descriptor, path)
+        try:
+            for _, size_bytes, blob_id, blob_at in extents:
+                async for leased in blobs.stream(blob_id, blob_at, size_bytes):
+                    # A disk that is nearly full takes a part of what it is given and says so only by the count.
+                    left = memoryview(leased)
+                    while left:
+                        left = left[os.write(descriptor, left) :]
+        except BaseException:
+            source.close()
+            raise
+        return source
+
+    def read(self, at: int, size_bytes: int) -> bytes:
+        data = os.pread(self._descriptor, size_bytes, at)
+        if len(data) != size_bytes:
+            raise OSError(f"{self._path} ends before byte {at + size_bytes}")
+        return data
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+        self._path.unlink(missing_ok=True)
+
+
+class SourcePlace(NamedTuple):
+    """Where the line of an item lies that was run."""
+
+    lines: ResultCopy
+    at: int
+    size_bytes: int
+    is_answered: bool
+
+
+class CopyWriter:
+    """Writes the lines of the items that take another's line."""
+
+    def __init__(self, job: Job, answers: LineWriter, errors: LineWriter) -> None:
+        self._job = job
+        self._answers = answers
+        self._errors = errors
+        self._number = job.run_count
+        self._leader: tuple[int, SourceLine] | None = None
+
+    async def write(self, work: AsyncIterator[bytes], sources: dict[int, SourcePlace]) -> None:
+        """Write a line for each of these lines of the work file. `sources` are the items that were run; one that is missing never was."""
+        async for text in _whole_lines(work):
+            copy = read_copy(text)
+            assert copy.of is not None
+            await self._write_copy(copy.of, bytes(copy.custom_id), sources.get(copy.of))
+            self._number += 1
+
+    async def write_lost(self) -> None:
+        """Write that the lines of those that are left cannot be made: what they are made of is gone, and no wait brings it back."""
+        for number in range(self._number, self._job.item_count):
+            line = error_line(self._job.id, number, b"null", "internal_error", LOST)
+            await self._errors.add(number, Outcome.FAILED, line)
+
+    async def _write_copy(self, leader: int, custom_id: bytes, source: SourcePlace | None) -> None:
+        job, number = self._job, self._number
+        if source is None:
+            assert job.closing is not None
+            outcome = OUTCOME_OF[job.closing]
+            await self._errors.add(number, outcome, never_ran_line(job.id, number, custom_id, outcome))
+            return
+        # Items that take one item's line follow one another.
+        if self._leader is None or self._leader[0] != leader:
+            self._leader = (leader, read_source(source.lines.read(source.at, source.size_bytes)))
+        line = deduplicated_line(item_id(job.id, number), custom_id, self._leader[1])
+        if source.is_answered:
+            await self._answers.add(number, Outcome.ANSWERED, line)
+        else:
+            self._errors.schema_invalid += self._leader[1].code == SCHEMA_INVALID
+            await self._errors.add(number, Outcome.FAILED, line)
+
+
+async def _whole_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Lines without their ends; the last one has an end, too."""
+    held = b""
+    async for piece in pieces:
+        *lines, held = (held + piece).split(b"\n")
+        for line in lines:
+            yield line

@@ -1,0 +1,54 @@
+"""Batches whose identical requests are run once, with real processes that are killed at every step."""
+
+from __future__ import annotations
+
+import json
+
+from tests.faults.conftest import MakeSite
+from tests.support.tidegate import IN_FLIGHT, Site, behaving
+
+
+def lines(count: int, kinds: int) -> list[str]:
+    """Requests of so many kinds, each of them often; every fifth kind is refused."""
+    made = []
+    for number in range(count):
+        kind = number % kinds
+        text = behaving("400" if kind % 5 == 4 else "latency=150") + f" {kind}"
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
+        line = {"custom_id": f"c{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        made.append(json.dumps(line))
+    return made
+
+
+def test_identical_requests_are_run_once_though_processes_die(site: Site) -> None:
+    """A worker dies while it calls, the next one when the copies are durable and named by no file."""
+    asked = lines(60, 20)
+    first = site.begin()
+    batch_id = site.submit(asked, dedupe=True)
+    site.until_called(IN_FLIGHT + 1)
+    first.kill()
+    loss = site.loss()
+    second = site.serve("publish_rest_durable=kill") if site.embedded else site.worker("publish_rest_durable=kill")
+    second.wait(timeout_s=60)
+    site.relieve()
+    results = site.judge(batch_id, asked, repeats_max=IN_FLIGHT, loss=loss)
+    batch = results.batch
+    assert (batch["tidegate"]["dedupe"], batch["tidegate"]["deduplicated"]) == (True, 40)
+    assert batch["request_counts"] == {"total": 60, "completed": 48, "failed": 12, "cancelled": 0, "in_progress": 0}
+    assert len({call["idempotency_key"] for call in site.calls_of(batch_id)}) == 20
+    assert batch["usage"]["output_tokens"] == 16 * 4
+
+
+def test_a_cancel_leaves_the_copies_of_what_was_answered(make_site: MakeSite) -> None:
+    site = make_site("embedded")
+    asked = lines(80, 40)
+    site.begin()
+    batch_id = site.submit(asked, dedupe=True, ordered=True)
+    site.until_called(3 * IN_FLIGHT)
+    site.cancel(batch_id)
+    results = site.judge(batch_id, asked, "cancelled")
+    answered = {int(line["custom_id"][1:]) for line in results.output}
+    assert answered
+    assert {(number + 40) % 80 for number in answered} == answered, "a request and its copy end alike"
+    order = [int(line["custom_id"][1:]) for line in results.output]
+    assert order == sorted(order)

@@ -1,0 +1,119 @@
+"""Lines that are the same request: found only where asked for, and only where the answer does not depend on chance."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.core.input.lines import MIXED, LineRules
+from tidegate.core.nouns import IngestPlan
+from tidegate.stages.ingest.ingest_file import ingest_file
+
+CHAT = "/v1/chat/completions"
+
+
+def chat(custom_id: str, text: str = "hi", url: str | None = CHAT, **more: Any) -> bytes:
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
+    line = {"custom_id": custom_id, "body": body} | ({"url": url} if url else {})
+    return json.dumps(line).encode() + b"\n"
+
+
+def ingest(tmp_path: Path, *lines: bytes, dedupe: bool = True, **more: Any) -> tuple[IngestPlan, dict[str, str]]:
+    """The plan, and of each item that is not run the custom_id of the one whose line it takes."""
+    (tmp_path / "in").write_bytes(b"".join(lines))
+    plan = ingest_file(tmp_path / "in", tmp_path / "work", LineRules(**{"endpoint": CHAT, "dedupe": dedupe, **more}))
+    if plan.errors:
+        return plan, {}
+    data = (tmp_path / "work").read_bytes()
+    work = [json.loads(line) for line in data[: plan.work_bytes].splitlines()]
+    assert len(work) == plan.item_count
+    run_count = plan.item_count - plan.copied.count
+    assert sum(one.count for one in plan.slices) == run_count
+    assert data[: plan.copied.work_at].count(b"\n") == (run_count if plan.copied.count else 0)
+    # The numbers of all lines stand behind the work.
+    order = array("I", data[plan.work_bytes :])
+    ids = [json.loads(line)["custom_id"] if line.strip() else None for line in b"".join(lines).splitlines()]
+    assert [ids[line - 1] for line in order] == [one["custom_id"] for one in work]
+    return plan, {one["custom_id"]: work[one["of"]]["custom_id"] for one in work[run_count:]}
+
+
+def test_identical_requests_take_the_line_of_the_first(tmp_path: Path) -> None:
+    plan, copies = ingest(tmp_path, chat("a"), chat("b", "other"), chat("c"), b"\n", chat("d"), chat("e", "other"))
+    assert copies == {"c": "a", "d": "a", "e": "b"}
+    assert plan.copied.deduplicated == 3
+
+
+def test_nothing_is_looked_for_where_it_was_not_asked_for(tmp_path: Path) -> None:
+    plan, copies = ingest(tmp_path, chat("a"), chat("b"), dedupe=False)
+    assert (copies, plan.copied.count, plan.item_count) == ({}, 0, 2)
+
+
+@pytest.mark.parametrize("temperature", [1, 0.2, -1, None, "0", [], {}, 1e-9, True, False])
+def test_what_chance_decides_is_run_each_time(tmp_path: Path, temperature: Any) -> None:
+    assert ingest(tmp_path, chat("a", temperature=temperature), chat("b", temperature=temperature))[1] == {}
+
+
+@pytest.mark.parametrize("temperature", [b"0", b"0.0", b"-0", b"0e3"])
+def test_zero_is_written_in_several_ways(tmp_path: Path, temperature: bytes) -> None:
+    lines = [chat(one).replace(b'"temperature": 0', b'"temperature": ' + temperature) for one in "ab"]
+    assert ingest(tmp_path, *lines)[1] == {"b": "a"}
+
+
+def test_no_temperature_is_chance(tmp_path: Path) -> None:
+    lines = [chat(one).replace(b', "temperature": 0', b"") for one in "ab"]
+    assert ingest(tmp_path, *lines)[1] == {}
+
+
+def test_a_tool_that_names_a_temperature_makes_nothing_exact(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"temperature": 0}}}]
+    lines = [chat(one, tools=tools).replace(b', "temperature": 0, "tools"', b', "tools"') for one in "ab"]
+    assert ingest(tmp_path, *lines)[1] == {}
+
+
+def test_white_space_between_tokens_does_not_count_and_inside_texts_it_does(tmp_path: Path) -> None:
+    wide = chat("b").replace(b": ", b" :  ").replace(b", ", b" ,\t").replace(b"\n", b"\r\n")
+    assert ingest(tmp_path, chat("a"), wide, chat("c", "hi "), chat("d", " hi"))[1] == {"b": "a"}
+
+
+def test_the_order_of_keys_and_the_spelling_of_texts_count(tmp_path: Path) -> None:
+    """An engine may render them into the prompt as they stand; to run twice costs more and is never wrong."""
+    body = b'{"model": "m", "temperature": 0, "messages": [{"content": "hi", "role": "user"}]}'
+    other = b'{"custom_id": "b", "body": %b}\n' % body
+    spelled = chat("c").replace(b'"hi"', b'"h\\u0069"')
+    assert ingest(tmp_path, chat("a"), other, spelled)[1] == {}
+
+
+def test_models_endpoints_and_parameters_keep_requests_apart(tmp_path: Path) -> None:
+    lines = [chat("a"), chat("b", model="other"), chat("c", seed=1), chat("d", max_tokens=5), chat("e", user="u")]
+    assert ingest(tmp_path, *lines)[1] == {}
+    mixed = [chat(one, url=url) for one, url in zip("abc", (CHAT, "/v1/messages", CHAT), strict=True)]
+    assert ingest(tmp_path, *mixed, endpoint=MIXED)[1] == {"c": "a"}
+
+
+def test_an_endpoint_that_generates_nothing_needs_no_temperature(tmp_path: Path) -> None:
+    lines = [b'{"custom_id":"%b","body":{"model":"m","input":"x"}}\n' % one for one in (b"a", b"b")]
+    assert ingest(tmp_path, *lines, endpoint="/v1/embeddings")[1] == {"b": "a"}
+
+
+def test_bad_lines_and_repeated_ids_are_errors_of_their_own(tmp_path: Path) -> None:
+    lines = [chat("a"), chat("a"), b'{"custom_id":"x"}\n', chat("b"), chat("c", max_tokens=-1)]
+    plan, copies = ingest(tmp_path, *lines, invalid_lines="error_file")
+    assert copies == {"b": "a"}
+    assert [(one.model, one.count) for one in plan.slices] == [("m", 1), ("", 3)]
+    assert next(error.code for error in ingest(tmp_path, *lines)[0].errors) == "duplicate_custom_id"
+
+
+def test_a_canary_is_a_sample_of_what_runs(tmp_path: Path) -> None:
+    plan, copies = ingest(tmp_path, *(chat(f"c{number}", str(number % 3)) for number in range(30)), sample=10)
+    assert (plan.sample_count, len(copies)) == (3, 27)
+
+
+def test_fifty_thousand_equal_lines_are_one_call(tmp_path: Path) -> None:
+    lines = [chat(f"c{number}") for number in range(50_000)]
+    plan, copies = ingest(tmp_path, *lines)
+    assert (plan.item_count, plan.copied.deduplicated, len(plan.slices)) == (50_000, 49_999, 1)
+    assert set(copies.values()) == {"c0"}

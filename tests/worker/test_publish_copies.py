@@ -1,0 +1,146 @@
+"""Items that take another's line get it when their job is published, whatever became of the other."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.support.store_verbs import lease_slices
+from tests.worker.test_publish_failures import answer, closed, lose_work_file, shipping
+from tests.worker.world import World
+from tidegate.core.answers import results
+from tidegate.core.ids import item_id
+from tidegate.core.job_controls import JobControls, MaxErrors
+from tidegate.core.job_shape import JobShape
+from tidegate.core.nouns import Finished, Job, JobFlush, Usage
+from tidegate.core.states import JobState, Outcome
+
+pytestmark = pytest.mark.anyio
+
+DEDUPE = JobShape(dedupe=True)
+
+
+def same(count: int, kinds: int) -> list[bytes]:
+    return [
+        json.dumps(
+            {
+                "custom_id": f"c{number}",
+                "body": {
+                    "model": "m",
+                    "temperature": 0,
+                    "messages": [{"role": "user", "content": f"{number % kinds}"}],
+                },
+            }
+        ).encode()
+        for number in range(count)
+    ]
+
+
+async def fail(world: World, job: Job, number: int, line: bytes) -> None:
+    worker, token = await world.worker(), world.id("worker")
+    await lease_slices(world.store, worker, job.id, "m", 10, token)
+    blob_id = world.id("blob")
+
+    async def next_blob_id() -> str:
+        await world.store.begin_blob(blob_id, "errors", worker)
+        return blob_id
+
+    log = await world.blobs.open_log(next_blob_id)
+    await log.append(line)
+    placed = await log.seal()
+    failed = Finished(number, Outcome.FAILED, len(line), 0, token, Usage())
+    await world.store.record_outcomes([JobFlush(job.id, [], None, [failed], placed)], [], [])
+    await log.close()
+
+
+async def published(world: World, job: Job) -> tuple[Job, list[Any], list[Any]]:
+    assert await shipping(world).publish_all(await world.worker()) == 1
+    ended = await world.look(job)
+    files = [await world.file_bytes(file_id) for file_id in (ended.output_file_id, ended.error_file_id)]
+    assert list(map(len, files)) == [ended.output_bytes, ended.error_bytes]
+    output, errors = ([json.loads(line) for line in file.splitlines()] for file in files)
+    assert Counter(one["custom_id"] for one in output + errors) == Counter(f"c{n}" for n in range(job.item_count))
+    assert not list(world.scratch.iterdir())
+    return ended, output, errors
+
+
+async def test_a_job_is_done_when_what_runs_is_done(world: World) -> None:
+    job = await world.started(same(6, 2), shape=DEDUPE)
+    assert (job.item_count, job.run_count, job.copied.deduplicated) == (6, 2, 4)
+    await answer(world, job, [0])
+    assert (await world.look(job)).state is JobState.IN_PROGRESS
+    await answer(world, job, [1])
+    ended, output, _ = await published(world, job)
+    assert (ended.state, ended.answered_count, ended.failed_count) == (JobState.COMPLETED, 6, 0)
+    assert ended.usage == Usage(0, 0, 0, 0)
+    sources = {one["id"]: one for one in output}
+    copies = [one for one in output if "tidegate" in one]
+    assert len(copies) == 4
+    for copy in copies:
+        source = sources[copy["tidegate"]["deduplicated"]]
+        assert "tidegate" not in source
+        assert int(copy["custom_id"][1:]) % 2 == int(source["custom_id"][1:]) % 2
+        assert copy["response"] == source["response"]
+
+
+async def test_an_ordered_job_has_copies_at_their_places(world: World) -> None:
+    job = await world.started(same(6, 2), shape=DEDUPE, ordered=True)
+    await answer(world, job, [1, 0])
+    _, output, _ = await published(world, job)
+    assert [one["custom_id"] for one in output] == [f"c{number}" for number in range(6)]
+
+
+async def test_what_failed_fails_for_all_and_is_not_sent_again(world: World) -> None:
+    job = await world.started(same(5, 2), shape=DEDUPE)
+    await fail(world, job, 0, results.error_line(job.id, 0, b'"c0"', "upstream_refused", "no"))
+    await answer(world, job, [1])
+    ended, output, errors = await published(world, job)
+    assert (ended.state, ended.answered_count, ended.failed_count) == (JobState.COMPLETED, 2, 3)
+    assert {one["custom_id"] for one in errors} == {"c0", "c2", "c4"}
+    assert {one["error"]["code"] for one in errors} == {"upstream_refused"}
+    assert len({one["id"] for one in output + errors}) == 5
+
+
+async def test_copies_of_answers_that_did_not_fit_are_counted_with_what_came_instead(world: World) -> None:
+    job = await world.started(same(3, 1), shape=DEDUPE)
+    line = results.error_line(job.id, 0, b'"c0"', "schema_invalid", "no")
+    await fail(world, job, 0, results.with_members(line, [results.raw_member(b"{}"), results.cost_members((1, 0, 0))]))
+    ended, _, errors = await published(world, job)
+    assert [one["tidegate"]["raw"] for one in errors] == ["{}"] * 3
+    assert sum("cost" in one["tidegate"] for one in errors) == 1
+    # The outcome on record here does not say so of the first.
+    assert ended.schema_invalid_count == 2
+
+
+async def test_copies_of_what_never_ran_end_as_it_does(world: World) -> None:
+    job = await world.started(same(6, 2), shape=DEDUPE)
+    await answer(world, job, [0])
+    await closed(world, job)
+    ended, _, errors = await published(world, job)
+    assert (ended.state, ended.answered_count, ended.cancelled_count) == (JobState.CANCELLED, 3, 3)
+    assert {one["error"]["code"] for one in errors} == {"batch_cancelled"}
+    assert all("tidegate" not in one for one in errors)
+
+
+async def test_a_job_that_a_threshold_stopped_keeps_the_copies_of_what_it_has(world: World) -> None:
+    job = await world.started(same(6, 2), shape=DEDUPE, controls=JobControls(max_errors=MaxErrors(count=0)))
+    await fail(world, job, 0, results.error_line(job.id, 0, b'"c0"', "upstream_refused", "no"))
+    assert await world.store.close_job(job.id, 0)
+    ended, _, errors = await published(world, job)
+    assert (ended.state, ended.failed_count, ended.stopped_by) == (JobState.FAILED, 6, "max_errors")
+    assert Counter(one["error"]["code"] for one in errors) == {"upstream_refused": 3, "batch_failed": 3}
+
+
+async def test_a_lost_work_file_ends_the_job_all_the_same(world: World) -> None:
+    job = await world.started(same(4, 1), shape=DEDUPE)
+    await answer(world, job, [0])
+    lose_work_file(world, job)
+    assert await shipping(world).publish_all(await world.worker()) == 1
+    ended = await world.look(job)
+    assert (ended.state, ended.answered_count, ended.failed_count) == (JobState.COMPLETED, 1, 3)
+    errors = [json.loads(line) for line in (await world.file_bytes(ended.error_file_id)).splitlines()]
+    assert [(one["custom_id"], one["error"]["code"]) for one in errors] == [(None, "internal_error")] * 3
+    assert item_id(job.id, 3) == errors[-1]["id"]
