@@ -7,32 +7,27 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from tidegate import __version__, failpoints, metrics
 from tidegate.backends.blobs_local import LocalBlobs
-from tidegate.backends.blobs_s3 import S3Blobs
-from tidegate.backends.blobs_s3_client import MISSING_AFTER_MS, Objects, S3Settings
 from tidegate.backends.callback_sender import CallbackSender
 from tidegate.backends.counted_blobs import CountedBlobs
 from tidegate.backends.disk import make_directories
-from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.noticed_wake import NoticedWake
-from tidegate.backends.queue_redis import RedisQueue
 from tidegate.backends.scratch import scratch_directory
-from tidegate.backends.shared_redis import RedisShared
 from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy, boot_id, boot_ms
 from tidegate.control import control_file
 from tidegate.core import ids
-from tidegate.core.deployments import Deployment, Secret
+from tidegate.core.deployments import Deployment, Queue, Secret
 from tidegate.core.errors import SettingsError, StoreError
 from tidegate.core.input.turns import IngestLimits
-from tidegate.core.nouns import KeepTimes
-from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, FileSource, Limits, Notices, Wakes
+from tidegate.core.nouns import DEFAULT_TENANT, KeepTimes
+from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, FileSource, Limits, Notices, RequestQueue, Wakes
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
-from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
@@ -44,8 +39,6 @@ from tidegate.stages.record import FlushLimits
 from tidegate.stages.tend import clock as clock_tend
 from tidegate.store.driver import Driver
 from tidegate.store.limits import StoreLimits
-from tidegate.store.postgres import PostgresDriver
-from tidegate.store.postgres_notices import PostgresNotices
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.sqlite_clock import EmbeddedClock
 from tidegate.store.store import Store
@@ -54,22 +47,6 @@ from tidegate.upstream.http.connections import make_room_for_connections
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBudgetPolicy
 from tidegate.upstream.routing.probe import Probe
 from tidegate.upstream.routing.slots import Capacity
-from tidegate.web.admin.audit import AuditTrail
-from tidegate.web.admin.keys import bootstrap_key
-from tidegate.web.admin.operator_socket import operator_socket
-from tidegate.web.app import Api, AppPart, build_app
-from tidegate.web.completion_batch.callbacks import CallbackBodies
-from tidegate.web.completion_batch.options import DOOR
-from tidegate.web.context import WebContext
-from tidegate.web.gauges import Gauges
-from tidegate.web.health import Health
-from tidegate.web.http.auth import DEFAULT_TENANT
-from tidegate.web.http.loopback import is_loopback, require_loopback
-from tidegate.web.http.pepper import agreed_pepper, pepper_of
-from tidegate.web.http.serving import ListenLimits, listen_limits, listening
-from tidegate.web.jobs.creation import JobCreation
-from tidegate.web.jobs.validation import JobValidation
-from tidegate.web.scrape import scraped
 from tidegate.worker.kept_worker import KeptWorker, RunsItems
 from tidegate.worker.options import WorkerOptions
 from tidegate.worker.policies import OperatorPolicies
@@ -77,8 +54,17 @@ from tidegate.worker.registration import Registration, beat_until
 from tidegate.worker.unleased import Unleased
 from tidegate.worker.worker import Worker, WorkerPorts
 
+# What a process does not use is not loaded: a `tidegate run` has no web app, no Redis and no S3, and starts in half the time.
+if TYPE_CHECKING:
+    from tidegate.backends.blobs_s3_client import Objects, S3Settings
+    from tidegate.backends.shared_redis import RedisShared
+    from tidegate.web.app import Api
+    from tidegate.web.context import WebContext
+    from tidegate.web.jobs.validation import JobValidation
+
+    Bucket = Objects
+
 log = structlog.get_logger()
-Bucket = Objects
 
 _HELD_BYTES_MAX = 64 << 20
 _PREDECESSORS_MAX = 100
@@ -102,7 +88,7 @@ class Parts:
     wakes: Wakes
     tenant_id: str
     scratch: Path
-    shared: RedisShared | None = None
+    shared: "RedisShared | None" = None
     installation: str = ""
     notices: Notices | None = None
 
@@ -135,6 +121,8 @@ async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterato
             settings, store, blobs, clock, entropy, Wakes(LocalWake(), LocalWake(), LocalWake()), tenant or "", scratch
         )
         if settings.redis.location and not read_only:
+            from tidegate.backends.shared_redis import RedisShared
+
             name = f"{settings.redis.name}:{await store.store_name(entropy.token_bytes(16).hex())}"
             shared = RedisShared(settings.redis.location, name, clock, entropy)
             shared.start()
@@ -161,6 +149,8 @@ async def migrate(settings: Settings) -> list[int]:
 
 def _driver(settings: Settings, clock: Clock, *, read_only: bool) -> Driver:
     if settings.store.is_postgresql:
+        from tidegate.store.postgres import PostgresDriver
+
         return PostgresDriver(
             settings.store.location,
             pool_size=settings.store.pool_size,
@@ -175,6 +165,9 @@ def _driver(settings: Settings, clock: Clock, *, read_only: bool) -> Driver:
 def _blobs(settings: Settings, *, read_only: bool) -> Blobs:
     if not settings.blobs.is_s3:
         return LocalBlobs(local_path(settings.blobs.url))
+    from tidegate.backends.blobs_s3 import S3Blobs
+    from tidegate.backends.blobs_s3_client import MISSING_AFTER_MS
+
     bucket, _, prefix = settings.blobs.url.removeprefix("s3://").partition("/")
     reach = _s3_settings(settings, bucket)
     missing_after_ms = 0 if read_only else MISSING_AFTER_MS
@@ -196,12 +189,16 @@ def passing_files(settings: Settings) -> AbstractContextManager[Path]:
     return scratch_directory(settings.data_dir / "scratch")
 
 
-def open_bucket(settings: Settings, bucket: str, folder: str = "") -> Bucket:
+def open_bucket(settings: Settings, bucket: str, folder: str = "") -> "Bucket":
     """A bucket of the caller's own or a folder in it, at the address and with the keys of `blobs`."""
-    return Bucket(replace(_s3_settings(settings, bucket), prefix=folder))
+    from tidegate.backends.blobs_s3_client import Objects
+
+    return Objects(replace(_s3_settings(settings, bucket), prefix=folder))
 
 
-def _s3_settings(settings: Settings, bucket: str) -> S3Settings:
+def _s3_settings(settings: Settings, bucket: str) -> "S3Settings":
+    from tidegate.backends.blobs_s3_client import S3Settings
+
     key, secret = settings.blobs.access_key_id, settings.blobs.secret_access_key
     return S3Settings(
         bucket=bucket,
@@ -223,16 +220,16 @@ class Roles:
 
 async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
     """Run one process of Tidegate until `stop` is set. `on_ready` gets the address, or the worker's id where there is none."""
+    from tidegate.web.gauges import Gauges
+    from tidegate.web.health import Health
+    from tidegate.web.scrape import scraped
+
     failpoints.arm(settings.failpoints)
     metrics.pin(models=settings.models, deployments=[one.name for one in deployments(settings)])
     metrics.build_info.of(__version__).set(1)
     async with opened(settings) as alone, _noticed(alone) as parts, AsyncExitStack() as stack:
         if roles.api:
-            pepper = await agreed_pepper(settings, parts.store)
-            if settings.auth.bootstrap_key is not None:
-                trail = AuditTrail(parts.store, parts.entropy, "settings")
-                await bootstrap_key(trail, parts.entropy, pepper, settings.auth.bootstrap_key)
-            await require_loopback(parts.store, settings.server.host)
+            await _ready_keys(parts)
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
@@ -243,6 +240,9 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         make = functools.partial(build_worker, parts, me, router, live_config, callbacks)
         worker = _worker(make, parts, me, is_kept=roles.api) if roles.worker else None
         if roles.worker:
+            from tidegate.web.completion_batch.callbacks import CallbackBodies
+            from tidegate.web.completion_batch.options import DOOR
+
             bodies = {DOOR: CallbackBodies(parts.store, parts.blobs, settings.callbacks.body_bytes_max)}
             deliveries = WebhookDeliveries(parts.store, callbacks, parts.clock, parts.entropy, lambda: me.id, bodies)
             stack.push_async_callback(_ended, asyncio.create_task(deliveries.run()))
@@ -257,6 +257,10 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
 
         context = replace(_web_context(parts, me, router, callbacks, token), readiness=checks, stop=stop)
         if roles.api:
+            from tidegate.interactive_usage import InteractiveUsageBook
+            from tidegate.web.admin.operator_socket import operator_socket
+            from tidegate.web.app import build_app
+
             book = InteractiveUsageBook(parts.store, parts.entropy)
             stack.push_async_callback(book.close)
             app = build_app(replace(context, live_config=live_config, book=book))
@@ -271,9 +275,28 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             await beat_until(stop, me, settings.worker.heartbeat_ms)
 
 
+async def _ready_keys(parts: Parts) -> None:
+    """Agree with other API processes on the pepper, keep the key that the settings name, and refuse to serve strangers without any."""
+    from tidegate.web.admin.audit import AuditTrail
+    from tidegate.web.admin.keys import bootstrap_key
+    from tidegate.web.http.loopback import require_loopback
+    from tidegate.web.http.pepper import agreed_pepper
+
+    settings = parts.settings
+    pepper = await agreed_pepper(settings, parts.store)
+    if settings.auth.bootstrap_key is not None:
+        trail = AuditTrail(parts.store, parts.entropy, "settings")
+        await bootstrap_key(trail, parts.entropy, pepper, settings.auth.bootstrap_key)
+    await require_loopback(parts.store, settings.server.host)
+
+
 @asynccontextmanager
-async def _api_listening(app: Api, parts: Parts, stop: asyncio.Event) -> AsyncIterator[str]:
+async def _api_listening(app: "Api", parts: Parts, stop: asyncio.Event) -> AsyncIterator[str]:
     """Listen for callers, and for operators on the same port where that is this machine's alone, else on `admin.port`."""
+    from tidegate.web.app import AppPart
+    from tidegate.web.http.loopback import is_loopback, require_loopback
+    from tidegate.web.http.serving import ListenLimits, listen_limits, listening
+
     settings = parts.settings
     server, admin = settings.server, settings.admin
     async with AsyncExitStack() as stack:
@@ -346,12 +369,15 @@ class Estimating:
 
     parts: Parts
     reception: Reception
-    validation: JobValidation
+    validation: "JobValidation"
 
 
 @asynccontextmanager
 async def estimating(settings: Settings) -> AsyncIterator[Estimating]:
     """The check of a job in this process, without a server and without a worker: nothing is sent."""
+    from tidegate.web.jobs.creation import JobCreation
+    from tidegate.web.jobs.validation import JobValidation
+
     async with opened(settings) as alone, _noticed(alone) as parts:
         await _bury_predecessors(parts)
         me = _incarnation(parts)
@@ -404,6 +430,8 @@ async def knows_model(settings: Settings, model: str) -> bool:
 
 async def queue_states(served: Iterable[Deployment]) -> list[tuple[Deployment, QueueState | QueueAway]]:
     """How the queue of each of these stands that has one; needs no store."""
+    from tidegate.backends.queue_redis import RedisQueue
+
     found: list[tuple[Deployment, QueueState | QueueAway]] = []
     for one in served:
         if one.queue is None:
@@ -446,6 +474,8 @@ async def _router(parts: Parts, me: Registration, roles: Roles) -> AsyncIterator
     async with AsyncExitStack() as stack:
         limits: Limits = StoreLimits(parts.store, lambda: me.id)
         if parts.shared is not None:
+            from tidegate.backends.limits_redis import RedisLimits
+
             dealt = RedisLimits(settings.redis.location, parts.installation, limits, settings.redis.timeout_ms / 1000)
             stack.push_async_callback(dealt.close)
             limits = dealt
@@ -468,7 +498,7 @@ async def _router(parts: Parts, me: Registration, roles: Roles) -> AsyncIterator
             parts.entropy,
             deployment_policy(settings),
             capacity,
-            functools.partial(RedisQueue, owner=me.id),
+            functools.partial(_open_queue, owner=me.id),
         )
         stack.push_async_callback(router.close)
         router.serve(deployments(settings), resources(settings))
@@ -479,6 +509,12 @@ async def _router(parts: Parts, me: Registration, roles: Roles) -> AsyncIterator
         yield router, live_config
 
 
+def _open_queue(named: Queue, *, owner: str) -> RequestQueue:
+    from tidegate.backends.queue_redis import RedisQueue
+
+    return RedisQueue(named, owner=owner)
+
+
 @asynccontextmanager
 async def _notices(parts: Parts) -> AsyncIterator[Notices | None]:
     """What carries notices between processes: Redis where there is one, else the database, unless a pooler hides who listens."""
@@ -486,6 +522,8 @@ async def _notices(parts: Parts) -> AsyncIterator[Notices | None]:
     if parts.shared is not None or not store.is_postgresql or store.pooler == "transaction":
         yield parts.shared
         return
+    from tidegate.store.postgres_notices import PostgresNotices
+
     name = await parts.store.store_name(parts.entropy.token_bytes(16).hex())
     notices = PostgresNotices(store.location, name, NOTICE_TIMEOUT_S)
     notices.start()
@@ -575,7 +613,10 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
     )
 
 
-def _web_context(parts: Parts, me: Registration, router: Router, callbacks: Callbacks, token: Secret) -> WebContext:
+def _web_context(parts: Parts, me: Registration, router: Router, callbacks: Callbacks, token: Secret) -> "WebContext":
+    from tidegate.web.context import WebContext
+    from tidegate.web.http.pepper import pepper_of
+
     return WebContext(
         store=parts.store,
         blobs=_counted(parts, "apiserver"),

@@ -242,7 +242,10 @@ def _build_what_a_start_builds() -> None:
     command = typer.main.get_command(app)
     with command.make_context("tidegate", ["config"]) as context:
         command.get_command(context, "config").make_context("config", [])  # type: ignore[attr-defined]
-    typer.main.get_command = lambda typer_instance: command
+    # Every command is loaded here, once for all processes.
+    assert all(command.commands.values())  # type: ignore[attr-defined]
+    made = typer.main.get_command
+    typer.main.get_command = lambda typer_instance: command if typer_instance is app else made(typer_instance)
     # The patterns of the routes stay in the cache of `re`.
     build_app(MagicMock(settings=load(None, REPOSITORY, {}, {}).settings))
 

@@ -31,6 +31,10 @@ class Stamp:
     sha256: str
 
 
+# The organization of callers without a key.
+DEFAULT_TENANT = "default"
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A durable byte range of a blob."""

@@ -14,7 +14,7 @@ from tidegate.core import ids, keys
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.deployments import Secret
 from tidegate.core.errors import ApiProblem, SettingsError
-from tidegate.core.nouns import Caller
+from tidegate.core.nouns import DEFAULT_TENANT, Caller
 from tidegate.core.ports import Entropy
 from tidegate.store.keys import KeyRights
 from tidegate.store.rows import limits_from
@@ -22,7 +22,6 @@ from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
-from tidegate.web.http.auth import DEFAULT_TENANT
 from tidegate.web.http.client_address import networks_of
 from tidegate.web.http.limit_requests import KeyLimitAsks, job_limits
 from tidegate.web.http.routes import Guarded

@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from tidegate.core import ids, keys
 from tidegate.core.errors import ApiProblem, TidegateError
-from tidegate.core.nouns import Caller
+from tidegate.core.nouns import DEFAULT_TENANT, Caller
 from tidegate.store.rows import limits_from
 from tidegate.web.context import WebContext
 from tidegate.web.http.client_address import client_address, is_allowed, networks_of, owner_of
@@ -33,7 +33,6 @@ from tidegate.web.http.problems import ANTHROPIC_PATHS
 
 log = structlog.get_logger()
 
-DEFAULT_TENANT = "default"
 CONTROL_HEADER = "X-Tidegate-Control"
 TENANT_HEADER = "X-Tidegate-Tenant"
 BELIEVED_MS = 2_000
