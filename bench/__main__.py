@@ -7,7 +7,8 @@ from pathlib import Path
 
 NAMES = (
     "ingest", "prefix", "engine", "harvest", "harvest_processes", "fairness", "decision", "contention", "transport", "gateway", "policy",
-    "limits", "capacity", "throughput", "grouping", "cluster", "publish", "memory", "completion_batch", "background", "scrape", "costs",
+    "limits", "capacity", "throughput", "grouping", "cluster", "publish", "control", "memory", "completion_batch", "background",
+    "scrape", "costs",
 )  # fmt: skip
 
 
