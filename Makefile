@@ -87,9 +87,9 @@ lock:  ## resolve pyproject.toml again into the hashed locks
 	build/lock/bin/pip install --quiet --disable-pip-version-check uv
 	build/lock/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --upgrade --output-file requirements-dev.lock
-	build/lock/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	build/lock/bin/uv pip compile pyproject.toml --extra traces --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --constraint requirements-dev.lock --output-file requirements.lock
-	build/lock/bin/uv pip compile pyproject.toml --extra tables --universal --python-version 3.11 --resolution lowest-direct \
+	build/lock/bin/uv pip compile pyproject.toml --extra tables --extra traces --universal --python-version 3.11 --resolution lowest-direct \
 		--no-header --no-emit-index-url --output-file build/lowest-direct.txt
 	build/lock/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --no-annotate --constraint build/lowest-direct.txt --output-file requirements-lowest.lock

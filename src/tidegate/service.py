@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tidegate import __version__, failpoints, metrics
+from tidegate import __version__, failpoints, metrics, tracing
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.callback_sender import CallbackSender
 from tidegate.backends.counted_blobs import CountedBlobs
@@ -31,6 +31,7 @@ from tidegate.core.states import WorkerState
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
+from tidegate.settings.collector import wants_traces
 from tidegate.settings.models import model_caps
 from tidegate.stages.accept import Reception
 from tidegate.stages.deliver import WebhookDeliveries
@@ -68,6 +69,7 @@ log = structlog.get_logger()
 
 _HELD_BYTES_MAX = 64 << 20
 _PREDECESSORS_MAX = 100
+TRACES_STOP_S = 3.0
 NOTICE_TIMEOUT_S = 2.0
 # Without one every batch would wait for ever: better to say so at the start.
 NO_MODEL_SERVER = (
@@ -227,7 +229,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
     failpoints.arm(settings.failpoints)
     metrics.pin(models=settings.models, deployments=[one.name for one in deployments(settings)])
     metrics.build_info.of(__version__).set(1)
-    async with opened(settings) as alone, _noticed(alone) as parts, AsyncExitStack() as stack:
+    async with _traced(), opened(settings) as alone, _noticed(alone) as parts, AsyncExitStack() as stack:
         if roles.api:
             await _ready_keys(parts)
         await _bury_predecessors(parts)
@@ -291,6 +293,23 @@ async def _ready_keys(parts: Parts) -> None:
 
 
 @asynccontextmanager
+async def _traced() -> AsyncIterator[None]:
+    """Send traces where OTEL_* variables ask for them. What is missing for that is logged, and no reason not to start."""
+    wanted, problem = wants_traces()
+    if wanted:
+        try:
+            tracing.start(__version__)
+        except ImportError:
+            problem = "OpenTelemetry is not installed: pip install 'tidegate[traces]'"
+    if problem:
+        log.warning("traces_off", why=problem)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(tracing.stop, TRACES_STOP_S)
+
+
+@asynccontextmanager
 async def _api_listening(app: "Api", parts: Parts, stop: asyncio.Event) -> AsyncIterator[str]:
     """Listen for callers, and for operators on the same port where that is this machine's alone, else on `admin.port`."""
     from tidegate.web.app import AppPart
@@ -344,7 +363,7 @@ class Working:
 async def working(settings: Settings) -> AsyncIterator[Working]:
     """A worker beside the caller's own code in this process, without a server: what `tidegate run` stands on."""
     failpoints.arm(settings.failpoints)
-    async with opened(settings) as alone, _noticed(alone) as parts:
+    async with _traced(), opened(settings) as alone, _noticed(alone) as parts:
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()

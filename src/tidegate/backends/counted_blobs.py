@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable
 from pathlib import Path
 from typing import TypeVar
 
-from tidegate import metrics
+from tidegate import metrics, tracing
 from tidegate.core.errors import BlobError, BlobUnavailable
 from tidegate.core.nouns import Placed, Stamp
 from tidegate.core.ports import Blobs, BlobWriter, LogIds, ResultLog
@@ -34,8 +34,9 @@ class CountedBlobs:
 
     async def stream(self, blob_id: str, at: int, count: int) -> AsyncGenerator[bytes, None]:
         try:
-            async for piece in self._inner.stream(blob_id, at, count):
-                yield piece
+            with tracing.storage("retrieve"):
+                async for piece in self._inner.stream(blob_id, at, count):
+                    yield piece
         except BlobError as error:
             self._failed("retrieve", error)
             raise
@@ -70,7 +71,8 @@ class CountedBlobs:
 
     async def counted(self, operation: str, doing: Awaitable[T]) -> T:
         try:
-            done = await doing
+            with tracing.storage(operation):
+                done = await doing
         except BlobError as error:
             self._failed(operation, error)
             raise

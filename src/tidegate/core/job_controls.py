@@ -67,3 +67,4 @@ class FollowUp:
     webhook_secret: bytes = field(repr=False)
     controls: JobControls | None = None
     canary: Canary | None = None
+    traceparent: str | None = None

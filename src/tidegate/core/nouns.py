@@ -222,6 +222,7 @@ class JobRequest:
     canary: Canary | None = None
     kind: JobKind = JobKind.BATCH
     answers: AnswerTerms | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +317,7 @@ class Job:
     merged_file_id: str | None = None
     retried_by: tuple[str, ...] = ()
     copied: CopiedItems = NO_COPIES
+    traceparent: str | None = None
 
     @property
     def done_count(self) -> int:
@@ -431,6 +433,7 @@ class LeasedSlice:
     answers: AnswerTerms | None = None
     retry: JobRetry | None = None
     betas: str = ""
+    traceparent: str | None = None
 
     @property
     def item_units(self) -> int:
@@ -481,19 +484,16 @@ class Item:
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """One upstream request. `attempt_count` says how many calls of its item counted before: above 0
-    this is a retry.
+    """One upstream request. `attempt_count` says how many calls of its item counted before: above 0 this is a retry.
 
-    It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that
-    is being paid for is worth a wait. It may also begin only until `begin_by_ms`, when the lease
-    that covers it may be over: a process that was paused asks again first. `budgets` are those of
-    its tenant, user, key and job; those of the deployment come on the way. `tokens` is what it will
-    likely take, where someone has estimated it. `share_owner` is whose it is, for a fair order
-    downstream, and calls of one `prefix_group` begin alike; without a `prefix_salt` it is not used.
-    `items` is how many items of a job share it; `number` is then that of the first. `parallel`
-    names those who may have only so many calls at once. `models` are those that its key allows, so
-    that no fallback leads to another; none named: any. With an `audio` file it is sent as a form. An engine of
-    Anthropic's gets `betas` in a header."""
+    It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that is being paid for is worth a
+    wait. It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks
+    again first. `budgets` are those of its tenant, user, key and job; those of the deployment come on the way. `tokens` is what it
+    will likely take, where someone has estimated it. `share_owner` is whose it is, for a fair order downstream, and calls of one
+    `prefix_group` begin alike; without a `prefix_salt` it is not used. `items` is how many items of a job share it; `number` is
+    then that of the first. `parallel` names those who may have only so many calls at once. `models` are those that its key allows,
+    so that no fallback leads to another; none named: any. With an `audio` file it is sent as a form. An engine of Anthropic's gets
+    `betas` in a header. `trace_header` is the header line that names its span, where it is traced."""
 
     job_id: str
     number: int
@@ -516,6 +516,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     models: frozenset[str] = frozenset()
     audio: AudioFile | None = None
     betas: str = ""
+    trace_header: bytes = b""
 
     @property
     def prefix_group(self) -> str:

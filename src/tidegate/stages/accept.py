@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tidegate import tracing
 from tidegate.core import ids, window
 from tidegate.core.errors import ApiProblem, StoreFull, StoreUnavailable, TidegateError
 from tidegate.core.job_controls import FollowUp, RetryChoice
@@ -86,12 +87,18 @@ class Reception:
         if request.webhook is not None:
             secret = self._entropy.token_bytes(SECRET_BYTES)
             request = replace(request, webhook=replace(request.webhook, secret=secret))
+        traces = tracing.ACTIVE
+        creation = None if traces is None else traces.begin_creation()
+        if creation is not None:
+            request = replace(request, traceparent=creation.traceparent)
         job = await self.replayed(
             lambda: self._store.create_job(
                 caller, job_id, request, idempotency=idempotency, quotas=quotas, share_owner=share_owner
             )
         )
         await hit("create_committed")
+        if traces is not None and creation is not None:
+            traces.end_creation(creation, job)
         return job
 
     async def retry_job(
@@ -107,6 +114,10 @@ class Reception:
         """A new job, `validating`, that runs items of an ended one again; None when there is none to retry."""
         new_id, secret = self.new_id("batch"), self._entropy.token_bytes(SECRET_BYTES)
         retry = FollowUp(job_id, choice, new_id, self.new_id("file"), self.new_id("file"), secret)
+        traces = tracing.ACTIVE
+        creation = None if traces is None else traces.begin_creation()
+        if creation is not None:
+            retry = replace(retry, traceparent=creation.traceparent)
         asked = sha256(msgspec.json.encode([job_id, choice])).hexdigest()
         idempotency = Idempotency(idempotency_key, asked) if idempotency_key else None
         job = await self.replayed(
@@ -115,6 +126,8 @@ class Reception:
             )
         )
         await hit("create_committed")
+        if traces is not None and creation is not None and job is not None:
+            traces.end_creation(creation, job)
         return job
 
     async def create_response(
@@ -325,5 +338,5 @@ def upload_hash(content_sha256: str, purpose: str, filename: str, expires_after_
 def request_hash(request: JobRequest) -> str:
     """What a job's Idempotency-Key is bound to: the meaning of the request, however it was spelled."""
     meaning = msgspec.to_builtins(request)
-    del meaning["window_text"]
+    del meaning["window_text"], meaning["traceparent"]
     return sha256(msgspec.json.encode(meaning, order="sorted")).hexdigest()

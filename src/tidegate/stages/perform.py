@@ -12,7 +12,7 @@ from zlib import crc32
 import msgspec
 import structlog
 
-from tidegate import failpoints, metrics
+from tidegate import failpoints, metrics, tracing
 from tidegate.core import retry
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.answers import answer_checks, results
@@ -227,7 +227,9 @@ class Performer:
         metrics.item_counts.allow(leased.endpoint)
         try:
             call = self._call(leased, held, item, body, key)
-            answer = await (self._send_with_file(call) if is_audio else self._upstream.send(call))
+            send = self._send_with_file if is_audio else self._upstream.send
+            traces = tracing.ACTIVE
+            answer = await (send(call) if traces is None else traces.call(send, call, leased.traceparent))
         except UpstreamError as error:
             return self._after_failure(error, leased, held, item)
         except Exception as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tidegate import metrics
+from tidegate import metrics, tracing
 from tidegate.core.answers.results import never_ran_line
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
 from tidegate.core.nouns import Job, KeepTimes, Placed, Rewrite, UnrunLines
@@ -81,15 +81,18 @@ class Ship:
             return False
         fresh = PublishBlobs(self._store, self._blobs, self._entropy, worker_id)
         try:
-            added: Added = await self._added(job, fresh) if job.done_count < job.item_count else (None, None)
-            rewrites = await self._ordered(job, fresh, added) if job.ordered else (None, None)
+            with tracing.step_of(job):
+                added: Added = await self._added(job, fresh) if job.done_count < job.item_count else (None, None)
+                rewrites = await self._ordered(job, fresh, added) if job.ordered else (None, None)
             await self._store.publish_job(
                 job, token, added=added, rewrites=rewrites, keep_ms=self._keep.results_ms(job)
             )
             self._steps.end(token)
             await hit("publish_committed")
             _log_end(job)
-            metrics.count_job_end(await self._store.any_job(job_id))
+            ended = await self._store.any_job(job_id)
+            metrics.count_job_end(ended)
+            tracing.end_job(ended)
             if job_id in self._postponed:
                 self._postponed.discard(job_id)
                 metrics.finalization_retries.of("recovered").inc()
@@ -100,6 +103,7 @@ class Ship:
             await self._store.drop_step(job_id, token, _RETRY_MS)
             self._steps.end(token)
             log.warning("publish_postponed", job=job_id, error=str(error))
+            tracing.postpone(job, error)
             metrics.finalization_retries.of("postponed").inc()
             if len(self._postponed) < _POSTPONED_MAX:
                 self._postponed.add(job_id)

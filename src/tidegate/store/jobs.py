@@ -334,6 +334,7 @@ async def put_job(
         door=request.door,
         shape=shape_text(request.shape),
         answers=answers_text(request.answers),
+        traceparent=request.traceparent,
         **controls_columns(request.controls),
     )
     if request.shape.more_inputs:

@@ -131,4 +131,5 @@ def _request(first: Job, retry: FollowUp) -> JobRequest:
         canary=retry.canary,
         shape=first.shape,
         answers=first.answers,
+        traceparent=retry.traceparent,
     )

@@ -257,6 +257,7 @@ create table jobs (
     retry_file_id text,
     merged_file_id text,
     retried_by text,
+    traceparent text,
     canary_items bigint,
     canary_ppm bigint,
     canary_then text check (canary_then in ('continue', 'stop', 'wait')),

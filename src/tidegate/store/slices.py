@@ -201,9 +201,21 @@ async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSl
 
 async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
     token, endpoint, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
-    tenant_id, work_blob_id, expires_in_ms, tenant, share_owner, key_id, user, team, limits, answers, shape, _ = (
-        door.job
-    )
+    (
+        tenant_id,
+        work_blob_id,
+        expires_in_ms,
+        tenant,
+        share_owner,
+        key_id,
+        user,
+        team,
+        limits,
+        answers,
+        shape,
+        trace,
+        _,
+    ) = door.job
     span = {"job_id": pick.job_id, "first": first, "count": count}
     done: frozenset[int] = frozenset()
     attempts: dict[int, Attempts] = {}
@@ -238,6 +250,7 @@ async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
         answers_from(answers),
         shape_from(shape).retry,
         shape_from(shape).betas,
+        trace,
     )
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import structlog
 
-from tidegate import metrics
+from tidegate import metrics, tracing
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, IngestCrashed, IngestFailed, LostRace
 from tidegate.core.input.lines import ChosenLines, LineRules
@@ -156,7 +156,8 @@ class IngestStage:
         """Run the pass over one input; None when the job ended by it, or waits for another try."""
         begun_s = asyncio.get_running_loop().time()
         try:
-            plan = await self._pass(step, lane)
+            with tracing.step_of(step.source.job):
+                plan = await self._pass(step, lane)
             took_s = asyncio.get_running_loop().time() - begun_s
             metrics.ingest_seconds.of(metrics.size_of(plan.item_count)).observe(took_s)
         except (BlobError, IngestFailed, OSError) as error:
@@ -229,7 +230,8 @@ class IngestStage:
     async def _adopt(self, step: _IngestStep, plan: IngestPlan, blob_id: str) -> JobStart | None:
         """Make the work file durable; None when that must be tried again."""
         try:
-            await self._blobs.adopt(blob_id, step.work_path)
+            with tracing.step_of(step.source.job):
+                await self._blobs.adopt(blob_id, step.work_path)
         except (BlobError, OSError) as error:
             await self._store.give_up_blob(blob_id)
             await self._after_failure(step, error)
@@ -264,7 +266,9 @@ class IngestStage:
     async def _refuse(self, step: _IngestStep, errors: Sequence[LineError]) -> None:
         """Fail a job for what is wrong with its input."""
         if await self._store.refuse_job(step.job_id, step.token, list(errors)):
-            metrics.count_job_end(await self._store.any_job(step.job_id))
+            job = await self._store.any_job(step.job_id)
+            metrics.count_job_end(job)
+            tracing.end_job(job)
             log.warning("job_failed", job=step.job_id, why=errors[0].message, problems=len(errors))
         else:
             await self._end_lost(step.job_id, step.token)
@@ -273,7 +277,9 @@ class IngestStage:
         """The job closed while it was ingested, or the step is no longer ours."""
         log.info("ingest_lease_lost", job=job_id)
         if await self._store.end_unstarted(job_id, token):
-            metrics.count_job_end(await self._store.any_job(job_id))
+            job = await self._store.any_job(job_id)
+            metrics.count_job_end(job)
+            tracing.end_job(job)
         else:
             await self._store.drop_step(job_id, token, 0)
 
@@ -291,6 +297,7 @@ class IngestStage:
             if len(self._crashes) > _CRASHED_MAX:
                 self._crashes.popitem(last=False)
         failures = await self._store.drop_step(job_id, step.token, RETRY_MS)
+        tracing.postpone(step.source.job, error)
         log.warning("ingest_postponed", job=job_id, failures=failures, error=str(error))
 
 

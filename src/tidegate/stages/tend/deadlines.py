@@ -2,7 +2,7 @@
 
 import structlog
 
-from tidegate import metrics
+from tidegate import metrics, tracing
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -19,6 +19,8 @@ async def tend(store: Store) -> int:
             changed += 1
     for job_id in await store.jobs_closing_unstarted(_PASS_MAX):
         if await store.end_unstarted(job_id):
-            metrics.count_job_end(await store.any_job(job_id))
+            job = await store.any_job(job_id)
+            metrics.count_job_end(job)
+            tracing.end_job(job)
             changed += 1
     return changed

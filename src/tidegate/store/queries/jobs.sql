@@ -8,14 +8,14 @@ insert into jobs (
     output_expires_after_s, ordered, prefix_order, invalid_lines, errors, item_count, answered_count, failed_count, expired_count,
     cancelled_count, unused_count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, output_bytes, error_bytes, work_bytes,
     prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, share_owner, queue, limits, ingest_bytes, webhook, door,
-    priority, not_before, max_cost_nano, max_errors_count, max_errors_ppm, max_errors_after, shape, answers
+    priority, not_before, max_cost_nano, max_errors_count, max_errors_ppm, max_errors_after, shape, answers, traceparent
 )
 values (
     :id, :tenant_id, :kind, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', (select ms from moment),
     (select ms from moment) + :window_ms, (select ms from moment) + cast(:begin_within_ms as bigint),
     :metadata, :output_expires_after_s, :ordered, :prefix_order, :invalid_lines, '[]',
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :share_owner, :queue, :limits, :ingest_bytes, :webhook, :door,
-    :priority, :not_before, :max_cost_nano, :max_errors_count, :max_errors_ppm, :max_errors_after, :shape, :answers
+    :priority, :not_before, :max_cost_nano, :max_errors_count, :max_errors_ppm, :max_errors_after, :shape, :answers, :traceparent
 );
 
 -- job_input_put --

@@ -54,7 +54,8 @@ select cast(:token as text) as token,
         where s.job_id = :job_id and s.lease_token = :token and s.worker_id = :worker_id and s.state = 'leased') as is_held,
     j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
-    (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.door is not null as has_item_events
+    (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.traceparent,
+    j.door is not null as has_item_events
 from jobs j
 where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms() and j.begun_at is not null
     and j.paused_at is null and j.not_before <= now_ms() /*! for key share */;
@@ -63,7 +64,8 @@ where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.exp
 -- The same for a job's first lease, which also writes the row: two that shared it could both never go on to write.
 select j.id, j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
-    (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.door is not null as has_item_events
+    (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.traceparent,
+    j.door is not null as has_item_events
 from jobs j
 where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms()
     and j.paused_at is null and j.not_before <= now_ms() /*! for no key update */;
@@ -72,7 +74,8 @@ where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.exp
 -- The same for a lease that is asked for again, wherever its job stands.
 select j.id, j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
-    (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.door is not null as has_item_events
+    (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.traceparent,
+    j.door is not null as has_item_events
 from jobs j
 where j.id = :job_id;
 

@@ -164,7 +164,7 @@ class CallPath:
                 permit = SendPermit(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
                 admission.go_out(0)
                 request = UpstreamRequest(
-                    state.url(call.endpoint), call.idempotency_key, call.body, b"", call.attempt_count
+                    state.url(call.endpoint), call.idempotency_key, call.body, call.trace_header, call.attempt_count
                 )
                 reply = await state.line.post(request, total_s, permit)
                 answer = self._exchange.read_reply(admission, call.endpoint, reply)

@@ -192,7 +192,7 @@ class Exchange:
         call, state = admission.call, admission.state
         hints = state.priority_hints
         hint_headers = b"" if hints.is_silent else hints.headers(call, call.deadline_ms - self._clock.monotonic_ms())
-        headers = shaped.headers + hint_headers
+        headers = shaped.headers + hint_headers + call.trace_header
         request = UpstreamRequest(
             state.url(shaped.endpoint), call.idempotency_key, shaped.body, headers, call.attempt_count
         )

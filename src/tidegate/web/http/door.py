@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidegate import metrics
+from tidegate import metrics, tracing
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Clock, Entropy
@@ -68,7 +68,10 @@ class RequestDoor:
             await self._app(scope, receive, send)
             return
         request_id = ids.make("req", self._entropy.token_bytes(ids.RANDOM_BYTES))
-        intake = Intake(receive, dict(scope["headers"]), self._clock, self._room)
+        headers = dict(scope["headers"])
+        if tracing.ACTIVE is not None:
+            tracing.CALLER.set(headers.get(b"traceparent", b"").decode("latin-1"))
+        intake = Intake(receive, headers, self._clock, self._room)
         scope["tidegate.intake"] = intake
         scope["tidegate.request_id"] = request_id
         answered, begun_ms = False, self._clock.monotonic_ms()

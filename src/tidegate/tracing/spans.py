@@ -1,0 +1,266 @@
+"""Every span. Only this module knows OpenTelemetry; the OpenTelemetry SDK reads the other OTEL_* variables itself.
+
+A job passes through several processes, and each of them may be killed. So a span is made when it ends, from what the job's row says, and
+the id of a job's span follows from the job's id: every process knows it. Calls of items have traces of their own, linked to their job's
+span: they are sampled one by one, and no trace grows with the size of a job. Spans hold ids and counts, never prompts or answers.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from random import getrandbits
+from typing import NamedTuple
+
+import msgspec
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, TraceIdRatioBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from tidegate.core.errors import UpstreamError
+from tidegate.core.nouns import Answer, Call, Job
+from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.tracing import CALLER, JOB
+
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+_RATE = re.compile(r"(?:ParentBased\{root:)?TraceIdRatioBased\{([0-9.e-]+)\}")
+_TEXT_MAX = 256
+_ROOT = Context()
+_STORAGE = {"store": "storage.Store", "retrieve": "storage.Retrieve", "delete": "storage.Delete"}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+_ATTRIBUTES = Mapping[str, str | int]
+
+
+class _SpanShape(NamedTuple):
+    """What a span says beside its times."""
+
+    name: str
+    attributes: _ATTRIBUTES
+    parent: SpanContext | None = None
+    links: tuple[Link, ...] = ()
+    kind: SpanKind = SpanKind.INTERNAL
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """A job that is being created. `traceparent` is kept with it."""
+
+    traceparent: str
+    context: SpanContext
+    caller: SpanContext | None
+    begun_ns: int
+
+
+class Spans:
+    def __init__(self, version: str) -> None:
+        resource = Resource.create()
+        if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+            resource = resource.merge(Resource({SERVICE_NAME: "tidegate"}))
+        # It reads the sampler from OTEL_TRACES_SAMPLER.
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._sampler = provider.sampler
+        self._call_bound = TraceIdRatioBased.get_bound_for_rate(_root_rate(provider.sampler))
+        self._resource = resource
+        self._scope = InstrumentationScope("tidegate", version)
+        self._processor = BatchSpanProcessor(OTLPSpanExporter())
+
+    def close(self, timeout_s: float) -> None:
+        # The SDK waits longer for a collector that does not answer than a process may take to stop.
+        closing = threading.Thread(target=self._processor.shutdown, daemon=True)
+        closing.start()
+        closing.join(timeout_s)
+
+    def begin_creation(self) -> Creation:
+        """Decide whether a new job is traced: as its caller's trace is, or by the sampler."""
+        caller = _context_of(CALLER.get())
+        context = self._new_context("create-batch", caller)
+        text = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+        return Creation(text, context, caller, time.time_ns())
+
+    def end_creation(self, creation: Creation, job: Job) -> None:
+        attributes = {**_ids_of(job), "file.id": job.input_file_id}
+        shape = _SpanShape("create-batch", attributes, creation.caller, kind=SpanKind.SERVER)
+        self._send(shape, creation.context, creation.begun_ns, time.time_ns())
+
+    def end_job(self, job: Job) -> None:
+        """Send `process-batch`: the whole life of a job, from the moments that the store wrote down."""
+        context = _job_context(job.id, job.traceparent)
+        if context is None or job.state not in JOB_ENDED:
+            return
+        attributes: dict[str, str | int] = {**_ids_of(job), "file.id": job.input_file_id, "batch.status": job.state}
+        if job.in_progress_at is not None:
+            attributes["batch.request.total"] = job.item_count
+            attributes["batch.request.completed"] = job.answered_count
+            attributes["batch.request.failed"] = job.item_count - job.answered_count
+        for name, file_id in (("batch.output_file.id", job.output_file_id), ("batch.error_file.id", job.error_file_id)):
+            if file_id is not None:
+                attributes[name] = file_id
+        failure = ""
+        if job.state is JobState.FAILED:
+            attributes["error.type"] = failure = job.errors[0].code if job.errors else "batch_failed"
+        moments = (
+            ("in_progress", job.in_progress_at),
+            ("cancelling", job.cancelling_at),
+            ("finalizing", job.finalizing_at),
+        )
+        events = tuple(Event(name, timestamp=_ns(at)) for name, at in moments if at is not None)
+        ended_at = job.completed_at or job.failed_at or job.expired_at or job.cancelled_at or job.created_at
+        creator = _context_of(job.traceparent or "")
+        links = () if creator is None else (Link(creator),)
+        shape = _SpanShape("process-batch", attributes, creator, links, SpanKind.CONSUMER, events)
+        self._send(shape, context, _ns(job.created_at), _ns(ended_at), failure)
+
+    def postpone(self, job: Job, error: Exception) -> None:
+        now_ns, failure = time.time_ns(), type(error).__name__
+        links = _links_to(job.id, job.traceparent)
+        shape = _SpanShape("re-enqueue", {**_ids_of(job), "error.type": failure}, links=links, kind=SpanKind.PRODUCER)
+        self._send(shape, self._new_context(shape.name, None), now_ns, now_ns, failure)
+
+    @contextmanager
+    def storage(self, operation: str) -> Iterator[None]:
+        """Time an operation on a blob of the job at hand; deletions have no job by then, and a trace of their own."""
+        job = JOB.get()
+        parent = None if job is None else _job_context(job.id, job.traceparent)
+        if parent is None and operation != "delete":
+            yield
+            return
+        shape = _SpanShape(_STORAGE[operation], {} if job is None else _ids_of(job), parent, kind=SpanKind.CLIENT)
+        context = self._new_context(shape.name, parent)
+        begun_ns, failure = time.time_ns(), ""
+        try:
+            yield
+        except BaseException as error:
+            failure = type(error).__name__
+            raise
+        finally:
+            self._send(shape, context, begun_ns, time.time_ns(), failure)
+
+    async def call(self, send: Callable[[Call], Awaitable[Answer]], call: Call, traceparent: str | None) -> Answer:
+        """Send the call of an item; where it is sampled, its trace goes on in the model server."""
+        # Most calls are not sampled where there are many: those must cost next to nothing.
+        trace_id = getrandbits(128)
+        if trace_id & TraceIdRatioBased.TRACE_ID_LIMIT >= self._call_bound:
+            return await send(call)
+        operation = _OPERATIONS.get(call.endpoint, call.endpoint.removeprefix("/v1/").replace("/", "_"))
+        name = f"{operation} {call.model[:_TEXT_MAX]}"
+        context = self._context(trace_id, is_sampled=True)
+        header = f"traceparent: 00-{context.trace_id:032x}-{context.span_id:016x}-01\r\n".encode()
+        attributes: dict[str, str | int] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "anthropic" if call.endpoint == "/v1/messages" else "openai",
+            "gen_ai.request.model": call.model[:_TEXT_MAX],
+            "batch.id": call.job_id,
+            "batch.item.number": call.number,
+            "batch.item.attempt": call.attempt_count + 1,
+        }
+        begun_ns, failure = time.time_ns(), ""
+        try:
+            answer = await send(msgspec.structs.replace(call, trace_header=header))
+            attributes |= {
+                "http.response.status_code": answer.status,
+                "gen_ai.usage.input_tokens": answer.usage.input_tokens,
+                "gen_ai.usage.output_tokens": answer.usage.output_tokens,
+                "gen_ai.usage.cache_read.input_tokens": answer.usage.cached_tokens,
+                "tidegate.deployment": answer.deployment,
+            }
+            return answer
+        except BaseException as error:
+            failure = error.code if isinstance(error, UpstreamError) else type(error).__name__
+            attributes["error.type"] = failure
+            raise
+        finally:
+            shape = _SpanShape(name, attributes, links=_links_to(call.job_id, traceparent), kind=SpanKind.CLIENT)
+            self._send(shape, context, begun_ns, time.time_ns(), failure)
+
+    def _new_context(self, name: str, parent: SpanContext | None) -> SpanContext:
+        """Decide whether a span is sampled: as its parent is, or by the sampler."""
+        trace_id = getrandbits(128) if parent is None else parent.trace_id
+        around = _ROOT if parent is None else set_span_in_context(NonRecordingSpan(parent), _ROOT)
+        decision = self._sampler.should_sample(around, trace_id, name).decision
+        return self._context(trace_id, is_sampled=decision is Decision.RECORD_AND_SAMPLE)
+
+    def _context(self, trace_id: int, *, is_sampled: bool) -> SpanContext:
+        flags = TraceFlags(TraceFlags.SAMPLED if is_sampled else TraceFlags.DEFAULT)
+        return SpanContext(trace_id, getrandbits(64), is_remote=False, trace_flags=flags)
+
+    def _send(self, shape: _SpanShape, context: SpanContext, begun_ns: int, ended_ns: int, failure: str = "") -> None:
+        # What is not sampled stops here, in the SDK.
+        self._processor.on_end(
+            ReadableSpan(
+                name=shape.name,
+                context=context,
+                parent=shape.parent,
+                resource=self._resource,
+                attributes=shape.attributes,
+                events=shape.events,
+                links=shape.links,
+                kind=shape.kind,
+                status=Status(StatusCode.ERROR, failure) if failure else Status(),
+                start_time=begun_ns,
+                end_time=max(begun_ns, ended_ns),
+                instrumentation_scope=self._scope,
+            )
+        )
+
+
+def _root_rate(sampler: Sampler) -> float:
+    """The share of new traces that a sampler takes. Asking it for each call would cost more than all else that an unsampled call does."""
+    found = _RATE.match(sampler.get_description())
+    if found is not None:
+        return float(found[1])
+    return float(sampler.should_sample(_ROOT, getrandbits(128), "call").decision is Decision.RECORD_AND_SAMPLE)
+
+
+def _context_of(traceparent: str) -> SpanContext | None:
+    """What a W3C `traceparent` names; None when it names nothing."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    if found is None:
+        return None
+    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+    return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags & TraceFlags.SAMPLED))
+
+
+def _job_context(job_id: str, traceparent: str | None) -> SpanContext | None:
+    """The span of a job: in the trace of its creation, under an id that every process knows."""
+    creator = _context_of(traceparent or "")
+    if creator is None:
+        return None
+    span_id = int.from_bytes(blake2b(job_id.encode(), digest_size=8).digest(), "big")
+    return SpanContext(creator.trace_id, span_id, is_remote=True, trace_flags=creator.trace_flags)
+
+
+def _links_to(job_id: str, traceparent: str | None) -> tuple[Link, ...]:
+    context = _job_context(job_id, traceparent)
+    return () if context is None else (Link(context),)
+
+
+def _ids_of(job: Job) -> dict[str, str | int]:
+    return {"batch.id": job.id, "tenant.id": job.tenant_id}
+
+
+def _ns(ms: int) -> int:
+    return ms * 1_000_000

@@ -1,0 +1,120 @@
+"""Traces: not imported while they are off, hostile contexts, and the header that goes to a model server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.upstream.raw_server import RawServer
+from tests.upstream.world import World, deployment
+from tidegate import tracing
+from tidegate.core.deployments import Hints
+from tidegate.core.nouns import Answer, Call, Usage
+from tidegate.settings.collector import wants_traces
+from tidegate.tracing.spans import Spans
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", NOWHERE)
+    tracing.start("0")
+    assert tracing.ACTIVE is not None
+    yield tracing.ACTIVE
+    tracing.stop(0)
+
+
+def test_nothing_of_opentelemetry_is_imported_while_traces_are_off() -> None:
+    """Neither by the commands nor by a process that serves: everything is imported here that one needs."""
+    code = (
+        "import sys, tidegate.cli, tidegate.service; from tidegate import tracing; "
+        "print([name for name in sys.modules if name.startswith('opentelemetry')], tracing.ACTIVE)"
+    )
+    made = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert made.stdout.split() == ["[]", "None"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, False),
+        ({"OTEL_SERVICE_NAME": "x"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": NOWHERE}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": NOWHERE}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": NOWHERE, "OTEL_SDK_DISABLED": "True"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": NOWHERE, "OTEL_TRACES_EXPORTER": "none"}, False),
+    ],
+)
+def test_traces_are_off_unless_a_collector_is_named(variables: dict[str, str], wanted: bool) -> None:
+    assert wants_traces(variables) == (wanted, "")
+
+
+def test_what_cannot_be_sent_says_why() -> None:
+    for name, value in (("OTEL_TRACES_EXPORTER", "zipkin"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")):
+        wanted, why = wants_traces({"OTEL_EXPORTER_OTLP_ENDPOINT": NOWHERE, name: value})
+        assert not wanted
+        assert name in why
+        assert value in why
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "",
+        "garbage",
+        "00-" + "0" * 32 + "-b7ad6b7169203331-01",
+        "00-0af7651916cd43dd8448eb211c80319c-" + "0" * 16 + "-01",
+        "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\nx: y",
+        "0" * 30_000,
+    ],
+)
+def test_a_bad_context_begins_a_trace_of_its_own(spans: Spans, sent: str) -> None:
+    tracing.CALLER.set(sent)
+    creation = spans.begin_creation()
+    assert creation.caller is None
+    assert creation.context.is_valid
+    assert len(creation.traceparent) == 55
+
+
+@pytest.mark.parametrize(("flags", "is_sampled"), [("00", False), ("01", True)])
+def test_a_job_is_sampled_as_its_caller_is(spans: Spans, flags: str, is_sampled: bool) -> None:
+    tracing.CALLER.set(f"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}")
+    assert spans.begin_creation().traceparent[-2:] == flags
+    assert spans.begin_creation().context.trace_flags.sampled == is_sampled
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("rate", "low", "high"), [("0", 0, 0), ("0.1", 20, 200), ("1", 1000, 1000)])
+async def test_calls_are_sampled_one_by_one(monkeypatch: pytest.MonkeyPatch, rate: str, low: int, high: int) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", NOWHERE)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", rate)
+    spans, call, headers = Spans("0"), World().call(), []
+
+    async def send(call: Call) -> Answer:
+        headers.append(call.trace_header)
+        return Answer(200, b"{}", Usage(), "d")
+
+    for _ in range(1000):
+        await spans.call(send, call, None)
+    spans.close(0)
+    traced = [header for header in headers if header]
+    assert low <= len(traced) <= high
+    assert len(set(traced)) == len(traced)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("hints", [Hints(), Hints(fairness_header="x-owner")])
+async def test_the_trace_of_a_call_goes_on_in_the_model_server(hints: Hints) -> None:
+    """On both ways of an item: the plain one, and the one of calls that need more than their body."""
+    world, line = World(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with RawServer() as server, world.router(deployment(server.url, hints=hints)) as router:
+        await router.send(world.call(trace_header=f"traceparent: {line}\r\n".encode()))
+        await router.send(world.call())
+    assert [request.headers.get("traceparent") for request in server.requests] == [line, None]
