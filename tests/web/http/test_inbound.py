@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,21 @@ import pytest
 
 from tests.support.processes import wait_until
 from tests.upstream.raw_server import Peer, Request
+from tests.web import stages
 from tests.web.calls import upload
 from tests.web.gateway_world import ASK, CHAT, World, world
 from tests.web.server import WebServer
 from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked
 from tidegate import metrics
+from tidegate.core import ids
 from tidegate.web.http.inbound import RATE_MIN_BYTES_PER_S, Fares, InboundConnection
 
 __all__ = ["world"]
 
 # More than the kernel takes on both sides together for a client that reads nothing.
 LARGE = b"x" * (16 << 20)
+# Of the kernel's states of a TCP connection: closed, and closed by the other side.
+_CLOSED_STATES = (7, 8)
 
 
 def fares(taken_bytes: int, waiting_bytes: int = 100_000) -> Fares:
@@ -86,9 +90,11 @@ def open_blobs(web: WebServer) -> int:
     return count
 
 
-def is_closed(client: socket.socket) -> bool:
-    """Whether the server has closed this connection; what it sent before is thrown away."""
+def is_closed(client: socket.socket, *, keep: bool = False) -> bool:
+    """Whether the server has closed this connection; what it sent before is thrown away, unless it is to be kept there."""
     client.setblocking(False)
+    if keep:
+        return bool(client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _CLOSED_STATES)
     try:
         while client.recv(1 << 20):
             pass
@@ -172,6 +178,47 @@ def test_a_stream_that_is_not_read_is_cut_off(world: World) -> None:
         wait_until(lambda: world.interactive() == (0, 0), timeout_s=30, what="the stream to be given up")
         wait_until(lambda: is_closed(client), timeout_s=30, what="the connection to close")
     wait_until(world.upstreams[0].posts[0].gone.is_set, timeout_s=20, what="the upstream to see it")
+
+
+def test_a_reader_of_events_that_does_not_keep_up_is_cut_off_and_goes_on_later(
+    start_web: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 MB of events: what was read for a client that takes nothing stays small, and no event is lost to it."""
+    web: WebServer = start_web(http={"client_timeout_s": 1.0}, upstream={"url": "http://127.0.0.1:9/v1"})
+    count, place = 24, "/v1/completion-batch/default/prod"
+    items = [{"resourceId": "m", "request": {"messages": []}}] * count
+    with web.client() as client:
+        batch_id = client.post(place, json={"type": "ASYNC", "items": items}).json()["batchId"]
+        stages.start(web, batch_id, count)
+        body = {"status_code": 200, "request_id": "r", "body": {"text": "x" * (1 << 20)}}
+        lines = [
+            {"id": ids.item_id(batch_id, n), "custom_id": str(n), "response": body, "error": None} for n in range(count)
+        ]
+        stages.finish(web, batch_id, {n: json.dumps(line).encode() + b"\n" for n, line in enumerate(lines)})
+        stages.publish(web, batch_id)
+        read = counted_reads(web, monkeypatch)
+        path = f"{place}/{batch_id}/events"
+        with stubborn(web, path) as reader:
+            wait_until(lambda: read[0] > 0, timeout_s=20, what="the events to begin")
+            wait_until(lambda: is_closed(reader, keep=True), timeout_s=30, what="the connection to close")
+        # Results are read once for the events that say what ran; the events with the results themselves stop where the reader does.
+        assert read[0] < 1.75 * (count << 20)
+        with client.stream("GET", path, headers={"Last-Event-ID": str(count)}) as answer:
+            found = [line for line in answer.iter_lines() if line.startswith("id: ")]
+        assert found == [f"id: {number}" for number in range(count + 1, 2 * count + 3)]
+
+
+def counted_reads(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes of blobs were read from now on."""
+    read, stream = [0], web.blobs.stream
+
+    async def counted(*place: Any) -> AsyncIterator[bytes]:
+        async for chunk_read in stream(*place):
+            read[0] += len(chunk_read)
+            yield chunk_read
+
+    monkeypatch.setattr(web.blobs, "stream", counted)
+    return read
 
 
 def half_an_upload(web: WebServer) -> tuple[socket.socket, bytes]:

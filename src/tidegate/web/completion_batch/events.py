@@ -22,7 +22,9 @@ from tidegate.web.jobs.event_stream import EventSource
 
 CREATED = 1
 ROWS_MAX = 32
+# So many items are read at once for one reader, fewer where they are large: a reader that does not keep up holds no more than this.
 CHUNK_ITEMS = 64
+CHUNK_BYTES = 262_144
 PIECE_BYTES = 16_384
 DONE, ERROR = b"data: [DONE]\n\n", b"data: [ERROR]\n\n"
 _ACTIONS = {
@@ -64,12 +66,13 @@ class ItemEvents(EventSource):
         """The events of one row that were not sent yet, in pieces of whole events."""
         sent_count = max(0, self._position + 1 - row.number)
         if row.kind == RUNNING:
-            for at in range(sent_count, row.count, CHUNK_ITEMS):
-                count = min(CHUNK_ITEMS, row.count - at)
+            step = _chunk_items(job)
+            for at in range(sent_count, row.count, step):
+                count = min(step, row.count - at)
                 for piece in self._pieces(await self._reader.running(job, self._notes, row.first + at, count)):
                     yield piece
             return
-        skip, lines = sent_count, []
+        skip, lines, held_bytes = sent_count, [], 0
         for file_id, start, size_bytes in (
             (job.output_file_id, row.output_at, row.output_bytes),
             (job.error_file_id, row.error_at, row.error_bytes),
@@ -82,10 +85,11 @@ class ItemEvents(EventSource):
                         skip -= 1
                         continue
                     lines.append(line)
-                    if len(lines) >= CHUNK_ITEMS:
+                    held_bytes += len(line)
+                    if len(lines) >= CHUNK_ITEMS or held_bytes >= CHUNK_BYTES:
                         for piece in self._pieces(await self._finished(job, lines, row)):
                             yield piece
-                        lines = []
+                        lines, held_bytes = [], 0
         for piece in self._pieces(await self._finished(job, lines, row)):
             yield piece
 
@@ -117,6 +121,12 @@ class ItemEvents(EventSource):
         return _failure(
             "The server cannot reach its storage. The batch goes on: read its events again from the last id on."
         )
+
+
+def _chunk_items(job: Job) -> int:
+    """How many items are read at once when they began to run: their requests, or their results where the job ended since."""
+    item_bytes = (job.work_bytes + job.output_bytes + job.error_bytes) // max(1, job.item_count)
+    return max(1, min(CHUNK_ITEMS, CHUNK_BYTES // max(1, item_bytes)))
 
 
 def _failure(message: str) -> bytes:
