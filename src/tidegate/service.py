@@ -22,7 +22,7 @@ from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy, boot
 from tidegate.control import control_file
 from tidegate.core import ids
 from tidegate.core.deployments import Deployment, Queue, Secret
-from tidegate.core.errors import SettingsError, StoreError
+from tidegate.core.errors import BlobError, SettingsError, StoreError
 from tidegate.core.input.turns import IngestLimits
 from tidegate.core.nouns import DEFAULT_TENANT, KeepTimes
 from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, FileSource, Limits, Notices, RequestQueue, Wakes
@@ -220,8 +220,18 @@ class Roles:
     worker: bool
 
 
-async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
-    """Run one process of Tidegate until `stop` is set. `on_ready` gets the address, or the worker's id where there is none."""
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a process that has started is called and where it listens; empty where it does not."""
+
+    worker_id: str
+    api: str
+    admin: str
+    metrics: str
+
+
+async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: Callable[[Started], None]) -> None:
+    """Run one process of Tidegate until `stop` is set. `on_ready` is called when it has started."""
     from tidegate.web.gauges import Gauges
     from tidegate.web.health import Health
     from tidegate.web.scrape import scraped
@@ -235,6 +245,9 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
+        if roles.worker:
+            # Beside the start: an object store that is away is waited for a while.
+            stack.push_async_callback(_ended, asyncio.create_task(_check_writable(parts)))
         router, live_config = await stack.enter_async_context(_router(parts, me, roles))
         if roles.worker and not router.status():
             raise SettingsError(NO_MODEL_SERVER)
@@ -250,7 +263,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             stack.push_async_callback(_ended, asyncio.create_task(deliveries.run()))
         unleased = Unleased(parts.store, parts.clock, worker.is_idle_with_room if worker else None)
         stack.push_async_callback(_ended, asyncio.create_task(unleased.watch()))
-        address = me.id
+        address = admin = ""
         token = Secret(parts.entropy.token_bytes(32).hex())
 
         def checks() -> dict[str, str | None]:
@@ -266,15 +279,23 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             book = InteractiveUsageBook(parts.store, parts.entropy)
             stack.push_async_callback(book.close)
             app = build_app(replace(context, live_config=live_config, book=book))
-            address = await stack.enter_async_context(_api_listening(app, parts, stop))
+            address, admin = await stack.enter_async_context(_api_listening(app, parts, stop))
             await stack.enter_async_context(operator_socket(app, settings.data_dir))
             stack.enter_context(control_file(settings.data_dir, address, token))
-        await stack.enter_async_context(scraped(settings, Health(context).routes(), stop, Gauges(context)))
-        on_ready(address)
+        shown = await stack.enter_async_context(scraped(settings, Health(context).routes(), stop, Gauges(context)))
+        on_ready(Started(me.id, address, admin, shown))
         if worker is not None:
             await worker.run(stop)
         else:
             await beat_until(stop, me, settings.worker.heartbeat_ms)
+
+
+async def _check_writable(parts: Parts) -> None:
+    """Say at the start that answers cannot be kept. It may be an outage, so the process goes on and is not ready until it is over."""
+    try:
+        await parts.blobs.check()
+    except (BlobError, OSError) as error:
+        log.error("blobs_unwritable", why=str(error))
 
 
 async def _ready_keys(parts: Parts) -> None:
@@ -310,8 +331,10 @@ async def _traced() -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _api_listening(app: "Api", parts: Parts, stop: asyncio.Event) -> AsyncIterator[str]:
-    """Listen for callers, and for operators on the same port where that is this machine's alone, else on `admin.port`."""
+async def _api_listening(app: "Api", parts: Parts, stop: asyncio.Event) -> AsyncIterator[tuple[str, str]]:
+    """Listen for callers, and for operators on the same port where that is this machine's alone, else on `admin.port`.
+
+    Yield the address of each; operators may have none."""
     from tidegate.web.app import AppPart
     from tidegate.web.http.loopback import is_loopback, require_loopback
     from tidegate.web.http.serving import ListenLimits, listen_limits, listening
@@ -320,18 +343,19 @@ async def _api_listening(app: "Api", parts: Parts, stop: asyncio.Event) -> Async
     server, admin = settings.server, settings.admin
     async with AsyncExitStack() as stack:
         is_shared = is_loopback(server.host)
+        admin_url = ""
         if not is_shared and admin.port:
             await require_loopback(parts.store, admin.host)
             limits = ListenLimits(
                 client_timeout_s=settings.http.client_timeout_s, grace_s=settings.worker.grace_ms / 1000
             )
             part = AppPart(app, is_admin=True)
-            url = await stack.enter_async_context(listening(part, admin.host, admin.port, limits, stop))
-            log.info("admin_listening", url=url)
+            admin_url = await stack.enter_async_context(listening(part, admin.host, admin.port, limits, stop))
         public = app if is_shared else AppPart(app, is_admin=False)
-        yield await stack.enter_async_context(
+        url = await stack.enter_async_context(
             listening(public, server.host, server.port, listen_limits(settings), stop)
         )
+        yield url, url if is_shared else admin_url
 
 
 @asynccontextmanager

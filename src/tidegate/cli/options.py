@@ -79,9 +79,14 @@ def as_arguments(config: Path | None, data: Path | None) -> str:
     return "".join(f" {name} {shlex.quote(str(path))}" for name, path in given if path is not None)
 
 
+def read(config: Path | None, data: Path | None, **overrides: object) -> Loaded:
+    """Return the settings under these options, keys written with `__` for the dot."""
+    return load(config, data, {key.replace("__", "."): value for key, value in overrides.items()})
+
+
 def loaded(config: Path | None, data: Path | None, **overrides: object) -> Loaded:
-    """Return the settings under these options, keys written with `__` for the dot, and print what should be fixed."""
-    found = load(config, data, {key.replace("__", "."): value for key, value in overrides.items()})
+    """Return the settings under these options, and print what should be fixed."""
+    found = read(config, data, **overrides)
     for warning in found.warnings:
         terminal.warn(warning)
     return found

@@ -1,14 +1,19 @@
 """`tidegate serve`, `api` and `worker`: the same process in three roles."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
+import structlog
 import typer
 import uvloop
 
-from tidegate.cli import logs, options, terminal
+from tidegate.cli import logs, options, summary, terminal
 from tidegate.cli.signals import Stopping, exit_now
-from tidegate.core.errors import SettingsError, WorkerBroken
-from tidegate.settings import Settings, deployments
+from tidegate.core.errors import SettingsError, TidegateError, WorkerBroken
+from tidegate.settings import Loaded, Settings, deployments, redacted
+
+if TYPE_CHECKING:
+    from tidegate.service import Started
 
 # What sysexits.h calls EX_SOFTWARE: an internal error, so that a supervisor can tell it from a setting that is wrong.
 BROKEN = 70
@@ -35,10 +40,10 @@ def serve(
 
     Example: tidegate serve --upstream http://localhost:8000/v1 --port 8080
     """
-    loaded = options.loaded(
+    loaded = options.read(
         config, data, server__host=host, server__port=port, upstream__url=upstream, upstream__api_key=api_key
     )
-    _run(loaded.settings, api=True, worker=True)
+    _run(loaded, api=True, worker=True)
 
 
 def api(
@@ -53,7 +58,7 @@ def api(
 
     Example: tidegate api --config tidegate.yaml --host 0.0.0.0
     """
-    _run(options.loaded(config, data, server__host=host, server__port=port).settings, api=True, worker=False)
+    _run(options.read(config, data, server__host=host, server__port=port), api=True, worker=False)
 
 
 def worker(
@@ -68,17 +73,38 @@ def worker(
 
     Example: tidegate worker --config tidegate.yaml
     """
-    loaded = options.loaded(config, data, upstream__url=upstream, upstream__api_key=api_key)
-    _run(loaded.settings, api=False, worker=True)
+    loaded = options.read(config, data, upstream__url=upstream, upstream__api_key=api_key)
+    _run(loaded, api=False, worker=True)
 
 
-def _run(settings: Settings, *, api: bool, worker: bool) -> None:
+def _run(loaded: Loaded, *, api: bool, worker: bool) -> None:
+    settings = loaded.settings
     logs.configure(settings)
+    for warning in loaded.warnings:
+        _say(settings, "settings_warning", warning, terminal.warn)
     try:
         uvloop.run(_serve(settings, api=api, worker=worker))
     except WorkerBroken as error:
-        terminal.say(f"The worker ended after an internal error ({error}). Nothing is lost; start it again.")
+        why = f"The worker ended after an internal error ({error}). Nothing is lost; start it again."
+        _say(settings, "worker_ended", why, terminal.say)
         raise typer.Exit(BROKEN) from None
+    except TidegateError as error:
+        if not _is_json(settings):
+            raise
+        structlog.get_logger().error("start_failed", why=str(error))
+        raise typer.Exit(summary.UNUSABLE) from None
+
+
+def _is_json(settings: Settings) -> bool:
+    return settings.logging.format == "json"
+
+
+def _say(settings: Settings, event: str, text: str, show: Callable[[str], None]) -> None:
+    """Say a sentence; as a line of the log where that is JSON, so that a reader of the log can parse every line."""
+    if _is_json(settings):
+        structlog.get_logger().warning(event, why=text)
+    else:
+        show(text)
 
 
 def require_upstream(settings: Settings) -> None:
@@ -90,13 +116,30 @@ def require_upstream(settings: Settings) -> None:
         )
 
 
+def _say_started(settings: Settings, started: "Started") -> None:
+    """Say what listens where."""
+    places = {
+        "console": f"{started.admin}/console" if started.admin else "",
+        "metrics": f"{started.metrics}/metrics" if started.metrics else "",
+        "store": redacted(settings.store.location),
+        "files": settings.blobs.url,
+    }
+    if _is_json(settings):
+        named = {name: place for name, place in places.items() if place}
+        structlog.get_logger().info("process_started", id=started.worker_id, api=started.api or None, **named)
+        return
+    first = f"listening on {started.api}" if started.api else f"{started.worker_id} running"
+    typer.echo("\n".join([f"tidegate {first}", *(f"  {name:<8} {place}" for name, place in places.items() if place)]))
+
+
 async def _serve(settings: Settings, *, api: bool, worker: bool) -> None:
     from tidegate import service
 
-    def on_ready(address: str) -> None:
-        typer.echo(f"tidegate listening on {address}" if api else f"tidegate {address} running")
+    def on_ready(started: "Started") -> None:
+        _say_started(settings, started)
 
-    stopping = Stopping(lambda: terminal.say("Stopping; calls in flight are finished first. Once more stops at once."))
+    words = "Stopping; calls in flight are finished first. Once more stops at once."
+    stopping = Stopping(lambda: _say(settings, "process_stopping", words, terminal.say))
     stopping.listen()
     await service.run(settings, service.Roles(api=api, worker=worker), stopping.asked, on_ready)
     exit_now(0)

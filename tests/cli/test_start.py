@@ -1,0 +1,53 @@
+"""What a server says when it starts: what listens where, in words or as JSON from the first line, and what it cannot do."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.conftest import Desk
+from tests.support.processes import free_port
+
+SERVE = ("serve", "--port", "0")
+
+
+def test_a_server_says_what_listens_where(desk: Desk) -> None:
+    metrics = free_port()
+    proc = desk.start(*SERVE, "--upstream", desk.engine.url, TIDEGATE_METRICS_PORT=str(metrics))
+    url = proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1)
+    proc.wait_for_line(rf"^  console  {url}/console$")
+    proc.wait_for_line(rf"^  metrics  http://127\.0\.0\.1:{metrics}/metrics$")
+    proc.wait_for_line(r"^  store    \S+tidegate\.db$")
+    proc.terminate()
+    assert proc.wait() == 0
+    assert "Stopping; calls in flight are finished first" in proc.stderr()
+
+
+def test_a_json_log_is_json_from_the_first_line(desk: Desk) -> None:
+    quick = {"TIDEGATE_LOGGING_FORMAT": "json"}
+    proc = desk.start(*SERVE, "--upstream", desk.engine.url, **quick)
+    proc.wait_for_line("process_started")
+    proc.terminate()
+    assert proc.wait() == 0
+    lines = [json.loads(line) for line in (proc.stdout() + proc.stderr()).splitlines()]
+    events = {line["event"]: line for line in lines}
+    assert events["process_started"]["api"].startswith("http://127.0.0.1:")
+    assert "process_stopping" in events
+    refused = desk.done(*SERVE, code=2, **quick)
+    last = json.loads(refused.stderr().splitlines()[-1])
+    assert last["event"] == "start_failed"
+    assert "No model server is known" in last["why"]
+
+
+def test_a_worker_that_cannot_write_says_so_at_its_start(desk: Desk, postgres_url: str) -> None:
+    proc = desk.start(
+        "worker",
+        "--upstream",
+        desk.engine.url,
+        TIDEGATE_STORE_URL=postgres_url,
+        TIDEGATE_BLOBS_URL="s3://bucket/files",
+        TIDEGATE_BLOBS_ENDPOINT=f"http://127.0.0.1:{free_port()}",
+        TIDEGATE_BLOBS_ALLOW_HTTP="true",
+        TIDEGATE_BLOBS_ACCESS_KEY_ID="nobody",
+        TIDEGATE_BLOBS_SECRET_ACCESS_KEY="nothing",
+    )
+    proc.wait_for_line("blobs_unwritable", 90)
