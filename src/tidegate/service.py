@@ -649,6 +649,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
             completed_ms=settings.retention.completed_s * 1000,
             failed_ms=settings.retention.failed_s * 1000,
             metadata_ms=settings.retention.metadata_s * 1000,
+            audit_ms=settings.retention.audit_s * 1000,
             orphan_ms=settings.retention.orphan_s * 1000,
             scan_max=settings.retention.scan_max,
         ),

@@ -6,6 +6,8 @@ import pytest
 
 from tests.contracts.store_world import World
 from tidegate.core.errors import LostRace
+from tidegate.core.nouns import KeepTimes
+from tidegate.stages.tend import retention
 from tidegate.store.audit import AuditFilter, AuditNote
 
 pytestmark = pytest.mark.anyio
@@ -15,6 +17,26 @@ ANY = AuditFilter()
 
 def note(world: World, action: str, kind: str, target: str, actor: str = "operator") -> AuditNote:
     return AuditNote(world.id("aud"), actor, action, kind, target)
+
+
+async def test_the_oldest_changes_go_first_and_only_so_many_at_a_time(world: World) -> None:
+    notes = []
+    for number in range(4):
+        notes.append(note(world, "deployment.add", "deployment", f"gpu{number}"))
+        await world.store.audited(notes[-1]).put_routing("deployment", f"gpu{number}", "{}", 0)
+        await world.clock.advance(1_000)
+
+    async def left() -> list[str]:
+        found = await world.store.list_audit(ANY, after=None, count_max=10)
+        return [one.id for one in found or ()][::-1]
+
+    ids = [one.id for one in notes]
+    await world.store.prune_audit(3_500, 10)
+    assert await left() == ids[1:]
+    await world.store.prune_audit(500, 1)
+    assert await left() == ids[2:]
+    await retention.tend(world.store, KeepTimes(audit_ms=1_500))
+    assert await left() == ids[3:]
 
 
 async def test_a_change_is_noted_as_it_was_and_is(world: World) -> None:

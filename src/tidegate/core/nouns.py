@@ -611,6 +611,7 @@ class KeepTimes:
     completed_ms: int = 7 * 86_400_000
     failed_ms: int = 14 * 86_400_000
     metadata_ms: int = 30 * 86_400_000
+    audit_ms: int = 365 * 86_400_000
     orphan_ms: int = 86_400_000
     scan_max: int = 200
 

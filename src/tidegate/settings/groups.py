@@ -399,6 +399,9 @@ class Retention(Group, frozen=True):
         int,
         _int(3_600, 3_650 * DAY_S, "How long an ended batch or response can be seen; longer while its files are kept."),
     ] = 30 * DAY_S
+    audit_s: Annotated[int, _int(DAY_S, 3_650 * DAY_S, "How long the audit keeps what operators changed.")] = (
+        365 * DAY_S
+    )
     scan_max: Annotated[
         int, _int(1, 100_000, "Most rows of one kind that one round of retention or collection takes."), ADVANCED
     ] = 200

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tidegate.store.driver import Tx
-from tidegate.store.table import Table, reads
+from tidegate.store.table import Table, reads, writes
 
 _LIST_START = (1 << 62, "")
 
@@ -53,6 +53,11 @@ class AuditFilter:
 
 
 class Audit(Table):
+    @writes
+    async def prune_audit(self, tx: Tx, keep_ms: int, count_max: int) -> None:
+        """Forget changes that are older than this, at most so many."""
+        await tx.all("audit_prune", keep_ms=keep_ms, count_max=count_max)
+
     @reads
     async def list_audit(
         self, tx: Tx, wanted: AuditFilter, *, after: str | None, count_max: int

@@ -6,6 +6,12 @@ insert into audit (id, happened_at, actor, action, kind, target, before, after)
 values (:id, now_ms(), :actor, :action, :kind, :target, :before, :after)
 on conflict (id) do nothing;
 
+-- audit_prune --
+-- The oldest go first, a bounded number at a time.
+delete from audit where id in (
+    select id from audit where happened_at < now_ms() - :keep_ms order by happened_at, id limit :count_max
+);
+
 -- audit_cursor --
 select happened_at, id from audit where id = :id;
 
