@@ -1,11 +1,20 @@
-"""Pause, resume and thresholds with real processes: nothing new is sent, nothing is lost, whoever dies meanwhile."""
+"""Pause, resume, `not_before` and thresholds with real processes: nothing new is sent, nothing is lost, whatever dies meanwhile."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
+import pytest
+
+from tests.faults.conftest import MakeSite
 from tests.faults.test_process_cancel import SLACK_S, STOPS_S
-from tests.support.tidegate import IN_FLIGHT, Site, behaving, requests
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, Site, behaving, requests
+
+PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 
 
 def test_a_paused_batch_survives_a_kill_and_goes_on_where_it_was(site: Site) -> None:
@@ -47,3 +56,61 @@ def test_too_many_errors_stop_a_batch_though_its_worker_is_killed(site: Site) ->
     codes = results.error_codes()
     assert codes["batch_failed"] > 0
     assert len(results.output) + sum(codes.values()) == len(lines)
+
+
+@pytest.mark.parametrize("fault", ["kill", "database"])
+def test_controls_outlive_processes_and_the_database(
+    make_site: MakeSite, request: pytest.FixtureRequest, fault: str
+) -> None:
+    """One batch is paused, one may not begin yet, and one stops at its errors, while everything is lost twice."""
+    if fault == "kill":
+        site = make_site("embedded")
+        site.begin()
+
+        def strike() -> None:
+            site.workers[-1].kill()
+            site.relieve()
+
+    else:
+        server: PostgresServer = request.getfixturevalue("private_postgres_server")
+        site = make_site("cluster")
+        site.env["TIDEGATE_STORE_URL"] = server.create_database()
+        site.begin(more=PATIENT)
+        strike = server.restart_immediate
+    _check_controls(site, strike)
+
+
+def _check_controls(site: Site, strike: Callable[[], None]) -> None:
+    lines = requests(30, lambda number: behaving("latency=200") + f" {number}")
+    faulty = requests(40, lambda number: behaving("400" if number % 2 else "latency=200") + f" {number}")
+    later = site.submit(lines, not_before=int(time.time()) + 3_600)
+    paused = site.submit(lines)
+    site.until_called(IN_FLIGHT + 1)
+    _ask(site, f"{paused}/pause")
+    strike()
+    wait_until(lambda: not _leased(site, paused), END_S, "the paused batch to be given back", poll_s=ASK_S)
+    made = len(site.calls_of(paused))
+    stopped = site.submit(faulty, max_errors={"count": 2}, prefix_order=False)
+    wait_until(lambda: len(site.calls_of(stopped)) >= 2, END_S, "the faulty batch to run", poll_s=ASK_S)
+    strike()
+    results = site.judge(stopped, faulty, "failed", repeats_max=8)
+    assert results.batch["tidegate"]["stopped_by"] == "max_errors"
+    assert (len(site.calls_of(paused)), len(site.calls_of(later))) == (made, 0)
+    assert made < len(lines)
+    _ask(site, f"{paused}/resume")
+    _ask(site, later, not_before=None)
+    site.judge(paused, lines, repeats_max=8)
+    site.judge(later, lines)
+
+
+def _leased(site: Site, batch_id: str) -> bool:
+    return any(row["job_id"] == batch_id for row in site.rows("select job_id from slices where state = 'leased'"))
+
+
+def _ask(site: Site, path: str, **body: Any) -> None:
+    def answered() -> bool:
+        answer = site.client().post(f"/v1/batches/{path}", json=body)
+        assert answer.status_code in (200, 503), answer.text
+        return answer.status_code == 200
+
+    wait_until(answered, END_S, f"{path} to be accepted", poll_s=ASK_S)
