@@ -12,6 +12,7 @@ from tests.contracts.test_store_controls import offered, refused
 from tidegate.core.job_controls import Canary
 from tidegate.core.nouns import Caller, Job
 from tidegate.core.states import JobState
+from tidegate.store.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 
@@ -68,6 +69,26 @@ async def test_nothing_more_is_leased_while_the_sample_runs_or_is_waited_for(wor
         assert told.canary.state == "passed"
     assert await world.store.awake_models(10) == [MODEL]
     assert [one.first for one in await world.lease(await world.worker(), job)] == [2, 4]
+
+
+@pytest.mark.parametrize("act", ["key_changed", "key_revoked", "requeued"])
+async def test_what_is_held_back_stays_so_when_all_that_rests_is_looked_at_again(world: World, act: str) -> None:
+    tenant = (await world.caller()).tenant_id
+    caller = Caller(tenant, "k1")
+    await world.store.put_key(caller, b"hash", "", KeyRights())
+    job = await world.job(caller, canary=Canary(2, 500_000, "continue"))
+    job = await world.ingested(job, replace(plan_of(2, 2, 2), sample_count=2))
+    worker = await world.worker()
+    [held] = await world.lease(worker, job)
+    if act == "key_changed":
+        assert await world.store.change_key("k1", KeyRights(models="[]"))
+    elif act == "key_revoked":
+        assert await world.store.revoke_key("k1")
+    else:
+        assert await world.store.requeue_job(job.id)
+    assert await world.lease(worker, job) == []
+    await world.answer(await world.log(), job, 0, 1, token=held.token)
+    assert [one.first for one in await world.lease(worker, job)] == [2, 4]
 
 
 @pytest.mark.parametrize("then", ["continue", "stop", "wait"])

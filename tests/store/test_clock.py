@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.contracts.store_world import Clock, World, tries
+from tests.contracts.store_world import Clock, World, plan_of, tries
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
+from tidegate.core.job_controls import Canary
 from tidegate.core.nouns import JobFlush
 from tidegate.core.store_clock import FOLLOW_AFTER_MS, Steady, going_on_from
 from tidegate.stages.tend.lost_workers import LostWorkers
@@ -194,6 +195,22 @@ async def test_a_retry_after_outlasts_a_clock_that_is_followed(machine: Machine)
     await machine.let_pass(wait_ms - FOLLOW_AFTER_MS, look_every_ms=20_000)
     [again] = await world.lease(worker, job)
     assert -6 * SECOND <= again.attempts[0].wait_ms <= 0
+
+
+async def test_what_a_canary_holds_back_is_let_go_after_a_clock_was_followed(machine: Machine) -> None:
+    store = await machine.open()
+    await machine.let_pass(3 * SECOND)
+    world = World(store, Clock(), machine.open)
+    worker = await world.worker(DAY)
+    job = await world.job(await world.caller(), canary=Canary(2, 500_000, "continue"))
+    job = await world.ingested(job, replace(plan_of(2, 2), sample_count=2))
+    [held] = await world.lease(worker, job)
+    await machine.set_clock(HOUR)
+    await store.look_at_clock()
+    await machine.let_pass(FOLLOW_AFTER_MS + 5 * SECOND, look_every_ms=20_000)
+    assert await world.lease(worker, job) == []
+    await world.answer(await world.log(), job, 0, 1, token=held.token)
+    assert [one.first for one in await world.lease(worker, job)] == [2]
 
 
 @pytest.mark.parametrize("step_ms", [-HOUR, HOUR])

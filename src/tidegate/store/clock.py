@@ -7,6 +7,7 @@ import structlog
 from tidegate.core.budgets.budget import BudgetKind
 from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.budgets.money import MoneyLedger
+from tidegate.core.nouns import FOREVER_MS
 from tidegate.core.store_clock import Steady
 from tidegate.store.driver import Tx
 
@@ -69,7 +70,7 @@ async def tick(tx: Tx, now: int, boot: Boot) -> None:
 async def move_along(tx: Tx, jump_ms: int) -> None:
     """The store's time is about to jump ahead: no lease or wait ends and no rate window opens by that."""
     await tx.all("clock_move_workers", jump_ms=jump_ms)
-    await tx.all("clock_move_slices", jump_ms=jump_ms)
+    await tx.all("clock_move_slices", jump_ms=jump_ms, forever=FOREVER_MS)
     await tx.all("clock_move_attempts", jump_ms=jump_ms)
     moved = []
     for id, packed in await tx.all("clock_lock_budgets"):

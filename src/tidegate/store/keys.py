@@ -6,7 +6,7 @@ from typing import Any
 
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.keys import PUBLIC_LENGTH
-from tidegate.core.nouns import Caller
+from tidegate.core.nouns import FOREVER_MS, Caller
 from tidegate.store.driver import Tx
 from tidegate.store.rows import limits_from, limits_text
 from tidegate.store.table import Table, reads, writes
@@ -201,7 +201,8 @@ class Keys(Table):
     @writes
     async def _wake_work(self, tx: Tx, key_id: str) -> bool:
         """Let what rests of a key's jobs, perhaps for long because a budget was spent, be looked at again: the key has changed."""
-        for statement in ("key_slices_wake", "key_models_wake", "key_flows_wake"):
+        await tx.all("key_slices_wake", key_id=key_id, forever=FOREVER_MS)
+        for statement in ("key_models_wake", "key_flows_wake"):
             await tx.all(statement, key_id=key_id)
         return True
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Job, JobFilter, LineError
+from tidegate.core.nouns import FOREVER_MS, Job, JobFilter, LineError
 from tidegate.core.schedule.autoscale import DueWork
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import WebhookDelivery
@@ -95,7 +95,8 @@ class OperatedStore(Table):
     async def requeue_job(self, tx: Tx, job_id: str) -> Job | None:
         """Look again at once at what rests of a job: slices, models, flows, steps. Nothing is taken from a worker. None: no such job."""
         await tx.one("job_halt", id=job_id)
-        for statement in ("job_steps_wake", "job_slices_wake", "job_models_wake", "job_flows_wake"):
+        await tx.all("job_slices_wake", job_id=job_id, forever=FOREVER_MS)
+        for statement in ("job_steps_wake", "job_models_wake", "job_flows_wake"):
             await tx.all(statement, job_id=job_id)
         rows = await tx.dicts("job_any", id=job_id)
         return job_from(rows[0]) if rows else None

@@ -23,8 +23,8 @@ where id = 1;
 update workers set beat_at = beat_at + :jump_ms, alive_until = alive_until + :jump_ms where state = 'alive';
 
 -- clock_move_slices --
--- A slice that rests, rests as long as before.
-update slices set ready_at = ready_at + :jump_ms where state = 'ready' and ready_at > now_ms();
+-- A slice that rests, rests as long as before; what a canary holds back rests until it is let go.
+update slices set ready_at = ready_at + :jump_ms where state = 'ready' and ready_at > now_ms() and ready_at < :forever;
 
 -- clock_move_attempts --
 -- An item that waits for its Retry-After waits as long as before.

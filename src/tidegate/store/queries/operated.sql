@@ -22,8 +22,8 @@ returning id;
 update jobs set step_not_before = 0 where id = :job_id and state in ('validating', 'finalizing') and step_not_before > now_ms();
 
 -- job_slices_wake --
--- What rests of a job is looked at again. Items that an upstream put off have a moment of their own.
-update slices set ready_at = now_ms() where job_id = :job_id and state = 'ready' and ready_at > now_ms();
+-- What rests of a job is looked at again. Items that an upstream put off have a moment of their own, and what a canary holds back rests on.
+update slices set ready_at = now_ms() where job_id = :job_id and state = 'ready' and ready_at > now_ms() and ready_at < :forever;
 
 -- job_models_wake --
 -- A job that must not begin before a moment waits for it all the same.

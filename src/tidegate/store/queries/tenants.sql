@@ -106,9 +106,10 @@ where id = :id and revoked_at is null and deleted_at is null
 returning id;
 
 -- key_slices_wake --
--- What rests of the jobs of a key that stands otherwise now is judged again. Items that an upstream put off have a moment of their own.
+-- What rests of the jobs of a key that stands otherwise now is judged again. Items that an upstream put off have a moment of their own, and
+-- what a canary holds back rests on.
 update slices set ready_at = now_ms()
-where state = 'ready' and ready_at > now_ms()
+where state = 'ready' and ready_at > now_ms() and ready_at < :forever
     and job_id in (select j.id from jobs j where j.key_id = :key_id and j.state in ('in_progress', 'cancelling'));
 
 -- key_models_wake --
