@@ -79,6 +79,14 @@ async def test_what_changes_nothing_or_fails_is_not_noted(world: World) -> None:
     assert [one.id for one in found] == [again.id]
 
 
+async def test_what_was_read_is_noted_once(world: World) -> None:
+    read = note(world, "batch.item_read", "batch", "batch_1")
+    for _ in range(2):
+        await world.store.note_read(read, {"custom_id": "a"})
+    found = await world.store.list_audit(ANY, after=None, count_max=10)
+    assert [(one.id, one.before, one.after) for one in found or ()] == [(read.id, None, {"custom_id": "a"})]
+
+
 async def test_a_store_beside_an_audited_one_notes_nothing(world: World) -> None:
     world.store.audited(note(world, "deployment.add", "deployment", "gpu"))
     await world.store.put_routing("deployment", "gpu", "{}", 0)

@@ -114,6 +114,8 @@ OPERATORS = {
         "autoscale/workers",
         "batches",
         "batches/{batch_id}",
+        "batches/{batch_id}/items",
+        "batches/{batch_id}/items/{custom_id:path}",
         "batches/{batch_id}/timeline",
         "deliveries",
         "deployments",
@@ -165,8 +167,13 @@ CONSOLE = {
         "/audit",
         "/batches",
         "/batches/{batch_id}",
+        "/batches/{batch_id}/items",
+        "/batches/{batch_id}/items/{item_id}",
         "/deliveries",
         "/deployments",
+        "/operations",
+        "/operations/impact",
+        "/operations/{operation_id}",
         "/orgs",
         "/queues",
         "/sign-in",
@@ -174,7 +181,14 @@ CONSOLE = {
 }
 CONSOLE |= {
     ("POST", f"/console{path}")
-    for path in ("/batches/{batch_id}/{action}", "/deliveries/{delivery_id}/replay", "/sign-in", "/sign-out")
+    for path in (
+        "/batches/{batch_id}/{action}",
+        "/deliveries/{delivery_id}/replay",
+        "/operations",
+        "/operations/{operation_id}/cancel",
+        "/sign-in",
+        "/sign-out",
+    )
 }
 
 

@@ -31,7 +31,8 @@ SCOPES = (
     "inference",
 )
 # A key has some of these or some of the others, never both: who steers the gateway is no tenant of it.
-ADMIN_SCOPES = ("admin:read", "admin:write")
+# `admin:content` opens what tenants wrote and what models answered.
+ADMIN_SCOPES = ("admin:read", "admin:write", "admin:content")
 
 # A key that is bound to environments has at most these: what the other scopes open knows no environments.
 ENVIRONMENT_SCOPES = frozenset({"completion-batch", "inference"})

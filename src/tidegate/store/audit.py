@@ -82,6 +82,11 @@ class Audit(Table):
             for row in rows
         ]
 
+    @writes
+    async def note_read(self, tx: Tx, note: AuditNote, detail: Any) -> None:
+        """Note that something confidential was read; the same note again is fine."""
+        await _put_note(tx, note, None, detail)
+
 
 class AuditWitness:
     """Looks at a thing before and after a write, and notes how they differ."""
@@ -101,16 +106,20 @@ class AuditWitness:
         if before is not None and after is not None:
             changed = [name for name in after if after[name] != before[name]]
             before, after = ({name: one[name] for name in changed} for one in (before, after))
-        await tx.all(
-            "audit_put",
-            id=self._note.id,
-            actor=self._note.actor,
-            action=self._note.action,
-            kind=self._note.kind,
-            target=self._note.target,
-            before=_encoded(before),
-            after=_encoded(after),
-        )
+        await _put_note(tx, self._note, before, after)
+
+
+async def _put_note(tx: Tx, note: AuditNote, before: Any, after: Any) -> None:
+    await tx.all(
+        "audit_put",
+        id=note.id,
+        actor=note.actor,
+        action=note.action,
+        kind=note.kind,
+        target=note.target,
+        before=_encoded(before),
+        after=_encoded(after),
+    )
 
 
 def _encoded(seen: Any) -> str | None:

@@ -13,6 +13,7 @@ from tidegate.web.admin.autoscale import AutoscaleRoutes
 from tidegate.web.admin.batches import AdminBatchRoutes
 from tidegate.web.admin.deliveries import DeliveryRoutes
 from tidegate.web.admin.deployments import DeploymentRoutes
+from tidegate.web.admin.items import AdminItemRoutes
 from tidegate.web.admin.keys import KeyRoutes
 from tidegate.web.admin.operations import OperationRoutes
 from tidegate.web.admin.overview import OverviewRoutes
@@ -113,6 +114,7 @@ def build_app(context: WebContext) -> Api:
         *WebhookRoutes(context, reception).routes(),
         *KeyRoutes(context).routes(),
         *AdminBatchRoutes(context).routes(),
+        *AdminItemRoutes(context).routes(),
         *OperationRoutes(context).routes(),
         *OverviewRoutes(context).routes(),
         *AutoscaleRoutes(context).routes(),

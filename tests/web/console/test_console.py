@@ -13,10 +13,11 @@ from tests.web.calls import create, upload
 from tests.web.server import WebServer
 from tidegate.core import keys
 from tidegate.core.errors import StoreUnavailable
+from tidegate.core.ids import item_id
 from tidegate.web.console.session import COOKIE, SESSION_S
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
-PAGES = ("", "/batches", "/queues", "/deployments", "/orgs", "/deliveries", "/audit")
+PAGES = ("", "/batches", "/operations", "/queues", "/deployments", "/orgs", "/deliveries", "/audit")
 
 
 class Console:
@@ -27,10 +28,12 @@ class Console:
         owner = web.client(web.make_key(f"org {HOSTILE}"))
         self.batch = create(owner, upload(owner), metadata={HOSTILE: HOSTILE})["id"]
         stages.start(web, self.batch, 3)
-        line = (
-            b'{"custom_id": "<b>x</b>", "response": {"status_code": 400, "body": {"error": {"code": "<i>bad</i>"}}}}\n'
-        )
-        stages.finish(web, self.batch, {0: b"{}\n"}, {1: line})
+        # Lines as the recorder writes them.
+        answered = b'{"id":"%s","custom_id":"a","response":{"status_code":200,"body":{}},"error":null}\n'
+        body = b'{"error":{"code":"<i>bad</i>"}}'
+        refused = b'{"id":"%s","custom_id":"<b>x</b>","response":{"status_code":400,"body":%s},"error":null}\n'
+        first, second = (item_id(self.batch, number).encode() for number in (0, 1))
+        stages.finish(web, self.batch, {0: answered % first}, {1: refused % (second, body)})
         self.reader_key = web.make_key("ops", scopes=["admin:read"])
         self.writer_key = web.make_key("ops", scopes=["admin:write"])
 
@@ -61,7 +64,14 @@ def csrf_of(client: httpx2.Client, path: str) -> str:
 def test_every_page_is_shown_to_operators_alone_and_escapes_everything(console: Console) -> None:
     reader = console.signed_in(console.reader_key)
     outside = console.web.client()
-    for path in (*PAGES, f"/batches/{console.batch}", "/batches?q=" + "%22%3E%3Cscript%3E&status=&org="):
+    odd = "%22%3E%3Cscript%3Ealert"
+    for path in (
+        *PAGES,
+        f"/batches/{console.batch}",
+        f"/batches/{console.batch}/items",
+        f"/batches?q={odd}&status=&org=",
+        f"/operations/impact?action=cancel&q={odd}&org=",
+    ):
         shown = reader.get(f"/console{path}")
         assert shown.status_code == 200, shown.text
         assert "script-src 'self'" in shown.headers["content-security-policy"]
@@ -78,6 +88,14 @@ def test_every_page_is_shown_to_operators_alone_and_escapes_everything(console: 
         assert "<script>" not in absent.text
     for query in ("status=asleep", "after=x", "mood=1", "q=" + 600 * "x"):
         assert reader.get(f"/console/batches?{query}").status_code == 400
+        assert reader.get(f"/console/operations/impact?action=pause&{query}").status_code == 400
+    for path in PAGES[2:]:
+        if path not in ("/queues", "/deployments"):
+            assert reader.get(f"/console{path}?after=x").status_code == 400, path
+    assert reader.get("/console/operations/impact?action=explode").status_code == 400
+    assert reader.get("/console/operations/op_" + 22 * "0").status_code == 404
+    for query in ("outcome=x", "code=" + 200 * "x", "after=x", "mood=1"):
+        assert reader.get(f"/console/batches/{console.batch}/items?{query}").status_code == 400
 
 
 def test_a_session_opens_the_console_and_nothing_else(console: Console) -> None:
@@ -144,6 +162,61 @@ def test_an_action_needs_the_scope_the_token_and_our_own_page(console: Console) 
     assert writer.post(f"{page}/explode", data={"csrf": token}).status_code == 404
     out = writer.post("/console/sign-out", data={"csrf": token})
     assert 'tidegate=""' in out.headers["set-cookie"]
+
+
+def test_an_action_on_a_filter_shows_its_impact_and_begins(console: Console) -> None:
+    writer, reader = console.signed_in(console.writer_key), console.signed_in(console.reader_key)
+    asked = f"q={console.batch}&action=pause"
+    seen = writer.get(f"/console/operations/impact?{asked}").text
+    assert "Pause 1 batches" in seen
+    assert "<button" not in reader.get(f"/console/operations/impact?{asked}").text.partition("<main>")[2]
+    form = {"csrf": csrf_of(writer, "/console/batches"), "action": "pause", "q": console.batch}
+    assert reader.post("/console/operations", data={**form, "csrf": csrf_of(reader, "/console")}).status_code == 403
+    assert writer.post("/console/operations", data={**form, "csrf": ""}).status_code == 403
+    assert writer.post("/console/operations", data={**form, "action": "explode"}).status_code == 400
+    begun = writer.post("/console/operations", data=form)
+    assert begun.status_code == 303, begun.text
+    path = begun.headers["location"]
+    assert "0 of 1 batches done" in reader.get(path).text
+    assert writer.post(f"{path}/cancel", data={"csrf": form["csrf"]}).status_code == 303
+    assert "cancelled" in reader.get(path).text
+    assert console.web.job(console.batch).paused_at is None
+
+
+def test_requests_and_responses_need_a_scope_and_are_noted(console: Console) -> None:
+    web, path = console.web, f"/console/batches/{console.batch}/items"
+    content = web.make_key("ops", scopes=["admin:read", "admin:content"])
+    reader, allowed = console.signed_in(console.reader_key), console.signed_in(content)
+    item = item_id(console.batch, 1)
+    assert reader.get(f"{path}/{item}").status_code == 403
+    admin = f"/admin/v1/batches/{console.batch}/items"
+    assert web.client(console.writer_key).get(f"{admin}/{item}").status_code == 403
+    listed = web.client(console.reader_key).get(admin, params={"outcome": "failed"}).json()["data"]
+    assert [(one["custom_id"], one["error"]) for one in listed] == [("<b>x</b>", {"code": "<i>bad</i>", "message": ""})]
+    shown = allowed.get(f"{path}/{item}")
+    assert (shown.status_code, "&lt;i&gt;bad" in shown.text, "<i>bad" in shown.text) == (200, True, False)
+    assert web.client(content).get(f"{admin}/{item}").json()["response"]["status_code"] == 400
+    for wrong in ("x", "%3Cscript%3E", item_id(console.batch, 999)):
+        assert allowed.get(f"{path}/{wrong}").status_code == 404
+        assert web.client(content).get(f"{admin}/{wrong}").status_code == 404
+    noted = web.client(content).get("/admin/v1/audit", params={"target": console.batch}).json()["data"]
+    assert [(one["action"], one["after"]) for one in noted] == 2 * [("batch.item_read", {"custom_id": "<b>x</b>"})]
+
+
+def test_a_group_of_errors_runs_again(console: Console) -> None:
+    writer, page = console.signed_in(console.writer_key), f"/console/batches/{console.batch}"
+    assert "Retry this group" not in writer.get(page).text
+    stages.finish(console.web, console.batch, {2: b"{}\n"})
+    stages.publish(console.web, console.batch)
+    assert "Retry this group" in writer.get(page).text
+    form = {"csrf": csrf_of(writer, page), "code": "<i>bad</i>"}
+    made = writer.post(f"{page}/retry", data=form)
+    assert made.status_code == 303, made.text
+    [retry] = console.web.job(console.batch).retried_by
+    assert made.headers["location"] == f"/console/batches/{retry}"
+    choice = console.web.job(retry).retry_choice
+    assert choice is not None
+    assert choice.codes == ("<i>bad</i>",)
 
 
 def test_without_keys_this_machine_may_look(start_web: Any) -> None:

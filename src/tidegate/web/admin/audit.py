@@ -36,8 +36,15 @@ class AuditTrail:
 
     def noting(self, action: str, kind: str, target: str) -> Store:
         """Return the store, whose writes are noted as this action on this thing."""
+        return self._store.audited(self._note(action, kind, target))
+
+    async def note_read(self, action: str, kind: str, target: str, detail: Any) -> None:
+        """Note that something confidential was read, which changes nothing."""
+        await self._store.note_read(self._note(action, kind, target), detail)
+
+    def _note(self, action: str, kind: str, target: str) -> AuditNote:
         note_id = ids.make("aud", self._entropy.token_bytes(ids.RANDOM_BYTES))
-        return self._store.audited(AuditNote(note_id, self.actor, action, kind, target))
+        return AuditNote(note_id, self.actor, action, kind, target)
 
 
 def trail_of(context: WebContext, request: Request, caller: Caller) -> AuditTrail:

@@ -14,6 +14,7 @@ from tidegate.core.nouns import Caller, Job, JobFilter
 from tidegate.core.problems import no_such_batch
 from tidegate.stages.operate import job_verbs, retry
 from tidegate.store.audit import AuditFilter
+from tidegate.store.store import Store
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, text, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
@@ -110,12 +111,12 @@ class AdminBatchRoutes:
         return json_answer(page_of(shown, [one.id for one in shown], has_more=len(found) > count))
 
     async def retrieve(self, request: Request, caller: Caller) -> Response:
-        job, org = await self._found(request)
+        job, org = await job_named(self._store, request)
         return json_answer(admin_batch(schemas.batch(job, await self._forecaster.of_job(job)), org))
 
     async def timeline(self, request: Request, caller: Caller) -> Response:
         requests.refuse_unknown(request.query_params, ())
-        job, _ = await self._found(request)
+        job, _ = await job_named(self._store, request)
         changes = await self._store.list_audit(AuditFilter(target=job.id), after=None, count_max=CHANGES_MAX)
         entries = [
             *moments(job),
@@ -128,7 +129,7 @@ class AdminBatchRoutes:
 
     def _doing(self, name: str) -> Handler:
         async def do(request: Request, caller: Caller) -> Response:
-            job, org = await self._found(request)
+            job, org = await job_named(self._store, request)
             try:
                 changed = await self._actions.do(trail_of(self._context, request, caller), name, job)
             except ApiProblem:
@@ -139,12 +140,14 @@ class AdminBatchRoutes:
 
         return do
 
-    async def _found(self, request: Request) -> tuple[Job, str]:
-        batch_id = str(request.path_params["batch_id"])
-        found = await self._store.job_of_anyone(batch_id) if ids.is_valid("batch", batch_id) else None
-        if found is None:
-            raise no_such_batch(batch_id)
-        return found
+
+async def job_named(store: Store, request: Request) -> tuple[Job, str]:
+    """Return the batch that a path names, and whose it is."""
+    batch_id = str(request.path_params["batch_id"])
+    found = await store.job_of_anyone(batch_id) if ids.is_valid("batch", batch_id) else None
+    if found is None:
+        raise no_such_batch(batch_id)
+    return found
 
 
 def admin_batch(batch: schemas.Batch, org: str) -> AdminBatch:

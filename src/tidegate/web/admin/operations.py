@@ -1,7 +1,7 @@
 """Operations: one action on every batch that matches a filter. What it would change is shown first; a worker carries it out, and it can be
 watched and cancelled meanwhile."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +25,7 @@ from tidegate.web.http.routes import Guarded
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100
 Action = Literal["pause", "resume", "cancel", "retry", "requeue", "fail", "retry_finalization", "abandon"]
+ACTIONS: tuple[str, ...] = get_args(Action)
 
 
 class OperationFilter(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -1,39 +1,36 @@
 """The pages of the console. What they show comes from the same verbs as the admin API; each change is noted in the audit."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-from urllib.parse import urlencode
-
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.core import ids
 from tidegate.core.errors import ApiProblem, TidegateError
 from tidegate.core.nouns import Job, JobFilter
-from tidegate.core.problems import no_such_batch, no_such_delivery
+from tidegate.core.operations import RETRY
+from tidegate.core.problems import no_such_delivery
 from tidegate.core.schedule.explain import explain
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.audit import AuditFilter
-from tidegate.web.admin.audit import AuditTrail
-from tidegate.web.admin.batches import BatchActions, moments
+from tidegate.web.admin.batches import BatchActions, job_named, moments
 from tidegate.web.admin.deployments import DeploymentRoutes
+from tidegate.web.admin.operations import ACTIONS
 from tidegate.web.admin.overview import FLOWS_MAX, WORKERS_MAX, Overviews, flow_shown, worker_shown
 from tidegate.web.console.error_groups import error_groups
+from tidegate.web.console.guard import SIGN_IN, ConsoleGuard, Show
+from tidegate.web.console.item_pages import ItemPages
+from tidegate.web.console.operation_pages import OperationPages
 from tidegate.web.console.session import Sessions, Visitor, form_of, set_cookie
 from tidegate.web.context import WebContext
 from tidegate.web.http import problems, requests
 from tidegate.web.http.auth import Authenticator
 from tidegate.web.http.filter_requests import FILTERS, job_filter
-from tidegate.web.http.pages import page
+from tidegate.web.http.pages import older_link, page
+from tidegate.web.http.retry_requests import CODE_CHARS_MAX, RetryWish, retry_choice
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.webhooks.webhooks import delivery_object, delivery_parts
 
 LIST_COUNT = 50
-SIGN_IN = "/console/sign-in"
-
-Show = Callable[[Request, Visitor], Awaitable[Response]]
 
 
 class ConsolePages:
@@ -41,6 +38,7 @@ class ConsolePages:
         self._context = context
         self._store = context.store
         self._sessions = Sessions(context, authenticator)
+        self._guard = ConsoleGuard(context, self._sessions)
         self._overviews = Overviews(context)
         self._forecaster = Forecaster(context)
         self._actions = BatchActions(context)
@@ -65,25 +63,10 @@ class ConsolePages:
         return [
             Route(SIGN_IN, self.sign_in_page, methods=["GET"]),
             Route(SIGN_IN, self.sign_in, methods=["POST"]),
-            *(Route(f"/console{path}", self._shown(show), methods=["GET"]) for path, show in looks.items()),
-            *(Route(f"/console{path}", self._shown(show), methods=["POST"]) for path, show in changes.items()),
+            *OperationPages(self._context, self._guard).routes(),
+            *ItemPages(self._context, self._guard).routes(),
+            *self._guard.routes(looks, changes),
         ]
-
-    def _shown(self, show: Show) -> Callable[[Request], Awaitable[Response]]:
-        """Show a page to someone who may see it; a refusal is a page too."""
-
-        async def answer(request: Request) -> Response:
-            visitor = None
-            try:
-                visitor = await self._sessions.visitor(request)
-                if visitor is None:
-                    return RedirectResponse(SIGN_IN, 303)
-                return await show(request, visitor)
-            except TidegateError as error:
-                problem = problems.problem_of(error, str(request.scope["tidegate.request_id"]))
-                return page("console/problem.html", problem.status, problem=problem, visitor=visitor, here="")
-
-        return answer
 
     async def sign_in_page(self, request: Request) -> Response:
         return page("console/sign_in.html", problem=None)
@@ -98,7 +81,7 @@ class ConsolePages:
         return set_cookie(RedirectResponse("/console", 303), cookie)
 
     async def sign_out(self, request: Request, visitor: Visitor) -> Response:
-        await self._form(request, visitor)
+        await self._guard.form(request, visitor)
         return set_cookie(RedirectResponse(SIGN_IN, 303), "", 0)
 
     async def overview(self, request: Request, visitor: Visitor) -> Response:
@@ -122,10 +105,7 @@ class ConsolePages:
         if found is None:
             raise requests.unknown_cursor()
         shown = found[:LIST_COUNT]
-        older = None
-        if len(found) > LIST_COUNT:
-            kept = [(name, value) for name, value in given.multi_items() if name != "after"]
-            older = "/console/batches?" + urlencode([*kept, ("after", shown[-1][0].id)])
+        older = older_link(request, shown[-1][0].id) if len(found) > LIST_COUNT else None
         return page(
             "console/batches.html",
             visitor=visitor,
@@ -134,10 +114,11 @@ class ConsolePages:
             older=older,
             asked={name: given.get(name, "") for name in (*FILTERS, "org")},
             statuses=[state.value for state in JobState],
+            choices=ACTIONS,
         )
 
     async def batch(self, request: Request, visitor: Visitor) -> Response:
-        job, org = await self._found(request)
+        job, org = await job_named(self._store, request)
         changes = await self._store.list_audit(AuditFilter(target=job.id), after=None, count_max=LIST_COUNT)
         inputs = await self._store.explain_inputs(job.id)
         timeline = [(one.at_ms, one.event, "") for one in moments(job)]
@@ -157,12 +138,16 @@ class ConsolePages:
         )
 
     async def act(self, request: Request, visitor: Visitor) -> Response:
-        await self._form(request, visitor)
-        job, _ = await self._found(request)
+        form = await self._guard.form(request, visitor)
+        job, _ = await job_named(self._store, request)
         action = str(request.path_params["action"])
+        if action == RETRY:
+            codes = [form["code"][:CODE_CHARS_MAX]] if form.get("code") else None
+            made = await self._actions.retry(self._guard.trail(visitor), job, retry_choice(RetryWish(codes)))
+            return RedirectResponse(f"/console/batches/{made.id}", 303)
         if action not in self._actions.names():
             raise ApiProblem(404, "unknown_url", "There is no such action.")
-        await self._actions.do(self._trail(visitor), action, job)
+        await self._actions.do(self._guard.trail(visitor), action, job)
         return RedirectResponse(f"/console/batches/{job.id}", 303)
 
     async def queues(self, request: Request, visitor: Visitor) -> Response:
@@ -178,55 +163,58 @@ class ConsolePages:
         )
 
     async def orgs(self, request: Request, visitor: Visitor) -> Response:
-        orgs = await self._store.list_orgs(after=None, count_max=LIST_COUNT) or []
+        orgs = await self._store.list_orgs(after=_after(request, "tenant"), count_max=LIST_COUNT + 1)
+        if orgs is None:
+            raise requests.unknown_cursor()
         keys = await self._store.key_page(None, after=None, count_max=LIST_COUNT) or []
-        return page("console/orgs.html", visitor=visitor, here="orgs", orgs=orgs, keys=keys)
+        older = older_link(request, orgs[LIST_COUNT - 1]["id"]) if len(orgs) > LIST_COUNT else None
+        return page("console/orgs.html", visitor=visitor, here="orgs", orgs=orgs[:LIST_COUNT], keys=keys, older=older)
 
     async def deliveries(self, request: Request, visitor: Visitor) -> Response:
-        found = await self._store.list_every_delivery(None, None, None, LIST_COUNT) or []
-        shown = [(delivery_object(one), org) for one, org in found]
-        return page("console/deliveries.html", visitor=visitor, here="deliveries", deliveries=shown)
+        requests.refuse_unknown(request.query_params, ("after",))
+        cursor = requests.one(request.query_params, "after")
+        after = None if cursor is None else delivery_parts(cursor)
+        found = None
+        if cursor is None or after is not None:
+            found = await self._store.list_every_delivery(None, None, after, LIST_COUNT + 1)
+        if found is None:
+            raise requests.unknown_cursor()
+        shown = [(delivery_object(one), org) for one, org in found[:LIST_COUNT]]
+        older = older_link(request, shown[-1][0].id) if len(found) > LIST_COUNT else None
+        return page("console/deliveries.html", visitor=visitor, here="deliveries", deliveries=shown, older=older)
 
     async def replay(self, request: Request, visitor: Visitor) -> Response:
-        await self._form(request, visitor)
+        await self._guard.form(request, visitor)
         delivery_id = str(request.path_params["delivery_id"])
         parts = delivery_parts(delivery_id)
         tenant_id = None if parts is None else await self._store.tenant_of_delivery(*parts)
         if parts is None or tenant_id is None:
             raise no_such_delivery(delivery_id)
-        await self._trail(visitor).noting("delivery.replay", "delivery", delivery_id).replay_webhook(tenant_id, *parts)
+        await (
+            self._guard.trail(visitor)
+            .noting("delivery.replay", "delivery", delivery_id)
+            .replay_webhook(tenant_id, *parts)
+        )
         return RedirectResponse("/console/deliveries", 303)
 
     async def audit(self, request: Request, visitor: Visitor) -> Response:
-        found = await self._store.list_audit(AuditFilter(), after=None, count_max=LIST_COUNT) or []
-        return page("console/audit.html", visitor=visitor, here="audit", changes=found)
-
-    async def _form(self, request: Request, visitor: Visitor) -> dict[str, Any]:
-        """Return a form's fields, if the visitor may change things and one of our pages sent it."""
-        form = await form_of(request)
-        if visitor.key_id is None or form.get("csrf") != visitor.csrf:
-            raise ApiProblem(403, "foreign_form", "Sign in, and send this form from its page.")
-        if not visitor.may_write and request.url.path != "/console/sign-out":
-            raise ApiProblem(
-                403, "insufficient_scope", "Your key may look, and change nothing: it lacks `admin:write`."
-            )
-        return form
-
-    def _trail(self, visitor: Visitor) -> AuditTrail:
-        return AuditTrail(self._store, self._context.entropy, f"key:{visitor.key_id}")
-
-    async def _found(self, request: Request) -> tuple[Job, str]:
-        batch_id = str(request.path_params["batch_id"])
-        found = await self._store.job_of_anyone(batch_id) if ids.is_valid("batch", batch_id) else None
+        found = await self._store.list_audit(AuditFilter(), after=_after(request, "aud"), count_max=LIST_COUNT + 1)
         if found is None:
-            raise no_such_batch(batch_id)
-        return found
+            raise requests.unknown_cursor()
+        older = older_link(request, found[LIST_COUNT - 1].id) if len(found) > LIST_COUNT else None
+        return page("console/audit.html", visitor=visitor, here="audit", changes=found[:LIST_COUNT], older=older)
+
+
+def _after(request: Request, kind: str) -> str | None:
+    """Return where a page of a list begins, which is all that it can be asked."""
+    requests.refuse_unknown(request.query_params, ("after",))
+    return requests.after(request.query_params, kind)
 
 
 def _possible(job: Job) -> list[str]:
     """Return which actions the job's state allows, least drastic first."""
     if job.state in JOB_ENDED:
-        return []
+        return [RETRY] if job.failed_count and not job.retried_by and job.door is None else []
     if job.state is JobState.FINALIZING:
         return ["retry_finalization", "abandon"]
     if job.closing is not None:

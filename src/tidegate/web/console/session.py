@@ -29,11 +29,13 @@ _SEPARATOR = "."
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A person who may look; with `may_write`, also change. `csrf` must come back with each change. Without keys there is no `key_id`."""
+    """A person who may look; with `may_write`, also change; with `may_read_content`, also see requests and responses. `csrf` must come back
+    with each change. Without keys there is no `key_id`."""
 
     key_id: str | None
     may_write: bool
     csrf: str
+    may_read_content: bool = False
 
 
 class Sessions:
@@ -83,10 +85,10 @@ class Sessions:
         if row["revoked_at"] is not None or is_over or int(parts[2]) * 1000 <= self._clock.now_ms():
             return None
         scopes = keys.scopes_from(row["scopes"])
-        if not scopes & frozenset(keys.ADMIN_SCOPES):
+        if not scopes & {"admin:read", "admin:write"}:
             return None
         csrf = hmac.digest(self._pepper, b"console csrf\0" + named.encode(), "sha256").hex()
-        return Visitor(parts[0], "admin:write" in scopes, csrf)
+        return Visitor(parts[0], "admin:write" in scopes, csrf, "admin:content" in scopes)
 
     def _mac(self, named: str, secret_hash: bytes) -> str:
         return hmac.digest(self._pepper, b"console session\0" + named.encode() + b"\0" + secret_hash, "sha256").hex()

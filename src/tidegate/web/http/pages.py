@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlencode
 
 import jinja2
 from starlette.exceptions import HTTPException
@@ -76,6 +77,12 @@ def page(template: str, status: int = 200, **values: Any) -> Response:
     """Return a page made of this template; every value is escaped."""
     text = _TEMPLATES.get_template(template).render(**values)
     return Response(text, status, HEADERS, "text/html; charset=utf-8")
+
+
+def older_link(request: Request, last_id: str) -> str:
+    """Return the address of the next page of a list: the same question, behind this id."""
+    kept = [(name, value) for name, value in request.query_params.multi_items() if value and name != "after"]
+    return f"{request.url.path}?{urlencode([*kept, ('after', last_id)])}"
 
 
 def static_route() -> Route:

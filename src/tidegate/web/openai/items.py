@@ -1,5 +1,6 @@
 """Items of a batch: pages of what became of its requests, and one request with its response."""
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,12 +34,7 @@ class ItemRoutes:
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
-        requests.refuse_unknown(query, ("outcome", "code", "after", "limit"))
-        wanted = ItemFilter(requests.choice(query, "outcome", _OUTCOMES), requests.one(query, "code"))
-        if wanted.code is not None and not 1 <= len(wanted.code) <= CODE_CHARS_MAX:
-            raise ApiProblem(
-                400, "invalid_parameter", f"`code` must have 1 to {CODE_CHARS_MAX} characters.", param="code"
-            )
+        wanted = item_filter(query, ("after", "limit"))
         count, after = requests.limit(query, ITEMS_COUNT, ITEMS_COUNT_MAX), requests.after(query, "batch_req")
         page = await self._items.page(await self._job(request, caller), wanted, after, count)
         if page is None:
@@ -57,3 +53,12 @@ class ItemRoutes:
         if job is None:
             raise no_such_batch(job_id)
         return job
+
+
+def item_filter(query: QueryParams, others: tuple[str, ...]) -> ItemFilter:
+    """Return which items a list is asked for. `others` are the list's own parameters."""
+    requests.refuse_unknown(query, ("outcome", "code", *others))
+    code = requests.one(query, "code")
+    if code is not None and not 1 <= len(code) <= CODE_CHARS_MAX:
+        raise ApiProblem(400, "invalid_parameter", f"`code` must have 1 to {CODE_CHARS_MAX} characters.", param="code")
+    return ItemFilter(requests.choice(query, "outcome", _OUTCOMES), code)

@@ -139,6 +139,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             "abandon": "Give up a batch that cannot be published",
         }.items()
     },
+    ("GET", f"{_ONE}/items"): Operation(
+        "List what became of a batch's requests, of any tenant", gives=Page[ItemShown], query=(*PAGE, "outcome", "code")
+    ),
+    ("GET", f"{_ONE}/items/{{custom_id:path}}"): Operation(
+        "Show one request of a batch of any tenant", gives=ItemDetail
+    ),
     ("POST", "/admin/v1/operations"): Operation(
         "Change every batch that matches a filter", operations.OperationWish, operations.OperationShown
     ),

@@ -1,0 +1,62 @@
+"""What stands before every page of the console: who looks, whether a form is ours, and refusals as pages."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tidegate.core.errors import ApiProblem, TidegateError
+from tidegate.web.admin.audit import AuditTrail
+from tidegate.web.console.session import Sessions, Visitor, form_of
+from tidegate.web.context import WebContext
+from tidegate.web.http import problems
+from tidegate.web.http.pages import page
+
+SIGN_IN = "/console/sign-in"
+
+Show = Callable[[Request, Visitor], Awaitable[Response]]
+
+
+class ConsoleGuard:
+    def __init__(self, context: WebContext, sessions: Sessions) -> None:
+        self._context = context
+        self._sessions = sessions
+
+    def routes(self, looks: dict[str, Show], changes: dict[str, Show]) -> list[Route]:
+        """Return routes to pages and to what changes something, by path below /console."""
+        return [
+            *(Route(f"/console{path}", self._shown(show), methods=["GET"]) for path, show in looks.items()),
+            *(Route(f"/console{path}", self._shown(show), methods=["POST"]) for path, show in changes.items()),
+        ]
+
+    async def form(self, request: Request, visitor: Visitor) -> dict[str, str]:
+        """Return a form's fields, if the visitor may change things and one of our pages sent it."""
+        form = await form_of(request)
+        if visitor.key_id is None or form.get("csrf") != visitor.csrf:
+            raise ApiProblem(403, "foreign_form", "Sign in, and send this form from its page.")
+        if not visitor.may_write and request.url.path != "/console/sign-out":
+            raise ApiProblem(
+                403, "insufficient_scope", "Your key may look, and change nothing: it lacks `admin:write`."
+            )
+        return form
+
+    def trail(self, visitor: Visitor) -> AuditTrail:
+        """Return the trail of the visitor's key."""
+        return AuditTrail(self._context.store, self._context.entropy, f"key:{visitor.key_id}")
+
+    def _shown(self, show: Show) -> Callable[[Request], Awaitable[Response]]:
+        """Show a page to someone who may see it; a refusal is a page too."""
+
+        async def answer(request: Request) -> Response:
+            visitor = None
+            try:
+                visitor = await self._sessions.visitor(request)
+                if visitor is None:
+                    return RedirectResponse(SIGN_IN, 303)
+                return await show(request, visitor)
+            except TidegateError as error:
+                problem = problems.problem_of(error, str(request.scope["tidegate.request_id"]))
+                return page("console/problem.html", problem.status, problem=problem, visitor=visitor, here="")
+
+        return answer

@@ -1,0 +1,79 @@
+"""Pages about the requests of a batch: what became of them, and one with its response, for those whose key may read that."""
+
+import contextlib
+import json
+
+import msgspec
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidegate.core.errors import ApiProblem
+from tidegate.core.states import Outcome
+from tidegate.web.admin.batches import job_named
+from tidegate.web.admin.items import CONTENT, ItemDesk
+from tidegate.web.console.guard import ConsoleGuard
+from tidegate.web.console.session import Visitor
+from tidegate.web.context import WebContext
+from tidegate.web.http import requests
+from tidegate.web.http.pages import older_link, page
+from tidegate.web.openai.items import item_filter
+
+LIST_COUNT = 50
+# A page shows so much of a request or a response.
+SHOWN_CHARS_MAX = 100_000
+
+
+class ItemPages:
+    def __init__(self, context: WebContext, guard: ConsoleGuard) -> None:
+        self._store = context.store
+        self._guard = guard
+        self._desk = ItemDesk(context)
+
+    def routes(self) -> list[Route]:
+        items = "/batches/{batch_id}/items"
+        return self._guard.routes({items: self.items, f"{items}/{{item_id}}": self.item}, {})
+
+    async def items(self, request: Request, visitor: Visitor) -> Response:
+        given = QueryParams([(name, value) for name, value in request.query_params.multi_items() if value])
+        wanted = item_filter(given, ("after",))
+        job, org = await job_named(self._store, request)
+        found = await self._desk.page(job, wanted, requests.after(given, "batch_req"), LIST_COUNT)
+        return page(
+            "console/items.html",
+            visitor=visitor,
+            here="batches",
+            job=job,
+            org=org,
+            items=found.items,
+            asked=wanted,
+            outcomes=[outcome.value for outcome in Outcome],
+            older=older_link(request, found.last_id) if found.has_more and found.last_id else None,
+        )
+
+    async def item(self, request: Request, visitor: Visitor) -> Response:
+        if not visitor.may_read_content:
+            raise ApiProblem(
+                403, "insufficient_scope", f"Requests and responses need a key with the scope `{CONTENT}`."
+            )
+        job, org = await job_named(self._store, request)
+        one = await self._desk.one(self._guard.trail(visitor), job, str(request.path_params["item_id"]))
+        return page(
+            "console/item.html",
+            visitor=visitor,
+            here="batches",
+            job=job,
+            org=org,
+            item=one,
+            request=_pretty(one.request),
+            response=_pretty(one.response),
+        )
+
+
+def _pretty(raw: msgspec.Raw) -> str:
+    """Return JSON with a line for each field; what cannot be read as it is."""
+    text = bytes(raw).decode("utf-8", "replace")
+    with contextlib.suppress(ValueError, RecursionError):
+        text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    return text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "\n…"

@@ -1,0 +1,71 @@
+"""Pages about operations: what an action on a filter would change, its progress, and those that there were."""
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tidegate.core.errors import ApiProblem
+from tidegate.web.admin.operations import ACTIONS, OperationDesk, scope_of
+from tidegate.web.console.guard import ConsoleGuard
+from tidegate.web.console.session import Visitor
+from tidegate.web.context import WebContext
+from tidegate.web.http import requests
+from tidegate.web.http.pages import older_link, page
+
+LIST_COUNT = 50
+
+
+class OperationPages:
+    def __init__(self, context: WebContext, guard: ConsoleGuard) -> None:
+        self._guard = guard
+        self._desk = OperationDesk(context)
+
+    def routes(self) -> list[Route]:
+        return self._guard.routes(
+            {
+                "/operations": self.operations,
+                "/operations/impact": self.impact,
+                "/operations/{operation_id}": self.operation,
+            },
+            {"/operations": self.begin, "/operations/{operation_id}/cancel": self.cancel},
+        )
+
+    async def operations(self, request: Request, visitor: Visitor) -> Response:
+        query = request.query_params
+        requests.refuse_unknown(query, ("after",))
+        found = await self._desk.page(requests.after(query, "op"), LIST_COUNT + 1)
+        shown = found[:LIST_COUNT]
+        older = older_link(request, str(shown[-1].id)) if len(found) > LIST_COUNT else None
+        return page("console/operations.html", visitor=visitor, here="operations", operations=shown, older=older)
+
+    async def impact(self, request: Request, visitor: Visitor) -> Response:
+        """What would be changed; the page's form begins it."""
+        action, asked = _asked(request.query_params.multi_items())
+        seen = await self._desk.impact(scope_of(action, asked))
+        return page("console/impact.html", visitor=visitor, here="batches", seen=seen, asked=asked.multi_items())
+
+    async def begin(self, request: Request, visitor: Visitor) -> Response:
+        form = await self._guard.form(request, visitor)
+        action, asked = _asked([(name, value) for name, value in form.items() if name != "csrf"])
+        made = await self._desk.make(self._guard.trail(visitor), scope_of(action, asked))
+        return RedirectResponse(f"/console/operations/{made.id}", 303)
+
+    async def operation(self, request: Request, visitor: Visitor) -> Response:
+        one = await self._desk.one(str(request.path_params["operation_id"]))
+        return page("console/operation.html", visitor=visitor, here="operations", one=one)
+
+    async def cancel(self, request: Request, visitor: Visitor) -> Response:
+        await self._guard.form(request, visitor)
+        one = await self._desk.one(str(request.path_params["operation_id"]))
+        await self._desk.cancel(self._guard.trail(visitor), str(one.id))
+        return RedirectResponse(f"/console/operations/{one.id}", 303)
+
+
+def _asked(pairs: list[tuple[str, str]]) -> tuple[str, QueryParams]:
+    """Return the action and the filter that a form names; a form sends its empty fields too."""
+    given = QueryParams([(name, value) for name, value in pairs if value and name != "action"])
+    action = dict(pairs).get("action", "")
+    if action not in ACTIONS:
+        raise ApiProblem(400, "invalid_parameter", f"`action` must be one of {', '.join(ACTIONS)}.", param="action")
+    return action, given
