@@ -249,6 +249,7 @@ class Provider:
         path, said = request.url.path, _body.decode(request.body or b"")
         seen = self._witness(process, deployment, request.idempotency_key, said, reserved)
         one = seen[0]
+        one.is_streamed = said.stream
         self.user_calls.append(one)
         self._trace.note(process.name, "user's call", one.serial, one.tag, deployment)
         self._check(seen)

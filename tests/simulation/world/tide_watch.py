@@ -82,10 +82,10 @@ class TideWatch:
 
 
 def _awaits_at(user: Witnessed, at_s: float) -> bool:
-    assert user.user is not None
     if user.ended or user.first_s is not None or user.sent_s >= at_s:
         return False
-    return user.user.is_stream or at_s - user.sent_s < _UNSEEN_S
+    # A user who would like a stream gets none of an endpoint that has none in this world.
+    return user.is_streamed or at_s - user.sent_s < _UNSEEN_S
 
 
 def _is_budgeted(plan: Plan) -> bool:

@@ -58,6 +58,7 @@ class Witnessed:
     user: User | None = None
     mood: str = ""
     first_s: float | None = None
+    is_streamed: bool = False
     heard_s: float | None = None
     ended: bool = False
     aborted: bool = False
