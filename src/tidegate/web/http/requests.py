@@ -390,12 +390,14 @@ def _mismatch(message: str, kind: Any) -> ApiProblem:
 
 def _unknown(name: str, known: Sequence[str], path: str = "") -> ApiProblem:
     """A parameter that does not exist, with the nearest of those that do."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7) if not path else []
-    hint = f"Known are: {', '.join(known)}." if known else "There are none here."
-    if close:
-        hint = f"Did you mean `{close[0]}`?"
     shown = "".join(letter if letter.isprintable() else "?" for letter in _joined(path, name))
-    return ApiProblem(400, "unknown_parameter", f"Unknown parameter `{shown}`. {hint}", param=name)
+    message = f"Unknown parameter `{shown}`."
+    if not path:
+        # Inside an object others are known than those of the body.
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+        hint = f"Known are: {', '.join(known)}." if known else "There are none here."
+        message += f" Did you mean `{close[0]}`?" if close else f" {hint}"
+    return ApiProblem(400, "unknown_parameter", message, param=name)
 
 
 def _joined(path: str, field: str) -> str:
