@@ -188,6 +188,59 @@ def test_capacity_binds_one_batch_alone_and_a_cancel_stops_it(processes: Process
     assert calls() == 10
 
 
+def test_batches_of_one_resource_keep_their_own_keys(processes: Processes, tmp_path: Path) -> None:
+    """Their items wait in one queue; what binds one key, and its end, is no matter of the other's."""
+    server = Server(processes, tmp_path, latency_ms=5)
+    operator = server.start()
+    operator.headers["X-Tidegate-Control"] = json.loads((server.data / "control.json").read_text())["token"]
+    place = PLACE.replace("default", "acme")
+    limits = {"bound": [{"period": "day", "requests": 5}], "free": []}
+    keys = {who: operator.post("/admin/v1/keys", json={"org": "acme", "limits": limits[who]}).json() for who in limits}
+    clients = {
+        who: httpx2.Client(base_url=server.url, headers={"Authorization": f"Bearer {key['key']}"}, timeout=60)
+        for who, key in keys.items()
+    }
+
+    def make(who: str) -> str:
+        body = {"type": "ASYNC", "items": items_of(12)}
+        return f"{place}/{clients[who].post(place, json=body).json()['batchId']}"
+
+    bound, free = make("bound"), [make("free"), make("free")]
+
+    def ended(path: str) -> bool:
+        return clients["free"].get(path).json()["status"] in ("COMPLETED", "FAILED")
+
+    wait_until(lambda: all(map(ended, free)), END_S, "the batches of the other key to end")
+    wait_until(lambda: clients["free"].get(bound).json()["completed"] == 5, END_S, "the limit of the key to be used")
+    revoked = operator.post(f"/admin/v1/keys/{keys['bound']['id']}/revoke", json={})
+    assert revoked.json()["revoked"]
+    late = make("free")
+    wait_until(lambda: ended(bound) and ended(late), END_S, "what is left of both keys to end")
+    ends = [clients["free"].get(path).json() for path in (bound, *free, late)]
+    assert [(one["status"], one["completed"], one["failed"]) for one in ends] == [
+        ("FAILED", 5, 7),
+        *[("COMPLETED", 12, 0)] * 3,
+    ]
+    assert [one["createdByApiKeyId"] for one in ends] == [keys["bound"]["id"], *[keys["free"]["id"]] * 3]
+    operator.close()
+
+
+def test_no_resource_waits_for_ten_others(processes: Processes, tmp_path: Path) -> None:
+    server = Server(processes, tmp_path, latency_ms=60, TIDEGATE_WORKER_IN_FLIGHT_MAX="2")
+    client = server.start()
+
+    def make(resource: str, count: int) -> str:
+        items = [{**one, "resourceId": resource} for one in items_of(count)]
+        return f"{PLACE}/{client.post(PLACE, json={'type': 'ASYNC', 'items': items}).json()['batchId']}"
+
+    large = [make(f"busy-{number}", 30) for number in range(12)]
+    small = make("small", 2)
+    wait_until(lambda: client.get(small).json()["status"] == "COMPLETED", END_S, "the batch of the last resource")
+    shown = [client.get(path, params={"includesItems": "false"}).json() for path in large]
+    assert sum(one["completed"] for one in shown) < 12 * 30, "it did not wait until the others had ended"
+    client.close()
+
+
 @pytest.mark.soak
 def test_a_thousand_calls_at_once_from_one_worker(processes: Processes, tmp_path: Path) -> None:
     limits = {"TIDEGATE_WORKER_IN_FLIGHT_MAX": "1000", "TIDEGATE_HTTP_CONNECTIONS_MAX": "1200"}
