@@ -349,6 +349,7 @@ def test_our_own_wishes_fit_through_the_sdk(client: openai.OpenAI) -> None:
         "check_before_running.py",
         "answers_that_validate.py",
         "shape_a_batch.py",
+        "same_and_changed_lines.py",
         "canary_and_retry.py",
     ],
 )

@@ -51,6 +51,17 @@ def test_a_file_becomes_results_and_a_second_run_finds_the_work_done(desk: Desk)
     assert len(desk.called()) == called == 40
 
 
+def test_identical_lines_run_once_where_that_is_asked_for(desk: Desk) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "same"}], "temperature": 0}
+    lines = [{"custom_id": f"c{n}", "url": "/v1/chat/completions", "body": body} for n in range(10)]
+    desk.write([json.dumps(line) for line in lines])
+    proc = desk.run("--dedupe")
+    assert proc.wait() == 0, proc.logs()
+    assert [line["custom_id"] for line in desk.results()] == [f"c{n}" for n in range(10)]
+    assert "done     10 of 10 items succeeded" in proc.stderr()
+    assert len(desk.called()) == 1
+
+
 def test_failed_lines_go_to_their_own_file_and_the_exit_code_says_so(desk: Desk) -> None:
     desk.write([chat("good", "hello"), chat("bad", behaving("400"))])
     (desk.here / "results.errors.jsonl").write_text("stale\n")

@@ -56,9 +56,9 @@ async def unused_blobs(world: World) -> int:
 
 async def test_items_that_are_not_run_are_done_when_their_lines_are_added(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
-    plan = replace(plan_of(2), item_count=5, copied=CopiedItems(3, 200))
+    plan = replace(plan_of(2), item_count=5, copied=CopiedItems(3, 0, 200))
     job = await world.ingested(await world.job(caller, shape=JobShape(dedupe=True)), plan)
-    assert (job.copied, job.run_count) == (CopiedItems(3, 200), 2)
+    assert (job.copied, job.run_count) == (CopiedItems(3, 0, 200), 2)
     await world.lease(worker, job)
     await world.answer(await world.log(), job, 0, 1)
     job = await world.look(job)

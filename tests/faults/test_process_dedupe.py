@@ -39,6 +39,26 @@ def test_identical_requests_are_run_once_though_processes_die(site: Site) -> Non
     assert batch["usage"]["output_tokens"] == 16 * 4
 
 
+def test_a_changed_file_runs_its_changed_lines_though_processes_die(make_site: MakeSite) -> None:
+    site = make_site("cluster")
+    asked = lines(40, 40)
+    site.begin()
+    earlier = site.submit(asked)
+    site.judge(earlier, asked)
+    site.end_all()
+    edited = [*asked[:30], *(line.replace('"max_tokens": 4', '"max_tokens": 3') for line in asked[30:])]
+    first = site.begin("ingest_work_durable=kill")
+    batch_id = site.submit(edited, reuse_from=earlier)
+    first.wait(timeout_s=60)
+    second = site.worker("publish_rest_durable=kill")
+    second.wait(timeout_s=60)
+    site.relieve()
+    results = site.judge(batch_id, edited)
+    # Those that were refused have no answer, so they are run again.
+    assert results.batch["tidegate"]["reused"] == 24
+    assert len(site.calls_of(batch_id)) == 16
+
+
 def test_a_cancel_leaves_the_copies_of_what_was_answered(make_site: MakeSite) -> None:
     site = make_site("embedded")
     asked = lines(80, 40)

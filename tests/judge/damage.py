@@ -126,6 +126,10 @@ def copied(name: str) -> Callable[[dict[str, Any]], object]:
     return lambda said: said["tidegate"].update(deduplicated=name)
 
 
+def reused(name: str) -> Callable[[dict[str, Any]], object]:
+    return lambda said: said["tidegate"].update(reused=name)
+
+
 def copy_of_a_copy(lines: Lines) -> Lines:
     last, before = json.loads(lines[-1]), json.loads(lines[-2])
     last["tidegate"]["deduplicated"] = before["id"]

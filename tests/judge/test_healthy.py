@@ -24,6 +24,7 @@ JOBS = (
     "expired",
     "guarded",
     "deduplicated",
+    "reused",
     "cancelled",
     "running",
     "early",
@@ -79,6 +80,13 @@ def test_identical_requests_are_run_once_and_paid_once(judged_world: World) -> N
     )
     assert row == (8, 6, 2, 3, 4 * 5), "a, b and twice c are run and answered, and one refusal is run"
     assert len(calls_of(judged_world, job_id)) == 5
+
+
+def test_only_changed_lines_of_a_file_are_run_again(judged_world: World) -> None:
+    job_id = judged_world.jobs["reused"]
+    sql = "select item_count, answered_count, reused_count, output_tokens from jobs where id = ?"
+    assert judged_world.sql(sql, (job_id,)) == [(22, 22, 20, 2 * 5)]
+    assert len(calls_of(judged_world, job_id)) == 2
 
 
 def test_an_answer_that_was_not_let_through_was_paid_for_and_is_no_loss(judged_world: World) -> None:

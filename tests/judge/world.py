@@ -248,6 +248,8 @@ async def build(directory: Path, engine: Engine) -> World:
             "deduplicated": await run_to_end(working, same_lines(), shape=JobShape(dedupe=True)),
             "guarded": await run_to_end(working, b"".join(GUARDED)),
         }
+        edited = b"".join([*(line(f"p{n}") for n in range(20)), line("p20", "latency=1"), line("new")])
+        jobs["reused"] = await run_to_end(working, edited, shape=JobShape(reuse_from=jobs["plain"].id))
         job = await until(working, await create(working, slow), lambda job: job.answered_count >= 5)
         await parts.store.cancel_job(parts.tenant_id, job.id)
         jobs["cancelled"] = await until(working, job, has_ended)

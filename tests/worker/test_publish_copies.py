@@ -7,13 +7,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_shape
 
 from tests.support.store_verbs import lease_slices
 from tests.worker.test_publish_failures import answer, closed, lose_work_file, shipping
-from tests.worker.world import World
+from tests.worker.world import World, chat_lines
 from tidegate.core.answers import results
 from tidegate.core.ids import item_id
-from tidegate.core.job_controls import JobControls, MaxErrors
+from tidegate.core.job_controls import Canary, JobControls, MaxErrors
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Finished, Job, JobFlush, Usage
 from tidegate.core.states import JobState, Outcome
@@ -132,6 +133,56 @@ async def test_a_job_that_a_threshold_stopped_keeps_the_copies_of_what_it_has(wo
     ended, _, errors = await published(world, job)
     assert (ended.state, ended.failed_count, ended.stopped_by) == (JobState.FAILED, 6, "max_errors")
     assert Counter(one["error"]["code"] for one in errors) == {"upstream_refused": 3, "batch_failed": 3}
+
+
+async def test_unchanged_lines_take_the_answers_of_an_earlier_job(world: World) -> None:
+    lines = chat_lines(4)
+    first = await world.started(lines, shape=JobShape(overrides={"seed": 1}))
+    await answer(world, first, [0, 2])
+    await closed(world, first)
+    await published(world, first)
+    edited = [lines[2], chat_lines(1, "other", first=0)[0], lines[1], lines[3]]
+    second = await world.started(edited, shape=JobShape(overrides={"seed": 1}, reuse_from=first.id))
+    assert (second.run_count, second.copied.reused) == (3, 1), "c2 alone was answered and is unchanged"
+    await world.store.forget_job(first.id)
+    await closed(world, second)
+    assert await shipping(world).publish_all(await world.worker()) == 1
+    ended = await world.look(second)
+    assert (ended.state, ended.answered_count, ended.cancelled_count) == (JobState.CANCELLED, 1, 3)
+    [line] = [json.loads(line) for line in (await world.file_bytes(ended.output_file_id)).splitlines()]
+    assert (line["custom_id"], line["tidegate"]) == ("c2", {"reused": item_id(first.id, 2)})
+    assert not list(world.scratch.iterdir())
+
+
+@pytest.mark.parametrize("shape", [JobShape(), JobShape(dedupe=True), JobShape(overrides={"seed": 2})])
+async def test_a_job_that_an_earlier_one_answered_runs_nothing_and_ends(world: World, shape: JobShape) -> None:
+    lines = chat_lines(3)
+    first = await world.started(lines)
+    await answer(world, first, [0, 1, 2])
+    await published(world, first)
+    again = replace_shape(shape, reuse_from=first.id)
+    second = await world.started(lines, shape=again, canary=Canary(2, 0, "wait"), ordered=True)
+    if shape.overrides:
+        assert second.copied.reused == 0, "the bodies that were sent differ"
+        return
+    assert second.state is JobState.FINALIZING
+    ended, output, _ = await published(world, second)
+    assert (ended.state, ended.answered_count, ended.copied.reused) == (JobState.COMPLETED, 3, 3)
+    assert [one["custom_id"] for one in output] == ["c0", "c1", "c2"]
+    third = await world.started(lines, shape=JobShape(reuse_from=second.id))
+    assert (await published(world, third))[1][0]["tidegate"]["reused"] == output[0]["id"]
+
+
+async def test_a_job_whose_earlier_one_is_gone_runs_nothing(world: World) -> None:
+    first = await world.started(chat_lines(2))
+    await answer(world, first, [0, 1])
+    await published(world, first)
+    second = await world.job(chat_lines(2), shape=JobShape(reuse_from=first.id))
+    await world.store.forget_job(first.id)
+    assert await world.ingest().next(await world.worker())
+    ended = await world.look(second)
+    assert (ended.state, ended.errors[0].code, ended.item_count) == (JobState.FAILED, "reuse_source_gone", 0)
+    assert not list(world.scratch.iterdir())
 
 
 async def test_a_lost_work_file_ends_the_job_all_the_same(world: World) -> None:

@@ -82,6 +82,7 @@ class RunOptions:
     answers: AnswerTerms | None = None
     controls: JobControls = NO_CONTROLS
     canary: Canary | None = None
+    dedupe: bool = False
 
 
 @dataclass(frozen=True, slots=True)

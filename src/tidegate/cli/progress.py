@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tidegate.cli import terminal
 from tidegate.core.nouns import Job, Usage
-from tidegate.core.states import JobState
+from tidegate.core.states import JOB_ENDED, JobState
 
 RATE_OVER_S = 20.0
 LINE_EVERY_S = 5.0
@@ -49,7 +49,9 @@ class ProgressSnapshot:
 def snapshot(job: Job, at_s: float, trouble: str = "") -> ProgressSnapshot:
     """A job as the progress shows it: whatever was not answered counts as failed."""
     failed_count = job.done_count - job.answered_count
-    return ProgressSnapshot(at_s, job.state, job.item_count, job.answered_count, failed_count, job.usage, trouble)
+    # Lines that take the answer of another one get it at the end.
+    item_count = job.item_count if job.state in JOB_ENDED else job.run_count
+    return ProgressSnapshot(at_s, job.state, item_count, job.answered_count, failed_count, job.usage, trouble)
 
 
 class ProgressPace:

@@ -77,6 +77,7 @@ def run(
     ordered: asked.Ordered = False,
     prefix_order: asked.PrefixOrder = True,
     invalid_lines: asked.InvalidLinesOption = asked.InvalidLines.FAIL,
+    dedupe: asked.Dedupe = False,
     model: asked.Model = None,
     schema: asked.SchemaFile = None,
     max_cost: asked.MaxCost = None,
@@ -110,7 +111,15 @@ def run(
         max_cost_nano=None if max_cost is None else _nano(max_cost), max_errors=_max_errors(max_errors)
     )
     run_options = input_file.RunOptions(
-        endpoint or "", ordered, prefix_order, invalid_lines.value, model, _answers(schema), controls, _canary(canary)
+        endpoint or "",
+        ordered,
+        prefix_order,
+        invalid_lines.value,
+        model,
+        _answers(schema),
+        controls,
+        _canary(canary),
+        dedupe,
     )
     where = options.as_arguments(config, data)
     order = Order(

@@ -9,7 +9,7 @@ from tidegate.cli import failures, input_file, progress, results, run_again, run
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable
 from tidegate.core.job_controls import FollowUp, JobControls, RetryChoice
-from tidegate.core.job_shape import PLAIN, JobShape
+from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Settings
@@ -219,7 +219,7 @@ async def send_in(errand: Errand, parts: "Parts", reception: "Reception") -> Job
         controls=_controls(errand, source.line_count),
         canary=run_options.canary,
         answers=run_options.answers,
-        shape=JobShape(overrides={"model": run_options.model}) if run_options.model else PLAIN,
+        shape=JobShape(overrides={"model": run_options.model} if run_options.model else {}, dedupe=run_options.dedupe),
     )
 
 

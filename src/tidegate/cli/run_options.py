@@ -63,6 +63,10 @@ PrefixOrder = Annotated[
 InvalidLinesOption = Annotated[
     InvalidLines, typer.Option("--invalid-lines", help="A bad line fails the run, or goes to the errors file.")
 ]
+Dedupe = Annotated[
+    bool,
+    typer.Option("--dedupe", help="Run identical lines once, where chance has no part (temperature 0, embeddings)."),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start from the beginning, though the same run exists already.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for a model server that does not answer yet.")]
 Summary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")]

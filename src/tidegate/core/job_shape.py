@@ -40,7 +40,7 @@ class JobRetry(msgspec.Struct, frozen=True, omit_defaults=True):
 class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a caller asks for when a job is created, and what never changes afterwards. `more_inputs` are the files behind the first.
     Without `output_file_bytes_max` a result file is as large as it gets. `betas` go with every call to an engine of Anthropic's. With
-    `dedupe`, identical requests are run once."""
+    `dedupe`, identical requests are run once; with `reuse_from`, lines that this earlier job has answered are not run."""
 
     defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -49,6 +49,7 @@ class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
     output_file_bytes_max: int = 0
     betas: str = ""
     dedupe: bool = False
+    reuse_from: str = ""
 
     def levels(self) -> tuple[ParameterLevel, ...]:
         """The job's own parameters, which count more than any of the operator's."""
@@ -58,15 +59,17 @@ class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CopiedItems(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How many items of a job are not run: those that take the line of an identical one. They come behind all others, and their lines in
+    """How many items of a job are not run: those that take the line of an identical one, and those
+    that an earlier job has answered. They come behind all others, and their lines in
     the work file from `work_at` on."""
 
     deduplicated: int = 0
+    reused: int = 0
     work_at: int = 0
 
     @property
     def count(self) -> int:
-        return self.deduplicated
+        return self.deduplicated + self.reused
 
 
 class ResultParts(msgspec.Struct, frozen=True, omit_defaults=True):

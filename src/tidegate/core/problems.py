@@ -36,12 +36,12 @@ def no_such_delivery(delivery_id: str) -> ApiProblem:
     )
 
 
-def no_such_batch(batch_id: str) -> ApiProblem:
+def no_such_batch(batch_id: str, param: str = "batch_id") -> ApiProblem:
     return ApiProblem(
         404,
         "batch_not_found",
         f"No batch found with id '{shown_id(batch_id)}'. List yours with GET /v1/batches.",
-        param="batch_id",
+        param=param,
     )
 
 
@@ -64,9 +64,9 @@ def upload_not_pending(status: str) -> ApiProblem:
     )
 
 
-def batch_not_ended() -> ApiProblem:
+def batch_not_ended(param: str = "batch_id") -> ApiProblem:
     return ApiProblem(
-        409, "batch_not_ended", "This batch has not ended. Wait for its end, or cancel it first.", param="batch_id"
+        409, "batch_not_ended", "This batch has not ended. Wait for its end, or cancel it first.", param=param
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from tidegate.core.errors import BlobError, BlobMissing
 from tidegate.core.ports import Blobs
-from tidegate.judge.copies import RequestKey, read_request_key
+from tidegate.judge.copies import EarlierAnswers, RequestKey, read_request_key
 from tidegate.judge.jsonl import JsonlLine, NotJson, lines_of, pieces_of, read_json
 from tidegate.judge.lines import JudgedInputLine, ResultLine, read_input_line, read_parameters, read_result_line
 from tidegate.judge.records import Records, Row
@@ -97,6 +97,7 @@ class Case:
     asked: dict[str, Any] = field(default_factory=dict)
     input_parameters: dict[str | None, dict[str, Any] | None] = field(default_factory=dict)
     request_keys: dict[str | None, RequestKey] = field(default_factory=dict)
+    earlier: EarlierAnswers | None = None
     work_parameters: list[dict[str, Any] | None] = field(default_factory=list)
     work_absent: str = NOT_INGESTED
     work_trouble: str = ""
@@ -107,9 +108,15 @@ class Case:
         return frozenset((*self.asked.get("defaults", {}), *self.asked.get("overrides", {})))
 
     @property
+    def set_by_others(self) -> frozenset[str]:
+        """Parameters that a line does not decide, here or in the earlier job whose answers are taken."""
+        earlier = self.earlier.parameters if self.earlier is not None else frozenset()
+        return self.parameters | self.allowance.overridden | earlier
+
+    @property
     def copied_count(self) -> int:
         """How many items are not run, but have a copy of another line; they are the last ones."""
-        return cast(int, self.job["deduplicated_count"])
+        return cast(int, self.job["deduplicated_count"] + self.job["reused_count"])
 
     @property
     def ended(self) -> bool:
@@ -157,6 +164,7 @@ async def gather(records: Records, blobs: Blobs, job_id: str, witness: Path | No
     await records.refresh()
     case = await _look(records, job_id, allowance)
     await records.refresh()
+    await _read_earlier(case, records, blobs)
     await _read_input(case, blobs)
     for content in (case.output, case.error):
         await _read_results(content, case.result_lines, blobs, has_copies=case.copied_count > 0)
@@ -254,6 +262,31 @@ async def _content(records: Records, job: Row, name: str, files: list[Row]) -> C
     return content
 
 
+async def _read_earlier(case: Case, records: Records, blobs: Blobs) -> None:
+    """Read the answers that the job takes from an earlier one, and the requests that these were made for, for as long as they are kept."""
+    rows = await records.rows("select * from jobs where id = $1", (case.asked.get("reuse_from", ""),))
+    if not rows or not case.job["reused_count"]:
+        return
+    job = rows[0]
+    asked = read_json(job["shape"].encode()) if job["shape"] else {}
+    case.earlier = EarlierAnswers(frozenset((*asked.get("defaults", {}), *asked.get("overrides", {}))))
+    for file_id in (job["input_file_id"], *asked.get("more_inputs", ())):
+        files = await records.rows("select * from files where id = $1", (file_id,))
+        content = await _content(records, job | {"input_file_id": file_id}, "input", files)
+        if content.absent or content.trouble:
+            continue
+        async for line in _read(content, blobs):
+            read = read_input_line(line, 0)
+            if read is not None:
+                key = read_request_key(line.data, case.set_by_others)
+                case.earlier.request_keys.setdefault(read.custom_id, key)
+    name = "output" if job["retry_of"] is None else "merged"
+    files = await records.rows("select * from files where id = $1", (job[f"{name}_file_id"],))
+    lines: list[ResultLine] = []
+    await _read_results(await _content(records, job, name, files), lines, blobs, has_copies=True)
+    case.earlier.lines.update((line.id, line) for line in lines)
+
+
 async def _read_input(case: Case, blobs: Blobs) -> None:
     before = 0
     for content in case.inputs:
@@ -272,8 +305,7 @@ async def _read_lines(case: Case, content: Content, blobs: Blobs, before: int) -
             if case.parameters:
                 case.input_parameters[read.custom_id] = read_parameters(line.data, case.parameters)
             if case.copied_count:
-                set_by_others = case.parameters | case.allowance.overridden
-                case.request_keys.setdefault(read.custom_id, read_request_key(line.data, set_by_others))
+                case.request_keys.setdefault(read.custom_id, read_request_key(line.data, case.set_by_others))
 
 
 async def _read_results(content: Content, lines: list[ResultLine], blobs: Blobs, *, has_copies: bool = False) -> None:

@@ -1,10 +1,10 @@
 """What makes two requests of an input the same, found out by the judge alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.judge.jsonl import NotJson, read_json
-from tidegate.judge.lines import BOM, text_key
+from tidegate.judge.lines import BOM, ResultLine, text_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,15 @@ class RequestKey:
     key: str = ""
     url: str | None = None
     temperature: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierAnswers:
+    """An earlier job whose answers are taken: what it put into all its requests, and what is still kept of both."""
+
+    parameters: frozenset[str]
+    request_keys: dict[str | None, RequestKey] = field(default_factory=dict)
+    lines: dict[str, ResultLine] = field(default_factory=dict)
 
 
 def read_request_key(data: bytes, left_out: frozenset[str]) -> RequestKey:

@@ -14,7 +14,7 @@ from tidegate.judge.jsonl import JsonlLine, NamedTwice, NotJson, read_json
 
 BOM = b"\xef\xbb\xbf"
 TOKENS_MAX = 1 << 40
-COPIED = ("deduplicated",)
+COPIED = ("deduplicated", "reused")
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ITEM_ID = re.compile(r"batch_req_([0-9A-Za-z]{16})([0-9A-Za-z]{6})", re.ASCII)
 _MONEY = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?", re.ASCII)

@@ -22,6 +22,9 @@ def copies(case: Case, found: Finding) -> None:
     if not case.has_results(found):
         return
     by_id = {line.id: line for line in case.result_lines}
+    for copied in ("deduplicated", "reused"):
+        count, most = sum(line.copied == copied for line in case.result_lines), case.job[f"{copied}_count"]
+        found.need(count <= most, f"{count} lines are {copied}, and {copied}_count is {most}")
     found.looked(f"{case.copied_count} items that are not run")
     for line in case.result_lines:
         if line.job_part != case.part:
@@ -29,7 +32,8 @@ def copies(case: Case, found: Finding) -> None:
         if line.number < run_count:
             found.need(not line.copied, f"{line.where} is a copy, and item {line.number} is to be run")
         elif line.copied:
-            _check_copy(case, found, line, by_id.get(line.copy_of))
+            check = _check_reused if line.copied == "reused" else _check_copy
+            check(case, found, line, by_id.get(line.copy_of))
         elif line.code not in STATE_OF_CODE and line.code != LOST:
             found.wrong(f"{line.where} has a result of its own, and item {line.number} is not to be run")
 
@@ -47,6 +51,21 @@ def _check_copy(case: Case, found: Finding, line: ResultLine, source: ResultLine
         found.wrong(f"{line.where} is a copy of {source.where}, and their requests differ")
     if not _is_exact(case, own.url, own.temperature):
         found.wrong(f"{line.where} is a copy, and its request has temperature {shown(str(own.temperature))}")
+
+
+def _check_reused(case: Case, found: Finding, line: ResultLine, own: ResultLine | None) -> None:
+    """Hold a line against the earlier job that it is from, as far as that is still kept."""
+    earlier = case.earlier
+    if own is not None or line.name != "output":
+        found.wrong(f"{line.where} is from {shown(line.copy_of)}, which is no answer of an earlier job")
+    if earlier is None or not earlier.lines:
+        return
+    source = earlier.lines.get(line.copy_of)
+    if source is None or (source.custom_id, source.content) != (line.custom_id, line.content):
+        found.wrong(f"{line.where} is not what {shown(line.copy_of)} of the earlier job says")
+    request, before = case.request_keys.get(line.custom_id), earlier.request_keys.get(line.custom_id)
+    if request is not None and before is not None and request.key != before.key:
+        found.wrong(f"{line.where} is from an earlier job, and its request was changed since")
 
 
 def _is_exact(case: Case, url: str | None, temperature: object) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidegate.core import ids
-from tidegate.core.answers.copied_lines import SourceLine, deduplicated_line, read_copy, read_source
+from tidegate.core.answers.copied_lines import SourceLine, deduplicated_line, read_copy, read_source, reused_line
 from tidegate.core.answers.results import error_line, never_ran_line
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Job, Placed, UnrunLines
@@ -146,8 +146,11 @@ class CopyWriter:
         """Write a line for each of these lines of the work file. `sources` are the items that were run; one that is missing never was."""
         async for text in _whole_lines(work):
             copy = read_copy(text)
-            assert copy.of is not None
-            await self._write_copy(copy.of, bytes(copy.custom_id), sources.get(copy.of))
+            if copy.of is None:
+                line = reused_line(item_id(self._job.id, self._number), copy)
+                await self._answers.add(self._number, Outcome.ANSWERED, line)
+            else:
+                await self._write_copy(copy.of, bytes(copy.custom_id), sources.get(copy.of))
             self._number += 1
 
     async def write_lost(self) -> None:

@@ -149,7 +149,8 @@ class Ship:
         with ExitStack() as opened:
             try:
                 sources: dict[int, SourcePlace] = {}
-                for file_id, is_answered in ((job.output_file_id, True), (job.error_file_id, False)):
+                results = ((job.output_file_id, True), (job.error_file_id, False)) if job.copied.deduplicated else ()
+                for file_id, is_answered in results:
                     path = self._scratch / f"{file_id}-{self._entropy.token_bytes(8).hex()}"
                     extents = await self._all_extents(file_id) if file_id else []
                     lines = opened.enter_context(closing(await ResultCopy.open(self._blobs, path, extents)))

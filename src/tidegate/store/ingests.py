@@ -13,6 +13,8 @@ from tidegate.store.rows import job_from
 from tidegate.store.table import SLICE_COLUMNS, Table, reads, writes
 
 BYTES_ANY = (0, BYTES_MAX)
+# What `job_add` adds to a job of which nothing is run.
+NOTHING_ADDED = (0,) * 11
 
 
 class Ingests(Table):
@@ -80,6 +82,10 @@ async def start_ingested(tx: Tx, starts: Sequence[JobStart]) -> set[str]:
     for job_id in places:
         if (count := by_id[job_id].plan.sample_count) is not None:
             await begin_sample(tx, job_id, count)
+    idle = [job_id for job_id in places if not by_id[job_id].plan.slices]
+    if idle:
+        # Nothing of them is run, so they are done.
+        await tx.many_returning("job_add", [(*NOTHING_ADDED, job_id) for job_id in idle])
     # In one order everywhere, so that two transactions never wait for each other.
     for model, share_owner in sorted(flows):
         await wake_flows(tx, [model], share_owner, *flows[model, share_owner])
@@ -140,6 +146,7 @@ def _start_row(start: JobStart) -> tuple[Any, ...]:
         plan.prompt_bytes,
         plan.shared_prefix_bytes,
         plan.copied.deduplicated,
+        plan.copied.reused,
         plan.copied.work_at,
         start.job_id,
         start.token,

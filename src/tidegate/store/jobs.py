@@ -23,6 +23,7 @@ from tidegate.store.files import release_extents
 from tidegate.store.job_controls import check_not_before
 from tidegate.store.job_events import begin_events
 from tidegate.store.retry_files import drop_retry_files, forget_retry
+from tidegate.store.reuse import reused_bytes
 from tidegate.store.rows import controls_columns, errors_text, file_from, job_from
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 from tidegate.store.webhooks import put_endpoint, put_events
@@ -54,17 +55,19 @@ class Jobs(Table):
             made = await tx.dicts("job_any", id=earlier)
             return job_from(made[0]) if made else refuse_forgotten()
         size_bytes, line_count = await _input_size(tx, caller.tenant_id, request)
+        read_too = await reused_bytes(tx, caller.tenant_id, request)
         share = share_owner or tenant_owner(caller.tenant_id)
         if request.controls.not_before:
             await _check_not_before(tx, request)
         await check_quotas(tx, caller, quotas, share, (size_bytes, line_count))
-        await put_job(tx, caller, job_id, request, share, ingest_bytes(size_bytes, line_count))
+        await put_job(tx, caller, job_id, request, share, ingest_bytes(size_bytes, line_count) + read_too)
         await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
         return job_from((await tx.dicts("job_any", id=job_id))[0])
 
     @reads
     async def batch_inputs(self, tx: Tx, tenant_id: str, request: JobRequest) -> list[File]:
         """The files that a job is to be made of; refused as `create_job` refuses them."""
+        await reused_bytes(tx, tenant_id, request)
         return [file_from(row) for row in await _inputs(tx, tenant_id, request)]
 
     @reads

@@ -129,7 +129,7 @@ def _request(first: Job, retry: FollowUp) -> JobRequest:
         webhook=webhook,
         controls=retry.controls or replace(first.controls, not_before=0),
         canary=retry.canary,
-        shape=first.shape,
+        shape=msgspec.structs.replace(first.shape, reuse_from=""),
         answers=first.answers,
         traceparent=retry.traceparent,
     )

@@ -49,7 +49,7 @@ def job_from(row: dict[str, Any]) -> Job:
         canary=_canary_from(row) if row["canary_state"] is not None else None,
         retry_choice=_CHOICE.decode(row["retry_choice"]) if row["retry_choice"] is not None else None,
         retried_by=_IDS.decode(row["retried_by"]) if row["retried_by"] is not None else (),
-        copied=CopiedItems(row["deduplicated_count"], row["copies_at"]),
+        copied=CopiedItems(row["deduplicated_count"], row["reused_count"], row["copies_at"]),
         usage=Usage(row["input_tokens"], row["cached_tokens"], row["output_tokens"], row["reasoning_tokens"]),
         **{name: row[name] for name in _PLAIN_JOB_COLUMNS},
     )

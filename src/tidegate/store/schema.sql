@@ -175,8 +175,8 @@ create index upload_parts_by_upload on upload_parts (upload_id);
 -- A retry (`retry_of`) runs those lines of the same input again that `retry_choice` picks from the error lines in `retry_file_id`, and its
 -- answers stand behind the first job's in `merged_file_id`. Both files hold pieces of their own, so the first job may go at any time.
 -- A canary is the first `canary_items` items of a job: they run alone until they are done, and the other slices rest for ever meanwhile.
--- The last `deduplicated_count` items are not run: they are in no slice, stand in the work file from `copies_at` on, and publish gives each of
--- them the line of another item (see core/answers/copied_lines.py).
+-- The last `deduplicated_count` and `reused_count` items are not run: they are in no slice, stand in the work file from `copies_at` on, and
+-- publish gives each of them the line of another item, or of one of an earlier job (see core/answers/copied_lines.py).
 create table jobs (
     id text primary key,
     tenant_id text not null,
@@ -251,6 +251,7 @@ create table jobs (
     answers text,
     schema_invalid_count bigint not null default 0,
     deduplicated_count bigint not null default 0,
+    reused_count bigint not null default 0,
     copies_at bigint not null default 0,
     retry_of text,
     retry_choice text,

@@ -39,6 +39,30 @@ def test_dedupe_is_read_back_and_must_be_true_or_false(client: httpx2.Client) ->
         assert refused.json()["error"]["message"] == "`dedupe` must be true or false."
 
 
+def test_answers_of_another_batch_must_be_ones_own(web: WebServer, client: httpx2.Client) -> None:
+    file_id = upload(client, line(1))
+    earlier = made(client, file_id)["id"]
+
+    def refused(asking: httpx2.Client, own_id: str, name: object) -> tuple[int, str, str]:
+        body = {"input_file_id": own_id, "endpoint": CHAT, "reuse_from": name}
+        answer = asking.post("/v1/batches", json=body)
+        dry = asking.post("/v1/batches", json={**body, "validate_only": True})
+        assert (dry.status_code, dry.json()["error"]["code"]) == (answer.status_code, answer.json()["error"]["code"])
+        error = answer.json()["error"]
+        return answer.status_code, error["code"], error["param"]
+
+    assert refused(client, file_id, earlier) == (409, "batch_not_ended", "reuse_from")
+    for strange in ("batch_x", "batch_" + "0" * 22, "../x", ""):
+        assert refused(client, file_id, strange) == (404, "batch_not_found", "reuse_from")
+    assert refused(client, file_id, 7)[:2] == (400, "invalid_parameter")
+    stages.start(web, earlier, 1)
+    stages.finish(web, earlier, {0: b'{"id": "x", "custom_id": "c1", "response": {}, "error": null}\n'}, {})
+    stages.publish(web, earlier)
+    shown = made(client, file_id, reuse_from=earlier)["tidegate"]
+    assert (shown["reuse_from"], shown["reused"]) == (earlier, 0)
+    assert made(client, file_id)["tidegate"]["reuse_from"] is None
+
+
 def test_an_estimate_counts_identical_requests_once(client: httpx2.Client) -> None:
     same = b"".join(line(number, messages=[{"role": "user", "content": "Say it."}]) for number in (1, 2, 3))
     said = {asked: validated(client, same, dedupe=asked, overrides={"temperature": 0}) for asked in (True, False)}

@@ -38,13 +38,26 @@ class ChosenLines:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierJob:
+    """Where the input and the answers of an earlier job lie, and what it asked of all its lines. Its input is put together at
+    `joined_path`."""
+
+    endpoint: str
+    parts: tuple[InputPart, ...]
+    levels: tuple[ParameterLevel, ...]
+    joined_path: str
+    answers_path: str
+
+
+@dataclass(frozen=True, slots=True)
 class LineRules:
     """Every limit and expectation that an input is held to. `models` are those that the caller's key allows; None means any. Lines name
     `endpoint` in their `url` or leave it out; where it is MIXED, each line must name a path.
 
     `input_sha256` is what the input was when it was accepted; empty holds it to nothing. Where there are `parts`, the input is made of
     them first, with the parameters of `levels` in its lines. With `chosen`, only some of the lines count. With `sample`,
-    so many of them come first. With `dedupe`, identical ones are run once.
+    so many of them come first. With `dedupe`, identical ones are run once, and those that
+    an `earlier` job has answered are not.
     """
 
     endpoint: str
@@ -52,6 +65,7 @@ class LineRules:
     chosen: ChosenLines | None = None
     sample: int = 0
     dedupe: bool = False
+    earlier: EarlierJob | None = None
     models: frozenset[str] | None = None
     single_model: bool = False
     invalid_lines: str = "fail"

@@ -31,7 +31,7 @@ def copy_chosen(input_path: Path, target_path: Path, rules: LineRules, chosen: C
     wanted = _wanted(chosen)
     lines, digest = array("I"), sha256()
     with input_path.open("rb") as source, target_path.open("wb") as target:
-        for number, line in enumerate(_lines(source, rules.line_bytes_max, digest.update), 1):
+        for number, line in enumerate(bounded_lines(source, rules.line_bytes_max, digest.update), 1):
             custom_id = _custom_id(line.removeprefix(_BOM) if number == 1 else line)
             if custom_id in wanted:
                 wanted.discard(custom_id)
@@ -54,7 +54,7 @@ def _wanted(chosen: ChosenLines) -> set[str | None]:
     return found
 
 
-def _lines(source: BinaryIO, bytes_max: int, seen: Callable[[bytes], None]) -> Iterator[bytes]:
+def bounded_lines(source: BinaryIO, bytes_max: int, seen: Callable[[bytes], None]) -> Iterator[bytes]:
     """The lines of an input with their ends; of one that is too long only its beginning."""
     while line := source.readline(bytes_max + 2):
         seen(line)

@@ -21,7 +21,7 @@ import structlog
 from tidegate import metrics, tracing
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, IngestCrashed, IngestFailed, LostRace
-from tidegate.core.input.lines import ChosenLines, LineRules
+from tidegate.core.input.lines import ChosenLines, EarlierJob, LineRules
 from tidegate.core.input.turns import IngestLane, IngestLimits
 from tidegate.core.job_shape import InputPart
 from tidegate.core.keys import models_from
@@ -30,6 +30,7 @@ from tidegate.core.policies import Policies
 from tidegate.core.policy.policy_rules import names_allowed
 from tidegate.core.ports import Blobs, Entropy
 from tidegate.failpoints import hit
+from tidegate.store.reuse import answers_file_of
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -181,14 +182,21 @@ class IngestStage:
                     return IngestPlan(0, None, [], 0, 0, 0, [_gone(file_id)])
                 parts.append(InputPart(file_id, str(path), sha256))
             if errors_path is not None:
-                await self._copy_errors(source.job, errors_path)
+                assert source.job.retry_file_id is not None
+                await self._copy_file(source.job.retry_file_id, errors_path)
             rules = self._rules(source, errors_path)
+            if source.job.shape.reuse_from:
+                earlier = await self._earlier(source.job, step.work_path)
+                if earlier is None:
+                    return IngestPlan(0, None, [], 0, 0, 0, [_earlier_gone(source.job.shape.reuse_from)])
+                rules = replace(rules, earlier=earlier)
             if len(parts) == 1 and not rules.levels:
                 return await self._run_pass(Path(parts[0].path), step.work_path, rules, lane)
             rules = replace(rules, parts=tuple(parts), input_sha256="")
             return await self._run_pass(joined_path, step.work_path, rules, lane)
         finally:
-            for path in (joined_path, errors_path or joined_path, *(Path(part.path) for part in parts)):
+            earlier_paths = step.work_path.parent.glob(f"{step.work_path.stem}.earlier*")
+            for path in (joined_path, *earlier_paths, errors_path or joined_path, *(Path(part.path) for part in parts)):
                 if path.parent == self._scratch:
                     path.unlink(missing_ok=True)
 
@@ -201,12 +209,28 @@ class IngestStage:
         except BlobMissing:
             return None
 
-    async def _copy_errors(self, job: Job, path: Path) -> None:
-        """Put the error lines that say what a retry runs into one local file."""
-        assert job.retry_file_id is not None
+    async def _earlier(self, job: Job, work_path: Path) -> EarlierJob | None:
+        """Put the input and the answers of the earlier job into local files; None when they are gone."""
+        earlier = await self._store.get_job(job.tenant_id, job.shape.reuse_from)
+        if earlier is None:
+            return None
+        paths: list[Path] = []
+        file_ids = (earlier.input_file_id, *earlier.shape.more_inputs, answers_file_of(earlier) or "")
+        for number, file_id in enumerate(file_ids):
+            if await self._store.get_file(job.tenant_id, file_id) is None:
+                return None
+            paths.append(work_path.with_suffix(f".earlier{number}"))
+            await self._copy_file(file_id, paths[-1])
+        parts = tuple(InputPart(file_id, str(path)) for file_id, path in zip(file_ids, paths[:-1], strict=False))
+        levels = (*self._policies.line_rules(earlier).levels, *earlier.shape.levels())
+        joined_path = str(work_path.with_suffix(".earlier"))
+        return EarlierJob(earlier.endpoint, parts, levels, joined_path, str(paths[-1]))
+
+    async def _copy_file(self, file_id: str, path: Path) -> None:
+        """Put a file into one local one."""
         at = 0
         with path.open("wb") as target:
-            while extents := await self._store.list_extents(job.retry_file_id, at, _EXTENTS_PAGE):
+            while extents := await self._store.list_extents(file_id, at, _EXTENTS_PAGE):
                 for extent in extents:
                     async for piece in self._blobs.stream(extent.blob_id, extent.blob_at, extent.size_bytes):
                         target.write(piece)
@@ -315,6 +339,14 @@ def _gone(file_id: str) -> LineError:
         "input_file_gone",
         f"The input file {file_id} is gone. Upload it again and create a new batch.",
         "input_file_id",
+    )
+
+
+def _earlier_gone(job_id: str) -> LineError:
+    return LineError(
+        "reuse_source_gone",
+        f"The input or the answers of {job_id} are gone, so nothing was run. Create the batch again without `reuse_from`.",
+        "reuse_from",
     )
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import accumulate, compress, pairwise, repeat
 from operator import gt
+from pathlib import Path
 
 import msgspec
 
-from tidegate.core.answers.copied_lines import WorkCopy
+from tidegate.core.answers.copied_lines import WorkCopy, read_source
 from tidegate.core.input.line_faults import BodyFault, LineFault, custom_id_of
 from tidegate.core.input.scan import Scan
 from tidegate.core.input.slices import WorkRun, add_bad, cut_slices
@@ -87,7 +88,7 @@ def write_work(source: int, target: int, scan: Scan, known: WorkInput, runs: lis
         at += len(text)
     copied = NO_COPIES
     if known.same:
-        copied = CopiedItems(len(known.same.leaders), at)
+        copied = CopiedItems(len(known.same.leaders), len(known.same.answers), at)
         for copy_lines, text in _copies(source, scan, known.same, numbers):
             _write_all(target, memoryview(text), at)
             lines.extend(copy_lines)
@@ -194,6 +195,16 @@ def _copies(source: int, scan: Scan, same: SameLines, work: "array[int]") -> Ite
             for place, number in some
         ]
         yield [scan.line[number] for _, number in some], b"\n".join([*texts, b""])
+    earlier = scan.rules.earlier
+    if earlier is None:
+        return
+    with Path(earlier.answers_path).open("rb") as answers:
+        for number, (at, size) in sorted(same.answers.items(), key=lambda one: one[1]):
+            answers.seek(at)
+            answer = read_source(answers.read(size))
+            custom_id = read_keyed(os.pread(source, scan.size[number], scan.at[number])).custom_id
+            copy = WorkCopy(custom_id, source=answer.id, response=answer.response)
+            yield [scan.line[number]], msgspec.json.encode(copy) + b"\n"
 
 
 def _answer_of(fault: LineFault) -> tuple[int | None, str | None]:

@@ -5,15 +5,19 @@ keys counts: engines render tools and schemas into the prompt as they stand. Bod
 """
 
 import os
-from collections.abc import Container
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from pathlib import Path
 
 import msgspec
 from msgspec import Raw
 
-from tidegate.core.input.lines import LineRules, endpoint_of, path_of
+from tidegate.core.answers.copied_lines import read_source
+from tidegate.core.input.lines import EarlierJob, LineRules, endpoint_of, path_of
 from tidegate.core.input.scan import Scan
+from tidegate.stages.ingest.chosen_lines import bounded_lines
+from tidegate.stages.ingest.join_input import join_input
 
 _NO_TEMPERATURE = Raw(b"")
 
@@ -31,21 +35,23 @@ class _BodyTemperature(msgspec.Struct, gc=False):
 
 
 read_keyed = msgspec.json.Decoder(KeyedLine).decode
+_decode_text = msgspec.json.Decoder(str).decode
 _read_sampling = msgspec.json.Decoder(_BodyTemperature).decode
 
 
 @dataclass(frozen=True, slots=True)
 class SameLines:
-    """Items of a scan that are not run: which item's line each of them takes."""
+    """Items of a scan that are not run: which item's line each of them takes, or where its answer lies in the earlier job's."""
 
     leaders: dict[int, int] = field(default_factory=dict)
+    answers: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.leaders)
+        return len(self.leaders) + len(self.answers)
 
     @property
     def numbers(self) -> set[int]:
-        return set(self.leaders)
+        return {*self.leaders, *self.answers}
 
 
 NONE_SAME = SameLines()
@@ -53,20 +59,63 @@ NONE_SAME = SameLines()
 
 def find_same(source: int, scan: Scan, left_out: Container[int]) -> SameLines:
     """Find the items that take the line of another one; `left_out` never run."""
-    if not scan.rules.dedupe:
-        return NONE_SAME
+    rules = scan.rules
+    answers = _answered(source, scan, left_out, rules.earlier) if rules.earlier is not None else {}
+    if not rules.dedupe:
+        return SameLines({}, answers) if answers else NONE_SAME
     first: dict[bytes, int] = {}
     leaders: dict[int, int] = {}
     for number, (at, size) in enumerate(zip(scan.at, scan.size, strict=True)):
-        if number in left_out:
+        if number in left_out or number in answers:
             continue
         line = read_keyed(os.pread(source, size, at))
-        if not is_deterministic(line, scan.rules):
+        if not is_deterministic(line, rules):
             continue
-        leader = first.setdefault(request_key(line, scan.rules), number)
+        leader = first.setdefault(request_key(line, rules), number)
         if leader != number:
             leaders[number] = leader
-    return SameLines(leaders)
+    return SameLines(leaders, answers)
+
+
+def _answered(source: int, scan: Scan, left_out: Container[int], earlier: EarlierJob) -> dict[int, tuple[int, int]]:
+    """Items that the earlier job has answered under the same custom_id, and where in the file of its answers. Chance does not matter here:
+    the caller asks for this very answer."""
+    wanted: dict[tuple[str, bytes], int] = {}
+    for number, (at, size) in enumerate(zip(scan.at, scan.size, strict=True)):
+        if number not in left_out:
+            line = read_keyed(os.pread(source, size, at))
+            wanted[_decode_text(line.custom_id), request_key(line, scan.rules)] = number
+    numbers: dict[str, int] = {}
+    seen: set[str] = set()
+    for custom_id, key in _earlier_keys(scan.rules, earlier):
+        # A later line with the same custom_id was refused.
+        if custom_id not in seen and (custom_id, key) in wanted:
+            numbers[custom_id] = wanted[custom_id, key]
+        seen.add(custom_id)
+    places: dict[int, tuple[int, int]] = {}
+    at = 0
+    with Path(earlier.answers_path).open("rb") as answers:
+        for text in answers:
+            if (named := numbers.get(read_source(text).custom_id or "")) is not None:
+                places[named] = (at, len(text))
+            at += len(text)
+    return places
+
+
+def _earlier_keys(rules: LineRules, earlier: EarlierJob) -> Iterator[tuple[str, bytes]]:
+    """The requests of the earlier job as it sent them."""
+    rules = replace(rules, endpoint=earlier.endpoint, parts=earlier.parts, levels=earlier.levels)
+    joined = Path(earlier.joined_path)
+    _, unusable = join_input(joined, rules)
+    if unusable is not None:
+        raise OSError(unusable.message)
+    with joined.open("rb") as lines:
+        for text in bounded_lines(lines, rules.line_bytes_max, lambda data: None):
+            try:
+                line = read_keyed(text)
+                yield _decode_text(line.custom_id), request_key(line, rules)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
 
 
 def is_deterministic(line: KeyedLine, rules: LineRules) -> bool:

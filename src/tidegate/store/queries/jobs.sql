@@ -278,7 +278,7 @@ returning step_failures;
 update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model, item_count = :item_count,
     output_file_id = :output_file_id, error_file_id = :error_file_id, work_blob_id = :work_blob_id, work_bytes = :work_bytes,
     prompt_bytes = :prompt_bytes, shared_prefix_bytes = :shared_prefix_bytes,
-    deduplicated_count = :deduplicated, copies_at = :copies_at,
+    deduplicated_count = :deduplicated, reused_count = :reused, copies_at = :copies_at,
     step_token = null, step_worker_id = null, step_not_before = 0, step_failures = 0
 where id = :id and state = 'validating' and step_token = :token and closing is null
 returning id, tenant_id, kind, share_owner, queue, created_at, expires_at,

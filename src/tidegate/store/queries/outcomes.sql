@@ -36,18 +36,18 @@ update jobs set
     unused_count = unused_count + :unused, cost_nano = cost_nano + :cost_nano,
     schema_invalid_count = schema_invalid_count + :schema_invalid,
     closing = case when state = 'in_progress' and closing is null
-        and answered_count + failed_count + :answered + :failed = item_count - deduplicated_count then 'completed' else closing end,
+        and answered_count + failed_count + :answered + :failed = item_count - deduplicated_count - reused_count then 'completed' else closing end,
     closing_at = case when state = 'in_progress' and closing is null
-        and answered_count + failed_count + :answered + :failed = item_count - deduplicated_count then now_ms() else closing_at end,
+        and answered_count + failed_count + :answered + :failed = item_count - deduplicated_count - reused_count then now_ms() else closing_at end,
     finalizing_at = case when state = 'in_progress' and closing is null
-        and answered_count + failed_count + :answered + :failed = item_count - deduplicated_count then now_ms() else finalizing_at end,
+        and answered_count + failed_count + :answered + :failed = item_count - deduplicated_count - reused_count then now_ms() else finalizing_at end,
     state = case when state = 'in_progress' and closing is null
-        and answered_count + failed_count + :answered + :failed = item_count - deduplicated_count then 'finalizing' else state end
+        and answered_count + failed_count + :answered + :failed = item_count - deduplicated_count - reused_count then 'finalizing' else state end
 where id = :id and state in ('in_progress', 'cancelling')
 returning id, state, cost_nano > max_cost_nano or failed_count > max_errors_count
     or (1000000 * failed_count > max_errors_ppm * (answered_count + failed_count)
-        and answered_count + failed_count >= case when max_errors_after < item_count - deduplicated_count
-            then max_errors_after else item_count - deduplicated_count end) as is_over,
+        and answered_count + failed_count >= case when max_errors_after < item_count - deduplicated_count - reused_count
+            then max_errors_after else item_count - deduplicated_count - reused_count end) as is_over,
     canary_state = 'running' and answered_count + failed_count >= canary_items as is_sampled;
 
 -- job_add_unused --

@@ -38,6 +38,7 @@ from tidegate.web.http.shape_requests import (
     OutputBytes,
     RetryAsk,
     checked_parameters,
+    earlier_batch,
     input_files,
     job_retry,
 )
@@ -96,7 +97,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/batches; the last twenty are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
+    """The body of POST /v1/batches; the last twenty-one are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
 
     input_file_id: str | UnsetType = UNSET
     endpoint: str
@@ -122,6 +123,7 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     retry: RetryAsk | None = None
     output_file_bytes_max: OutputBytes | None = None
     dedupe: bool = False
+    reuse_from: str | None = None
     validate_only: bool = False
     custom_llm_provider: object = None
 
@@ -206,6 +208,7 @@ def job_shape(body: BatchCreate, more_inputs: tuple[str, ...]) -> JobShape:
         more_inputs=more_inputs,
         output_file_bytes_max=body.output_file_bytes_max or 0,
         dedupe=body.dedupe,
+        reuse_from=earlier_batch(body.reuse_from),
     )
 
 

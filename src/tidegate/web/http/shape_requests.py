@@ -11,7 +11,7 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.input.line_faults import LineFault
 from tidegate.core.input.parameters import check_parameters
 from tidegate.core.job_shape import JobRetry
-from tidegate.core.problems import no_such_file
+from tidegate.core.problems import no_such_batch, no_such_file
 
 INPUTS_MAX = 100
 ATTEMPTS_MAX = 100
@@ -25,6 +25,7 @@ BackoffMs = Annotated[int, Meta(ge=1, le=BACKOFF_MS_MAX)]
 OutputBytes = Annotated[int, Meta(ge=OUTPUT_BYTES_MIN, le=OUTPUT_BYTES_MAX)]
 SHAPE_ALLOWED = {
     "dedupe": "true or false",
+    "reuse_from": "the id of a batch",
     "defaults": "an object with parameters of a request's body",
     "overrides": "an object with parameters of a request's body",
     "input_file_ids": f"a list of 1 to {INPUTS_MAX} ids of files",
@@ -70,6 +71,13 @@ def input_files(one: str | UnsetType, several: list[str] | None) -> list[str]:
             message = f"`input_file_ids` names {file_id} more than once."
             raise ApiProblem(400, "invalid_parameter", message, param="input_file_ids")
     return several
+
+
+def earlier_batch(batch_id: str | None) -> str:
+    """The batch whose answers are taken; empty where none is."""
+    if batch_id is not None and not ids.is_valid("batch", batch_id):
+        raise no_such_batch(batch_id, "reuse_from")
+    return batch_id or ""
 
 
 def job_retry(asked: RetryAsk | None) -> JobRetry | None:

@@ -198,6 +198,8 @@ class Extras(msgspec.Struct):
     schema_invalid: int
     dedupe: bool
     deduplicated: int
+    reuse_from: str | None
+    reused: int
     retry: BatchRetry | None
     input_file_ids: list[str]
     retry_of: str | None
@@ -397,6 +399,8 @@ def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
         schema_invalid=job.schema_invalid_count,
         dedupe=job.shape.dedupe,
         deduplicated=job.copied.deduplicated,
+        reuse_from=job.shape.reuse_from or None,
+        reused=job.copied.reused,
         retry=_retry(job.shape.retry),
         input_file_ids=[job.input_file_id, *job.shape.more_inputs],
         retry_of=job.retry_of,
