@@ -267,6 +267,8 @@ create table jobs (
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_listed on jobs (tenant_id, created_at, id) where kind = 'batch';
 create index jobs_by_age on jobs (created_at, id) where kind = 'batch';
+create index jobs_pending on jobs (tenant_id)
+    where kind = 'batch' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 create index jobs_responding on jobs (tenant_id)
     where kind = 'response' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 create index jobs_ended on jobs (coalesce(completed_at, failed_at, expired_at, cancelled_at))
