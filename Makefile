@@ -34,9 +34,9 @@ test: venv browser  ## every test but the soak, on real servers that the run sta
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-# The console's tests drive Debian's Chromium. Without root, put a `chromium` on the PATH.
+# The console's tests drive Debian's Chromium, and fetch axe-core with npm. Without root, put a `chromium` and an `npm` on the PATH.
 browser:  ## install the browser that the console's tests drive
-	@command -v chromium > /dev/null || { apt-get update -q && apt-get install -y -q chromium; }
+	@command -v chromium > /dev/null && command -v npm > /dev/null || { apt-get update -q && apt-get install -y -q chromium npm; }
 
 # An environment of its own, so that the lowest versions never meet the locked ones.
 test-lowest: $(LOWEST)  ## the rooms that lean on libraries, with the lowest version that pyproject.toml allows of each

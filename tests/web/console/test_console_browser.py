@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from tests.web.console.test_console import PAGES, Console
 
 # Where a reviewer finds a picture of each page after a run.
 PICTURES = Path(__file__).parents[3] / "build" / "console"
+AXE = PICTURES.parent / "axe"
+AXE_VERSION = "4.14.0"
+AXE_SHA256 = "20c09fe157a8a34a30e241aaa1fcdade657734f08ab379ecfbeb7d45cc46e878"
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +31,19 @@ def browser() -> Iterator[Browser]:
         opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The script of axe-core, which is fetched once and kept."""
+    script = AXE / "package" / "axe.min.js"
+    if not script.exists():
+        AXE.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["npm", "pack", "--silent", f"axe-core@{AXE_VERSION}"], cwd=AXE, check=True, timeout=300)
+        subprocess.run(["tar", "xzf", f"axe-core-{AXE_VERSION}.tgz"], cwd=AXE, check=True, timeout=60)
+    data = script.read_bytes()
+    assert hashlib.sha256(data).hexdigest() == AXE_SHA256
+    return data.decode()
 
 
 class Visit:
@@ -57,7 +75,14 @@ def console(start_web: Any) -> Console:
     return Console(start_web())
 
 
-def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: Console) -> None:
+def violations(page: Page, axe: str) -> list[str]:
+    """What axe-core finds wrong with a page, each with the first element that it is about."""
+    page.evaluate(axe)
+    seen = page.evaluate("axe.run().then((seen) => seen.violations)")
+    return [f"{page.url}: {one['id']} {one['nodes'][0]['html'][:120]}" for one in seen]
+
+
+def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: Console, axe: str) -> None:
     visit = Visit(browser, console, viewport={"width": 1280, "height": 800})
     page = visit.page
     visit.sign_in(console.writer_key)
@@ -69,6 +94,7 @@ def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: C
     page.get_by_role("link", name=console.batch).click()
     expect(page.get_by_text("of 3 requests done")).to_be_visible()
     visit.keep("light-batch")
+    assert violations(page, axe) == []
     # The page follows the batch without a reload.
     page.evaluate("document.body.dataset.kept = 'yes'")
     stages.finish(console.web, console.batch, {2: b"{}\n"})
@@ -87,14 +113,19 @@ def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: C
     assert visit.hosts == {urlsplit(console.web.url).netloc}
 
 
-def test_it_fits_a_phone_in_the_dark(browser: Browser, console: Console) -> None:
+def test_it_fits_a_phone_in_the_dark_and_axe_finds_nothing(browser: Browser, console: Console, axe: str) -> None:
     visit = Visit(browser, console, viewport={"width": 390, "height": 800}, color_scheme="dark")
     visit.sign_in(console.reader_key)
-    for path in (*PAGES, f"/batches/{console.batch}"):
+    found: list[str] = []
+    more = (f"/batches/{console.batch}", f"/batches/{console.batch}/items", "/operations/impact?action=pause")
+    for path in (*PAGES, *more):
         visit.page.goto(f"/console{path}")
         expect(visit.page.get_by_role("heading", level=1)).to_be_visible()
-        visit.keep(f"phone{path.replace(console.batch, 'batch').replace('/', '-')}")
+        visit.keep(f"phone{path.partition('?')[0].replace(console.batch, 'batch').replace('/', '-')}")
         too_wide = visit.page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
         assert not too_wide, path
+        found += violations(visit.page, axe)
+    assert found == []
+    visit.page.goto(f"/console/batches/{console.batch}")
     expect(visit.page.get_by_role("button", name="Pause")).to_have_count(0)
     assert visit.troubles == []
