@@ -1,8 +1,8 @@
 """The live configuration: deployments and resources of the settings, and those added at run time.
 
-Each process looks into the store every other second and follows; what it cannot use it leaves out, says why, and tries again. It looks at
-files of keys and certificates too: a deployment with another key is tried at once, whatever was thought of it. The ceiling of connections
-stays what it was at start. It routes nothing and holds no connection.
+Each process looks into the store and at the file of settings every other second and follows. What it cannot use it leaves out, says why,
+and tries again. It looks at files of keys and certificates too: a deployment with another key is tried at once, whatever was thought of
+it. The ceiling of connections stays what it was at start. It routes nothing and holds no connection.
 """
 
 import asyncio
@@ -14,13 +14,15 @@ import structlog
 from tidegate import metrics
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.deployments import Deployment, Resource, Secret, reached_names
-from tidegate.core.errors import StoreError
+from tidegate.core.errors import SettingsError, StoreError
 from tidegate.core.retry import RetryPolicy
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.added import added
 from tidegate.settings.body_fields import field_rules
 from tidegate.settings.models import model_caps, retry_policies
+from tidegate.settings.reload import SettingsFile, reloaded
 from tidegate.settings.renewal import Renewal
+from tidegate.settings.tenants import Tenants
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -35,12 +37,15 @@ Serve = Callable[[Iterable[Deployment], Iterable[Resource], Mapping[str, int]], 
 
 class LiveConfig:
     """`model_of` is the model behind each resource, `reached_by` every name that a call to it may come under, `retry_of` how items of a
-    name are tried again, and `fields_of` what its callers may not say: mappings whose content follows."""
+    name are tried again, and `fields_of` what its callers may not say: mappings whose content follows.
+    `settings` are those in force, and `tenants` what they give to each tenant."""
 
-    def __init__(self, store: Store, settings: Settings, serve: Serve) -> None:
+    def __init__(self, store: Store, settings: Settings, serve: Serve, file: SettingsFile | None = None) -> None:
         self._store = store
-        self._settings = settings
+        self.settings = settings
         self._serve = serve
+        self._file = file
+        self.tenants = Tenants(settings)
         self._number: int | None = None
         self._is_reached = True
         self._looking = asyncio.Lock()
@@ -52,11 +57,26 @@ class LiveConfig:
         self.retry_of: dict[str, RetryPolicy] = retry_policies(settings)
         self.fields_of: dict[str, FieldRules] = field_rules(settings, deployments(settings), resources(settings))
 
+    async def _reload(self) -> None:
+        """Take over what may change of the settings, when their file was changed. A file with a mistake in it changes nothing."""
+        try:
+            found = await asyncio.to_thread(self._file.news) if self._file is not None else None
+        except SettingsError as error:
+            log.error("settings_reload_failed", why=str(error))
+            return
+        if found is not None:
+            self.settings, waiting = reloaded(self.settings, found)
+            self.tenants.follow(self.settings)
+            # What is served is put together again, also when the store cannot be asked right now.
+            self._number = None
+            log.info("settings_reloaded", wait_for_restart=", ".join(waiting) or "none")
+
     async def look(self) -> None:
         """Follow what an operator changed since the last look."""
         async with self._looking:
+            await self._reload()
             # What lacks a key or a file may get it; what the settings stand against stays unused until the next start.
-            may_mend = bool(self.unusable) and not self._settings.upstream.url
+            may_mend = bool(self.unusable) and not self.settings.upstream.url
             may_mend = may_mend or await asyncio.to_thread(self._renewal.has_news)
             if not may_mend and await self._store.routing_number() == self._number:
                 return
@@ -64,22 +84,22 @@ class LiveConfig:
             troubles = self._renewal.troubles
             self._renewal.begin()
             documents = [(one.kind, one.name, one.document) for one in entries]
-            found = added(self._settings, documents, renewal=self._renewal)
-            ours = (*map(self._renewal.renewed, deployments(self._settings)), *found.deployments)
+            found = added(self.settings, documents, renewal=self._renewal)
+            ours = (*map(self._renewal.renewed, deployments(self.settings)), *found.deployments)
             if (now := self._renewal.troubles) and now != troubles:
                 log.warning("secrets_reload_failed", why=sorted(f"{file} {trouble}" for file, trouble in now.items()))
-            named = (*resources(self._settings), *found.resources)
+            named = (*resources(self.settings), *found.resources)
             metrics.pin(models=[one for two in ours for one in two.models], deployments=[one.name for one in ours])
             # Rules come before the deployments that they bind.
-            _follow(self.fields_of, field_rules(self._settings, ours, named, found.models))
-            refused = self._serve(ours, named, model_caps(self._settings, found.models))
+            _follow(self.fields_of, field_rules(self.settings, ours, named, found.models))
+            refused = self._serve(ours, named, model_caps(self.settings, found.models))
             places = {one.name for one in ours}
             unusable = found.unusable | {
                 ("deployment" if name in places else "resource", name): why for name, why in refused.items()
             }
             _follow(self.model_of, {one.name: one.model for one in named})
             _follow(self.reached_by, reached_names(named))
-            _follow(self.retry_of, retry_policies(self._settings, found.models, found.resources))
+            _follow(self.retry_of, retry_policies(self.settings, found.models, found.resources))
             if number != (self._number or 0):
                 log.info("routing_changed", number=number, deployments=len(ours), resources=len(named))
             self._say(unusable)

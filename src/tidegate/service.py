@@ -33,6 +33,7 @@ from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
 from tidegate.settings.collector import wants_traces
 from tidegate.settings.models import model_caps
+from tidegate.settings.reload import SettingsFile
 from tidegate.stages.accept import Reception
 from tidegate.stages.deliver import WebhookDeliveries
 from tidegate.stages.ingest.ingest_file import InputPasses
@@ -230,8 +231,14 @@ class Started:
     metrics: str
 
 
-async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: Callable[[Started], None]) -> None:
-    """Run one process of Tidegate until `stop` is set. `on_ready` is called when it has started."""
+async def run(
+    settings: Settings,
+    roles: Roles,
+    stop: asyncio.Event,
+    on_ready: Callable[[Started], None],
+    file: SettingsFile | None = None,
+) -> None:
+    """Run one process of Tidegate until `stop` is set. `on_ready` is called when it has started; changes of `file` are followed."""
     from tidegate.web.gauges import Gauges
     from tidegate.web.health import Health
     from tidegate.web.scrape import scraped
@@ -248,7 +255,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         if roles.worker:
             # Beside the start: an object store that is away is waited for a while.
             stack.push_async_callback(_ended, asyncio.create_task(_check_writable(parts)))
-        router, live_config = await stack.enter_async_context(_router(parts, me, roles))
+        router, live_config = await stack.enter_async_context(_router(parts, me, roles, file))
         if roles.worker and not router.status():
             raise SettingsError(NO_MODEL_SERVER)
         callbacks = await stack.enter_async_context(callback_sender(settings))
@@ -510,7 +517,9 @@ def _incarnation(parts: Parts) -> Registration:
 
 
 @asynccontextmanager
-async def _router(parts: Parts, me: Registration, roles: Roles) -> AsyncIterator[tuple[Router, LiveConfig]]:
+async def _router(
+    parts: Parts, me: Registration, roles: Roles, file: SettingsFile | None = None
+) -> AsyncIterator[tuple[Router, LiveConfig]]:
     settings = parts.settings
     http = settings.http.limits(takes_interactive=roles.api)
     make_room_for_connections(http)
@@ -545,7 +554,7 @@ async def _router(parts: Parts, me: Registration, roles: Roles) -> AsyncIterator
         )
         stack.push_async_callback(router.close)
         router.serve(deployments(settings), resources(settings))
-        live_config = LiveConfig(parts.store, settings, router.replace)
+        live_config = LiveConfig(parts.store, settings, router.replace, file)
         await live_config.look()
         following = asyncio.create_task(live_config.follow())
         stack.push_async_callback(_ended, following)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from urllib.request import urlopen
+
+import httpx2
 
 from tests.cli.conftest import Desk
-from tests.support.processes import free_port
+from tests.support.processes import free_port, wait_until
 
 SERVE = ("serve", "--port", "0")
 
@@ -51,3 +54,36 @@ def test_a_worker_that_cannot_write_says_so_at_its_start(desk: Desk, postgres_ur
         TIDEGATE_BLOBS_SECRET_ACCESS_KEY="nothing",
     )
     proc.wait_for_line("blobs_unwritable", 90)
+
+
+def test_models_prices_and_tenants_follow_the_file_without_a_restart(desk: Desk) -> None:
+    path = desk.here / "c.yaml"
+
+    def write(model: str, **more: object) -> None:
+        place = {"name": "gpu", "url": desk.engine.url, "price": {"input": 1, "output": 1}}
+        whole = {"models": {model: {"deployments": [place]}}, **more}
+        new = path.with_name("new.yaml")
+        new.write_text(json.dumps(whole))
+        new.replace(path)
+
+    def models() -> list[str]:
+        with urlopen(f"{url}/v1/models", timeout=30) as answer:
+            return [one["id"] for one in json.load(answer)["data"]]
+
+    write("first")
+    proc = desk.start(*SERVE, "--config", "c.yaml")
+    url = proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1)
+    assert models() == ["first"]
+    path.write_text("models: [")
+    proc.wait_for_line("settings_reload_failed")
+    assert models() == ["first"], "a file with a mistake in it changes nothing"
+    write(
+        "second", tenants={"default": {"limits": [{"period": "lifetime", "requests": 1}]}}, logging={"level": "warning"}
+    )
+    proc.wait_for_line("settings_reloaded wait_for_restart=logging")
+    wait_until(lambda: models() == ["second"], what="the other model")
+    body = json.dumps({"model": "second", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    headers = {"Content-Type": "application/json"}
+    for status in (200, 429):
+        answer = httpx2.post(f"{url}/v1/chat/completions", content=body, headers=headers, timeout=30)
+        assert answer.status_code == status, answer.text

@@ -95,7 +95,7 @@ tenants:
     assert [budget.bound for budget in other.budgets("tenant_3", "ann", None)] == [LimitBound.TENANT]
     assert [budget.bound for budget in globex.budgets("tenant_2", "ann", "k2")] == [LimitBound.TENANT]
     assert tenants.names() == {"acme", "globex"}
-    assert tenants.in_flight_caps() == {"globex": 0}
+    assert tenants.in_flight_caps == {"globex": 0}
 
 
 def test_a_tenant_s_cap_replaces_the_common_one() -> None:

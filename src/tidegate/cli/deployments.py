@@ -229,7 +229,7 @@ async def shown(settings: Settings) -> "list[RoutingShown]":
         kinds = ("deployments", "resources", "models")
         return [one for kind in kinds for one in (await server.get(f"/admin/v1/{kind}", RoutingList)).data]
     async with server_client.reading(settings) as parts:
-        return await RoutingEditor(parts.store, settings, looks_up=False).list()
+        return await RoutingEditor(parts.store, lambda: settings, looks_up=False).list()
 
 
 def wish(name: str, fields: dict[str, Any], revision: int | None = None, *, force: bool = False) -> "RoutingWish":
@@ -259,7 +259,7 @@ async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") ->
         return await server.post(f"/admin/v1/{kind}s/{verb}", RoutingDone, wish)
     async with service.opened(settings) as parts:
         # The processes that will call it look up its key: this one need not have it.
-        editor = RoutingEditor(parts.store, settings, looks_up=False)
+        editor = RoutingEditor(parts.store, lambda: settings, looks_up=False)
         done = await editor.do(AuditTrail(parts.store, parts.entropy, COMMAND), verb, kind, wish)
         parts.wakes.inputs.notify()
         return done

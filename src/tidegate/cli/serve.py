@@ -11,6 +11,7 @@ from tidegate.cli import logs, options, summary, terminal
 from tidegate.cli.signals import Stopping, exit_now
 from tidegate.core.errors import SettingsError, TidegateError, WorkerBroken
 from tidegate.settings import Loaded, Settings, deployments, redacted
+from tidegate.settings.reload import SettingsFile
 
 if TYPE_CHECKING:
     from tidegate.service import Started
@@ -40,10 +41,8 @@ def serve(
 
     Example: tidegate serve --upstream http://localhost:8000/v1 --port 8080
     """
-    loaded = options.read(
-        config, data, server__host=host, server__port=port, upstream__url=upstream, upstream__api_key=api_key
-    )
-    _run(loaded, api=True, worker=True)
+    given = {"server__host": host, "server__port": port, "upstream__url": upstream, "upstream__api_key": api_key}
+    _run(lambda: options.read(config, data, **given), api=True, worker=True)
 
 
 def api(
@@ -58,7 +57,7 @@ def api(
 
     Example: tidegate api --config tidegate.yaml --host 0.0.0.0
     """
-    _run(options.read(config, data, server__host=host, server__port=port), api=True, worker=False)
+    _run(lambda: options.read(config, data, server__host=host, server__port=port), api=True, worker=False)
 
 
 def worker(
@@ -73,17 +72,19 @@ def worker(
 
     Example: tidegate worker --config tidegate.yaml
     """
-    loaded = options.read(config, data, upstream__url=upstream, upstream__api_key=api_key)
-    _run(loaded, api=False, worker=True)
+    given = {"upstream__url": upstream, "upstream__api_key": api_key}
+    _run(lambda: options.read(config, data, **given), api=False, worker=True)
 
 
-def _run(loaded: Loaded, *, api: bool, worker: bool) -> None:
+def _run(read: Callable[[], Loaded], *, api: bool, worker: bool) -> None:
+    loaded = read()
     settings = loaded.settings
+    file = SettingsFile(loaded.path, lambda: read().settings) if loaded.path is not None else None
     logs.configure(settings)
     for warning in loaded.warnings:
         _say(settings, "settings_warning", warning, terminal.warn)
     try:
-        uvloop.run(_serve(settings, api=api, worker=worker))
+        uvloop.run(_serve(settings, file, api=api, worker=worker))
     except WorkerBroken as error:
         why = f"The worker ended after an internal error ({error}). Nothing is lost; start it again."
         _say(settings, "worker_ended", why, terminal.say)
@@ -132,7 +133,7 @@ def _say_started(settings: Settings, started: "Started") -> None:
     typer.echo("\n".join([f"tidegate {first}", *(f"  {name:<8} {place}" for name, place in places.items() if place)]))
 
 
-async def _serve(settings: Settings, *, api: bool, worker: bool) -> None:
+async def _serve(settings: Settings, file: SettingsFile | None, *, api: bool, worker: bool) -> None:
     from tidegate import service
 
     def on_ready(started: "Started") -> None:
@@ -141,5 +142,5 @@ async def _serve(settings: Settings, *, api: bool, worker: bool) -> None:
     words = "Stopping; calls in flight are finished first. Once more stops at once."
     stopping = Stopping(lambda: _say(settings, "process_stopping", words, terminal.say))
     stopping.listen()
-    await service.run(settings, service.Roles(api=api, worker=worker), stopping.asked, on_ready)
+    await service.run(settings, service.Roles(api=api, worker=worker), stopping.asked, on_ready, file)
     exit_now(0)

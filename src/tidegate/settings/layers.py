@@ -32,11 +32,12 @@ _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings that can be used, where each value came from (by key), and what an operator should still fix."""
+    """Settings that can be used, where each value came from (by key), what an operator should still fix, and the file of them."""
 
     settings: Settings
     origins: dict[str, str]
     warnings: tuple[str, ...]
+    path: Path | None = None
 
 
 OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
@@ -150,12 +151,13 @@ def load(
     if config_path is None and surroundings.get(CONFIG_VARIABLE):
         config_path = Path(surroundings[CONFIG_VARIABLE])
     if config_path is not None:
-        layers.read_file(config_path.expanduser())
+        config_path = config_path.expanduser()
+        layers.read_file(config_path)
     layers.read_environment()
     layers.read_options({**(overrides or {}), "data": None if data_dir is None else str(data_dir)})
     settings = _checked(layers)
     origins = {key: layers.origins.get(key, DEFAULT) for key in catalog.by_key()}
-    return Loaded(settings, origins, tuple(layers.warnings))
+    return Loaded(settings, origins, tuple(layers.warnings), config_path)
 
 
 def _checked(layers: _Layers) -> Settings:

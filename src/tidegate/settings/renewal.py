@@ -34,14 +34,14 @@ class Renewal:
 
     def has_news(self) -> bool:
         """Whether a file is another than when it was read, or could not be read."""
-        return bool(self.troubles) or any(_stamp(path) != stamp for path, stamp in self._stamps.items())
+        return bool(self.troubles) or any(file_stamp(path) != stamp for path, stamp in self._stamps.items())
 
     def secret(self, reference: str, before: Secret | None = None) -> Secret:
         """What a reference stands for now; `before` is what it was at the start, where that is known."""
         path = secrets.file_of(reference)
         if path is None:
             return secrets.resolve(reference, self._environ)[0]
-        self._stamps[path] = _stamp(path)
+        self._stamps[path] = file_stamp(path)
         known = self._held.get(reference, before)
         try:
             found = secrets.resolve(reference, self._environ)[0]
@@ -71,7 +71,7 @@ class Renewal:
         if not paths:
             return deployment
         for path in paths:
-            self._stamps[path] = _stamp(path)
+            self._stamps[path] = file_stamp(path)
         return replace(deployment, tls=replace(tls, stamp=repr([self._stamps[path] for path in paths])))
 
 
@@ -79,7 +79,7 @@ def _is_one_word(text: str) -> bool:
     return text.isascii() and " " not in text
 
 
-def _stamp(path: Path) -> Stamp:
+def file_stamp(path: Path) -> Stamp:
     try:
         found = path.stat()
     except OSError:

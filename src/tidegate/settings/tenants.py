@@ -79,9 +79,21 @@ class Tenants:
     """The policy of every tenant, named in the settings or not."""
 
     def __init__(self, settings: Settings) -> None:
+        # The caps of those tenants that have one of their own, by name: others hold this very mapping, and its content follows.
+        self.in_flight_caps: dict[str, int] = {}
+        self.follow(settings)
+
+    def follow(self, settings: Settings) -> None:
+        """Hold tenants to these settings from now on."""
         self._settings = settings
         self._known = {name: self._policy(entry) for name, entry in settings.tenants.items()}
         self._other = self._policy(TenantEntry())
+        self.in_flight_caps.clear()
+        self.in_flight_caps.update(
+            (name, entry.in_flight_units_max)
+            for name, entry in settings.tenants.items()
+            if entry.in_flight_units_max is not None
+        )
 
     def of(self, name: str) -> TenantPolicy:
         return self._known.get(name, self._other)
@@ -90,13 +102,9 @@ class Tenants:
         """The tenants that the settings name."""
         return frozenset(self._known)
 
-    def in_flight_caps(self) -> dict[str, int]:
-        """The caps of those tenants that have one of their own, by name."""
-        return {
-            name: entry.in_flight_units_max
-            for name, entry in self._settings.tenants.items()
-            if entry.in_flight_units_max is not None
-        }
+    def tier(self, name: str) -> str | None:
+        entry = self._settings.tenants.get(name)
+        return entry.tier if entry is not None else None
 
     def _policy(self, entry: TenantEntry) -> TenantPolicy:
         budgets = self._settings.budgets

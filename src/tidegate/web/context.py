@@ -12,6 +12,7 @@ from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.body_fields import field_rules
+from tidegate.settings.tenants import Tenants
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
 
@@ -52,6 +53,14 @@ class WebContext:
         if self.live_config is not None:
             return self.live_config.model_of
         return {one.name: one.model for one in resources(self.settings)}
+
+    def tenants(self) -> Tenants:
+        """What tenants may have, which follows the file of settings."""
+        return self.live_config.tenants if self.live_config is not None else Tenants(self.settings)
+
+    def live_settings(self) -> Settings:
+        """The settings with what was changed since the start."""
+        return self.live_config.settings if self.live_config is not None else self.settings
 
     def reached_by(self) -> Mapping[str, tuple[str, ...]]:
         """Every name that a call to a resource may come under: one mapping, which follows what is added at run time."""

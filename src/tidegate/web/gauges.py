@@ -27,7 +27,7 @@ class Gauges:
         self._store = context.store
         self._router = context.router
         self._clock = context.clock
-        self._tenants = context.settings.tenants
+        self._tenants = context.tenants()
         self._census_at_ms: float | None = None
         self._counting: asyncio.Task[None] | None = None
         self._cpu_s = 0.0
@@ -69,8 +69,7 @@ class Gauges:
             family.forget()
         ages: Counter[tuple[str, ...]] = Counter()
         for part in census.queue:
-            entry = self._tenants.get(part.tenant)
-            tier = entry.tier if entry is not None and entry.tier else _DEFAULT_TIER
+            tier = self._tenants.tier(part.tenant) or _DEFAULT_TIER
             labels = (part.status, part.model, part.scope, tier, part.size_class)
             metrics.queue_jobs.of(*labels).inc(part.jobs)
             metrics.queue_work_units.of(*labels).inc(part.work_units)

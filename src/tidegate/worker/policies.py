@@ -14,7 +14,6 @@ from tidegate.core.usage.prices import Price
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings
 from tidegate.settings.policy import call_rules, schedule_policy, switched
-from tidegate.settings.tenants import Tenants
 from tidegate.stages.ingest.input_rules import line_rules
 from tidegate.upstream.calls.translation import MESSAGES
 
@@ -26,7 +25,7 @@ class OperatorPolicies(Policies):
         self._settings = settings
         self._live = live
         self._price_of = price_of
-        self._tenants = Tenants(settings)
+        self._tenants = live.tenants
         self._retry = settings.retry.policy()
         self._schedule_policy = schedule_policy(settings)
         # The content of these mappings follows what an operator adds at run time.
@@ -34,7 +33,7 @@ class OperatorPolicies(Policies):
         self.reached_by = live.reached_by
         self.fields_of = live.fields_of
         self.rules = call_rules(settings)
-        self.in_flight_caps = self._tenants.in_flight_caps()
+        self.in_flight_caps = self._tenants.in_flight_caps
 
     def schedule_policy(self, override: ModeOverride) -> Policy:
         return switched(self._schedule_policy, override)

@@ -21,7 +21,7 @@ from tests.worker.world import START_MS, World
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period, budgets_of
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.schedule.share_owner import tenant_owner
-from tidegate.settings import load
+from tidegate.settings import Tenants, load
 from tidegate.store.keys import KeyRights
 from tidegate.web.jobs.forecast import Forecaster
 
@@ -143,7 +143,9 @@ def forecaster(world: World, tmp_path: Path) -> Forecaster:
     overrides = {"scheduler.admission": "refuse", "worker.in_flight_max": SLOTS}
     settings = load(None, tmp_path, overrides, environ={}).settings
     router = SimpleNamespace(budgets=lambda model: [])
-    context: Any = SimpleNamespace(store=world.store, blobs=world.blobs, settings=settings, router=router)
+    context: Any = SimpleNamespace(
+        store=world.store, blobs=world.blobs, settings=settings, router=router, tenants=lambda: Tenants(settings)
+    )
     return Forecaster(context)
 
 

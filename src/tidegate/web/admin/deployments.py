@@ -4,7 +4,7 @@ They lie in the store, and every process follows within seconds. What the settin
 call. A secret is never stored: only where it is. Names may hold slashes, so a change names its entry in the body.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -72,10 +72,14 @@ class RoutingList(msgspec.Struct, frozen=True):
 class RoutingEditor:
     """Keeps the store's entries; `looks_up` where this process must itself be able to use what is added."""
 
-    def __init__(self, store: Store, settings: Settings, *, looks_up: bool) -> None:
+    def __init__(self, store: Store, settings: Callable[[], Settings], *, looks_up: bool) -> None:
         self._store = store
-        self._settings = settings
+        self._read_settings = settings
         self._looks_up = looks_up
+
+    @property
+    def _settings(self) -> Settings:
+        return self._read_settings()
 
     async def list(self, unusable: dict[tuple[str, str], str] | None = None) -> list[RoutingShown]:
         """The settings' own first, then what was added."""
@@ -235,7 +239,7 @@ class RoutingEditor:
 class DeploymentRoutes:
     def __init__(self, context: WebContext) -> None:
         self._context = context
-        self._editor = RoutingEditor(context.store, context.settings, looks_up=True)
+        self._editor = RoutingEditor(context.store, context.live_settings, looks_up=True)
         self._router = context.router
         self._live_config = context.live_config
         self._body_bytes_max = context.settings.limits.body_bytes_max

@@ -19,7 +19,6 @@ from tidegate.core.policy.policy_rules import allows
 from tidegate.guards.closer_look import look_closely
 from tidegate.guards.guard import Guards
 from tidegate.settings import call_rules
-from tidegate.settings.tenants import Tenants
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import MESSAGES
@@ -54,7 +53,7 @@ class GatewayRoutes:
         self._background = background
         self._limits = context.settings.limits
         self._gateway = context.settings.gateway
-        self._tenants = Tenants(context.settings)
+        self._tenants = context.tenants()
         self._names: OrderedDict[str, str] = OrderedDict()
         self._model_of = context.model_of()
         self._fields_of = context.fields_of()

@@ -11,7 +11,6 @@ from tidegate.core.job_controls import RetryChoice
 from tidegate.core.nouns import Caller, Job, JobRequest, Quotas
 from tidegate.core.policy.policy_rules import allows
 from tidegate.core.schedule.share_owner import share_owner_of
-from tidegate.settings import Tenants
 from tidegate.stages.accept import Reception
 from tidegate.web.context import WebContext
 from tidegate.web.jobs.forecast import Forecaster
@@ -26,7 +25,7 @@ class JobCreation:
         self._wakes = context.wakes
         self._reception = reception
         self._forecaster = Forecaster(context)
-        self._tenants = Tenants(context.settings)
+        self._tenants = context.tenants()
         self._router = context.router
         self._model_of = context.model_of()
 
@@ -79,7 +78,7 @@ class JobCreation:
     async def _quotas(self, caller: Caller) -> Quotas:
         """What every tenant is held to, and what this one is."""
         quotas = self._settings.limits.quotas()
-        name = await self._store.tenant_name(caller.tenant_id) if self._settings.tenants else None
+        name = await self._store.tenant_name(caller.tenant_id) if self._tenants.names() else None
         policy = self._tenants.of(name or "")
         creation = policy.creation_budgets(caller.tenant_id, caller.team, caller.user, caller.key_id, caller.limits)
         return dataclasses.replace(quotas, queued_units_max=policy.queued_units_max, creation=creation)

@@ -17,7 +17,6 @@ from tidegate.core.schedule.outlooks import ModelOutlook, Outlook
 from tidegate.core.states import JobState
 from tidegate.core.usage import estimate
 from tidegate.core.window import spoken
-from tidegate.settings.tenants import Tenants
 from tidegate.store.rows import limits_from
 from tidegate.web.context import WebContext
 from tidegate.web.http import content
@@ -35,7 +34,7 @@ class Forecaster:
         self._blobs = context.blobs
         self._scheduler = context.settings.scheduler
         self._slots_max = context.settings.worker.in_flight_max
-        self._tenants = Tenants(context.settings)
+        self._tenants = context.tenants()
         self._router = context.router
         self._levels = context.settings.parameters.levels()
 

@@ -9,7 +9,7 @@ from tidegate.core.budgets.budget import Budget, BudgetKind, BudgetRequest, Limi
 from tidegate.core.errors import StoreError
 from tidegate.core.nouns import Caller
 from tidegate.core.usage.prices import units_text
-from tidegate.settings.tenants import TenantPolicy, Tenants
+from tidegate.settings.tenants import TenantPolicy
 from tidegate.store.store import Store
 from tidegate.web.context import WebContext
 from tidegate.web.http.rate_limits import Headers, limit_headers
@@ -38,8 +38,7 @@ class CallerLimit(msgspec.Struct):
 class LimitRooms:
     def __init__(self, context: WebContext) -> None:
         self._store: Store = context.store
-        self._tenants = Tenants(context.settings)
-        self._is_named = bool(context.settings.tenants)
+        self._tenants = context.tenants()
 
     async def of_caller(self, caller: Caller, job_limits: tuple[Limit, ...] = ()) -> list[CallerLimit]:
         """Return what the limits of the caller's tenant, team, user and key have left, and those that a new job brings."""
@@ -60,7 +59,7 @@ class LimitRooms:
             return []
 
     async def _policy(self, caller: Caller) -> TenantPolicy:
-        name = await self._store.tenant_name(caller.tenant_id) if self._is_named else None
+        name = await self._store.tenant_name(caller.tenant_id) if self._tenants.names() else None
         return self._tenants.of(name or "")
 
     def _budgets(self, policy: TenantPolicy, caller: Caller, job_limits: tuple[Limit, ...] = ()) -> tuple[Budget, ...]:
