@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.input.lines import MIXED, LineRules
+from tidegate.core.answers.results import response_line
+from tidegate.core.input.lines import MIXED, EarlierJob, LineRules
+from tidegate.core.job_shape import InputPart
 from tidegate.core.nouns import IngestPlan
 from tidegate.stages.ingest.ingest_file import ingest_file
 
@@ -117,3 +119,55 @@ def test_fifty_thousand_equal_lines_are_one_call(tmp_path: Path) -> None:
     plan, copies = ingest(tmp_path, *lines)
     assert (plan.item_count, plan.copied.deduplicated, len(plan.slices)) == (50_000, 49_999, 1)
     assert set(copies.values()) == {"c0"}
+
+
+def reusing(tmp_path: Path, earlier: list[bytes], answered: list[str], *lines: bytes, **more: Any) -> dict[str, str]:
+    """Of each item that takes an answer of an earlier job, the id of that answer."""
+    (tmp_path / "earlier").write_bytes(b"".join(earlier))
+    answers = [response_line(f"batch_req_{one}", json.dumps(one).encode(), 200, b'{"n":1}') for one in answered]
+    (tmp_path / "answers").write_bytes(b"".join(answers))
+    parts = (InputPart("file-x", str(tmp_path / "earlier")),)
+    known = EarlierJob(CHAT, parts, (), str(tmp_path / "joined"), str(tmp_path / "answers"))
+    (tmp_path / "in").write_bytes(b"".join(lines))
+    plan = ingest_file(tmp_path / "in", tmp_path / "work", LineRules(CHAT, earlier=known, **more))
+    assert not plan.errors
+    work = [json.loads(line) for line in (tmp_path / "work").read_bytes()[: plan.work_bytes].splitlines()]
+    assert len(work) == plan.item_count
+    copies = work[plan.item_count - plan.copied.count :]
+    assert sum("source" in one for one in copies) == plan.copied.reused
+    return {one["custom_id"]: one["source"] for one in copies if "source" in one}
+
+
+def test_only_answered_lines_with_the_same_id_and_body_are_taken(tmp_path: Path) -> None:
+    earlier = [chat("a", temperature=1), chat("b"), chat("c"), chat("d")]
+    lines = [chat("d", "changed"), chat("a", temperature=1).replace(b": ", b":"), chat("c"), chat("new"), chat("x")]
+    assert reusing(tmp_path, earlier, ["a", "b", "d"], *lines) == {"a": "batch_req_a"}
+
+
+def test_garbage_in_the_earlier_input_takes_nothing(tmp_path: Path) -> None:
+    """Of lines with one custom_id the first was run, so only that one has the answer."""
+    long = chat("long", "x" * 5_000)
+    earlier = [
+        b"\xef\xbb\xbf" + chat("\u00e9"),
+        b"no JSON\n",
+        b"[1]\n",
+        b'{"custom_id":7,"body":{}}\n',
+        b"\xff\n",
+        long,
+    ]
+    earlier += [chat("a", "first"), chat("a", "second"), b'{"custom_id":"b","body":' + b"[" * 5_000 + b"\n", chat("z")]
+    answered = ["\u00e9", "a", "b", "long", "z"]
+    lines = [
+        chat("a", "second"),
+        chat("b"),
+        chat("\u00e9").replace(b"\\u00e9", "\u00e9".encode()),
+        chat("z").rstrip(b"\n"),
+    ]
+    found = reusing(tmp_path, earlier, answered, *lines, line_bytes_max=2_000)
+    assert found == {"\u00e9": "batch_req_\u00e9", "z": "batch_req_z"}
+
+
+def test_what_is_reused_leads_no_identical_lines(tmp_path: Path) -> None:
+    lines = [chat("a"), chat("b"), chat("c")]
+    assert reusing(tmp_path, [chat("a")], ["a"], *lines, dedupe=True) == {"a": "batch_req_a"}
+    assert b'{"custom_id":"c","of":0}' in (tmp_path / "work").read_bytes()
