@@ -66,7 +66,7 @@ CONTROLS: dict[str, Mutant] = {
         "thresholds",
         "a share of errors counts from the first item on",
         both(
-            sql("job_add", "case when max_errors_after < item_count then max_errors_after else item_count end", "0"),
+            sql("job_add", ">= case when max_errors_after", ">= 0 * case when max_errors_after"),
             patch(job_controls, "min", lambda *numbers: 0),
         ),
     ),
