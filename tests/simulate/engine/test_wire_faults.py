@@ -199,3 +199,9 @@ def test_an_engine_takes_every_kind_at_random(start: Start) -> None:
     with address.connect() as plug:
         plug.sendall(request_bytes("/metrics"))
         assert read_reply(plug).status == 200
+
+
+@pytest.mark.parametrize("tools", [[None], [[]], ["x"]])
+def test_tools_that_are_no_objects_are_refused(address: Address, tools: list[object]) -> None:
+    seen = address.call("/v1/responses", {"model": "m", "input": "x", "tools": tools})
+    assert (seen.status, seen.json["error"]["param"]) == (400, "tools")

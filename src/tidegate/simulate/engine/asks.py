@@ -197,7 +197,7 @@ def chat_batch_ask(body: bytes) -> SimulatedRequest:
 def _chat_forms(seen: _ChatRequest | _ChatBatchRequest, conversations: list[list[_ChatMessage]]) -> list[Form | None]:
     if not seen.tools and seen.response_format is None:
         return []
-    tools = _decoded(seen.tools)
+    tools = _tools(seen.tools)
     ended = (one[-1].role in ("tool", "function") for one in conversations)
     return [chat_form(tools, seen.tool_choice, seen.response_format, answered=answered) for answered in ended]
 
@@ -225,7 +225,7 @@ def response_ask(body: bytes) -> SimulatedRequest:
     marked = _marker(body, lambda: _last_user_texts(messages))
     ask = _sampled(seen, [_render(seen.tools, messages)], marked, seen.max_output_tokens)
     if seen.tools or seen.text is not None:
-        tools = _decoded(seen.tools)
+        tools = _tools(seen.tools)
         answered = messages[-1].role == "tool"
         ask.forms = [response_form(tools, seen.tool_choice, seen.text, answered=answered)]
         ask.echo = _echo(seen, tools)
@@ -253,7 +253,7 @@ def messages_ask(body: bytes) -> SimulatedRequest:
     if seen.tools or wished is not None:
         last = messages[-1].content
         answered = isinstance(last, list) and any(b"tool_result" in bytes(part) for part in last)
-        ask.forms = [message_form(_decoded(seen.tools), seen.tool_choice, wished, answered=answered)]
+        ask.forms = [message_form(_tools(seen.tools), seen.tool_choice, wished, answered=answered)]
     return ask
 
 
@@ -333,8 +333,11 @@ def _given(raw: msgspec.Raw) -> bool:
     return len(bytes(raw)) > 0 and bytes(raw) != b"null"
 
 
-def _decoded(raw: msgspec.Raw) -> Any:
-    return msgspec.json.decode(raw) if raw else None
+def _tools(raw: msgspec.Raw) -> Any:
+    tools = msgspec.json.decode(raw) if raw else None
+    if isinstance(tools, list) and not all(isinstance(one, dict) for one in tools):
+        raise BadAsk("tools must be objects", "tools")
+    return tools
 
 
 def _response_item(raw: msgspec.Raw) -> _ChatMessage:
