@@ -105,6 +105,7 @@ class World:
         self.judge: Judge | None = None
         self.meter: Meter | None = None
         self.fairness: Fairness | None = None
+        self._poison_until_s = 0.0
         self.search: Search | None = None
         self.rests = Rests(self.breaks)
         self.revocations = Revocations(self.breaks)
@@ -256,6 +257,9 @@ class World:
                 self.breaks(f"retry: {order.name} was asked for twice and is both {job_id} and {same}")
             self.provider.job_ids[order.name.rstrip("r")].append(job_id)
             order = self.customers.add_retry(order, job_id, custom_ids)
+            if self.customers.poison.intersection(order.tags):
+                # With nothing to be compared with, poison runs until its deadline, which is that of the retry.
+                self._poison_until_s = self.loop.time() + order.window_ms / 1000 + SETTLED_S
 
     def _has_ended(self, order: Order) -> bool:
         return any(
@@ -345,7 +349,7 @@ class World:
             if self.loop.time() > settled_s:
                 lost_s = max((at_s for process in self.processes for at_s in process.lost_at_s), default=0.0)
                 self.fairness.tick(self.loop.time(), lost_s)
-            if self.loop.time() > deadline_s:
+            if self.loop.time() > max(deadline_s, self._poison_until_s):
                 self.breaks(f"P7: {self.plan.lively_s:.0f} s after all faults ended these are still open: {open_jobs}")
             await asyncio.sleep(1)
 
