@@ -9,7 +9,7 @@ import pytest
 from tests.faults.conftest import MakeSite
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
-from tests.support.tidegate import ASK_S, END_S, Site, behaving, requests
+from tests.support.tidegate import ASK_S, END_S, UNRECORDED_MAX, Site, behaving, requests
 
 PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 SAMPLE = 6
@@ -79,4 +79,4 @@ def test_a_canary_survives_crashes_of_the_database(
     private_postgres_server.restart_immediate()
     say(site, batch_id, "continue")
     private_postgres_server.restart_immediate()
-    site.judge(batch_id, lines, repeats_max=8)
+    site.judge(batch_id, lines, repeats_max=UNRECORDED_MAX)

@@ -12,7 +12,7 @@ from tests.faults.conftest import MakeSite
 from tests.faults.test_process_cancel import SLACK_S, STOPS_S
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
-from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, Site, behaving, requests
+from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, UNRECORDED_MAX, Site, behaving, requests
 
 PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 
@@ -93,13 +93,13 @@ def _check_controls(site: Site, strike: Callable[[], None]) -> None:
     stopped = site.submit(faulty, max_errors={"count": 2}, prefix_order=False)
     wait_until(lambda: len(site.calls_of(stopped)) >= 2, END_S, "the faulty batch to run", poll_s=ASK_S)
     strike()
-    results = site.judge(stopped, faulty, "failed", repeats_max=8)
+    results = site.judge(stopped, faulty, "failed", repeats_max=UNRECORDED_MAX)
     assert results.batch["tidegate"]["stopped_by"] == "max_errors"
     assert (len(site.calls_of(paused)), len(site.calls_of(later))) == (made, 0)
     assert made < len(lines)
     _ask(site, f"{paused}/resume")
     _ask(site, later, not_before=None)
-    site.judge(paused, lines, repeats_max=8)
+    site.judge(paused, lines, repeats_max=UNRECORDED_MAX)
     site.judge(later, lines)
 
 
