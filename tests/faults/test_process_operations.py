@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx2
 
+from tests.faults.conftest import MakeSite
+from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.tidegate import END_S, Site, requests
 
@@ -36,9 +38,34 @@ def test_an_operation_goes_on_after_a_kill_and_counts_each_batch_once(site: Site
     worker.wait(timeout_s=60)
     site.relieve()
     asked.url = site.url
+    check_all_paused(asked, batches)
+
+
+def test_an_operation_survives_a_crash_of_the_database(
+    make_site: MakeSite, private_postgres_server: PostgresServer
+) -> None:
+    site = make_site("cluster")
+    site.env["TIDEGATE_STORE_URL"] = private_postgres_server.create_database()
+    site.begin(more={"TIDEGATE_WORKER_LEASE_MS": "20000"})
+    batches = [site.submit(requests(2), not_before=int(time.time()) + 7200) for _ in range(BATCHES)]
+    for batch_id in batches:
+        site.until_status(batch_id, "in_progress")
+    asked = operator(site)
+    made = asked.client().post("/admin/v1/operations", json={"action": "pause", "filter": {}})
+    private_postgres_server.restart_immediate()
+    assert made.status_code == 200, made.text
+    check_all_paused(asked, batches)
+
+
+def check_all_paused(asked: Site, batches: list[str]) -> None:
+    """Wait for the end of the one operation: each batch was paused, counted and noted once."""
 
     def completed() -> dict[str, Any] | None:
-        [one] = asked.get("/admin/v1/operations")["data"]
+        # Right after a crash the database may refuse.
+        answer = asked.client().get("/admin/v1/operations")
+        if answer.status_code == 503:
+            return None
+        [one] = answer.json()["data"]
         return dict(one) if one["status"] == "completed" else None
 
     ended = wait_until(completed, END_S, "the operation to be completed")
