@@ -2,7 +2,8 @@
 
 Both trees are run as users run them, by the interpreter and the libraries of this one: `tidegate run` for items, `tidegate serve` for
 calls, in front of the same simulated engine. What counts is the CPU time of the whole process tree, PostgreSQL's included where it is the
-store. An item's cost is the difference between a long and a short run, so that what starting costs is left out. The trees take turns, and
+store. An item's cost is the difference between a run and one of a quarter of its items, so that what starting costs is left out; the short
+one is long enough to load all that the long one loads, where a part is loaded when it is first needed. The trees take turns, and
 the first one of a pair changes from pair to pair. Without `--against` this tree is measured alone.
 """
 
@@ -25,7 +26,7 @@ from bench.machinery import cpu_seconds, median, repository, simulated_engine, t
 from tests.support.postgres import PostgresServer
 
 PAIRS = 7
-FEW_ITEMS = 200
+FEW_SHARE = 4
 CALLS_AT_ONCE = 8
 WARM_CALLS = 500
 WORSE_MAX = 1.03
@@ -66,11 +67,11 @@ class _Items:
     """Samples of what an item costs, with some settings, on some store."""
 
     def __init__(self, engine: str, directory: Path, count: int) -> None:
-        self._engine, self._count = engine, count
+        self._engine, self._more = engine, count - count // FEW_SHARE
         self._many, self._few = directory / "many.jsonl", directory / "few.jsonl"
         lines = list(chat_lines(count))
         self._many.write_bytes(b"".join(lines))
-        self._few.write_bytes(b"".join(lines[:FEW_ITEMS]))
+        self._few.write_bytes(b"".join(lines[: count // FEW_SHARE]))
 
     def sample(self, tree: Path, settings: dict[str, object], server: PostgresServer | None = None) -> float:
         spent = []
@@ -78,7 +79,7 @@ class _Items:
             store: dict[str, object] = {"store": {"url": server.create_database()}} if server else {}
             pid = server.pid() if server else None
             spent.append(_run_cpu_s(tree, self._engine, items, settings | store, pid))
-        return (spent[0] - spent[1]) / (self._count - FEW_ITEMS) * 1e6
+        return (spent[0] - spent[1]) / self._more * 1e6
 
 
 # ---- calls
@@ -167,7 +168,7 @@ class _Costs:
 
 
 def main(quick: bool = False, against: Path | None = None) -> dict[str, float]:
-    pairs, item_count, call_count = (2, 2_000, 500) if quick else (PAIRS, 8_000, 2_000)
+    pairs, item_count, call_count = (2, 8_000, 500) if quick else (PAIRS, 20_000, 2_000)
     costs = _Costs([repository(), *([against.resolve()] if against else [])], pairs)
     with tempfile.TemporaryDirectory() as name, simulated_engine("--mode", "instant") as engine:
         Path(name).chmod(0o755)
