@@ -22,7 +22,7 @@ from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy, boot
 from tidegate.control import control_file
 from tidegate.core import ids
 from tidegate.core.deployments import Deployment, Queue, Secret
-from tidegate.core.errors import BlobError, SettingsError, StoreError
+from tidegate.core.errors import SettingsError, StoreError, WorkerBroken
 from tidegate.core.input.turns import IngestLimits
 from tidegate.core.nouns import DEFAULT_TENANT, KeepTimes
 from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, FileSource, Limits, Notices, RequestQueue, Wakes
@@ -53,6 +53,7 @@ from tidegate.worker.kept_worker import KeptWorker, RunsItems
 from tidegate.worker.options import WorkerOptions
 from tidegate.worker.policies import OperatorPolicies
 from tidegate.worker.registration import Registration, beat_until
+from tidegate.worker.reporting import Reporting
 from tidegate.worker.unleased import Unleased
 from tidegate.worker.worker import Worker, WorkerPorts
 
@@ -250,24 +251,23 @@ async def run(
         if roles.api:
             await _ready_keys(parts)
         await _bury_predecessors(parts)
-        me = _incarnation(parts)
+        me = _incarnation(parts, runs_items=roles.worker)
         await me.begin()
-        if roles.worker:
-            # Beside the start: an object store that is away is waited for a while.
-            stack.push_async_callback(_ended, asyncio.create_task(_check_writable(parts)))
         router, live_config = await stack.enter_async_context(_router(parts, me, roles, file))
         if roles.worker and not router.status():
             raise SettingsError(NO_MODEL_SERVER)
         callbacks = await stack.enter_async_context(callback_sender(settings))
         make = functools.partial(build_worker, parts, me, router, live_config, callbacks)
         worker = _worker(make, parts, me, is_kept=roles.api) if roles.worker else None
-        if roles.worker:
+        if worker is not None:
             from tidegate.web.completion_batch.callbacks import CallbackBodies
             from tidegate.web.completion_batch.options import DOOR
 
             bodies = {DOOR: CallbackBodies(parts.store, parts.blobs, settings.callbacks.body_bytes_max)}
             deliveries = WebhookDeliveries(parts.store, callbacks, parts.clock, parts.entropy, lambda: me.id, bodies)
             stack.push_async_callback(_ended, asyncio.create_task(deliveries.run()))
+            reporting = Reporting(parts.store, parts.blobs, me, router.status, worker.trouble)
+            stack.push_async_callback(_ended, asyncio.create_task(reporting.run()))
         unleased = Unleased(parts.store, parts.clock, worker.is_idle_with_room if worker else None)
         stack.push_async_callback(_ended, asyncio.create_task(unleased.watch()))
         address = admin = ""
@@ -289,27 +289,24 @@ async def run(
             address, admin = await stack.enter_async_context(_api_listening(app, parts, stop))
             await stack.enter_async_context(operator_socket(app, settings.data_dir))
             stack.enter_context(control_file(settings.data_dir, address, token))
-        shown = await stack.enter_async_context(scraped(settings, Health(context).routes(), stop, Gauges(context)))
+        health = Health(context, serves_api=roles.api)
+        shown = await stack.enter_async_context(scraped(settings, health.routes(), stop, Gauges(context)))
         on_ready(Started(me.id, address, admin, shown))
         if worker is not None:
-            await worker.run(stop)
+            try:
+                await worker.run(stop)
+            except WorkerBroken:
+                await reporting.report()
+                raise
         else:
             await beat_until(stop, me, settings.worker.heartbeat_ms)
 
 
-async def _check_writable(parts: Parts) -> None:
-    """Say at the start that answers cannot be kept. It may be an outage, so the process goes on and is not ready until it is over."""
-    try:
-        await parts.blobs.check()
-    except (BlobError, OSError) as error:
-        log.error("blobs_unwritable", why=str(error))
-
-
 async def _ready_keys(parts: Parts) -> None:
-    """Agree with other API processes on the pepper, keep the key that the settings name, and refuse to serve strangers without any."""
+    """Agree with other API processes on the pepper, keep the key that the settings name, and log that a first key is missing."""
     from tidegate.web.admin.audit import AuditTrail
     from tidegate.web.admin.keys import bootstrap_key
-    from tidegate.web.http.loopback import require_loopback
+    from tidegate.web.http.loopback import is_loopback, require_key
     from tidegate.web.http.pepper import agreed_pepper
 
     settings = parts.settings
@@ -317,7 +314,11 @@ async def _ready_keys(parts: Parts) -> None:
     if settings.auth.bootstrap_key is not None:
         trail = AuditTrail(parts.store, parts.entropy, "settings")
         await bootstrap_key(trail, parts.entropy, pepper, settings.auth.bootstrap_key)
-    await require_loopback(parts.store, settings.server.host)
+    if not is_loopback(settings.server.host):
+        try:
+            await require_key(parts.store)
+        except SettingsError as missing:
+            log.warning("key_missing", why=str(missing))
 
 
 @asynccontextmanager
@@ -343,7 +344,7 @@ async def _api_listening(app: "Api", parts: Parts, stop: asyncio.Event) -> Async
 
     Yield the address of each; operators may have none."""
     from tidegate.web.app import AppPart
-    from tidegate.web.http.loopback import is_loopback, require_loopback
+    from tidegate.web.http.loopback import is_loopback
     from tidegate.web.http.serving import ListenLimits, listen_limits, listening
 
     settings = parts.settings
@@ -352,7 +353,6 @@ async def _api_listening(app: "Api", parts: Parts, stop: asyncio.Event) -> Async
         is_shared = is_loopback(server.host)
         admin_url = ""
         if not is_shared and admin.port:
-            await require_loopback(parts.store, admin.host)
             limits = ListenLimits(
                 client_timeout_s=settings.http.client_timeout_s, grace_s=settings.worker.grace_ms / 1000
             )
@@ -430,7 +430,7 @@ async def estimating(settings: Settings) -> AsyncIterator[Estimating]:
 
     async with opened(settings) as alone, _noticed(alone) as parts:
         await _bury_predecessors(parts)
-        me = _incarnation(parts)
+        me = _incarnation(parts, runs_items=False)
         await me.begin()
         async with (
             callback_sender(settings) as callbacks,
@@ -505,7 +505,7 @@ async def _bury_predecessors(parts: Parts) -> None:
             await parts.store.declare_gone(str(row["id"]), leaving=True)
 
 
-def _incarnation(parts: Parts) -> Registration:
+def _incarnation(parts: Parts, *, runs_items: bool = True) -> Registration:
     return Registration(
         parts.store,
         parts.clock,
@@ -513,6 +513,7 @@ def _incarnation(parts: Parts) -> Registration:
         host=socket.gethostname(),
         version=__version__,
         lease_ms=parts.settings.worker.lease_ms,
+        runs_items=runs_items,
     )
 
 

@@ -164,12 +164,14 @@ def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
     crew.start(1)
     tight = crew.site.submit(requests(40, model="tight"))
     crew.until_called(5, "tight")
-    assert re.search(r"deployment:tight/1 is used up, and allows more in \w+\.", crew.explain(tight))
+    tight_budget = r"the budget of deployment tight/1 is used up \(5 requests a minute\); it allows more in \w+\."
+    assert re.search(tight_budget, crew.explain(tight))
     assert "tight: it waits, because a budget of it is used up" in crew.command("explain", tight).stdout()
 
     own = crew.site.submit(requests(40, model="own"), limits=[{"period": "lifetime", "requests": 5}])
     crew.until_called(5, "own")
-    assert f"job:{own} is used up, and allows more when its limit is raised." in crew.explain(own)
+    own_budget = "the budget of this batch is used up (5 requests in all); it allows more when it is raised."
+    assert own_budget in crew.explain(own)
 
     told = crew.site.submit(requests(40, lambda number: behaving("429:ra=600"), "told"))
     _until_said(crew, told, "their upstream asked for a pause (upstream_throttled)")

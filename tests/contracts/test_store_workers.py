@@ -6,6 +6,7 @@ import pytest
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World
 from tidegate.core.nouns import Holding
+from tidegate.core.ports import DeploymentTrouble, ReportedWorker, WorkerReport
 from tidegate.core.states import JobState
 
 pytestmark = pytest.mark.anyio
@@ -102,3 +103,27 @@ async def test_the_clock_is_the_databases(world: World) -> None:
     assert await world.store.now_ms() == START_MS
     await world.clock.advance(3)
     assert await world.store.now_ms() == START_MS + 3
+
+
+async def test_only_processes_that_run_items_count_as_workers(world: World) -> None:
+    worker, api = await world.worker(), world.id("worker")
+    await world.store.enlist_worker(api, "front", "1", LEASE_MS, False)
+    assert await world.store.workers_alive() == 1
+    assert (await world.store.census()).workers == 1
+    assert [one.host for one in await world.store.worker_reports()] == ["host"]
+    assert {row["id"]: row["runs_items"] for row in await world.store.list_workers(10)} == {worker: 1, api: 0}
+
+
+async def test_a_report_lasts_until_the_next_one_and_outlives_its_worker_for_a_while(world: World) -> None:
+    worker = await world.worker(1_000)
+    down = WorkerReport("results cannot be stored", (DeploymentTrouble("gpu", True, 5_000, "401"),))
+    await world.store.report_worker(worker, down)
+    assert await world.store.worker_reports() == [ReportedWorker("host", True, 0, down)]
+    await world.clock.advance(2_000)
+    assert await world.store.worker_reports() == [ReportedWorker("host", False, 2_000, down)]
+    assert await world.store.declare_gone(worker)
+    await world.store.report_worker(worker, WorkerReport("ends after an internal error"))
+    [last] = await world.store.worker_reports()
+    assert (last.is_alive, last.report) == (False, WorkerReport("ends after an internal error"))
+    await world.clock.advance(600_000)
+    assert await world.store.worker_reports() == []

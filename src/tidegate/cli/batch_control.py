@@ -117,7 +117,7 @@ async def _retry(settings: Settings, org: str | None, batch: str, asked: dict[st
     from tidegate.web.http.retry_requests import RetryWish, retry_choice
 
     options.check_batch_id(batch)
-    if (server := server_client.remote(settings) or server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         path = f"/v1/batches/{batch}/retry"
         return remote_batches.facts(await server.post(path, dict[str, Any], asked, tenant=org))
     choice = retry_choice(requests.decoded(msgspec.json.encode(asked), RetryWish))
@@ -155,7 +155,7 @@ async def _delete(settings: Settings, org: str | None, batch: str) -> None:
     from tidegate import service
 
     options.check_batch_id(batch)
-    if (server := server_client.remote(settings) or server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         await server.delete(f"/v1/batches/{batch}", dict[str, msgspec.Raw], tenant=org)
         return
     async with service.opened(settings) as parts:
@@ -251,7 +251,7 @@ async def _control(
     from tidegate.web.http.control_requests import BatchChange
 
     options.check_batch_id(batch)
-    if (server := server_client.remote(settings) or server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         path = f"/v1/batches/{batch}" if action == "set" else f"/v1/batches/{batch}/{action}"
         return remote_batches.facts(await server.post(path, dict[str, Any], change, tenant=org))
     async with service.opened(settings) as parts:

@@ -101,7 +101,7 @@ def show(
         terminal.show_json(known)
     else:
         shown = {name: value for name, value in known.items() if value not in (None, [], {})}
-        terminal.show_table(["", ""], [[name, _text(name, value)] for name, value in shown.items()])
+        terminal.show_facts([(name, _text(name, value)) for name, value in shown.items()])
 
 
 @app.command()
@@ -163,6 +163,8 @@ def abandon(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Give up a batch that is stuck in finalizing.
@@ -171,7 +173,7 @@ def abandon(
 
     Example: tidegate batches abandon batch_0f3kQ2mZ8s1xW7vB4nD9Lc --yes
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     if not yes:
         typer.confirm(f"Give up publishing {batch}? What never ran will be in no file.", abort=True, err=True)
     status = uvloop.run(_abandon(settings, org, batch))
@@ -248,7 +250,7 @@ async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
     from tidegate import service
 
     options.check_batch_id(batch)
-    if (server := server_client.remote(settings) or server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         answer = await server.post(f"/v1/batches/{batch}/cancel", dict[str, msgspec.Raw], tenant=org)
         return str(msgspec.json.decode(answer["status"], type=str))
     async with service.opened(settings) as parts:
@@ -263,7 +265,7 @@ async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
     from tidegate.web.admin.audit import COMMAND, AuditTrail
 
     options.check_batch_id(batch)
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         found = await server.get(f"/admin/v1/batches/{batch}", dict[str, msgspec.Raw])
         if org is not None and msgspec.json.decode(found["org"], type=str) != org:
             raise absent(batch, org)

@@ -31,6 +31,7 @@ COMMANDS = {
     "verify": Entry("verify", "verify", "Check one batch against every promise."),
     "explain": Entry("explain", "explain", "Say why a batch is or is not running now."),
     "usage": Entry("usage", "usage", "Print what was used and what it cost."),
+    "limits": Entry("limits", "limits", "Show what limits have left: requests, tokens and money."),
     "doctor": Entry("doctor", "doctor", "Say what is wrong and what to do about it."),
     "backup": Entry("backup", "backup", "Copy an embedded store and its files, also while it runs."),
     "restore": Entry("backup", "restore", "Make a new data directory from a backup."),

@@ -45,6 +45,8 @@ Force = Annotated[bool, typer.Option("--force", help="Also while a batch or a re
 def list_deployments(
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List deployments, those of the settings and those added.
@@ -54,17 +56,17 @@ def list_deployments(
 
     Example: tidegate deployments list
     """
-    found = listed(options.loaded(config, data).settings, "deployment")
+    found = listed(options.loaded(config, data, remote__url=server, remote__key=api_key).settings, "deployment")
     if as_json:
         terminal.show_json(found)
     elif not found:
         terminal.say("There are none. Add one: tidegate deployments add NAME --model MODEL --url http://HOST:PORT/v1")
     else:
         rows = [
-            [one.name, one.model, one.url, one.origin, one.revision, STATES.get(one.state, one.state), one.in_flight]
+            [one.name, STATES.get(one.state, one.state), one.in_flight, one.model, one.url, one.origin, one.revision]
             for one in found
         ]
-        terminal.show_table(["name", "model", "url", "origin", "revision", "state", "in flight"], rows)
+        terminal.show_table(["name", "state", "in flight", "model", "url", "origin", "revision"], rows)
         tell_troubles(found)
 
 
@@ -82,6 +84,8 @@ def add_deployment(
     values: Set = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    server_key: options.OtherServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Add a deployment; every process serves it within seconds.
@@ -89,7 +93,13 @@ def add_deployment(
     Example: tidegate deployments add gpu-7 --model llama-3-8b --url http://10.0.0.7:8000/v1 --set engine=vllm --set max_in_flight=64
     """
     fields = {"model": model, "url": url, **({} if api_key is None else {"api_key": api_key}), **fields_of(values)}
-    do(options.loaded(config, data).settings, "deployment", "add", wish(name, fields), as_json=as_json)
+    do(
+        options.loaded(config, data, remote__url=server, remote__key=server_key).settings,
+        "deployment",
+        "add",
+        wish(name, fields),
+        as_json=as_json,
+    )
 
 
 @app.command("change")
@@ -99,6 +109,8 @@ def change_deployment(
     revision: Revision = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Change a deployment that was added.
@@ -109,7 +121,13 @@ def change_deployment(
     Example: tidegate deployments change gpu-7 --set weight=2 --set max_in_flight=
     """
     fields = fields_of(values)
-    do(options.loaded(config, data).settings, "deployment", "change", wish(name, fields, revision), as_json=as_json)
+    do(
+        options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
+        "deployment",
+        "change",
+        wish(name, fields, revision),
+        as_json=as_json,
+    )
 
 
 @app.command("remove")
@@ -119,6 +137,8 @@ def remove_deployment(
     force: Force = False,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Remove a deployment that was added.
@@ -127,7 +147,7 @@ def remove_deployment(
 
     Example: tidegate deployments remove gpu-7
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     do(settings, "deployment", "remove", wish(name, {}, revision, force=force), as_json=as_json)
 
 
@@ -135,13 +155,15 @@ def remove_deployment(
 def list_resources(
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List resources, those of the settings and those added.
 
     Example: tidegate resources list
     """
-    shown = listed(options.loaded(config, data).settings, "resource")
+    shown = listed(options.loaded(config, data, remote__url=server, remote__key=api_key).settings, "resource")
     if as_json:
         terminal.show_json(shown)
     elif not shown:
@@ -159,6 +181,8 @@ def add_resource(
     values: Set = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Add a resource; every process knows it within seconds.
@@ -166,7 +190,13 @@ def add_resource(
     Example: tidegate resources add support-chat --model llama-3-8b --set "fallbacks=[gpt-4o-mini]"
     """
     fields = {"model": model, **fields_of(values)}
-    do(options.loaded(config, data).settings, "resource", "add", wish(name, fields), as_json=as_json)
+    do(
+        options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
+        "resource",
+        "add",
+        wish(name, fields),
+        as_json=as_json,
+    )
 
 
 @resources_app.command("change")
@@ -176,6 +206,8 @@ def change_resource(
     revision: Revision = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Change a resource that was added.
@@ -185,7 +217,13 @@ def change_resource(
     Example: tidegate resources change support-chat --set "limits=[{period: minute, requests: 50}]"
     """
     fields = fields_of(values)
-    do(options.loaded(config, data).settings, "resource", "change", wish(name, fields, revision), as_json=as_json)
+    do(
+        options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
+        "resource",
+        "change",
+        wish(name, fields, revision),
+        as_json=as_json,
+    )
 
 
 @resources_app.command("remove")
@@ -195,13 +233,15 @@ def remove_resource(
     force: Force = False,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Remove a resource that was added.
 
     Example: tidegate resources remove support-chat
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     do(settings, "resource", "remove", wish(name, {}, revision, force=force), as_json=as_json)
 
 
@@ -225,7 +265,7 @@ async def shown(settings: Settings) -> "list[RoutingShown]":
     """All that there is, as the server on this machine knows it, or as the store does where none runs."""
     from tidegate.web.admin.deployments import RoutingEditor, RoutingList
 
-    if (server := server_client.running_server(settings)) is not None:
+    if (server := server_client.remote(settings) or server_client.running_server(settings)) is not None:
         kinds = ("deployments", "resources", "models")
         return [one for kind in kinds for one in (await server.get(f"/admin/v1/{kind}", RoutingList)).data]
     async with server_client.reading(settings) as parts:
@@ -255,7 +295,7 @@ async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") ->
     from tidegate.web.admin.audit import COMMAND, AuditTrail
     from tidegate.web.admin.deployments import RoutingDone, RoutingEditor
 
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         return await server.post(f"/admin/v1/{kind}s/{verb}", RoutingDone, wish)
     async with service.opened(settings) as parts:
         # The processes that will call it look up its key: this one need not have it.

@@ -180,5 +180,5 @@ async def _contents(parts: "Parts") -> AsyncIterator[DoctorFinding]:
     elif is_loopback(host):
         yield DoctorFinding("keys", Grade.OK, "no keys: any program on this machine may call, nothing else can")
     else:
-        to_do = "tidegate keys create --org NAME, or server.host: 127.0.0.1"
-        yield DoctorFinding("keys", Grade.WRONG, f"no keys, so a server will refuse to listen on {host}", to_do)
+        to_do = "auth.bootstrap_key with a text from `tidegate keys generate`, or tidegate keys create --org NAME"
+        yield DoctorFinding("keys", Grade.WRONG, f"no keys, so a server on {host} refuses every call (401)", to_do)

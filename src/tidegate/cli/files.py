@@ -94,8 +94,8 @@ def show(
     if as_json:
         terminal.show_json(found)
     else:
-        rows = [[name, _when(value) if name.endswith("_at") else value] for name, value in found.items() if value]
-        terminal.show_table(["", ""], rows)
+        facts = [(name, _when(value) if name.endswith("_at") else value) for name, value in found.items() if value]
+        terminal.show_facts(facts)
 
 
 @app.command()

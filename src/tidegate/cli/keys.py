@@ -1,9 +1,11 @@
 """`tidegate keys`: make, list, change, rotate, revoke and delete API keys. A key is shown once; only a keyed hash of it is kept."""
 
 import secrets
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 import uvloop
 
@@ -17,7 +19,7 @@ from tidegate.settings import Settings
 if TYPE_CHECKING:
     from tidegate.service import Parts
     from tidegate.web.admin.audit import AuditTrail
-    from tidegate.web.admin.keys import KeyChange, KeyDeletion, KeyMade, KeyWish
+    from tidegate.web.admin.keys import KeyChange, KeyDeletion, KeyMade, KeyShown, KeyWish
 
 KEYS_SHOWN_MAX = 10_000
 
@@ -80,6 +82,8 @@ def create(
     ] = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Make an API key and print it, once.
@@ -88,7 +92,7 @@ def create(
 
     Example: tidegate keys create --org acme --expires 90d
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     from tidegate.web.admin.keys import KeyWish
 
     wish = KeyWish(
@@ -131,13 +135,15 @@ def generate() -> None:
 def list_keys(
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List keys, never the keys themselves.
 
     Example: tidegate keys list
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     rows = uvloop.run(_list(settings))
     if as_json:
         terminal.show_json(rows)
@@ -146,7 +152,7 @@ def list_keys(
             "There are no keys: anyone on this machine may use the API. Make one: tidegate keys create --org NAME"
         )
     else:
-        names = ["id", "org", "label", "state", "created", "last_used", "expires", "scopes", "models"]
+        names = ["id", "org", "label", "state", "expires", "last_used", "models", "scopes", "created"]
         terminal.show_table(names, [[row[name] for name in names] for row in rows])
 
 
@@ -155,13 +161,15 @@ def show(
     key: Key,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show what a key may do, never the key itself.
 
     Example: tidegate keys show Ab3dE5gH
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     _check_id(key)
     found = [row for row in uvloop.run(_list(settings)) if row["id"] == key]
     if not found:
@@ -169,9 +177,7 @@ def show(
     if as_json:
         terminal.show_json(found[0])
     else:
-        terminal.show_table(
-            ["what", "is"], [[name, "" if value is None else value] for name, value in found[0].items()]
-        )
+        terminal.show_facts([(name, "" if value is None else value) for name, value in found[0].items()])
 
 
 @app.command()
@@ -215,6 +221,8 @@ def change(
     environments: OtherEnvironments = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Change what a key may do, everywhere, within seconds.
@@ -225,7 +233,7 @@ def change(
     """
     from tidegate.web.admin.keys import KeyChange
 
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     _check_id(key)
     limits = None if not limit else read_limits([one for one in limit if one])
     expires_ms = _duration_ms("--expires", expires)
@@ -252,6 +260,8 @@ def rotate(
     ] = "24h",
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Give a key a new secret and print it, once.
@@ -260,7 +270,7 @@ def rotate(
 
     Example: tidegate keys rotate Ab3dE5gH --grace 1h
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     _check_id(key)
     grace_ms = 0 if grace in ("0", "0s") else _duration_ms("--grace", grace)
     made = uvloop.run(_rotate(settings, key, grace_ms or 0))
@@ -278,13 +288,15 @@ def revoke(
     key: Key,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Make a key useless, everywhere, within seconds.
 
     Example: tidegate keys revoke Ab3dE5gH
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     _check_id(key)
     if not uvloop.run(_revoke(settings, key)):
         raise SettingsError(f"There is no key {key} that could be revoked; see `tidegate keys list`.")
@@ -305,6 +317,8 @@ def delete(
     ] = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Take a key away for good, or all those of an organization.
@@ -316,7 +330,7 @@ def delete(
     """
     from tidegate.web.admin.keys import KeyDeletion
 
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     if (key is None) == (org is None):
         raise SettingsError("Name the key to delete, or with --org the organization whose keys are to go; not both.")
     if key is not None:
@@ -360,13 +374,18 @@ async def _create(settings: Settings, wish: "KeyWish") -> "KeyMade":
     from tidegate.web.http.pepper import agreed_pepper
 
     check_wish(wish)
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         return await server.post("/admin/v1/keys", KeyMade, wish)
     async with service.opened(settings) as parts:
         return await make_key(_trail(parts), parts.entropy, await agreed_pepper(parts.settings, parts.store), wish)
 
 
 async def _list(settings: Settings) -> list[dict[str, object]]:
+    if (remote := server_client.remote(settings)) is not None:
+        from tidegate.web.admin.keys import KeyShown
+
+        found = await remote.pages("/admin/v1/keys")
+        return [_shown_elsewhere(msgspec.convert(one, KeyShown)) for one in found]
     async with server_client.reading(settings) as parts:
         now_ms = await parts.store.now_ms()
         return [_shown(row, now_ms) for row in await parts.store.list_keys(KEYS_SHOWN_MAX)]
@@ -377,7 +396,7 @@ async def _change(settings: Settings, key: str, change: "KeyChange") -> bool:
     from tidegate.web.admin.keys import KeyChanged, change_key, check_change
 
     check_change(change)
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         return (await server.post(f"/admin/v1/keys/{key}/change", KeyChanged, change)).changed
     async with service.opened(settings) as parts:
         return await change_key(_trail(parts), key, change)
@@ -391,7 +410,7 @@ async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
     if grace_ms > GRACE_MS_MAX:
         raise SettingsError(f"--grace may be {window.spoken(GRACE_MS_MAX)} at most.")
     rotation = KeyRotation(grace_ms)
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         return await server.post(f"/admin/v1/keys/{key}/rotate", KeyMade, rotation)
     async with service.opened(settings) as parts:
         return await rotate_key(
@@ -403,7 +422,7 @@ async def _revoke(settings: Settings, key: str) -> bool:
     from tidegate import service
     from tidegate.web.admin.keys import KeyRevoked, revoke_key
 
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         return (await server.post(f"/admin/v1/keys/{key}/revoke", KeyRevoked)).revoked
     async with service.opened(settings) as parts:
         return await revoke_key(_trail(parts), key)
@@ -413,7 +432,7 @@ async def _delete(settings: Settings, deletion: "KeyDeletion") -> list[str]:
     from tidegate import service
     from tidegate.web.admin.keys import KeysDeleted, delete_keys
 
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         return (await server.post("/admin/v1/keys/delete", KeysDeleted, deletion)).deleted
     async with service.opened(settings) as parts:
         return (await delete_keys(_trail(parts), deletion)).deleted
@@ -426,28 +445,32 @@ def _trail(parts: "Parts") -> "AuditTrail":
 
 
 def _shown(row: dict[str, Any], now_ms: int) -> dict[str, object]:
-    from tidegate.store.rows import limits_from
+    from tidegate.web.admin.keys import key_shown
 
-    is_over = row["expires_at"] is not None and row["expires_at"] <= now_ms
-    state = "revoked" if row["revoked_at"] is not None else "expired" if is_over else "live"
+    shown = _shown_elsewhere(key_shown(row), now_ms / 1000)
+    return {**shown, "old_secret_until": _when(row["old_until"] / 1000 if (row["old_until"] or 0) > now_ms else None)}
+
+
+def _shown_elsewhere(key: "KeyShown", now_s: float | None = None) -> dict[str, object]:
+    """Return a key as commands show it, by the clock of the store or, of a server elsewhere, by that of this machine."""
+    is_over = key.expires_at is not None and key.expires_at <= (time.time() if now_s is None else now_s)
     return {
-        "id": row["id"],
-        "org": row["tenant"],
-        "team": row["team"],
-        "user": row["user_name"],
-        "label": row["label"],
-        "state": state,
-        "created": _when(row["created_at"]),
-        "last_used": _when(row["last_used_at"]),
-        "expires": _when(row["expires_at"]),
-        "scopes": row["scopes"],
-        "models": " ".join(sorted(keys.models_from(row["models"]))) or "any",
-        "resources": " ".join(sorted(keys.models_from(row["resources"]))) or "any",
-        "limits": " ".join(limit_text(limit) for limit in limits_from(row["limits"])) or "none",
-        "parallel": row["parallel_max"] or "any",
-        "addresses": " ".join(keys.addresses_from(row["addresses"])) or "any",
-        "environments": " ".join(sorted(keys.models_from(row["environments"]))) or "any",
-        "old_secret_until": _when(row["old_until"] if (row["old_until"] or 0) > now_ms else None),
+        "id": key.id,
+        "org": key.org,
+        "team": key.team,
+        "user": key.user,
+        "label": key.label,
+        "state": "revoked" if key.revoked_at is not None else "expired" if is_over else "live",
+        "created": _when(key.created_at),
+        "last_used": _when(key.last_used_at),
+        "expires": _when(key.expires_at),
+        "scopes": " ".join(key.scopes),
+        "models": " ".join(key.models) or "any",
+        "resources": " ".join(key.resources) or "any",
+        "limits": " ".join(limit_text(limit) for limit in key.limits) or "none",
+        "parallel": key.parallel_max or "any",
+        "addresses": " ".join(key.addresses) or "any",
+        "environments": " ".join(key.environments) or "any",
     }
 
 
@@ -458,8 +481,8 @@ def _check_id(key: str) -> None:
         )
 
 
-def _when(at_ms: int | None) -> str:
-    return "never" if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _when(at_s: float | None) -> str:
+    return "never" if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _words(text: str | None) -> list[str] | None:

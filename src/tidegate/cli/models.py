@@ -27,6 +27,8 @@ Set = Annotated[
 def list_models(
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List what holds for models.
@@ -35,7 +37,7 @@ def list_models(
 
     Example: tidegate models list
     """
-    shown = listed(options.loaded(config, data).settings, "model")
+    shown = listed(options.loaded(config, data, remote__url=server, remote__key=api_key).settings, "model")
     if as_json:
         terminal.show_json(shown)
     elif not shown:
@@ -61,6 +63,8 @@ def add_model(
     values: Set = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Say what holds for a model whose deployments were added.
@@ -69,7 +73,13 @@ def add_model(
 
     Example: tidegate models add llama-3-8b --set in_flight_max=32 --set "retry={attempts_max: 5}"
     """
-    do(options.loaded(config, data).settings, "model", "add", wish(name, fields_of(values)), as_json=as_json)
+    do(
+        options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
+        "model",
+        "add",
+        wish(name, fields_of(values)),
+        as_json=as_json,
+    )
 
 
 @app.command("change")
@@ -79,6 +89,8 @@ def change_model(
     revision: Revision = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Change what holds for a model.
@@ -88,7 +100,7 @@ def change_model(
     Example: tidegate models change llama-3-8b --set in_flight_max=
     """
     do(
-        options.loaded(config, data).settings,
+        options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
         "model",
         "change",
         wish(name, fields_of(values), revision),
@@ -102,6 +114,8 @@ def remove_model(
     revision: Revision = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Take back what was set for a model at run time.
@@ -110,7 +124,13 @@ def remove_model(
 
     Example: tidegate models remove llama-3-8b
     """
-    do(options.loaded(config, data).settings, "model", "remove", wish(name, {}, revision), as_json=as_json)
+    do(
+        options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
+        "model",
+        "remove",
+        wish(name, {}, revision),
+        as_json=as_json,
+    )
 
 
 def _retry(retry: object) -> str:

@@ -17,8 +17,8 @@ def require_reference(text: str | None) -> str | None:
     """Refuse a secret that stands on the command line itself: every user of the machine can read it in the list of processes."""
     if text and not is_reference(text):
         raise SettingsError(
-            "--api-key holds the key itself, and the list of processes shows it to every user of this machine. "
-            "Put the key into an environment variable or a file, and write --api-key env:NAME or --api-key file:PATH. "
+            "This option holds the key itself, and the list of processes shows it to every user of this machine. "
+            "Put the key into an environment variable or a file, and write env:NAME or file:PATH. "
             "Replace the key if others use this machine."
         )
     return text
@@ -59,6 +59,15 @@ ServerKey = Annotated[
         callback=require_reference,
     ),
 ]
+OtherServerKey = Annotated[
+    str | None,
+    typer.Option(
+        "--server-key",
+        metavar="env:NAME|file:PATH",
+        help="Where that server's key is; never the key itself.",
+        callback=require_reference,
+    ),
+]
 Org = Annotated[
     str | None, typer.Option("--org", metavar="NAME", help="Whose batches; the default is the one without keys.")
 ]
@@ -79,14 +88,15 @@ def as_arguments(config: Path | None, data: Path | None) -> str:
     return "".join(f" {name} {shlex.quote(str(path))}" for name, path in given if path is not None)
 
 
-def read(config: Path | None, data: Path | None, **overrides: object) -> Loaded:
+def read(config: Path | None, data: Path | None, *, calls_models: bool = True, **overrides: object) -> Loaded:
     """Return the settings under these options, keys written with `__` for the dot."""
-    return load(config, data, {key.replace("__", "."): value for key, value in overrides.items()})
+    given = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load(config, data, given, calls_models=calls_models)
 
 
-def loaded(config: Path | None, data: Path | None, **overrides: object) -> Loaded:
-    """Return the settings under these options, and print what should be fixed."""
-    found = read(config, data, **overrides)
+def loaded(config: Path | None, data: Path | None, *, calls_models: bool = False, **overrides: object) -> Loaded:
+    """Return the settings under these options, and print what should be fixed. Without `calls_models` no model server's key is needed."""
+    found = read(config, data, calls_models=calls_models, **overrides)
     for warning in found.warnings:
         terminal.warn(warning)
     return found

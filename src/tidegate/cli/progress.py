@@ -86,14 +86,14 @@ def words(now: ProgressSnapshot, pace: ProgressPace) -> str:
 
 def _facts(now: ProgressSnapshot, pace: ProgressPace) -> list[tuple[str, str]]:
     """Return what is shown, each part with its style."""
+    trouble = [(f"waiting: {terminal.clean(now.trouble)}", "yellow")] if now.trouble else []
     if now.state is JobState.VALIDATING or not now.item_count:
-        return [(_DOING.get(now.state, str(now.state)), "")]
+        return [(_DOING.get(now.state, str(now.state)), ""), *trouble]
     share = 100 * now.done_count / now.item_count
     facts = [(f"{now.done_count:,}/{now.item_count:,}", ""), (f"{int(share)} %", "")]
     if now.failed_count:
         facts.append((f"{now.failed_count:,} failed", "red"))
-    if now.trouble:
-        facts.append((f"waiting: {terminal.clean(now.trouble)}", "yellow"))
+    facts += trouble
     if now.state is not JobState.IN_PROGRESS:
         facts.append((_DOING.get(now.state, str(now.state)), ""))
     elif pace.per_s is not None:
@@ -149,18 +149,20 @@ class BarDisplay:
 
 
 class LineDisplay:
-    """A plain line whenever the state or its trouble changes, and now and then between."""
+    """A plain line whenever the state changes, and when trouble comes and goes; now and then between."""
 
     def __init__(self) -> None:
         self._pace = ProgressPace()
-        self._shown: tuple[JobState, str] | None = None
+        self._shown: tuple[JobState, bool] | None = None
         self._shown_s = 0.0
 
     def show(self, now: ProgressSnapshot) -> None:
         self._pace.add(now)
-        if (now.state, now.trouble) == self._shown and now.at_s - self._shown_s < LINE_EVERY_S:
+        # How long it has lasted is part of a trouble's sentence, so its text alone is no news.
+        state = (now.state, bool(now.trouble))
+        if state == self._shown and now.at_s - self._shown_s < LINE_EVERY_S:
             return
-        self._shown, self._shown_s = (now.state, now.trouble), now.at_s
+        self._shown, self._shown_s = state, now.at_s
         terminal.say(words(now, self._pace))
 
     def close(self) -> None:

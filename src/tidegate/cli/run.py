@@ -101,7 +101,7 @@ def run(
     upstream, api_key = _named_upstream(upstream, api_key)
     settings = options.loaded(
         config, data, upstream__url=upstream, upstream__api_key=api_key, worker__in_flight_max=in_flight,
-        http__connections_max=_connections(in_flight),
+        http__connections_max=_connections(in_flight), calls_models=True,
     ).settings  # fmt: skip
     require_upstream(settings)
     settings = _without_public_limits(settings)

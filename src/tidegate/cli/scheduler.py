@@ -40,6 +40,8 @@ class ShadowWord(StrEnum):
 def show(
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show the mode in force and what it counted.
@@ -48,7 +50,7 @@ def show(
 
     Example: tidegate scheduler show
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     _tell(uvloop.run(_status(settings)), as_json=as_json)
 
 
@@ -66,6 +68,8 @@ def set_mode(
     ] = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Switch the mode while everything runs.
@@ -74,14 +78,14 @@ def set_mode(
 
     Example: tidegate scheduler set fair_share_v1 --shadow smart_v1
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     _tell(uvloop.run(_override(settings, mode, shadow)), as_json=as_json)
 
 
 async def _status(settings: Settings) -> "SchedulerStatus":
     from tidegate.web.admin.scheduler import SchedulerStatus, status_of
 
-    if (server := server_client.running_server(settings)) is not None:
+    if (server := server_client.remote(settings) or server_client.running_server(settings)) is not None:
         return await server.get("/admin/v1/scheduler", SchedulerStatus)
     async with server_client.reading(settings) as parts:
         return status_of(settings, await parts.store.mode_override())
@@ -93,7 +97,7 @@ async def _override(settings: Settings, mode: ModeWord, shadow: ShadowWord | Non
     from tidegate.web.admin.scheduler import SchedulerStatus, SchedulerWish, override_mode, status_of
 
     wish = SchedulerWish(mode.value, shadow.value if shadow else None)
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         return await server.post("/admin/v1/scheduler", SchedulerStatus, wish)
     async with service.opened(settings) as parts:
         return status_of(settings, await override_mode(AuditTrail(parts.store, parts.entropy, COMMAND), wish))
@@ -104,11 +108,11 @@ def _tell(status: "SchedulerStatus", *, as_json: bool) -> None:
         terminal.show_json(status)
         return
     rows = [
-        ["mode", f"{status.mode}{' (switched at run time)' if status.mode_switched else ''}"],
-        ["shadow mode", f"{status.shadow_mode}{' (switched at run time)' if status.shadow_mode_switched else ''}"],
+        ("mode", f"{status.mode}{' (switched at run time)' if status.mode_switched else ''}"),
+        ("shadow mode", f"{status.shadow_mode}{' (switched at run time)' if status.shadow_mode_switched else ''}"),
     ]
     if status.shadow_decisions:
-        rows.append(["shadow differed in", f"{status.shadow_differences:,} of {status.shadow_decisions:,} decisions"])
-    rows += [[f"picked as {why}", f"{count:,} slices"] for why, count in sorted(status.picks.items())]
-    rows += [[f"passed over: {reason}", f"{count:,} times"] for reason, count in sorted(status.skips.items())]
-    terminal.show_table(["", ""], rows)
+        rows.append(("shadow differed in", f"{status.shadow_differences:,} of {status.shadow_decisions:,} decisions"))
+    rows += [(f"picked as {why}", f"{count:,} slices") for why, count in sorted(status.picks.items())]
+    rows += [(f"passed over: {reason}", f"{count:,} times") for reason, count in sorted(status.skips.items())]
+    terminal.show_facts(rows)

@@ -1,7 +1,7 @@
 """`tidegate serve`, `api` and `worker`: the same process in three roles."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 import typer
@@ -41,7 +41,12 @@ def serve(
 
     Example: tidegate serve --upstream http://localhost:8000/v1 --port 8080
     """
-    given = {"server__host": host, "server__port": port, "upstream__url": upstream, "upstream__api_key": api_key}
+    given: dict[str, Any] = {
+        "server__host": host,
+        "server__port": port,
+        "upstream__url": upstream,
+        "upstream__api_key": api_key,
+    }
     _run(lambda: options.read(config, data, **given), api=True, worker=True)
 
 
@@ -72,7 +77,7 @@ def worker(
 
     Example: tidegate worker --config tidegate.yaml
     """
-    given = {"upstream__url": upstream, "upstream__api_key": api_key}
+    given: dict[str, Any] = {"upstream__url": upstream, "upstream__api_key": api_key}
     _run(lambda: options.read(config, data, **given), api=False, worker=True)
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 ANSWER_BYTES_MAX = 1 << 20
 TIMEOUT_S = 30.0
+PAGE_COUNT_MAX = 100
+LISTED_MAX = 10_000
 # To a range that begins behind the last byte.
 _NOTHING_THERE = 416
 
@@ -56,6 +58,19 @@ class AskedServer(ABC):
     async def get(self, path: str, answer: type[T], tenant: str | None = None) -> T:
         """Ask it how things are."""
         return await self._ask("GET", path, answer, None, tenant)
+
+    async def pages(self, path: str, tenant: str | None = None, count_max: int = LISTED_MAX) -> list[dict[str, Any]]:
+        """Return what it lists under a path, page by page."""
+        found: list[dict[str, Any]] = []
+        cursor = ""
+        while len(found) < count_max:
+            joined = "&" if "?" in path else "?"
+            page = await self.get(f"{path}{joined}limit={PAGE_COUNT_MAX}{cursor}", dict[str, Any], tenant)
+            found += page["data"]
+            if not page["has_more"]:
+                break
+            cursor = f"&after={quote(str(page['last_id']), safe='')}"
+        return found[:count_max]
 
     async def post(self, path: str, answer: type[T], body: object = None, tenant: str | None = None) -> T:
         """Ask it to do something."""
@@ -213,8 +228,10 @@ async def reading(settings: Settings) -> AsyncIterator["Parts"]:
         yield parts
 
 
-def server(settings: Settings) -> ServerClient | None:
-    """The server that must be asked; None when this command may write itself."""
+def asked(settings: Settings) -> AskedServer | None:
+    """The server that must be asked, elsewhere or here; None when this command may write itself."""
+    if (elsewhere := remote(settings)) is not None:
+        return elsewhere
     return None if settings.store.is_postgresql else running_server(settings)
 
 

@@ -7,11 +7,16 @@ import sys
 from collections.abc import Sequence
 
 import msgspec
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
 VALUE_CHARS_MAX = 2_000
+GAP = "  "
+# A column is not cut below this.
+CELL_MIN = 10
+# The longest id, that of a delivery, fits; a name may be longer.
+FIRST_MAX = 56
 _THOUSANDS = ((1_000_000_000, "G"), (1_000_000, "M"), (10_000, "k"))
 
 
@@ -43,13 +48,56 @@ def fail(text: str) -> None:
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns on stdout, never cut short; scripts ask for --json."""
+    """Aligned columns on stdout. A terminal that is too narrow gets shorter texts and fewer columns, the first ones; where stdout leads
+    elsewhere nothing is cut, and scripts ask for --json."""
     cells = [list(headings), *([clean(value) for value in row] for row in rows)]
-    widths = [max(cell_len(row[column]) for row in cells) for column in range(len(headings))]
     console = Console(highlight=False, soft_wrap=True)
+    widths = [max(cell_len(row[column]) for row in cells) for column in range(len(headings))]
+    if console.is_terminal:
+        widths = fitted(widths, console.width)
     for index, row in enumerate(cells):
-        padded = [text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)]
-        console.print(Text("  ".join(padded).rstrip(), style="bold" if index == 0 else ""))
+        cut = [_cut(text, width) for text, width in zip(row, widths, strict=False)]
+        padded = [text + " " * (width - cell_len(text)) for text, width in zip(cut, widths, strict=True)]
+        console.print(Text(GAP.join(padded).rstrip(), style="bold" if index == 0 else ""))
+
+
+def show_facts(facts: Sequence[tuple[str, object]]) -> None:
+    """Names and values on stdout, one a line. On a terminal a long value goes on below itself."""
+    console = Console(highlight=False, soft_wrap=True)
+    names = [clean(name) for name, _ in facts]
+    first = max((cell_len(name) for name in names), default=0)
+    space = max(CELL_MIN, console.width - first - len(GAP))
+    for name, (_, value) in zip(names, facts, strict=True):
+        text = Text(clean(value))
+        lines = text.wrap(console, space, overflow="fold") if console.is_terminal else [text]
+        for index, line in enumerate(lines or [Text()]):
+            head = name if index == 0 else ""
+            console.print(Text(head + " " * (first - cell_len(head)) + GAP + line.plain.rstrip()))
+
+
+def fitted(widths: Sequence[int], space: int) -> list[int]:
+    """Return the widths of the columns that a line of this width shows: the widest are cut first, then the last ones left out, and only
+    then the first one is cut, which people copy."""
+    shown = list(widths)
+    if _line(shown) > space:
+        shown[0] = min(shown[0], FIRST_MAX)
+    while len(shown) > 1 and _line(shown) > space:
+        widest = max(range(1, len(shown)), key=lambda column: shown[column])
+        if shown[widest] > CELL_MIN:
+            shown[widest] -= 1
+        else:
+            shown.pop()
+    shown[0] = min(shown[0], max(1, space))
+    return shown
+
+
+def _line(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _cut(text: str, width: int) -> str:
+    """Return a text that takes at most so many cells."""
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
 
 
 def show_json(value: object) -> None:

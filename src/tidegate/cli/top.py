@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidegate.cli import options, server_client, terminal
+from tidegate.cli.deployments import STATES
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import TidegateError
 
@@ -88,10 +89,10 @@ def picture(overview: dict[str, Any]) -> RenderableType:
     places = [
         [
             one["name"],
-            one["state"],
+            STATES.get(one["state"], one["state"]),
             f"{one['in_flight']}/{one['in_flight_max'] or 'learned'}",
             sum(one["failures"].values()),
-            "; ".join(one["tide"]) or one["last_failure"],
+            one["last_failure"] if one.get("unhealthy_seconds") is not None else "; ".join(one["tide"]),
         ]
         for one in overview["deployments"]
     ]
@@ -103,7 +104,7 @@ def picture(overview: dict[str, Any]) -> RenderableType:
     for title, headings, rows in (
         ("Batches that have not ended", ["status", "batches", "done", "failed"], batches),
         ("Models", ["model", "waiting", "batches", "oldest", "rate", "nothing is sent: why"], models),
-        ("Deployments", ["deployment", "state", "in flight", "failures", "tide, or last failure"], places),
+        ("Deployments", ["deployment", "state", "in flight", "failures", "tide, or why not"], places),
         ("Look at these", ["batch", "organization", "status", "failures", "time left"], stuck),
     ):
         if rows:

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
+from urllib.parse import urlencode
 
 import typer
 import uvloop
 
-from tidegate.cli import options, server_client
+from tidegate.cli import options, results, server_client
 from tidegate.core.errors import SettingsError
 from tidegate.core.usage import spending
 from tidegate.settings import Settings
@@ -40,14 +41,16 @@ def usage(
     form: Annotated[Format, typer.Option("--format", help="JSON Lines or CSV.")] = Format.JSON,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
 ) -> None:
     """Print what was used and what it cost.
 
-    Money is in the currency of the prices in the settings, exact to a billionth.
+    Money is in the currency of the prices in the settings, exact to a billionth. Elsewhere it needs a key with the scope admin:read.
 
     Example: tidegate usage --by organization,model --from 2026-11-01 --format csv
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     names = [name.strip() for name in by.split(",") if name.strip()]
     unknown = [name for name in names if name not in spending.DIMENSIONS]
     if unknown or not names:
@@ -57,6 +60,11 @@ def usage(
     from_day = _day("--from", first) or to_day - timedelta(days=DAYS_SHOWN - 1)
     if from_day > to_day:
         raise SettingsError("--from is after --to: give the earlier day first.")
+    if (remote := server_client.remote(settings)) is not None:
+        asked = {"by": ",".join(names), "from": str(from_day), "to": str(to_day), "org": org, "format": form.value}
+        query = urlencode({name: value for name, value in asked.items() if value is not None})
+        uvloop.run(results.pour(remote.content(f"/admin/v1/usage?{query}")))
+        return
     for line in uvloop.run(_lines(settings, names, from_day, to_day, org, form)):
         sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()

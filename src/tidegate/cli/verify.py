@@ -21,6 +21,9 @@ def verify(
         Path | None,
         typer.Option("--witness", metavar="FILE", help="The simulated engine's log of calls, to check against."),
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Every promise with what was looked at.", show_default="what is broken")
+    ] = False,
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
@@ -38,7 +41,7 @@ def verify(
     if as_json:
         terminal.show_json(report.to_json())
     else:
-        for line in report.to_text().splitlines():
+        for line in report.to_text(is_short=not details).splitlines():
             typer.echo(terminal.clean(line))
     raise typer.Exit(0 if report.ok else VIOLATED)
 

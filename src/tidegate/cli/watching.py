@@ -58,14 +58,18 @@ async def watch_here(settings: Settings, org: str | None, batch: str, *, as_json
         stopping = Stopping().listen()
         display = None if as_json else progress.display()
         last, moved_s, why = await batches.job_of(parts, org, batch), time.monotonic(), ""
-        is_first = True
+        is_first, explained_s = True, 0.0
         try:
             while True:
                 job = await batches.job_of(parts, org, batch)
                 if job != last:
                     moved_s, why = time.monotonic(), ""
-                elif display is not None and time.monotonic() - moved_s >= STILL_S and job.state not in JOB_ENDED:
-                    why = await _why(settings, org, batch)
+                elif (
+                    display is not None
+                    and time.monotonic() - max(moved_s, explained_s) >= STILL_S
+                    and job.state not in JOB_ENDED
+                ):
+                    why, explained_s = await _why(settings, org, batch), time.monotonic()
                 if display is not None:
                     display.show(progress.snapshot(job, time.monotonic(), why))
                 elif job != last or is_first:
@@ -83,29 +87,63 @@ async def watch_here(settings: Settings, org: str | None, batch: str, *, as_json
 async def watch_server(server: server_client.RemoteServer, batch: str, *, as_json: bool) -> tuple[str, int]:
     """Follow a batch of a server elsewhere; returns how it stands in words, with the command's exit code."""
     stopping = Stopping().listen()
-    display = None if as_json else progress.display()
-    shown = progress.ProgressSnapshot(time.monotonic(), JobState.VALIDATING, 0, 0, 0, Usage())
+    watched = _Watched(server, batch, as_json=as_json)
+    explaining = asyncio.create_task(watched.explain_stalls())
     try:
         async with aclosing(_until_stopped(BatchEvents(server, batch, None).read(), stopping)) as events:
             async for event in events:
-                if event.kind.startswith("batch."):
-                    shown = _moved(shown, _decode(event.data))
-                    if as_json:
-                        terminal.show_json_line({"event": event.kind, **msgspec.json.decode(event.data)})
-                trouble = "" if event.kind else AWAY
-                shown = dataclasses.replace(shown, at_s=time.monotonic(), trouble=trouble)
-                if display is not None:
-                    display.show(shown)
+                watched.take(event)
                 # An event before the end may already show a batch that has ended.
                 if event.kind in _ENDS:
                     break
     finally:
-        if display is not None:
-            display.close()
+        explaining.cancel()
+        await asyncio.gather(explaining, return_exceptions=True)
+        watched.close()
+    shown = watched.shown
     line = f"{batch} {shown.state}: {shown.done_count:,}/{shown.item_count:,} done, {shown.failed_count:,} failed"
     if shown.state not in JOB_ENDED:
         return line, stopping.exit_code
     return line, int(shown.state is not JobState.COMPLETED or shown.failed_count > 0)
+
+
+class _Watched:
+    """A batch of a server elsewhere as its events tell it, and why it stands still where they tell nothing."""
+
+    def __init__(self, server: server_client.RemoteServer, batch: str, *, as_json: bool) -> None:
+        self._server = server
+        self._batch = batch
+        self._display = None if as_json else progress.display()
+        self._moved_s = time.monotonic()
+        self.shown = progress.ProgressSnapshot(self._moved_s, JobState.VALIDATING, 0, 0, 0, Usage())
+
+    def take(self, event: BatchEvent) -> None:
+        """Show what an event tells; one without a kind says that the server is away."""
+        if event.kind.startswith("batch."):
+            self._moved_s = time.monotonic()
+            self.shown = _moved(self.shown, _decode(event.data))
+            if self._display is None:
+                terminal.show_json_line({"event": event.kind, **msgspec.json.decode(event.data)})
+        self._show("" if event.kind else AWAY)
+
+    async def explain_stalls(self) -> None:
+        """Ask the server now and then why nothing moves."""
+        while self._display is not None:
+            await asyncio.sleep(STILL_S)
+            if time.monotonic() - self._moved_s < STILL_S or self.shown.state in JOB_ENDED:
+                continue
+            # A server that is away is shown already, and one that does not explain is watched all the same.
+            with suppress(TidegateError):
+                self._show((await explain.explained_by(self._server, self._batch)).waits_for or "")
+
+    def close(self) -> None:
+        if self._display is not None:
+            self._display.close()
+
+    def _show(self, trouble: str) -> None:
+        self.shown = dataclasses.replace(self.shown, at_s=time.monotonic(), trouble=trouble)
+        if self._display is not None:
+            self._display.show(self.shown)
 
 
 def _moved(shown: progress.ProgressSnapshot, batch: _WatchedBatch) -> progress.ProgressSnapshot:
@@ -180,9 +218,8 @@ async def _wait(stopping: Stopping, news: asyncio.Event | None) -> bool:
 
 
 async def _why(settings: Settings, org: str | None, batch: str) -> str:
-    """The first sentence of `tidegate explain`; empty while the store cannot be read."""
+    """Why it stands still, as `tidegate explain` knows it; empty while the store cannot be read."""
     try:
-        sentences = reasons.explain(*await explain.explain_inputs_of(settings, org, batch))
+        return reasons.waits_for(*await explain.explain_inputs_of(settings, org, batch))
     except StoreError:
         return ""
-    return sentences[0] if sentences else ""

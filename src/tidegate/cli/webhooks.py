@@ -35,18 +35,20 @@ def list_webhooks(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List webhook endpoints, or the deliveries that failed.
 
     Example: tidegate webhooks list --failed
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     if failed:
-        rows = [_delivery_facts(one) for one in uvloop.run(_failed(settings, org))]
+        rows = uvloop.run(_failed(settings, org))
         nothing = "No delivery has failed."
     else:
-        rows = [_endpoint_facts(one) for one in uvloop.run(_endpoints(settings, org))]
+        rows = uvloop.run(_endpoints(settings, org))
         nothing = "There are no webhook endpoints. Make one: POST /v1/webhook_endpoints"
     if as_json:
         terminal.show_json(rows)
@@ -63,6 +65,8 @@ def send_sample(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Send a sample event to an endpoint, and show its answer.
@@ -71,7 +75,7 @@ def send_sample(
 
     Example: tidegate webhooks test whk_0f3kQ2mZ8s1xW7vB4nD9Lc
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     if event not in EVENT_TYPES:
         raise SettingsError(f"--event may be: {', '.join(EVENT_TYPES)}.")
     status = uvloop.run(_test(settings, org, endpoint, event))
@@ -92,6 +96,8 @@ def replay(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Send deliveries again, each from its first try.
@@ -100,7 +106,7 @@ def replay(
 
     Example: tidegate webhooks replay --failed
     """
-    settings = options.loaded(config, data).settings
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     if bool(deliveries) == failed:
         raise SettingsError("Name deliveries, or use --failed.")
     replayed = uvloop.run(_replay(settings, org, deliveries or []))
@@ -123,32 +129,56 @@ def _endpoint_facts(endpoint: WebhookEndpoint) -> dict[str, object]:
 def _delivery_facts(delivery: WebhookDelivery) -> dict[str, object]:
     return {
         "delivery": f"{delivery.event_id}.{delivery.endpoint_id}",
-        "event": delivery.event_type,
-        "batch": delivery.job_id,
-        "url": delivery.url,
-        "attempts": delivery.attempt_count,
         "failure": delivery.failure,
+        "attempts": delivery.attempt_count,
+        "event": delivery.event_type,
+        "url": delivery.url,
+        "batch": delivery.job_id,
     }
 
 
-async def _endpoints(settings: Settings, org: str | None) -> list[WebhookEndpoint]:
+async def _endpoints(settings: Settings, org: str | None) -> list[dict[str, object]]:
+    if (remote := server_client.remote(settings)) is not None:
+        return [
+            {
+                "endpoint": one["id"],
+                "name": one["name"],
+                "url": one["url"],
+                "events": ",".join(one["event_types"]),
+                "state": "enabled"
+                if one["tidegate"]["enabled"]
+                else f"disabled ({one['tidegate']['disabled_reason']})",
+            }
+            for one in await remote.pages("/v1/webhook_endpoints", org)
+        ]
     async with server_client.reading(settings) as parts:
         tenant_id, found = await tenant(parts, org), list[WebhookEndpoint]()
         while page := await parts.store.list_webhook_endpoints(
             tenant_id, found[-1].id if found else None, PAGE_COUNT_MAX
         ):
             found += page
-        return found
+        return [_endpoint_facts(one) for one in found]
 
 
-async def _failed(settings: Settings, org: str | None) -> list[WebhookDelivery]:
+async def _failed(settings: Settings, org: str | None) -> list[dict[str, object]]:
+    if (remote := server_client.remote(settings)) is not None:
+        names = {
+            "delivery": "id",
+            "failure": "failure",
+            "attempts": "attempts",
+            "event": "event_type",
+            "url": "url",
+            "batch": "batch_id",
+        }
+        found_there = await remote.pages("/v1/webhook_deliveries?status=failed", org)
+        return [{shown: one[name] for shown, name in names.items()} for one in found_there]
     async with server_client.reading(settings) as parts:
         tenant_id, found = await tenant(parts, org), list[WebhookDelivery]()
         after: tuple[str, str] | None = None
         while page := await parts.store.list_webhook_deliveries(tenant_id, DeliveryState.FAILED, after, PAGE_COUNT_MAX):
             found += page
             after = (page[-1].event_id, page[-1].endpoint_id)
-        return found
+        return [_delivery_facts(one) for one in found]
 
 
 async def _test(settings: Settings, org: str | None, endpoint_id: str, event: str) -> int:
@@ -159,7 +189,7 @@ async def _test(settings: Settings, org: str | None, endpoint_id: str, event: st
         raise SettingsError(
             f"{endpoint_id!r} is not the id of a webhook endpoint. `tidegate webhooks list` shows them."
         )
-    if (server := server_client.server(settings)) is not None:
+    if (server := server_client.asked(settings)) is not None:
         path = f"/v1/webhook_endpoints/{endpoint_id}/test"
         return (await server.post(path, _Tested, {"event_type": event}, tenant=org)).status_code
     async with service.opened(settings) as parts, service.callback_sender(settings) as callbacks:
@@ -176,8 +206,8 @@ async def _replay(settings: Settings, org: str | None, named: list[str]) -> list
     """Replay these deliveries, or every one that failed; return their ids."""
     from tidegate import service
 
-    names = named or [f"{one.event_id}.{one.endpoint_id}" for one in await _failed(settings, org)]
-    if (server := server_client.server(settings)) is not None:
+    names = named or [str(one["delivery"]) for one in await _failed(settings, org)]
+    if (server := server_client.asked(settings)) is not None:
         return [
             (await server.post(f"/v1/webhook_deliveries/{name}/replay", _Replayed, tenant=org)).id for name in names
         ]

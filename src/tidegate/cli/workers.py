@@ -10,7 +10,7 @@ from tidegate.cli import options, server_client, terminal
 
 
 def workers(
-    every: Annotated[bool, typer.Option("--all", help="Also those that are gone.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also those that are gone, and API processes.")] = False,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -26,7 +26,7 @@ def workers(
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     asked = server_client.any_server(settings)
     found = uvloop.run(asked.get("/admin/v1/workers", dict[str, Any]))["data"]
-    shown = [one for one in found if every or one["state"] == "alive"]
+    shown = [one for one in found if every or (one["state"] == "alive" and one["runs_items"])]
     if as_json:
         terminal.show_json(shown)
     elif not shown:
@@ -36,7 +36,7 @@ def workers(
         rows = [
             [
                 one["id"],
-                one["state"],
+                one["state"] if one["runs_items"] else f"{one['state']} (API only)",
                 one["host"],
                 one["version"],
                 f"{terminal.duration(now_s - one['started_at'])}",
@@ -45,3 +45,6 @@ def workers(
             for one in shown
         ]
         terminal.show_table(["worker", "state", "host", "version", "age", "heartbeat"], rows)
+        for one in shown:
+            if one["trouble"]:
+                terminal.warn(f"{one['host']}: {one['trouble']}.")

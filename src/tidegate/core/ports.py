@@ -267,6 +267,35 @@ class FleetReport(NamedTuple):
     age_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class DeploymentTrouble:
+    """A deployment that a process sends nothing to: its circuit is open after failures, or it rejects our key. `why` is its last
+    failure."""
+
+    deployment: str
+    is_key_rejected: bool
+    for_ms: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What keeps a process from running items: its own trouble, in words, and that of deployments."""
+
+    trouble: str = ""
+    deployments: tuple[DeploymentTrouble, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedWorker:
+    """A process that runs items, or did lately, its last report, and the time since its last heartbeat."""
+
+    host: str
+    is_alive: bool
+    silent_ms: int
+    report: WorkerReport
+
+
 class Fleet(Protocol):
     """Reports of processes about their calls: what no process reports comes from elsewhere."""
 

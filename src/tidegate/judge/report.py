@@ -139,14 +139,17 @@ class Report:
         return sum(check.verdict is verdict for check in self.checks)
 
     def summary(self) -> str:
-        return (
-            f"{self.job_id} ({self.state}): {self.count(Verdict.OK)} ok, {self.count(Verdict.VIOLATED)} violated, "
+        counts = (
+            f"{self.count(Verdict.OK)} ok, {self.count(Verdict.VIOLATED)} violated, "
             f"{self.count(Verdict.NOT_APPLICABLE)} not applicable"
         )
+        verdict = "every promise holds" if self.ok else "PROMISES ARE BROKEN"
+        return f"{self.job_id} ({self.state}): {verdict} ({counts})"
 
-    def to_text(self) -> str:
-        """One line for each rule, its evidence under it, and a last line that sums up."""
-        return "\n".join([line for check in self.checks for line in check.lines()] + [self.summary()])
+    def to_text(self, *, is_short: bool = False) -> str:
+        """One line for each rule, with `is_short` only for what is broken, its evidence under it, and a last line that sums up."""
+        shown = [check for check in self.checks if not is_short or check.verdict is Verdict.VIOLATED]
+        return "\n".join([line for check in shown for line in check.lines()] + [self.summary()])
 
     def to_json(self) -> dict[str, Any]:
         return {

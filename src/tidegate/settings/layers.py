@@ -40,18 +40,20 @@ class Loaded:
     path: Path | None = None
 
 
+NOT_LOOKED_UP = "not-looked-up"
 OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 class _Layers:
     """The values given so far as one tree, each with its origin."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], *, calls_models: bool) -> None:
         self.tree: dict[str, object] = {}
         self.origins: dict[str, str] = {}
         self.warnings: list[str] = []
         self.problems: list[str] = []
         self._environ = environ
+        self._calls_models = calls_models
         self._file: yaml_file.YamlFile | None = None
 
     def add(self, path: KeyPath, text: str) -> None:
@@ -121,6 +123,14 @@ class _Layers:
         self.origins[key] = origin
 
     def resolve_secret(self, text: str, path: KeyPath) -> Secret:
+        if (
+            not self._calls_models
+            and path[-1] == "api_key"
+            and path[0] in ("models", "upstream")
+            and secrets.is_reference(text)
+        ):
+            # Only a process that calls model servers needs their keys; others may run where these are not.
+            return Secret(NOT_LOOKED_UP)
         secret, is_literal = secrets.resolve(text, self._environ)
         origin = self.origin_of(path)
         if is_literal and not origin.startswith("TIDEGATE_") and rules.is_worth_hiding(path, text):
@@ -141,13 +151,16 @@ def load(
     data_dir: Path | None = None,
     overrides: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
+    *,
+    calls_models: bool = True,
 ) -> Loaded:
     """The settings of this process; raises SettingsError with everything that is wrong, one problem a line.
 
-    `overrides` are the command line's, by key (`{"server.port": 9000}`); a None among them was not given.
+    `overrides` are the command line's, by key (`{"server.port": 9000}`); a None among them was not given. Without
+    `calls_models` the keys of model servers are not looked up.
     """
     surroundings: Mapping[str, str] = os.environ if environ is None else environ
-    layers = _Layers(surroundings)
+    layers = _Layers(surroundings, calls_models=calls_models)
     if config_path is None and surroundings.get(CONFIG_VARIABLE):
         config_path = Path(surroundings[CONFIG_VARIABLE])
     if config_path is not None:

@@ -89,7 +89,11 @@ create table workers (
     alive_until bigint not null,
     alone_job_id text,
     alone_number bigint,
-    alone_checked bigint
+    alone_checked bigint,
+    -- Whether it runs items; an API process without a worker beats too, for the blobs that it receives.
+    runs_items bigint not null,
+    -- What keeps it from work, as JSON; empty while all is well.
+    report text not null
 );
 create index workers_alive on workers (alive_until) where state = 'alive';
 

@@ -1,16 +1,25 @@
 """Verbs about process incarnations and their heartbeats."""
 
+import msgspec
+
 from tidegate.core.nouns import Holding
+from tidegate.core.ports import ReportedWorker, WorkerReport
 from tidegate.core.states import JobState
 from tidegate.store.driver import Tx
 from tidegate.store.table import Table, beats, reads, writes
 
+ENDED_LATELY_MS = 600_000
+REPORTS_MAX = 1_000
+
 
 class Workers(Table):
     @beats
-    async def enlist_worker(self, tx: Tx, worker_id: str, host: str, version: str, lease_ms: int) -> None:
+    async def enlist_worker(
+        self, tx: Tx, worker_id: str, host: str, version: str, lease_ms: int, runs_items: bool = True
+    ) -> None:
         """A new incarnation introduces itself."""
-        await tx.all("worker_put", id=worker_id, host=host, version=version, lease_ms=lease_ms)
+        row = {"id": worker_id, "host": host, "version": version, "lease_ms": lease_ms, "runs_items": int(runs_items)}
+        await tx.all("worker_put", **row)
 
     @beats
     async def beat(self, tx: Tx, worker_id: str, lease_ms: int) -> list[Holding] | None:
@@ -39,6 +48,30 @@ class Workers(Table):
     async def prune_workers(self, tx: Tx, keep_ms: int) -> None:
         await tx.all("workers_prune", keep_ms=keep_ms)
 
+    @writes
+    async def report_worker(self, tx: Tx, worker_id: str, report: WorkerReport) -> None:
+        """Keep what a process says of what keeps it from work."""
+        text = "" if report == WorkerReport() else msgspec.json.encode(report).decode()
+        await tx.all("worker_report", id=worker_id, report=text)
+
+    @reads
+    async def worker_reports(self, tx: Tx) -> list[ReportedWorker]:
+        """Return the processes that run items, and those that ended lately, each with its last report."""
+        rows = await tx.all("worker_reports", lately_ms=ENDED_LATELY_MS, count_max=REPORTS_MAX)
+        return [
+            ReportedWorker(host, bool(is_alive), max(0, silent_ms), report_from(text))
+            for host, is_alive, silent_ms, text in rows
+        ]
+
     @reads
     async def list_workers(self, tx: Tx, count_max: int) -> list[dict[str, object]]:
         return await tx.dicts("workers_list", count_max=count_max)
+
+
+def report_from(text: str) -> WorkerReport:
+    """Return what a process reported; nothing where it is unreadable."""
+    try:
+        return msgspec.json.decode(text, type=WorkerReport) if text else WorkerReport()
+    except msgspec.MsgspecError:
+        # Another version of this program wrote it.
+        return WorkerReport()

@@ -131,4 +131,8 @@ def build_app(context: WebContext) -> Api:
     authenticator = Authenticator(context)
     pages = [*DocumentPages(entries).routes(), *ConsolePages(context, authenticator).routes(), static_route()]
     guarded = guarded_routes(authenticator, LimitRooms(context), entries)
-    return Api([*guarded, *pages, *Health(context).routes(), scrape.local_route(Gauges(context))], context, room)
+    return Api(
+        [*guarded, *pages, *Health(context, serves_api=True).routes(), scrape.local_route(Gauges(context))],
+        context,
+        room,
+    )

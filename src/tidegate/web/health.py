@@ -1,4 +1,5 @@
-"""Health of this process: whether it is up, and whether it can be sent work. No key is needed; only this machine gets the full reasons."""
+"""Health of this process: whether it is up, and whether it can be sent work. No key is needed. Only this machine gets the full
+reasons; that a first key is missing is shown to everyone."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +12,7 @@ from starlette.routing import Route
 from tidegate.core.errors import TidegateError
 from tidegate.core.ports import Clock
 from tidegate.web.context import WebContext
-from tidegate.web.http.loopback import is_loopback
+from tidegate.web.http.loopback import NO_KEY_YET, is_loopback, require_key
 
 # A probe waits a second at most, whatever is frozen.
 CHECK_S = 0.8
@@ -19,10 +20,14 @@ BELIEVED_MS = 1_000
 
 
 class Health:
-    def __init__(self, context: WebContext) -> None:
+    def __init__(self, context: WebContext, *, serves_api: bool) -> None:
         self._context = context
-        self._store = HealthCheck("the store", context.store.require_schema, context.clock)
-        self._blobs = HealthCheck("the blob store", context.blobs.check, context.clock)
+        self._checks = {
+            "store": HealthCheck("the store", context.store.require_schema, context.clock),
+            "blobs": HealthCheck("the blob store", context.blobs.check, context.clock),
+        }
+        if serves_api and not is_loopback(context.settings.server.host):
+            self._checks["keys"] = HealthCheck("the store", lambda: require_key(context.store), context.clock)
 
     def routes(self) -> list[Route]:
         return [Route("/healthz", self.alive), Route("/readyz", self.ready)]
@@ -31,17 +36,16 @@ class Health:
         return _answer({"status": "ok"}, 200)
 
     async def ready(self, request: Request) -> Response:
-        reasons = {**await self._storage(), **self._context.readiness()}
+        found = await asyncio.gather(*(check.reason() for check in self._checks.values()))
+        reasons = {**dict(zip(self._checks, found, strict=True)), **self._context.readiness()}
         is_local = request.client is not None and is_loopback(request.client.host)
+        # What a new installation lacks is no secret, and its operator often looks from another machine.
         checks = {
-            name: "ok" if reason is None else (reason if is_local else "not ready") for name, reason in reasons.items()
+            name: "ok" if reason is None else (reason if is_local or reason == NO_KEY_YET else "not ready")
+            for name, reason in reasons.items()
         }
         fit = all(reason is None for reason in reasons.values())
         return _answer({"status": "ready" if fit else "not_ready", "checks": checks}, 200 if fit else 503)
-
-    async def _storage(self) -> dict[str, str | None]:
-        store, blobs = await asyncio.gather(self._store.reason(), self._blobs.reason())
-        return {"store": store, "blobs": blobs}
 
 
 class HealthCheck:

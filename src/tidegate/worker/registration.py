@@ -17,13 +17,24 @@ class Registration:
     """One life of a process. Declared gone, it begins another one under another id. `has_left`: it ended this life by itself.
     `asked_ms` is when it asked for its last heartbeat that was answered."""
 
-    def __init__(self, store: Store, clock: Clock, entropy: Entropy, *, host: str, version: str, lease_ms: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        host: str,
+        version: str,
+        lease_ms: int,
+        runs_items: bool = True,
+    ) -> None:
         self._store = store
         self._clock = clock
         self._entropy = entropy
         self._host = host
         self._version = version
         self._lease_ms = lease_ms
+        self._runs_items = runs_items
         self.id = ""
         self.safe_until_ms = 0.0
         self.asked_ms = 0.0
@@ -33,7 +44,7 @@ class Registration:
         """Enlist under a fresh id."""
         asked_ms = self._clock.monotonic_ms()
         fresh = ids.make("worker", self._entropy.token_bytes(16))
-        await self._store.enlist_worker(fresh, self._host, self._version, self._lease_ms)
+        await self._store.enlist_worker(fresh, self._host, self._version, self._lease_ms, self._runs_items)
         self.id = fresh
         self.has_left = False
         self.safe_until_ms = self._safe_from(asked_ms)

@@ -1,13 +1,17 @@
 """What `tidegate explain` says of a job, from how it stands and what the scheduler would do with it."""
 
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
+from typing import Any
 
 import pytest
 
 from tests.core.schedule.world import World, job
+from tidegate.core import nouns
+from tidegate.core.ports import DeploymentTrouble, ReportedWorker, WorkerReport
 from tidegate.core.schedule import FlowForecast, Policy, Reason, Why, choose, forecast_not_ready, forecasts
 from tidegate.core.schedule import explain as reasons
 from tidegate.core.schedule.outlooks import ModelOutlook
+from tidegate.core.states import JobState
 from tidegate.core.window import DAY_MS
 
 
@@ -82,3 +86,72 @@ def test_what_nobody_measured_is_said_to_be_unknown() -> None:
     known = replace(unknown, eta_p50_ms=60_000, eta_p95_ms=90_000, notes=("the tide leaves it 4 calls.",))
     assert "done in about 1m, in 1m30s with 95 % confidence" in said(known)
     assert "m: the tide leaves it 4 calls." in said(known)
+
+
+OPEN = DeploymentTrouble("gpu-1", False, 90_000, "connection refused")
+REJECTED = DeploymentTrouble("cloud", True, 3_600_000, "status 401")
+
+
+def job_running() -> nouns.Job:
+    known: dict[str, Any] = {field.name: None for field in fields(nouns.Job) if field.default is MISSING}
+    known |= {"id": "batch_1", "state": JobState.IN_PROGRESS, "errors": (), "item_count": 9, "expires_at": DAY_MS}
+    known |= dict.fromkeys(("answered_count", "failed_count", "expired_count", "cancelled_count"), 0)
+    return nouns.Job(**{name: value for name, value in known.items() if name != "controls"})
+
+
+def inputs(**more: Any) -> reasons.ExplainInputs:
+    return replace(reasons.ExplainInputs(0, 1, 3, 0, 0, 0, 0, ()), **more)
+
+
+def test_what_is_in_the_way_comes_before_everything_else() -> None:
+    running = job_running()
+    assert reasons.causes(running, inputs()) == []
+    assert reasons.waits_for(running, inputs()) == ""
+    down = inputs(unhealthy=(reasons.UnhealthyModel("m", (OPEN, REJECTED), True),))
+    assert reasons.causes(running, down) == [
+        "m: the circuit of deployment gpu-1 has been open for 1m30s (connection refused).",
+        "m: deployment cloud has rejected our key for 1h (status 401): check its api_key.",
+    ]
+    assert reasons.waits_for(running, down).startswith("m: the circuit of deployment gpu-1")
+    spent = reasons.SpentBudget("m", "organization acme", "5 of cost a month; 0 left", 60_000, True)
+    assert reasons.waits_for(running, inputs(spent=(spent,))) == (
+        "m: the budget of organization acme is used up (5 of cost a month; 0 left); it allows more in 1m."
+    )
+    paused = replace(running, paused_at=1)
+    assert "It is paused" in reasons.waits_for(paused, down)
+    ended = replace(running, state=JobState.COMPLETED)
+    assert (reasons.causes(ended, down), reasons.waits_for(ended, down)) == ([], "")
+
+
+def test_workers_that_are_broken_or_gone() -> None:
+    broken = ReportedWorker("node-a", True, 0, WorkerReport("it cannot keep answers: access denied"))
+    found = reasons.causes(job_running(), inputs(workers=(broken,)))
+    assert found == ["The worker on node-a takes no new work: it cannot keep answers: access denied."]
+    ended = ReportedWorker("node-b", False, 12_000, WorkerReport("ends after an internal error: KeyError in leasing"))
+    found = reasons.causes(job_running(), inputs(workers=(ended,), workers_alive=0))
+    assert "No worker is alive" in found[0]
+    assert "node-b and was alive 12s ago" in found[0]
+    assert found[1] == "The worker on node-b ended 12s ago: ends after an internal error: KeyError in leasing."
+    assert reasons.causes(job_running(), inputs(workers=(ended,))) == [], "another one runs"
+    many = tuple(replace(broken, host=f"n{number}") for number in range(9))
+    assert reasons.causes(job_running(), inputs(workers=many))[-1] == "And 6 more workers are in trouble."
+
+
+def test_the_owner_of_a_job_gets_no_names_of_the_operators_things() -> None:
+    running = job_running()
+    hidden = inputs(
+        workers_alive=0,
+        workers=(ReportedWorker("node-a", True, 0, WorkerReport("s3://secret-bucket: access denied")),),
+        unhealthy=(reasons.UnhealthyModel("m", (OPEN, REJECTED), True),),
+        spent=(reasons.SpentBudget("m", "deployment gpu-1", "100 requests a minute", 1_000, False),),
+        forecasts=(replace(told(World([job("a", "a", 5)], Policy()), "a"), notes=("the tide of gpu-1 is low.",)),),
+    )
+    for_operator = "\n".join(reasons.explain(running, hidden))
+    for_owner = "\n".join(reasons.explain(running, hidden, for_owner=True))
+    for word in ("gpu-1", "node-a", "secret-bucket", "cloud", "tidegate worker"):
+        assert word in for_operator
+        assert word not in for_owner
+    assert "m: no model server of it takes calls, for 1m30s now." in for_owner
+    assert "m: a budget of the server is used up; it allows more in 1s." in for_owner
+    some = replace(hidden, unhealthy=(reasons.UnhealthyModel("m", (OPEN,), False),))
+    assert "no model server" not in "\n".join(reasons.explain(running, some, for_owner=True))

@@ -23,7 +23,7 @@ from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.web.http.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
 from tidegate.web.http.failures import Failures
-from tidegate.web.http.loopback import is_loopback, require_loopback
+from tidegate.web.http.loopback import is_loopback, require_key
 from tidegate.web.http.pepper import pepper_of
 
 REFUSED = {"status": 401, "code": "invalid_api_key"}
@@ -379,15 +379,15 @@ def test_this_machine(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "localhost.example.com", "", "127.0.0.1.nip.io"]
 )
-def test_not_this_machine(web: WebServer, host: str) -> None:
+def test_not_this_machine(host: str) -> None:
     assert not is_loopback(host)
-    with pytest.raises(SettingsError, match="tidegate keys create"):
-        web.run(require_loopback(web.store, host))
 
 
-def test_with_a_key_any_address_may_listen(web: WebServer) -> None:
+def test_a_first_key_is_asked_for_until_there_is_one(web: WebServer) -> None:
+    with pytest.raises(SettingsError, match="tidegate keys generate"):
+        web.run(require_key(web.store))
     web.make_key("acme")
-    web.run(require_loopback(web.store, "0.0.0.0"))
+    web.run(require_key(web.store))
 
 
 def test_the_pepper_is_made_once_and_private(web: WebServer, tmp_path: Any) -> None:

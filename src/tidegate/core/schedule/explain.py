@@ -1,10 +1,14 @@
-"""Why a job is or is not running now, in sentences: a pure reading of how it stands in the store and of what the scheduler would do."""
+"""Why a job is or is not running now, in sentences: a pure reading of how it stands in the store and of what the scheduler would do.
+
+The operator gets all of it; the owner of the job gets no names of deployments, hosts and other tenants' budgets.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tidegate.core.nouns import Job
+from tidegate.core.ports import DeploymentTrouble, ReportedWorker
 from tidegate.core.schedule.forecast import FlowForecast
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.schedule.size import size_class
@@ -26,11 +30,36 @@ class ExplainInputs:
     jobs_ahead: int
     waiting_reasons: tuple[tuple[str, int], ...]
     forecasts: tuple[FlowForecast, ...] = ()
-    notes: tuple[str, ...] = ()
-    """Whole sentences of those who know more, such as which budget is used up and until when."""
     work_units: int = 0
     """How much work all of it is, in tokens by estimate; 0 while it is unknown."""
+    workers: tuple[ReportedWorker, ...] = ()
+    unhealthy: tuple["UnhealthyModel", ...] = ()
+    spent: tuple["SpentBudget", ...] = ()
 
+
+@dataclass(frozen=True, slots=True)
+class UnhealthyModel:
+    """Deployments of a model that workers send nothing to; `is_all`: there is no other."""
+
+    model: str
+    troubles: tuple[DeploymentTrouble, ...]
+    is_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SpentBudget:
+    """A budget that lets nothing of a model through now: whose it is, its figures in words, and when it has more; None: not by itself.
+    `is_owners`: the owner of the job may know of it."""
+
+    model: str
+    name: str
+    figures: str
+    wait_ms: int | None
+    is_owners: bool
+
+
+WORKERS_SHOWN_MAX = 3
+DEPLOYMENTS_SHOWN_MAX = 5
 
 _REASONS: Mapping[str, str] = MappingProxyType(
     {
@@ -75,16 +104,15 @@ _RULES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def explain(job: Job, inputs: ExplainInputs) -> list[str]:
-    """Return the sentences that explain a job to an operator, most important first."""
+def explain(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list[str]:
+    """Return the sentences that explain a job to an operator or to its owner, most important first."""
     if job.state in JOB_ENDED:
         return [_ended(job), *(f"{error.code}: {error.message}" for error in job.errors[:3])]
     sentences = [_left(job, inputs)]
     if inputs.work_units:
         size = size_class(inputs.work_units)
         sentences.append(f"It is about {inputs.work_units:,} tokens of work, done ones included: size class {size}.")
-    if inputs.workers_alive == 0:
-        sentences.append("No worker is alive, so nothing runs: start one with `tidegate serve` or `tidegate worker`.")
+    sentences.extend(causes(job, inputs, for_owner=for_owner))
     if job.state is JobState.VALIDATING:
         sentences.append(
             "It is being closed and ends without having begun."
@@ -97,22 +125,105 @@ def explain(job: Job, inputs: ExplainInputs) -> list[str]:
         sentences.append(
             f"It is closing as {job.closing}: nothing new is sent, and {_slices(inputs.slices_leased)} still out."
         )
-    elif job.paused_at is not None:
-        sentences.append(
+    elif _held(job, inputs) is None:
+        sentences.extend(_running(job, inputs, for_owner=for_owner))
+    elif inputs.slices_leased:
+        sentences.append(f"{_slices(inputs.slices_leased)} still out.")
+    return sentences
+
+
+def causes(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list[str]:
+    """Return why nothing more of a job is sent now, most important first; empty where nothing is in its way but other work."""
+    if job.state in JOB_ENDED:
+        return []
+    found = []
+    if inputs.workers_alive == 0:
+        found.append(_no_worker(inputs, for_owner=for_owner))
+    if not for_owner:
+        found.extend(_broken_workers(inputs))
+    if job.state is not JobState.IN_PROGRESS or job.closing:
+        return found
+    held = _held(job, inputs)
+    if held is not None:
+        return [*found, held]
+    for unhealthy in inputs.unhealthy:
+        found.extend(_unhealthy(unhealthy, for_owner=for_owner))
+    found.extend(_spent(budget, for_owner=for_owner) for budget in inputs.spent)
+    return found
+
+
+def waits_for(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> str:
+    """Return the first reason why a job stands still, in one sentence; empty where none is known."""
+    found = causes(job, inputs, for_owner=for_owner)
+    if found or job.state is not JobState.IN_PROGRESS or job.closing:
+        return found[0] if found else ""
+    forecasts = [_as_put_off(one, inputs) for one in inputs.forecasts]
+    return next((_foreseen(one)[0] for one in forecasts if one.rule is None and one.reason is not None), "")
+
+
+def _held(job: Job, inputs: ExplainInputs) -> str | None:
+    """Return why a job that runs may not go on by its own settings; None where it may."""
+    if job.paused_at is not None:
+        return (
             f"It is paused: nothing new is sent until it is resumed (`tidegate batches resume {job.id}`), and its "
             "deadline runs on."
         )
-        if inputs.slices_leased:
-            sentences.append(f"{_slices(inputs.slices_leased)} still out.")
-    elif job.canary is not None and job.canary.state == "waiting":
-        sentences.append(
-            f"Its canary is done, and it waits to be told what follows (`tidegate batches canary {job.id} continue`, or `stop`)."
+    if job.canary is not None and job.canary.state == "waiting":
+        return (
+            f"Its canary is done, and it waits for a decision (`tidegate batches canary {job.id} continue`, or `stop`)."
         )
-    elif job.controls.not_before > inputs.now:
-        sentences.append(f"It may not begin for another {spoken(job.controls.not_before - inputs.now)} (not_before).")
-    else:
-        sentences.extend(_running(job, inputs))
-    return sentences
+    if job.controls.not_before > inputs.now:
+        return f"It may not begin for another {spoken(job.controls.not_before - inputs.now)} (not_before)."
+    return None
+
+
+def _no_worker(inputs: ExplainInputs, *, for_owner: bool) -> str:
+    if for_owner:
+        return "No worker is alive, so nothing runs until the operator starts one."
+    text = "No worker is alive, so nothing runs: start one with `tidegate serve` or `tidegate worker`."
+    if inputs.workers:
+        last = inputs.workers[0]
+        text += f" The last one ran on {last.host} and was alive {spoken(last.silent_ms)} ago."
+    return text
+
+
+def _broken_workers(inputs: ExplainInputs) -> list[str]:
+    """What workers reported of themselves; of one that ended only where it says why, and where no other works."""
+    found = []
+    for one in inputs.workers:
+        if one.report.trouble and one.is_alive:
+            found.append(f"The worker on {one.host} takes no new work: {one.report.trouble}.")
+        elif one.report.trouble and inputs.workers_alive == 0:
+            found.append(f"The worker on {one.host} ended {spoken(one.silent_ms)} ago: {one.report.trouble}.")
+    return _few(found, WORKERS_SHOWN_MAX, "workers are in trouble")
+
+
+def _unhealthy(unhealthy: UnhealthyModel, *, for_owner: bool) -> list[str]:
+    model = unhealthy.model or "its one model"
+    if for_owner:
+        since = spoken(min(one.for_ms for one in unhealthy.troubles))
+        return [f"{model}: no model server of it takes calls, for {since} now."] if unhealthy.is_all else []
+    found = []
+    for one in unhealthy.troubles:
+        why = f" ({one.why})" if one.why else ""
+        if one.is_key_rejected:
+            text = f"deployment {one.deployment} has rejected our key for {spoken(one.for_ms)}{why}: check its api_key."
+        else:
+            text = f"the circuit of deployment {one.deployment} has been open for {spoken(one.for_ms)}{why}."
+        found.append(f"{model}: {text}")
+    return _few(found, DEPLOYMENTS_SHOWN_MAX, "deployments are unhealthy")
+
+
+def _spent(budget: SpentBudget, *, for_owner: bool) -> str:
+    when = f"in {spoken(budget.wait_ms)}" if budget.wait_ms is not None else "when it is raised"
+    if for_owner and not budget.is_owners:
+        return f"{budget.model}: a budget of the server is used up; it allows more {when}."
+    return f"{budget.model}: the budget of {budget.name} is used up ({budget.figures}); it allows more {when}."
+
+
+def _few(sentences: list[str], count_max: int, what: str) -> list[str]:
+    more = len(sentences) - count_max
+    return sentences if more <= 0 else [*sentences[:count_max], f"And {more} more {what}."]
 
 
 def _ended(job: Job) -> str:
@@ -133,7 +244,7 @@ def _left(job: Job, inputs: ExplainInputs) -> str:
     return f"It is {job.state}: {job.done_count:,} of {job.item_count:,} items done, {time_left}."
 
 
-def _running(job: Job, inputs: ExplainInputs) -> list[str]:
+def _running(job: Job, inputs: ExplainInputs, *, for_owner: bool) -> list[str]:
     sentences = []
     if inputs.slices_leased:
         sentences.append(f"It is running: workers hold {inputs.slices_leased} of its slices.")
@@ -141,7 +252,7 @@ def _running(job: Job, inputs: ExplainInputs) -> list[str]:
         sentences.append(
             f"{_slices(inputs.slices_ready)} ready, behind {inputs.jobs_ahead} older batches that have slices ready too."
         )
-    elif inputs.slices_ready and inputs.notes:
+    elif inputs.slices_ready and (inputs.spent or inputs.unhealthy or inputs.workers_alive == 0):
         sentences.append(f"{_slices(inputs.slices_ready)} ready.")
     elif inputs.slices_ready:
         sentences.append(
@@ -156,9 +267,9 @@ def _running(job: Job, inputs: ExplainInputs) -> list[str]:
     for reason, count in inputs.waiting_reasons:
         words = f"{_PUT_OFF[reason][0]} ({reason})" if reason in _PUT_OFF else reason
         sentences.append(f"{count:,} items were tried and wait to be tried again: {words}.")
-    sentences.extend(inputs.notes)
     for forecast in inputs.forecasts:
-        sentences.extend(_foreseen(_as_put_off(forecast, inputs)))
+        shown = replace(forecast, notes=()) if for_owner else forecast
+        sentences.extend(_foreseen(_as_put_off(shown, inputs)))
     if not sentences:
         sentences.append("Nothing of it is ready or out; the next sweep moves it on.")
     return sentences

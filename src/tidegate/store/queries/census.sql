@@ -28,4 +28,4 @@ join job_models m on m.job_id = s.job_id and m.model = s.model
 where s.state = 'leased';
 
 -- census_workers --
-select count(*) as workers from workers where state = 'alive' and alive_until > now_ms();
+select count(*) as workers from workers where state = 'alive' and alive_until > now_ms() and runs_items = 1;

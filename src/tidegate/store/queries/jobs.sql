@@ -295,7 +295,7 @@ returning id;
 -- job_explain_inputs --
 -- How a job stands among the others, for `explain`. Only those are ahead that want the same model.
 select now_ms() as now,
-    (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms()) as workers_alive,
+    (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms() and w.runs_items = 1) as workers_alive,
     (select count(*) from slices s where s.job_id = j.id and s.state = 'ready' and s.ready_at <= now_ms()) as slices_ready,
     (select count(*) from slices s where s.job_id = j.id and s.state = 'ready' and s.ready_at > now_ms()) as slices_resting,
     coalesce((select min(s.ready_at) - now_ms() from slices s

@@ -4,7 +4,7 @@
 -- The moment of the look and how many workers choose. Of ready slices: how many owners the worst suspects lost, how many slices lost so
 -- many, and how many lost an owner within the last ten seconds, but not more than :search_max owners: what is not found by then keeps
 -- nothing waiting. Suspects of a job that is paused or closes do not count: they cannot be run.
-select now_ms() as now, (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms()) as workers,
+select now_ms() as now, (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms() and w.runs_items = 1) as workers,
     coalesce((select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0 and q.lost_count >= 2
         and exists (select 1 from job_models m where m.job_id = q.job_id and m.model = q.model and m.state = 'open')), 0) as level,
     (select count(*) from slices s where s.state = 'ready' and s.lost_count > 0 and s.lost_count >= 2

@@ -6,8 +6,8 @@ select now_ms();
 
 -- worker_put --
 -- A process introduces itself; its leases hang on this row.
-insert into workers (id, host, version, state, started_at, beat_at, alive_until)
-values (:id, :host, :version, 'alive', now_ms(), now_ms(), now_ms() + :lease_ms)
+insert into workers (id, host, version, state, started_at, beat_at, alive_until, runs_items, report)
+values (:id, :host, :version, 'alive', now_ms(), now_ms(), now_ms() + :lease_ms, :runs_items, '')
 on conflict (id) do nothing;
 
 -- worker_beat --
@@ -36,8 +36,19 @@ returning id;
 select alone_job_id, alone_number, alone_checked from workers where id = :id and alone_job_id is not null;
 
 -- workers_alive --
--- How many processes beat within their leases.
-select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms();
+-- How many processes that run items beat within their leases.
+select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms() and w.runs_items = 1;
+
+-- worker_report --
+-- What keeps a process from work, in its own words; also its last words, after it left.
+update workers set report = :report where id = :id;
+
+-- worker_reports --
+-- Processes that run items, or did a while ago, the newest first, and what each reported.
+select host, case when state = 'alive' and alive_until > now_ms() then 1 else 0 end as is_alive, now_ms() - beat_at as silent_ms, report
+from workers
+where runs_items = 1 and (state = 'alive' or beat_at > now_ms() - :lately_ms)
+order by started_at desc limit :count_max;
 
 -- workers_overdue --
 select id, host from workers where state = 'alive' and alive_until < now_ms() order by alive_until limit :count_max;
@@ -47,7 +58,7 @@ select id, host from workers where state = 'alive' and alive_until < now_ms() or
 update workers set state = 'gone' where id = :id and state = 'alive' and (alive_until < now_ms() or :leaving = 1) returning id;
 
 -- workers_list --
-select id, host, version, state, started_at, beat_at, alive_until, now_ms() as now from workers order by started_at desc limit :count_max;
+select id, host, version, state, started_at, beat_at, alive_until, runs_items, report, now_ms() as now from workers order by started_at desc limit :count_max;
 
 -- workers_prune --
 -- Forgets incarnations that ended long ago and own nothing any more.

@@ -28,11 +28,12 @@ class BreakerPolicy:
 
 
 class Breaker:
-    """`is_open` and `ready_at_ms` (the moment from which a call may go through; 0 while it is closed) are for reading."""
+    """`is_open`, `opened_at_ms` and `ready_at_ms` (the moment from which a call may go through; 0 while it is closed) are for reading."""
 
     def __init__(self, policy: BreakerPolicy) -> None:
         self.is_open = False
         self.ready_at_ms = 0.0
+        self.opened_at_ms = 0.0
         self._policy = policy
         # A question beside the calls was answered: the next call may prove that the deployment is well.
         self.has_answered = False
@@ -97,12 +98,15 @@ class Breaker:
         if not (too_many_in_a_row or too_large_a_share):
             return False
         self.is_open = True
+        self.opened_at_ms = now_ms
         self.ready_at_ms = now_ms + policy.probe_interval_ms
         return True
 
     def key_rejected(self, now_ms: float) -> bool:
         """Our key is refused: only a person can fix that, so the probes are rarer. True when this paused the deployment."""
         newly = not self._paused
+        if newly:
+            self.opened_at_ms = now_ms
         self.is_open = self._paused = True
         self.ready_at_ms = max(self.ready_at_ms, now_ms + self._interval_ms())
         return newly

@@ -76,7 +76,7 @@ class DeploymentPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """One deployment, for health pages and `doctor`."""
+    """One deployment, for health pages and `doctor`. `open_for_ms` is how long its circuit has been open; None while it is closed."""
 
     name: str
     url: str
@@ -91,6 +91,8 @@ class DeploymentStatus:
     spent_for_ms: int = 0
     discovered: Limit | None = None
     upstream_model: str = ""
+    is_key_rejected: bool = False
+    open_for_ms: int | None = None
 
 
 class DeploymentState:
@@ -467,6 +469,8 @@ class DeploymentState:
             spent_for_ms=max(0, math.ceil(spent_until_ms - now_ms)),
             discovered=self.discovered,
             upstream_model=self.deployment.upstream_model,
+            is_key_rejected=self.breaker.is_paused,
+            open_for_ms=max(0, int(now_ms - self.breaker.opened_at_ms)) if self.breaker.is_open else None,
         )
 
     def _is_there(self) -> None:

@@ -21,6 +21,7 @@ from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.filter_requests import job_filter
 from tidegate.web.http.routes import Guarded, Handler
+from tidegate.web.jobs.explanation import Explainer
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.openai import schemas
 
@@ -88,6 +89,7 @@ class AdminBatchRoutes:
         self._store = context.store
         self._forecaster = Forecaster(context)
         self._actions = BatchActions(context)
+        self._explainer = Explainer(context.store, context.live_settings, context.router)
 
     def routes(self) -> list[Guarded]:
         one = "/admin/v1/batches/{batch_id}"
@@ -95,6 +97,7 @@ class AdminBatchRoutes:
             Guarded("GET", "/admin/v1/batches", READ, self.list),
             Guarded("GET", one, READ, self.retrieve),
             Guarded("GET", f"{one}/timeline", READ, self.timeline),
+            Guarded("GET", f"{one}/explain", READ, self.explain),
             *(Guarded("POST", f"{one}/{name}", WRITE, self._doing(name)) for name in self._actions.names()),
         ]
 
@@ -126,6 +129,11 @@ class AdminBatchRoutes:
             ),
         ]
         return json_answer(Timeline("batch.timeline", job.id, sorted(entries, key=lambda one: one.at_ms)))
+
+    async def explain(self, request: Request, caller: Caller) -> Response:
+        requests.refuse_unknown(request.query_params, ())
+        job, _ = await job_named(self._store, request)
+        return json_answer(await self._explainer.explanation(job, for_owner=False))
 
     def _doing(self, name: str) -> Handler:
         async def do(request: Request, caller: Caller) -> Response:

@@ -23,6 +23,7 @@ from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.routes import Guarded, Handler
+from tidegate.web.jobs.reported_health import reported_status, reported_troubles
 
 
 class RoutingWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +48,8 @@ class RoutingDone(msgspec.Struct, frozen=True):
 
 
 class RoutingShown(msgspec.Struct, frozen=True):
-    """One deployment, resource or model. `why` says what keeps this process from using it. State and calls are this process's own."""
+    """One deployment, resource or model. `why` says what keeps this process from using it. `state` is what workers
+    reported of it, else this process's own, as its calls are."""
 
     kind: Kind
     name: str
@@ -255,10 +257,12 @@ class DeploymentRoutes:
     async def list(self, kind: str) -> list[RoutingShown]:
         """Return what there is of one kind, with how this process stands to it."""
         status = {one.name: one for one in self._router.status()}
+        troubles = reported_troubles(await self._context.store.worker_reports()) if kind == DEPLOYMENT else {}
         shown = []
         for one in await self._editor.list(self._live_config.unusable if self._live_config else None):
             if one.kind == DEPLOYMENT and (now := status.get(one.name)) is not None:
-                one = msgspec.structs.replace(one, state=now.state, in_flight=now.in_flight)
+                state = reported_status(now, troubles.get(one.name)).state
+                one = msgspec.structs.replace(one, state=state, in_flight=now.in_flight)
             if one.kind == kind:
                 shown.append(one)
         return shown

@@ -294,7 +294,7 @@ class KeyRoutes:
         found = await self._store.key_page(org, after=after, count_max=count + 1)
         if found is None:
             raise requests.unknown_cursor()
-        shown = [_key_shown(row) for row in found[:count]]
+        shown = [key_shown(row) for row in found[:count]]
         return json_answer(page_of(shown, [one.id for one in shown], has_more=len(found) > count))
 
     async def create_key(self, request: Request, caller: Caller) -> Response:
@@ -324,7 +324,8 @@ class KeyRoutes:
         return json_answer(await delete_keys(trail_of(self._context, request, caller), deletion))
 
 
-def _key_shown(row: dict[str, Any]) -> KeyShown:
+def key_shown(row: dict[str, Any]) -> KeyShown:
+    """Return a key of the store as operators see it."""
     return KeyShown(
         id=row["id"],
         object="key",

@@ -8,11 +8,14 @@ from starlette.responses import Response
 
 from tidegate.core.nouns import Caller
 from tidegate.store.operated import RATE_MINUTES, OverviewRows
+from tidegate.store.workers import report_from
+from tidegate.upstream.routing.deployment_state import DeploymentStatus
 from tidegate.web.admin.audit import READ, WRITE, text
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.routes import Guarded
+from tidegate.web.jobs.reported_health import reported_status, reported_troubles
 
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100
@@ -56,7 +59,8 @@ class StuckBatch(msgspec.Struct, frozen=True):
 
 
 class DeploymentHealth(msgspec.Struct, frozen=True):
-    """A deployment as this process sees it. `tide` is what running processes reported of its room beside interactive calls."""
+    """A deployment as this process sees it, or as a worker reported it that found it unhealthy. `tide` is what running processes
+    reported of its room beside interactive calls."""
 
     name: str
     models: list[str]
@@ -68,6 +72,7 @@ class DeploymentHealth(msgspec.Struct, frozen=True):
     failures: dict[str, int]
     last_failure: str
     tide: list[str]
+    unhealthy_seconds: int | None = None
 
 
 class Overview(msgspec.Struct, frozen=True):
@@ -80,7 +85,7 @@ class Overview(msgspec.Struct, frozen=True):
 
 
 class WorkerShown(msgspec.Struct, frozen=True):
-    """One incarnation of a process. Times are unix seconds."""
+    """One incarnation of a process. Times are unix seconds. `trouble` is what keeps it from running items; empty while all is well."""
 
     id: str
     object: str
@@ -89,6 +94,8 @@ class WorkerShown(msgspec.Struct, frozen=True):
     state: str
     started_at: int
     last_beat_at: int
+    runs_items: bool
+    trouble: str
 
 
 class FlowShown(msgspec.Struct, frozen=True):
@@ -139,6 +146,7 @@ class Overviews:
         tides: dict[str, list[str]] = {}
         for name, why in await self._store.tides():
             tides.setdefault(name, []).append(why)
+        troubles = reported_troubles(await self._store.worker_reports())
         return Overview(
             "overview",
             [
@@ -149,18 +157,7 @@ class Overviews:
             ],
             self._backlogs(rows),
             [
-                DeploymentHealth(
-                    one.name,
-                    list(one.models),
-                    one.state,
-                    one.in_flight,
-                    one.max_in_flight,
-                    one.rests_for_ms,
-                    one.answered,
-                    one.failures,
-                    one.last_failure,
-                    tides.get(one.name, []),
-                )
+                _health(reported_status(one, troubles.get(one.name)), tides.get(one.name, []))
                 for one in self._router.status()
             ],
             await self._store.workers_alive(),
@@ -259,6 +256,8 @@ def worker_shown(row: dict[str, Any]) -> WorkerShown:
         row["state"],
         row["started_at"] // 1000,
         row["beat_at"] // 1000,
+        bool(row["runs_items"]),
+        report_from(row["report"]).trouble,
     )
 
 
@@ -273,4 +272,20 @@ def flow_shown(row: dict[str, Any]) -> FlowShown:
         row["served"],
         row["served_tokens"],
         row["wakes_in_ms"],
+    )
+
+
+def _health(status: DeploymentStatus, tide: list[str]) -> DeploymentHealth:
+    return DeploymentHealth(
+        status.name,
+        list(status.models),
+        status.state,
+        status.in_flight,
+        status.max_in_flight,
+        status.rests_for_ms,
+        status.answered,
+        status.failures,
+        status.last_failure,
+        tide,
+        None if status.open_for_ms is None else status.open_for_ms // 1000,
     )

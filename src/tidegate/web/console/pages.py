@@ -27,6 +27,7 @@ from tidegate.web.http.auth import Authenticator
 from tidegate.web.http.filter_requests import FILTERS, job_filter
 from tidegate.web.http.pages import older_link, page
 from tidegate.web.http.retry_requests import CODE_CHARS_MAX, RetryWish, retry_choice
+from tidegate.web.jobs.explanation import Explainer
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.webhooks.webhooks import delivery_object, delivery_parts
 
@@ -41,6 +42,7 @@ class ConsolePages:
         self._guard = ConsoleGuard(context, self._sessions)
         self._overviews = Overviews(context)
         self._forecaster = Forecaster(context)
+        self._explainer = Explainer(context.store, context.live_settings, context.router)
         self._actions = BatchActions(context)
         self._deployments = DeploymentRoutes(context)
 
@@ -120,7 +122,6 @@ class ConsolePages:
     async def batch(self, request: Request, visitor: Visitor) -> Response:
         job, org = await job_named(self._store, request)
         changes = await self._store.list_audit(AuditFilter(target=job.id), after=None, count_max=LIST_COUNT)
-        inputs = await self._store.explain_inputs(job.id)
         timeline = [(one.at_ms, one.event, "") for one in moments(job)]
         timeline += [(one.happened_at, one.action, one.actor) for one in changes or ()]
         return page(
@@ -131,7 +132,7 @@ class ConsolePages:
             org=org,
             ended=job.state in JOB_ENDED,
             forecast=await self._forecaster.of_job(job),
-            why=explain(job, inputs) if inputs is not None else [],
+            why=explain(job, await self._explainer.inputs(job)),
             groups=await error_groups(self._store, self._context.blobs, job),
             timeline=sorted(timeline),
             actions=_possible(job),

@@ -1,4 +1,4 @@
-"""Who is asking: a key, this machine's operator, or, while no key exists, anyone on this machine.
+"""Who is asking: a key, this machine's operator, or, while no key exists and only this machine can connect, anyone on it.
 
 A command on this machine shows the token that a server left in its data directory; who can read that owns the data anyway, so it
 stands for any tenant, but only from this machine. A refusal never says why. What was read from the store is believed for two seconds
@@ -26,7 +26,6 @@ from tidegate.web.context import WebContext
 from tidegate.web.http.client_address import client_address, is_allowed, networks_of, owner_of
 from tidegate.web.http.failures import Failures
 from tidegate.web.http.loopback import BY_SOCKET, is_loopback, refuse_remote
-from tidegate.web.http.loopback import require_loopback as require_loopback
 from tidegate.web.http.open_calls import OpenCalls, is_over, matches_secret, refusal
 from tidegate.web.http.pepper import pepper_of as pepper_of
 from tidegate.web.http.problems import ANTHROPIC_PATHS
@@ -64,6 +63,8 @@ class Authenticator:
         self._keyless_until_ms = 0.0
         self._any_key = False
         self._default_tenant_id: str | None = None
+        # Where other machines reach the door, a proxy may stand on this machine: then being local is no credential.
+        self._is_local_only = is_loopback(context.settings.server.host)
         self._address_failures = Failures(self._clock, ADDRESS_FAILURES_MAX)
         self._key_failures = Failures(self._clock, KEY_FAILURES_MAX)
         self._doubtful = asyncio.Semaphore(DOUBTFUL_LOOK_UPS)
@@ -80,6 +81,8 @@ class Authenticator:
         text = _bearer(request) if key is None else key
         is_keyless = not await self._any_key_exists(text)
         if is_keyless:
+            if not self._is_local_only:
+                raise refusal()
             refuse_remote(client, request.headers)
             caller = Caller(await self._default_tenant(), scopes=KEYLESS_SCOPES)
         else:

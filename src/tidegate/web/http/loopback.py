@@ -13,6 +13,10 @@ from tidegate.store.store import Store
 BY_SOCKET = "tidegate.by_socket"
 # What proxies add: a request that carries one comes from somewhere else, though its connection comes from here.
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
+NO_KEY_YET = (
+    "There is no API key yet, so every call is refused with 401. Set auth.bootstrap_key to a text from `tidegate keys generate` and "
+    "restart, or run `tidegate keys create --org NAME` beside the server."
+)
 
 
 @lru_cache(maxsize=1024)
@@ -29,13 +33,10 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-async def require_loopback(store: Store, host: str) -> None:
-    """Without a key in the store anyone who can connect owns everything: then only this machine may connect."""
-    if not is_loopback(host) and not await store.any_key():
-        raise SettingsError(
-            f"refusing to listen on {host}: there is no API key yet, so anyone could use this server. "
-            "Make one with `tidegate keys create --org NAME`, give the first one with auth.bootstrap_key, or listen on 127.0.0.1."
-        )
+async def require_key(store: Store) -> None:
+    """Raise an error that says how to make a first key, while the store has none."""
+    if not await store.any_key():
+        raise SettingsError(NO_KEY_YET)
 
 
 def is_local_program(client: str, headers: Headers) -> bool:

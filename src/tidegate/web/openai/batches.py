@@ -20,6 +20,7 @@ from tidegate.web.http.filter_requests import job_filter
 from tidegate.web.http.retry_requests import RetryWish, retry_choice
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.creation import JobCreation
+from tidegate.web.jobs.explanation import Explainer
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.jobs.forecast_shapes import Forecast
 from tidegate.web.jobs.job_wait import WAIT_PREFERENCE, JobWait, preferred_wait_s
@@ -45,6 +46,7 @@ class BatchRoutes:
         self._forecaster = Forecaster(context)
         self._validation = JobValidation(context, creation)
         self._rooms = LimitRooms(context)
+        self._explainer = Explainer(context.store, context.live_settings, context.router)
 
     def routes(self) -> list[Guarded]:
         return [
@@ -54,6 +56,7 @@ class BatchRoutes:
             Guarded("GET", "/v1/batches/{batch_id}", "batches:read", self.retrieve),
             Guarded("POST", "/v1/batches/{batch_id}", "batches:write", self.change),
             Guarded("DELETE", "/v1/batches/{batch_id}", "batches:write", self.delete),
+            Guarded("GET", "/v1/batches/{batch_id}/explain", "batches:read", self.explain),
             Guarded("POST", "/v1/batches/{batch_id}/cancel", "batches:cancel", self.cancel),
             Guarded("POST", "/v1/batches/{batch_id}/pause", "batches:write", self.pause),
             Guarded("POST", "/v1/batches/{batch_id}/resume", "batches:write", self.resume),
@@ -102,6 +105,11 @@ class BatchRoutes:
     async def limits(self, request: Request, caller: Caller) -> Response:
         requests.refuse_unknown(request.query_params, ())
         return json_answer(schemas.LimitList("list", await self._rooms.of_caller(caller)))
+
+    async def explain(self, request: Request, caller: Caller) -> Response:
+        requests.refuse_unknown(request.query_params, ())
+        job = await self._job(request, caller)
+        return json_answer(await self._explainer.explanation(job, for_owner=True))
 
     async def retrieve(self, request: Request, caller: Caller) -> Response:
         job = await self._job(request, caller)

@@ -11,6 +11,7 @@ from tidegate.web.http.answers import Page
 from tidegate.web.http.control_requests import BatchChange, CanaryWord
 from tidegate.web.http.filter_requests import FILTERS
 from tidegate.web.http.retry_requests import RetryWish
+from tidegate.web.jobs.explanation import Explanation
 from tidegate.web.jobs.job_items import ItemDetail, ItemShown
 from tidegate.web.message_batches import schemas as message_batches
 from tidegate.web.openai import schemas, uploads
@@ -61,6 +62,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/batches/{batch_id}/items/{custom_id:path}"): Operation(
         "Show one request of a batch", gives=ItemDetail
     ),
+    ("GET", "/v1/batches/{batch_id}/explain"): Operation("Say why a batch runs or waits", gives=Explanation),
     ("GET", "/v1/batches/{batch_id}/output"): Operation("Read the answers so far"),
     ("GET", "/v1/batches/{batch_id}/errors"): Operation("Read the errors so far"),
     ("GET", "/v1/batches/{batch_id}/events"): Operation("Follow a batch by its events"),
@@ -126,6 +128,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", _ONE): Operation("Show a batch of any tenant", gives=batches.AdminBatch),
     ("GET", f"{_ONE}/timeline"): Operation("Show the life of a batch", gives=batches.Timeline),
+    ("GET", f"{_ONE}/explain"): Operation("Say why a batch of any tenant runs or waits", gives=Explanation),
     **{
         ("POST", f"{_ONE}/{verb}"): Operation(summary, gives=batches.AdminBatch)
         for verb, summary in {

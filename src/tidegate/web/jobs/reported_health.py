@@ -1,0 +1,32 @@
+"""Health of deployments as workers reported it. An API process that calls none of them does not know it otherwise."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from tidegate.core.ports import DeploymentTrouble, ReportedWorker
+from tidegate.upstream.routing.breaker import BreakerState
+from tidegate.upstream.routing.deployment_state import DeploymentStatus
+
+
+def reported_troubles(workers: Sequence[ReportedWorker]) -> dict[str, DeploymentTrouble]:
+    """Return the deployments that a living worker sends nothing to, by name. Of several reports the longest counts."""
+    reported: dict[str, DeploymentTrouble] = {}
+    for worker in workers:
+        for one in worker.report.deployments if worker.is_alive else ():
+            known = reported.get(one.deployment)
+            if known is None or one.for_ms > known.for_ms:
+                reported[one.deployment] = one
+    return reported
+
+
+def reported_status(status: DeploymentStatus, trouble: DeploymentTrouble | None) -> DeploymentStatus:
+    """Return the status of a deployment in this process, or as a worker reported it where only the worker found it unhealthy."""
+    if trouble is None or status.open_for_ms is not None:
+        return status
+    return dataclasses.replace(
+        status,
+        state=BreakerState.PAUSED if trouble.is_key_rejected else BreakerState.OPEN,
+        last_failure=trouble.why,
+        is_key_rejected=trouble.is_key_rejected,
+        open_for_ms=trouble.for_ms,
+    )

@@ -1,0 +1,86 @@
+"""What keeps this process from running items, told to the store, so that commands anywhere can say why a batch waits."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from tidegate.core.errors import BlobError, StoreError
+from tidegate.core.ports import Blobs, DeploymentTrouble, WorkerReport
+from tidegate.store.store import Store
+from tidegate.upstream.routing.deployment_state import DeploymentStatus
+from tidegate.worker.registration import Registration
+
+log = structlog.get_logger()
+
+EVERY_S = 2.0
+# A check of the blobs writes one: it is repeated only while the last one failed.
+CHECK_BLOBS_S = 15.0
+DEPLOYMENTS_MAX = 100
+WHY_CHARS_MAX = 300
+
+
+class Reporting:
+    """Looks every two seconds, and writes only while there is something to report, or when it is over."""
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        me: Registration,
+        deployments: Callable[[], Iterable[DeploymentStatus]],
+        trouble: Callable[[], str | None],
+    ) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._me = me
+        self._deployments = deployments
+        self._trouble = trouble
+        self._blob_trouble = ""
+        self._written = ("", WorkerReport())
+
+    async def run(self) -> None:
+        """Report until it is cancelled."""
+        checking = asyncio.create_task(self._check_blobs())
+        try:
+            while True:
+                await self.report()
+                await asyncio.sleep(EVERY_S)
+        finally:
+            checking.cancel()
+            await asyncio.gather(checking, return_exceptions=True)
+
+    async def report(self) -> None:
+        """Write what keeps this process from work now, unless all is well and the store knows it."""
+        report = WorkerReport(self._trouble() or self._blob_trouble, troubles(self._deployments()))
+        now = (self._me.id, report)
+        if now == self._written or (report == WorkerReport() and self._written[1] == WorkerReport()):
+            return
+        try:
+            await self._store.report_worker(*now)
+            self._written = now
+        except StoreError as error:
+            log.warning("worker_report_failed", error=str(error))
+
+    async def _check_blobs(self) -> None:
+        """Try to write until it works. It may be an outage, so the process goes on and is not ready until it is over."""
+        while True:
+            try:
+                await self._blobs.check()
+                self._blob_trouble = ""
+                return
+            except (BlobError, OSError) as error:
+                if not self._blob_trouble:
+                    log.error("blobs_unwritable", why=str(error))
+                self._blob_trouble = f"it cannot keep answers: {str(error)[:WHY_CHARS_MAX]}"
+            await asyncio.sleep(CHECK_BLOBS_S)
+
+
+def troubles(deployments: Iterable[DeploymentStatus]) -> tuple[DeploymentTrouble, ...]:
+    """Return the deployments whose circuit is open, with the last failure of each."""
+    found = [
+        DeploymentTrouble(one.name, one.is_key_rejected, one.open_for_ms, one.last_failure[:WHY_CHARS_MAX])
+        for one in deployments
+        if one.open_for_ms is not None
+    ]
+    return tuple(found[:DEPLOYMENTS_MAX])
