@@ -56,6 +56,7 @@ ONE_THING = {
     ("GET", "/v1/batches/{batch_id}/output"),
     ("GET", "/v1/batches/{batch_id}/errors"),
     ("GET", "/v1/batches/{batch_id}/events"),
+    ("GET", "/v1/batches/{batch_id}/explain"),
     ("GET", "/v1/messages/batches/{message_batch_id}"),
     ("DELETE", "/v1/messages/batches/{message_batch_id}"),
     ("POST", "/v1/messages/batches/{message_batch_id}/cancel"),

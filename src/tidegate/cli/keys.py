@@ -29,6 +29,16 @@ Key = Annotated[
 LIMIT_HELP = "At most so much in one period (requests, tokens, cost, batches, bytes); may be repeated."
 ADDRESSES_HELP = "Addresses or ranges it may be used from, such as 10.0.0.0/8"
 ENVIRONMENTS_HELP = "Environments of completion batches it may use; it then opens these and interactive calls only"
+NewLimits = Annotated[
+    list[str] | None,
+    typer.Option("--limit", metavar="minute:requests=10,tokens=500", help=LIMIT_HELP, show_default="none"),
+]
+NewAddresses = Annotated[
+    str | None, typer.Option("--addresses", metavar="A,B", help=f"{ADDRESSES_HELP}.", show_default="any")
+]
+NewEnvironments = Annotated[
+    str | None, typer.Option("--environments", metavar="A,B", help=f"{ENVIRONMENTS_HELP}.", show_default="any")
+]
 OtherAddresses = Annotated[
     str | None,
     typer.Option("--addresses", metavar="A,B", help=f"{ADDRESSES_HELP}; '' for any.", show_default="as it was"),
@@ -69,17 +79,10 @@ def create(
     resources: Annotated[
         str | None, typer.Option("--resources", metavar="A,B", help="Resources it may use.", show_default="any")
     ] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option("--limit", metavar="minute:requests=10,tokens=500", help=LIMIT_HELP, show_default="none"),
-    ] = None,
+    limit: NewLimits = None,
     parallel: Annotated[int, typer.Option("--parallel", metavar="N", min=0, max=PARALLEL_MAX, help=PARALLEL_HELP)] = 0,
-    addresses: Annotated[
-        str | None, typer.Option("--addresses", metavar="A,B", help=f"{ADDRESSES_HELP}.", show_default="any")
-    ] = None,
-    environments: Annotated[
-        str | None, typer.Option("--environments", metavar="A,B", help=f"{ENVIRONMENTS_HELP}.", show_default="any")
-    ] = None,
+    addresses: NewAddresses = None,
+    environments: NewEnvironments = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,

@@ -1,4 +1,4 @@
-"""What keeps this process from running items, told to the store, so that commands anywhere can say why a batch waits."""
+"""Report to the store what keeps this process from running items, so that commands anywhere can say why a batch waits."""
 
 import asyncio
 from collections.abc import Callable, Iterable
