@@ -55,6 +55,23 @@ def test_every_call_of_the_sdk(site: Site) -> None:
         client.responses.create(model="m", input="x", background=True, stream=True)
 
 
+def test_a_response_that_waited_through_a_kill_goes_like_an_interactive_call(site: Site) -> None:
+    proc = site.serve()
+    client = openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0)
+    site.engine.set_faults({"hang": 1.0})
+    after = {"interactive_after_seconds": 2}
+    made = client.responses.create(model="m", input="Hello", background=True, extra_body=after)
+    begun_s = time.monotonic()
+    wait_until(lambda: client.responses.retrieve(made.id).status == "in_progress", what="its first call")
+    proc.kill()
+    proc.wait()
+    site.engine.set_faults({})
+    time.sleep(max(0.0, begun_s + 2 - time.monotonic()))
+    site.serve()
+    waited = client.responses.retrieve(made.id, extra_headers={"Prefer": "wait=60"})
+    assert (waited.status, waited.service_tier) == ("completed", "default")
+
+
 class Callers:
     """Clients that make background responses and read them, whatever becomes of the server meanwhile."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.contracts.store_world import DAY_MS, World, plan_of
+from tests.contracts.store_world import DAY_MS, MODEL, World, plan_of
 from tidegate.core.errors import ApiProblem, StoreUnavailable
 from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, JobStart, Quotas, ResponseInput, ResponseTerms
 from tidegate.core.states import JobKind, JobState
@@ -103,3 +104,26 @@ async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: Worl
     assert await world.store.any_job(job.id) is None
     assert await world.store.get_file(caller.tenant_id, ask.file_id) is None
     assert await world.extents(ask.file_id) == []
+
+
+async def test_a_response_that_has_waited_long_enough_is_listed_until_it_is_leased(world: World) -> None:
+    caller, worker_id = await world.caller(), await world.worker()
+    plain, soon, later = Ask(world), Ask(world), Ask(world)
+    soon.terms = replace(soon.terms, interactive_after_ms=0)
+    later.terms = replace(later.terms, interactive_after_ms=DAY_MS // 2)
+    await plain.accept(world, caller, worker_id)
+    job, waiting = await soon.accept(world, caller, worker_id), await later.accept(world, caller, worker_id)
+    assert await world.store.long_waiting_responses(10) == [(job.id, MODEL)]
+    assert await world.store.long_waiting_responses(0) == []
+    (leased,) = await world.lease(worker_id, job)
+    assert leased.interactive_in_ms is not None
+    assert leased.interactive_in_ms <= 0
+    assert await world.store.long_waiting_responses(10) == []
+    (held,) = await world.lease(worker_id, waiting)
+    assert held.interactive_in_ms is not None
+    assert 0 < held.interactive_in_ms <= DAY_MS // 2
+    # The loss of its worker changes nothing about its moment.
+    await world.store.release_slice(job.id, leased.first, leased.token, 0)
+    assert await world.store.long_waiting_responses(10) == [(job.id, MODEL)]
+    await world.store.cancel_job(caller.tenant_id, job.id)
+    assert await world.store.long_waiting_responses(10) == []

@@ -44,7 +44,9 @@ async def perform(body: dict[str, Any], rules: TargetRules = ALLOWED) -> tuple[I
         job_id="batch_0123456789012345678901", key_id=None, model="w", endpoint="/v1/audio/transcriptions",
         share_owner="tenant:t", answers=None, first=0, token="t", item_units=1, betas="",
     )  # fmt: skip
-    held: Any = SimpleNamespace(slice=leased, deadline_ms=100_000, budgets=(), parallel=(), models=frozenset())
+    held: Any = SimpleNamespace(
+        slice=leased, deadline_ms=100_000, budgets=(), parallel=(), models=frozenset(), is_interactive=False
+    )
     item = Item(number=0, custom_id=b'"a"', body=json.dumps({"model": "w", **body}).encode())
     files = CallbackSender(rules, "Tidegate/test")
     try:

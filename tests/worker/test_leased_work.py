@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,18 +14,24 @@ from tidegate.worker.leased_work import AHEAD_MS, LeasedSliceState, LeasedWork
 from tidegate.worker.supervisor import Supervisor
 
 
-class Open:
-    """An upstream that always has room."""
+class Room:
+    """An upstream that always has so much room for items."""
+
+    def __init__(self, free: int = 1) -> None:
+        self.free = free
 
     def knows(self, model: str) -> bool:
         return True
 
+    def takes_interactive(self, model: str) -> bool:
+        return model != "batch only"
+
     def free_slots(self, model: str) -> int:
-        return 1
+        return self.free
 
 
-def hand_of(clock: HandClock) -> LeasedWork:
-    upstream, recorder = cast(Upstream, cast(Any, Open())), cast(Recorder, SimpleNamespace(full=False))
+def hand_of(clock: HandClock, free: int = 1) -> LeasedWork:
+    upstream, recorder = cast(Upstream, cast(Any, Room(free))), cast(Recorder, SimpleNamespace(full=False))
     leased_work = LeasedWork(upstream, clock, recorder, Supervisor())
     leased_work.extend_lease(float("inf"))
     return leased_work
@@ -75,3 +82,36 @@ def test_a_slow_model_is_low_when_half_of_what_flies_is_left_and_a_quick_one_soo
     slow = slice_of(90, "slow")
     leased_work.add(slow, [Item(number, b'"x"', b"{}") for number in range(90)])
     assert not leased_work.is_low("slow")
+
+
+def test_items_that_waited_long_enough_go_first_and_need_no_slot() -> None:
+    clock = HandClock()
+    leased_work = hand_of(clock, free=0)
+    plain, turning, batch_only = slice_of(1), slice_of(2), slice_of(1, "batch only")
+    for state in (turning, batch_only):
+        state.interactive_at_ms = clock.monotonic_ms() + 1_000
+    for state in (plain, turning, batch_only):
+        state.slice = replace(state.slice, token=str(id(state)))
+        leased_work.add(state, [Item(number, b'"x"', b"{}") for number in range(state.slice.count)])
+    assert leased_work.take() is None
+    clock.advance(1_000)
+    # A model that rests for background work alone keeps those that do not go as such.
+    leased_work.wake()
+    leased_work.drop_model("m", clock.monotonic_ms() + 60_000)
+    assert [leased_work.take() for _ in range(3)] == [
+        (turning, Item(0, b'"x"', b"{}")),
+        (turning, Item(1, b'"x"', b"{}")),
+        None,
+    ]
+    assert (plain.dropped, turning.dropped, batch_only.is_interactive) == (True, False, False)
+
+
+def test_a_slice_of_a_model_that_rests_comes_back_when_it_goes_like_an_interactive_call() -> None:
+    clock = HandClock()
+    leased_work = hand_of(clock, free=0)
+    turning = slice_of(1)
+    turning.interactive_at_ms = clock.monotonic_ms() + 1_000
+    leased_work.add(turning, [Item(0, b'"x"', b"{}")])
+    leased_work.drop_model("m", clock.monotonic_ms() + 60_000)
+    assert turning.dropped
+    assert leased_work.release_wait_ms(turning) == 1_000

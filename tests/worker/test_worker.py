@@ -15,6 +15,7 @@ from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
 from tidegate.core.nouns import Answer, Attempts, Call, JobFlush, Usage
 from tidegate.core.schedule import Policy
 from tidegate.core.states import JobState
+from tidegate.stages.record import FlushLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -300,3 +301,43 @@ async def rests(world: World, job: Any) -> bool:
     ]
     state = [row for row in await world.rows("select job_id from slices where state = 'leased'") if row[0] == job.id]
     return bool(resting) and not state
+
+
+async def test_a_response_that_has_waited_is_leased_and_sent_though_the_tide_is_closed(live: World) -> None:
+    """The tide leaves background work no slot: only what goes like an interactive call runs, and a full hand does not matter."""
+    script = Script(live, "m")
+    script.full.add("m")
+    waiting, turned = await live.started(chat_lines(1, "m")), await live.started(chat_lines(1, "m"))
+    async with working(live, script, slice_count_max=1):
+        await asyncio.sleep(0.1)
+        assert not script.calls
+        await live.rows("update jobs set interactive_at = now_ms() where id = ?", turned.id)
+        await until(ended(live, turned), "the job that has waited")
+        assert (script.calls, [owner for _, owner in script.interactive_calls]) == ([], [""])
+        assert (await live.look(waiting)).begun_at is None
+        done = await live.look(turned)
+        assert b'"tidegate":{"service_tier":"default"}' in await live.file_bytes(done.output_file_id)
+        script.full.clear()
+        await until(ended(live, waiting), "the other job")
+        assert len(script.calls) == 1
+
+
+async def test_an_item_costs_one_row_and_a_share_of_what_is_written_for_many(live: World) -> None:
+    """Also where a door wants events of items; the row of the job is written for flushes, not for items."""
+    tables = [row[0] for row in await live.rows("select name from sqlite_master where type = 'table'")]
+    await live.rows("create table row_writes (name text)")
+    for name in tables:
+        for kind in ("insert", "update", "delete"):
+            noted = f"insert into row_writes values ('{name}')"  # noqa: S608 - names of our own schema
+            await live.rows(f"create trigger {kind}_{name} after {kind} on {name} begin {noted}; end")
+    job = await live.started(chat_lines(1_024), door="{}")
+    await live.rows("delete from row_writes")
+    flush = FlushLimits(50, 256, 1 << 20, 64 << 20)
+    async with working(live, Script(live, "m"), in_flight_max=256, slice_count_max=64, flush=flush):
+        await until(ended(live, job), "the job")
+        writes = dict(await live.rows("select name, count(*) from row_writes group by name"))
+    # Those of heartbeats and of the store's clock are a matter of time.
+    counts = {name: count for name, count in writes.items() if name not in ("workers", "clock", "meta")}
+    assert counts["outcomes"] == 1_024
+    assert sum(counts.values()) < 1_024 * 1.5
+    assert counts["jobs"] < 1_024 / 8

@@ -38,7 +38,10 @@ class Script:
         self._world = world
         self.models = set(models)
         self.shut: set[str] = set()
+        # Those that the tide leaves no slot.
+        self.full: set[str] = set()
         self.calls: list[Call] = []
+        self.interactive_calls: list[tuple[Call, str]] = []
         self.in_flight = 0
         self.spent_until = 0.0
         self.answers: Callable[[Call], Awaitable[Answer]] = self._answer
@@ -56,8 +59,15 @@ class Script:
         finally:
             self.in_flight -= 1
 
+    async def send_interactive(self, call: Call, owner: str) -> Answer:
+        self.interactive_calls.append((call, owner))
+        return await self.answers(call)
+
+    def takes_interactive(self, model: str) -> bool:
+        return model in self.models
+
     def free_slots(self, model: str) -> int:
-        return 0 if model in self.shut else 64
+        return 0 if model in self.shut or model in self.full else 64
 
     def items_per_call(self, model: str | None = None) -> int:
         return 1

@@ -79,6 +79,6 @@ class BatchEvents:
             elif name == b"id":
                 event_id = value.decode()
             elif not raw.strip() and kind:
-                self._last_id = "" if kind == "reset" else event_id or self._last_id
+                self._last_id = event_id if kind == "reset" else event_id or self._last_id
                 yield BatchEvent(kind, data)
                 kind, data, event_id = "", b"", ""

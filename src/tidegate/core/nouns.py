@@ -402,11 +402,9 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class LeasedSlice:
-    """A slice that this worker may run until its heartbeat fails.
-
-    `read_first` is the number of the first item in the byte range: a slice that was split out of a larger one reads the
-    larger one's range and takes only its own numbers. `tenant` is the tenant's name; `limits` and `retry` are the job's own.
-    """
+    """A slice that this worker may run until its heartbeat fails. `read_first` is the number of the first item in the byte range: a slice
+    that was split out of a larger one reads the larger one's range and takes only its own numbers. `tenant` is the tenant's name; `limits`
+    and `retry` are the job's own. `interactive_in_ms` from now on its items go like interactive calls; None where they never do."""
 
     job_id: str
     tenant_id: str
@@ -434,6 +432,7 @@ class LeasedSlice:
     retry: JobRetry | None = None
     betas: str = ""
     traceparent: str | None = None
+    interactive_in_ms: int | None = None
 
     @property
     def item_units(self) -> int:
@@ -649,12 +648,13 @@ class ResponseInput:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTerms:
-    """What holds for a background response besides what its request says. `keep_ms` is how long its request is kept."""
+    """What holds for a background response besides its request, which is kept for `keep_ms`; `interactive_after_ms` is counted from now."""
 
     endpoint: str
     keep_ms: int
     share_owner: str
     quotas: Quotas
+    interactive_after_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,12 @@ class Upstream(Protocol):
     async def send(self, call: Call) -> Answer:
         """Send one item's request to a deployment of its model; raises an UpstreamError of exactly one class."""
 
+    async def send_interactive(self, call: Call, owner: str) -> Answer:
+        """Send it as a call that a user waits for, in front of background work; `owner` is whose slots it takes."""
+
+    def takes_interactive(self, model: str) -> bool:
+        """Whether a deployment serves this model to interactive calls."""
+
     def free_slots(self, model: str) -> int:
         """How many more items this process may have in flight for this model now; 0 while no deployment is fit."""
 

@@ -161,6 +161,8 @@ def _read_extras(read: ResultLine, fields: Any, error: Any) -> None:
         read.faults.append("tidegate.raw must be a text beside an error")
     if "tries" in fields:
         _read_tries(read, fields.pop("tries"))
+    if "service_tier" in fields and fields.pop("service_tier") != "default":
+        read.faults.append("tidegate.service_tier must be `default`, or absent")
     for copied in COPIED:
         if copied in fields:
             read.copied, name = copied, fields.pop(copied)

@@ -149,7 +149,8 @@ class Reception:
         request = JobRequest(
             terms.endpoint, file_id, window.DAY_MS, window.DEFAULT_TEXT, prefix_order=False, kind=JobKind.RESPONSE
         )
-        asked = ResponseInput(file_id, digest, Idempotency(idempotency_key, digest) if idempotency_key else None)
+        asked_for = digest if terms.interactive_after_ms is None else f"{digest} {terms.interactive_after_ms}"
+        asked = ResponseInput(file_id, digest, Idempotency(idempotency_key, asked_for) if idempotency_key else None)
         try:
             await self.replayed(lambda: self._store.begin_blob(blob_id, "work", self._worker_id()))
             writer = await self._blobs.create(blob_id)

@@ -4,7 +4,7 @@ import asyncio
 import math
 import traceback
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Protocol
 from zlib import crc32
@@ -54,6 +54,10 @@ class HeldSlice(Protocol):
 
     @property
     def budgets(self) -> tuple[Budget, ...]: ...
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether its items have waited until they go like interactive calls."""
 
     @property
     def parallel(self) -> tuple[tuple[str, int], ...]:
@@ -110,6 +114,7 @@ class _ItemEnd(msgspec.Struct, frozen=True, gc=False):
     body: bytes = b""
     problem: str | None = None
     is_grouped: bool = False
+    is_interactive: bool = False
 
 
 class _InvalidLine(msgspec.Struct):
@@ -227,7 +232,10 @@ class Performer:
         metrics.item_counts.allow(leased.endpoint)
         try:
             call = self._call(leased, held, item, body, key)
+            is_interactive = held.is_interactive
             send = self._send_with_file if is_audio else self._upstream.send
+            if is_interactive:
+                send = partial(self._upstream.send_interactive, owner=_slot_owner(leased))
             traces = tracing.ACTIVE
             answer = await (send(call) if traces is None else traces.call(send, call, leased.traceparent))
         except UpstreamError as error:
@@ -242,7 +250,9 @@ class Performer:
         if isinstance(kept, Stop):
             return self._stopped(held, item, kept, answer)
         line = results.response_line(name, item.custom_id, answer.status, kept)
-        return _ItemEnd(Outcome.ANSWERED, line, answer.usage, answer.deployment, kept, is_grouped=answer.is_grouped)
+        return _ItemEnd(
+            Outcome.ANSWERED, line, answer.usage, answer.deployment, kept, None, answer.is_grouped, is_interactive
+        )
 
     def _call(self, leased: LeasedSlice, held: HeldSlice, item: Item, body: bytes, key: str) -> Call:
         return Call(
@@ -372,6 +382,8 @@ class Performer:
             members.append(results.tries_member(tries))
         if paid_nano is not None:
             members.append(results.cost_members(paid_nano))
+        if ended.is_interactive:
+            members.append(results.INTERACTIVE_MEMBER)
         line = results.with_members(ended.line, members) if members else ended.line
         finished = Finished(
             item.number, ended.outcome, len(line), leased.first, leased.token, usage, 0, leased.model, leased.item_units,
@@ -384,7 +396,7 @@ class Performer:
         price = self._rules.price(ended.deployment) if ended.deployment else None
         if price is None:
             return None
-        paid = cost(ended.usage, price, batch=True)
+        paid = cost(ended.usage, price, batch=not ended.is_interactive)
         return paid.input_nano, paid.cached_nano, paid.output_nano
 
     def _paid_try(self, model: str, ended: _ItemEnd, problem: str | None) -> AnswerTry:
@@ -448,6 +460,11 @@ def _about(leased: LeasedSlice, item: Item) -> About:
         leased.job_id,
         msgspec.json.decode(item.custom_id, type=str),
     )
+
+
+def _slot_owner(leased: LeasedSlice) -> str:
+    """Whose slots an interactive call takes; without keys there is one tenant, and no other to leave slots to."""
+    return leased.tenant_id if leased.key_id is not None else ""
 
 
 @lru_cache(maxsize=1024)

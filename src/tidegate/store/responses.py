@@ -38,6 +38,8 @@ class BackgroundResponses(Table):
         await _check_pending(tx, caller, terms.quotas)
         await check_stored_bytes(tx, caller, terms.quotas, start.plan.work_bytes)
         await put_job(tx, caller, start.job_id, request, terms.share_owner, 0)
+        if terms.interactive_after_ms is not None:
+            await tx.all("job_turns_interactive", id=start.job_id, after_ms=terms.interactive_after_ms)
         step = {"id": start.job_id, "state": JobState.VALIDATING, "worker_id": worker_id, "token": start.token}
         if await tx.one("job_take_step", **step) is None:
             raise StoreUnavailable("this process was declared gone and begins again")
@@ -55,6 +57,11 @@ class BackgroundResponses(Table):
             return False
         await cancel_open(tx, tenant_id, job_id)
         return True
+
+    @reads
+    async def long_waiting_responses(self, tx: Tx, count_max: int) -> list[tuple[str, str]]:
+        """Responses, by job and model, that are ready and have waited until they go like interactive calls; the longest first."""
+        return [(row[0], row[1]) for row in await tx.all("jobs_waiting_long", count_max=count_max)]
 
     @reads
     async def deleted_responses(self, tx: Tx, count_max: int) -> list[str]:

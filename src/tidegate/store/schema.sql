@@ -181,6 +181,7 @@ create index upload_parts_by_upload on upload_parts (upload_id);
 -- A canary is the first `canary_items` items of a job: they run alone until they are done, and the other slices rest for ever meanwhile.
 -- The last `deduplicated_count` and `reused_count` items are not run: they are in no slice, stand in the work file from `copies_at` on, and
 -- publish gives each of them the line of another item, or of one of an earlier job (see core/answers/copied_lines.py).
+-- From `interactive_at` on, the items of a response go like interactive calls.
 create table jobs (
     id text primary key,
     tenant_id text not null,
@@ -263,6 +264,7 @@ create table jobs (
     merged_file_id text,
     retried_by text,
     traceparent text,
+    interactive_at bigint,
     canary_items bigint,
     canary_ppm bigint,
     canary_then text check (canary_then in ('continue', 'stop', 'wait')),
@@ -277,6 +279,7 @@ create index jobs_responding on jobs (tenant_id)
     where kind = 'response' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 create index jobs_ended on jobs (coalesce(completed_at, failed_at, expired_at, cancelled_at))
     where state in ('completed', 'failed', 'expired', 'cancelled');
+create index jobs_waiting_long on jobs (interactive_at) where interactive_at is not null and state = 'in_progress';
 create index jobs_deleted on jobs (id) where kind = 'deleted';
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 create index jobs_by_input on jobs (input_file_id) where state = 'validating';

@@ -214,6 +214,7 @@ async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
         answers,
         shape,
         trace,
+        interactive_in_ms,
         _,
     ) = door.job
     span = {"job_id": pick.job_id, "first": first, "count": count}
@@ -251,6 +252,7 @@ async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
         shape_from(shape).retry,
         shape_from(shape).betas,
         trace,
+        interactive_in_ms,
     )
 
 

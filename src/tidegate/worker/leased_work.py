@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.nouns import Holding, Item, LeasedSlice
@@ -27,10 +28,13 @@ AHEAD_MS = 200
 @dataclass(slots=True, eq=False)
 class LeasedSliceState:
     """One leased slice in this worker's hands; `reading` until its items are here. No item from `sent_to` on was ever sent from here.
-    `answered_number` is the last of its items that a model server answered. With `rests_ms` nothing of it is sent for so long."""
+    `answered_number` is the last of its items that a model server answered. With `rests_ms` nothing of it is sent for so long. From
+    `interactive_at_ms` on its items go like interactive calls; `is_interactive` once they do."""
 
     slice: LeasedSlice
     deadline_ms: float
+    interactive_at_ms: float = math.inf
+    is_interactive: bool = False
     budgets: tuple[Budget, ...] = ()
     parallel: tuple[tuple[str, int], ...] = ()
     models: frozenset[str] = frozenset()
@@ -61,6 +65,10 @@ class LeasedSliceState:
     def move_deadline(self, deadline_ms: float) -> None:
         """Let no call of this slice begin after this moment: its job's deadline was changed."""
         self.deadline_ms = deadline_ms
+
+    def turn_interactive(self) -> None:
+        """From now on its items go like interactive calls."""
+        self.is_interactive = True
 
     def rest(self, rests_ms: float) -> None:
         """Send nothing of this slice for so long; to be called before its items are here."""
@@ -120,6 +128,8 @@ class LeasedWork:
         self._stocks: dict[str, _Stock] = {}
         self._states: dict[tuple[str, int, str], LeasedSliceState] = {}
         self._parked: deque[asyncio.Future[None]] = deque()
+        # Slices whose items go like interactive calls from a later moment on.
+        self._turning: list[LeasedSliceState] = []
         self._is_inviting = False
         self._is_shut = False
         self.admitted: tuple[LeasedSliceState, Item] | None = None
@@ -172,6 +182,10 @@ class LeasedWork:
         """Models of which slices are held."""
         return list({state.slice.model for state in self._states.values()})
 
+    def interactive_count(self) -> int:
+        """How many slices are held whose items go like interactive calls, now or later."""
+        return sum(state.interactive_at_ms < math.inf for state in self._states.values())
+
     def has_keys(self) -> bool:
         """Whether anything here was asked for under a key."""
         return any(state.slice.key_id is not None for state in self._states.values())
@@ -215,6 +229,8 @@ class LeasedWork:
                 self.put_back(state, item, item.wait_ms)
             else:
                 queue.append((state, item))
+        if state.interactive_at_ms < math.inf:
+            self._turning.append(state)
         self.wake()
 
     def take(self) -> tuple[LeasedSliceState, Item] | None:
@@ -226,7 +242,7 @@ class LeasedWork:
             return self._take_admitted(now_ms)
         for model, stock in self._stocks.items():
             queue = stock.queue
-            while queue and self._may_send(model):
+            while queue and (queue[0][0].is_interactive or self._may_send(model)):
                 state, item = queue.popleft()
                 if state.dropped:
                     continue
@@ -273,7 +289,7 @@ class LeasedWork:
             return None
         state, item = entry
         stock = self._stock(state.slice.model)
-        if entry not in stock.queue or not self._may_send(state.slice.model):
+        if entry not in stock.queue or not (state.is_interactive or self._may_send(state.slice.model)):
             return None
         stock.queue.remove(entry)
         self.admitted = None
@@ -316,6 +332,8 @@ class LeasedWork:
     def wake(self) -> None:
         """Something changed: let as many look again as there are items to take."""
         now_ms = self._clock.monotonic_ms()
+        if self._turning:
+            self._turn_interactive(now_ms)
         # Callers choose the names of models: what is not needed must not pile up.
         for model in [name for name, stock in self._stocks.items() if stock.is_unused(now_ms)]:
             del self._stocks[model]
@@ -325,6 +343,21 @@ class LeasedWork:
             if not future.done():
                 future.set_result(None)
                 waiting -= 1
+
+    def _turn_interactive(self, now_ms: float) -> None:
+        """Put items that have waited long enough in front: they need no slot of background work. Where no deployment takes interactive
+        calls of their model, they stay what they are."""
+        due = [state for state in self._turning if now_ms >= state.interactive_at_ms]
+        self._turning = [state for state in self._turning if now_ms < state.interactive_at_ms and not state.settled]
+        for state in due:
+            if state.dropped or not self._upstream.takes_interactive(state.slice.model):
+                continue
+            state.turn_interactive()
+            queue = self._stock(state.slice.model).queue
+            mine = [entry for entry in queue if entry[0] is state]
+            for entry in mine:
+                queue.remove(entry)
+            queue.extendleft(reversed(mine))
 
     def wake_one(self) -> None:
         """One slot became free."""
@@ -347,7 +380,9 @@ class LeasedWork:
 
     def _return(self, state: LeasedSliceState, item: Item) -> None:
         if not state.dropped:
-            self._stock(state.slice.model).queue.appendleft((state, item))
+            queue = self._stock(state.slice.model).queue
+            ahead = 0 if state.is_interactive else sum(1 for _ in takewhile(lambda one: one[0].is_interactive, queue))
+            queue.insert(ahead, (state, item))
             self.wake_one()
 
     def defer(self, state: LeasedSliceState, wait_ms: float) -> None:
@@ -375,12 +410,14 @@ class LeasedWork:
     def drop_model(self, model: str, until_ms: float) -> None:
         """A model rests for longer than a worker should wait: its unsent items go back until then."""
         for state in self.state():
-            if state.slice.model == model and not state.dropped:
-                state.deferred_until_ms = max(state.deferred_until_ms, until_ms)
+            if state.slice.model == model and not state.dropped and not state.is_interactive:
+                # The rest may be one of background work alone.
+                rests_until_ms = min(until_ms, state.interactive_at_ms)
+                state.deferred_until_ms = max(state.deferred_until_ms, rests_until_ms)
                 self.drop(state)
         stock = self._stocks.get(model)
         if stock is not None:
-            stock.queue.clear()
+            stock.queue = deque(entry for entry in stock.queue if entry[0].is_interactive)
 
     def drop_spent(self, budgets: tuple[Budget, ...], until_ms: float) -> set[tuple[str, str]]:
         """These budgets bear nothing for longer than a worker should wait: unsent items under them go back until then. Says of which

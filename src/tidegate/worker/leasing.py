@@ -4,15 +4,16 @@ It sends nothing. What leaves is passed on to record, which tells the store.
 """
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 import structlog
 
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.errors import StoreUnavailable
-from tidegate.core.nouns import Holding
+from tidegate.core.nouns import Holding, LeasedSlice
 from tidegate.core.ports import Clock, Listener, Upstream
-from tidegate.core.schedule import Reason
+from tidegate.core.schedule import Choice, Pick, Reason, Why
 from tidegate.stages.lease import LeaseStage
 from tidegate.stages.record import Recorder
 from tidegate.stages.tend.lost_workers import LostWorkers
@@ -26,6 +27,9 @@ from tidegate.worker.trial import Trial
 log = structlog.get_logger()
 
 _UNKNOWN_MODEL_ROOM = 256
+LONG_WAITING_EVERY_MS = 250
+# So many slices a worker holds at most for which the tide does not count: they must not keep all others out.
+LONG_WAITING_HELD_MAX = 64
 
 
 class Leasing:
@@ -87,22 +91,36 @@ class Leaser:
         """Lease what there is room for; False when there was nothing to take, no room, or nothing of it could be read."""
         self._leased_work.wake()
         self._room.give_back_resting()
-        slices_max = self._room.slices_max()
-        if slices_max <= 0 or not self._me.is_safe():
+        if not self._me.is_safe():
             return False
-        await self._room.rest_jobs()
         worker_id = self._me.id
-        choice = await self._scheduler.choose(worker_id, self._room.items, slices_max, self._trial)
-        if not choice.picks or not self._leased_work.is_open:
+        long_waiting = await self._room.long_waiting()
+        slices_max = self._room.slices_max()
+        if slices_max > 0:
+            await self._room.rest_jobs()
+            choice = await self._scheduler.choose(worker_id, self._room.items, slices_max, self._trial)
+        else:
+            choice = Choice([], [])
+        picks = [*long_waiting, *choice.picks]
+        if not picks or not self._leased_work.is_open:
             return False
-        taken = await self._stage.take(worker_id, choice.picks, self._trial.bounds(choice.suspects))
+        taken = await self._stage.take(worker_id, picks, self._trial.bounds(choice.suspects))
         if worker_id != self._me.id:
             return False
-        states = [LeasedSliceState(leased, until_ms) for leased, until_ms in taken]
+        states = [
+            LeasedSliceState(leased, until_ms, _interactive_at_ms(leased, until_ms)) for leased, until_ms in taken
+        ]
         for state in states:
             self._leased_work.expect(state)
         self._trial.begin_group(states)
         return await self._reader.read(states)
+
+
+def _interactive_at_ms(leased: LeasedSlice, until_ms: float) -> float:
+    """When items of a slice go like interactive calls, on this process's clock; `until_ms` is their deadline on it."""
+    if leased.interactive_in_ms is None:
+        return math.inf
+    return until_ms - leased.expires_in_ms + leased.interactive_in_ms
 
 
 class SliceReader:
@@ -187,12 +205,27 @@ class LeaseRoom:
         self._settler = settler
         self._limits = limits
         self._job_rests: dict[tuple[str, str], float] = {}
+        self._long_waiting_at_ms = 0.0
 
     def slices_max(self) -> int:
         """Return how many more slices may be leased now."""
         if not self._leased_work.is_open:
             return 0
         return max(self._limits.slice_count_max - self._leased_work.slice_count, int(self._trial.wants_check))
+
+    async def long_waiting(self) -> list[Pick]:
+        """Choose responses that have waited until they go like interactive calls: the tide and the worker's fill do not hold them back."""
+        now_ms = self._clock.monotonic_ms()
+        count_max = LONG_WAITING_HELD_MAX - self._leased_work.interactive_count()
+        if now_ms < self._long_waiting_at_ms or count_max <= 0 or not self._leased_work.is_open:
+            return []
+        self._long_waiting_at_ms = now_ms + LONG_WAITING_EVERY_MS
+        found = await self._store.long_waiting_responses(count_max)
+        return [
+            Pick(job_id, model, 1, Why.INTERACTIVE)
+            for job_id, model in found
+            if self._upstream.takes_interactive(model)
+        ]
 
     def has_room(self, model: str) -> bool:
         """Whether items of this model would be taken now."""

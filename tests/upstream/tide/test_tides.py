@@ -209,6 +209,23 @@ async def test_nothing_begins_while_a_user_waits_and_it_goes_on_at_once_afterwar
         await eventually(lambda: at.router.free_slots("m") > 1, "the lull")
 
 
+async def test_an_item_that_waited_long_enough_goes_like_a_user_and_counts_as_one() -> None:
+    async with sea() as at:
+        at.open()
+        await at.arrived(1)
+        held_back = at.send()
+        await at.turned()
+        turned = asyncio.create_task(at.router.send_interactive(at.call(SHORT_BYTES), "tenant"))
+        at.tasks.append(turned)
+        await at.arrived(2)
+        assert (at.router.interactive("one")[0], at.router._states["one"].in_flight) == (2, 0)
+        assert not held_back.done()
+        at.model.batch.set()
+        answer = await turned
+        assert (answer.body, answer.usage.output_tokens, answer.deployment) == (ANSWER, 5, "one")
+        assert at.router.interactive("one")[0] == 1
+
+
 async def test_a_user_who_leaves_lets_batch_go_on() -> None:
     async with sea() as at:
         user = at.open()

@@ -198,11 +198,42 @@ def test_the_same_key_makes_one_response(client: httpx2.Client) -> None:
     is_error(client.post(PATH, json=ASK, headers=key), {"status": 409, "code": "idempotency_result_deleted"})
 
 
+def test_an_answer_says_which_tier_served_it(web: WebServer, client: httpx2.Client) -> None:
+    """A background response that went like an interactive call says so; the model server never sees when it does."""
+    response = made(client, interactive_after_seconds=5)
+    assert response["service_tier"] == "flex"
+    asked = client.get(f"/v1/files/{web.job(job_id(response)).input_file_id}/content").json()
+    assert asked["body"] == {"model": "m", "input": "Hi\n"}
+    line = answer_line()[:-2] + b',"tidegate":{"cost":"0","service_tier":"default"}}\n'
+    stages.finish(web, job_id(response), {0: line})
+    assert client.get(f"{PATH}/{response['id']}").json()["service_tier"] == "default"
+    key = {"Idempotency-Key": "tier"}
+    made(client, key, interactive_after_seconds=0)
+    made(client, key, interactive_after_seconds=0)
+    is_error(client.post(PATH, json={**ASK, "interactive_after_seconds": 1}, headers=key), {"status": 422})
+    assert made(client, interactive_after_seconds=None)["status"] == "queued"
+
+
+def test_a_model_for_batches_alone_takes_no_turn_to_interactive(start_web: Callable[..., WebServer]) -> None:
+    only = ModelDeployment(url="http://127.0.0.1:9/v1", serves="batch")
+    web = start_web(models={"m": ModelSettings(deployments=(only,))})
+    with web.client() as client:
+        refused = client.post(PATH, json={**ASK, "interactive_after_seconds": 1})
+        is_error(refused, {"status": 400, "code": "model_batch_only", "param": "interactive_after_seconds"})
+        made(client)
+
+
+AFTER = "interactive_after_seconds"
+BAD_AFTER: dict[str, Any] = {"status": 400, "code": "invalid_parameter", "param": AFTER}
+NOT_SECONDS: tuple[object, ...] = (-1, 86_401, 1.5, "5", True, [], {}, 10**30)
 BAD_BODIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**ASK, "stream": True}, {"status": 400, "code": "unsupported_parameter", "param": "stream"}),
     ({**ASK, "store": False}, {"status": 400, "code": "invalid_parameter", "param": "store"}),
     ({**ASK, "background": 1}, {"status": 400, "code": "invalid_parameter", "param": "background"}),
     ({**ASK, "background": "true"}, {"status": 400, "code": "invalid_parameter", "param": "background"}),
+    *(({**ASK, AFTER: wrong}, BAD_AFTER) for wrong in NOT_SECONDS),
+    ({"model": "m", "input": "x", AFTER: 5}, BAD_AFTER),
+    ({"model": "m", "input": "x", "background": False, AFTER: 5}, BAD_AFTER),
     ({"model": "m", "background": True}, {"status": 400, "param": "input"}),
     ({"model": "", "input": "x", "background": True}, {"status": 400, "param": "model"}),
     ({**ASK, "max_output_tokens": "many"}, {"status": 400, "param": "max_output_tokens"}),

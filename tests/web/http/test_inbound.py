@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -206,6 +207,42 @@ def test_a_reader_of_events_that_does_not_keep_up_is_cut_off_and_goes_on_later(
         with client.stream("GET", path, headers={"Last-Event-ID": str(count)}) as answer:
             found = [line for line in answer.iter_lines() if line.startswith("id: ")]
         assert found == [f"id: {number}" for number in range(count + 1, 2 * count + 3)]
+
+
+@pytest.mark.parametrize(("door", "told"), [("openai", b"event: reset"), ("completion-batch", b"data: [ERROR]")])
+def test_a_reader_of_events_that_was_late_is_told_to_go_on_from_its_last_event(
+    start_web: Any, door: str, told: bytes
+) -> None:
+    """What it gets ends in that word, and the rest follows behind its last id, so every event comes once."""
+    web: WebServer = start_web(http={"client_timeout_s": 4.0}, upstream={"url": "http://127.0.0.1:9/v1"})
+    count, place, long = 12, "/v1/completion-batch/default/prod", "x" * (1 << 20)
+    with web.client() as client:
+        items = [{"resourceId": "m", "request": {"messages": []}}] * count
+        batch_id = client.post(place, json={"type": "ASYNC", "items": items}).json()["batchId"]
+        stages.start(web, batch_id, count)
+        # Events of one door repeat the name of an item, those of the other its answer.
+        body = {"status_code": 200, "request_id": "r", "body": {"text": long}}
+        names = [(n, ids.item_id(batch_id, n)) for n in range(count)]
+        lines = {n: {"id": name, "custom_id": f"{n} {long}", "response": body, "error": None} for n, name in names}
+        stages.finish(web, batch_id, {n: json.dumps(line).encode() + b"\n" for n, line in lines.items()})
+        stages.publish(web, batch_id)
+        path = f"/v1/batches/{batch_id}/events" if door == "openai" else f"{place}/{batch_id}/events"
+        everything = client.get(path).content
+        with stubborn(web, path) as reader:
+            threading.Event().wait(2.5)
+            reader.settimeout(20)
+            received = b"".join(iter(lambda: reader.recv(1 << 20), b""))
+        assert told in received[-500:]
+        seen = event_ids(received)
+        if door == "openai":
+            assert seen.pop() == seen[-1], "the reset has the id of the event before it"
+        rest = client.get(path, headers={"Last-Event-ID": seen[-1].decode()}).content
+        assert seen + event_ids(rest) == event_ids(everything)
+        assert event_ids(rest)
+
+
+def event_ids(received: bytes) -> list[bytes]:
+    return re.findall(rb"^id: ([0-9]+)$", received, re.MULTILINE)
 
 
 def counted_reads(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
 import pytest
 
+from tests.support.processes import wait_until
 from tests.web import stages
 from tests.web.calls import create, is_error, upload
 from tests.web.server import WebServer
@@ -15,6 +20,7 @@ from tidegate.core.answers.results import error_line, never_ran_line, response_l
 from tidegate.core.ids import item_id
 from tidegate.core.states import Outcome
 from tidegate.web.jobs import job_items
+from tidegate.web.jobs.job_items import LOOKUPS_MAX
 
 ANSWERED, FAILED, NEVER = range(4), range(4, 7), range(7, 9)
 NAMES = ["a/b", "plain", "\u00e9", 'qu"ote', "e", "f", "g", "h", "i"]
@@ -133,6 +139,30 @@ def test_what_waits_has_a_request_alone_and_a_deleted_input_none(web: WebServer,
     shown = client.get(path).json()
     assert (shown["request"], shown["response"]["body"]) == (None, {"n": 1})
     is_error(client.get(f"/v1/batches/{made}/items/a/b"), {"status": 404, "code": "item_not_found"})
+
+
+def test_a_tenant_has_few_searches_at_once(
+    web: WebServer, client: httpx2.Client, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An item is searched for in whole files: many such requests at once would take the server from all others."""
+    path, stream, go_on = f"/v1/batches/{batch_id}/items/plain", web.blobs.stream, threading.Event()
+    began: list[Any] = []
+
+    async def held(*place: Any) -> AsyncIterator[bytes]:
+        began.append(place)
+        while not go_on.is_set():  # noqa: ASYNC110 - another thread's event
+            await asyncio.sleep(0.01)
+        async for chunk in stream(*place):
+            yield chunk
+
+    monkeypatch.setattr(web.blobs, "stream", held)
+    with ThreadPoolExecutor(LOOKUPS_MAX) as pool:
+        searches = [pool.submit(client.get, path) for _ in range(LOOKUPS_MAX)]
+        wait_until(lambda: len(began) == LOOKUPS_MAX, what="the searches to begin")
+        is_error(client.get(path), {"status": 429, "code": "too_many_lookups"})
+        go_on.set()
+        assert [search.result().status_code for search in searches] == [200] * LOOKUPS_MAX
+    assert client.get(path).status_code == 200
 
 
 def test_bad_queries_are_refused(client: httpx2.Client, batch_id: str) -> None:

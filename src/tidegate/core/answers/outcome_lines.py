@@ -22,6 +22,12 @@ class ItemResponse(msgspec.Struct):
     body: msgspec.Raw
 
 
+class LineExtras(msgspec.Struct):
+    """What a line says beside OpenAI's shape, as far as it is read again."""
+
+    service_tier: str | None = None
+
+
 class OutcomeLine(msgspec.Struct):
     """A line of the output or the error file, with the answer's body as the bytes that it is."""
 
@@ -29,6 +35,7 @@ class OutcomeLine(msgspec.Struct):
     custom_id: str | None = None
     response: ItemResponse | None = None
     error: ItemError | None = None
+    tidegate: LineExtras | None = None
 
     def failure(self) -> ItemError | None:
         """What a line of the error file says went wrong: in our words, or in the model server's as far as they have the usual shape."""

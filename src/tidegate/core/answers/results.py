@@ -18,6 +18,9 @@ NEVER_RAN = {
     Outcome.FAILED: ("batch_failed", "This request was not executed because the batch failed."),
 }
 _encode = msgspec.json.encode
+INTERACTIVE_TIER = "default"
+# On the line of an item that went like an interactive call.
+INTERACTIVE_MEMBER = b'"service_tier":"%b"' % INTERACTIVE_TIER.encode()
 
 
 def response_line(name: str, custom_id: bytes, status: int, body: bytes) -> bytes:
@@ -43,7 +46,7 @@ def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: s
 
 
 def with_members(line: bytes, members: list[bytes]) -> bytes:
-    """Add to a line what OpenAI's shape has no place for: `raw`, `tries` and costs, each made by a function below."""
+    """Add to a line what OpenAI's shape has no place for: `raw`, `tries`, costs and `service_tier`."""
     return b'%b,"tidegate":{%b}}\n' % (line[:-2], b",".join(members))
 
 

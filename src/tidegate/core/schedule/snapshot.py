@@ -21,6 +21,7 @@ class Why(StrEnum):
     URGENT = "urgent"
     LARGE = "large"
     FAST_LANE = "fast_lane"
+    INTERACTIVE = "interactive"
 
 
 class JobView(msgspec.Struct, frozen=True, gc=False):

@@ -18,6 +18,10 @@ values (
     :priority, :not_before, :max_cost_nano, :max_errors_count, :max_errors_ppm, :max_errors_after, :shape, :answers, :traceparent
 );
 
+-- job_turns_interactive --
+-- One look at the clock was taken when the job was created: its wait is counted from there.
+update jobs set interactive_at = created_at + :after_ms where id = :id;
+
 -- job_input_put --
 insert into job_inputs (job_id, number, file_id) values (:job_id, :number, :file_id);
 

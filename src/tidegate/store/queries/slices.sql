@@ -55,7 +55,7 @@ select cast(:token as text) as token,
     j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.traceparent,
-    j.door is not null as has_item_events
+    j.interactive_at - now_ms() as interactive_in_ms, j.door is not null as has_item_events
 from jobs j
 where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms() and j.begun_at is not null
     and j.paused_at is null and j.not_before <= now_ms() /*! for key share */;
@@ -65,7 +65,7 @@ where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.exp
 select j.id, j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.traceparent,
-    j.door is not null as has_item_events
+    j.interactive_at - now_ms() as interactive_in_ms, j.door is not null as has_item_events
 from jobs j
 where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms()
     and j.paused_at is null and j.not_before <= now_ms() /*! for no key update */;
@@ -75,9 +75,18 @@ where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.exp
 select j.id, j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.traceparent,
-    j.door is not null as has_item_events
+    j.interactive_at - now_ms() as interactive_in_ms, j.door is not null as has_item_events
 from jobs j
 where j.id = :job_id;
+
+-- jobs_waiting_long --
+-- Responses whose items have waited until they go like interactive calls, longest first: they are leased whatever the tide is.
+select j.id, s.model
+from jobs j
+join slices s on s.job_id = j.id and s.state = 'ready' and s.ready_at <= now_ms()
+where j.interactive_at <= now_ms() and j.state = 'in_progress' and j.closing is null and j.paused_at is null
+order by j.interactive_at
+limit :count_max;
 
 -- slices_lease --
 -- Takes ready slices under a token that the caller made, so that the call can be replayed. The lease is committed before any call

@@ -208,7 +208,8 @@ class Exchange:
         line = state.open_line
         assert line is not None
         assert traffic is not None
-        request = UpstreamRequest(state.url(shaped.endpoint), call.idempotency_key, shaped.body, shaped.headers)
+        headers = shaped.headers + call.trace_header
+        request = UpstreamRequest(state.url(shaped.endpoint), call.idempotency_key, shaped.body, headers)
         stream = await line.open(request, total_s, permit, interactive=not traffic.flex_wait_s)
         try:
             return await self._read_answer(admission, traffic, shaped, stream, receipt)

@@ -9,12 +9,15 @@ from typing import Any, overload
 
 import structlog
 
+from tidegate.core.answers import answer as answers
+from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import Ambiguous, KeyRejected, PoolExhausted, Throttled, Unavailable, UpstreamError
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock
 from tidegate.upstream.calls.call_path import CallPath
 from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.traffic import Traffic, goes_on
+from tidegate.upstream.calls.translation import ItemTranslation, Shaped
 from tidegate.upstream.calls.view import View
 from tidegate.upstream.grouping.groups import Groups
 from tidegate.upstream.routing.deployment_state import DeploymentState
@@ -45,6 +48,27 @@ class NamedCalls:
         if call.parallel:
             return self._open_within(route, call, traffic)
         return self._along(route, call, traffic) if route.fallbacks else self._path.open(route, call, traffic)
+
+    async def send_interactive(self, route: NameRoute, call: Call, owner: str) -> Answer:
+        """Send an item's call in front of background work, and read its whole answer."""
+        now_s = self._clock.now_ms() // 1000
+        translation: ItemTranslation | None = None
+
+        def shape(engine: EngineKind) -> Shaped:
+            nonlocal translation
+            translation = ItemTranslation(call.endpoint, call.body, engine, now_s)
+            return translation.shaped
+
+        try:
+            response = await self.open(route, call, Traffic(shape, is_stream=False, owner=owner, is_item=True))
+        except UpstreamError as error:
+            if translation is not None:
+                translation.failed(error)
+            raise
+        assert translation is not None
+        assert response.body is not None, "an answer that is not streamed is read whole"
+        line, usage = answers.read(translation.shaped.endpoint, response.body)
+        return Answer(response.status, translation.answer(line), usage, response.deployment.name)
 
     async def _open_within(self, route: NameRoute, call: Call, traffic: Traffic) -> UpstreamResponse:
         place = await self._key_slots.take(call.parallel)

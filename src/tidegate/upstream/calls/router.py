@@ -134,6 +134,10 @@ class Router:
         """Send an item's request, alone or with others of its job."""
         return self._calls.send(self._routes.of(call.model), call)
 
+    def send_interactive(self, call: Call, owner: str) -> Coroutine[Any, Any, Answer]:
+        """Send an item's request as a call that a user waits for; `owner` is whose slots it takes."""
+        return self._calls.send_interactive(self._routes.of(call.model), call, owner)
+
     def open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, UpstreamResponse]:
         """Begin an interactive call: its answer, whole or from its first byte on."""
         return self._calls.open(self._routes.of(call.model), call, traffic)

@@ -57,8 +57,11 @@ class BackgroundRoutes:
             Guarded("POST", f"{ONE}/cancel", SCOPE, self.cancel),
         ]
 
-    async def create(self, request: Request, caller: Caller, body: bytes) -> Response:
-        """Accept a response that is to be run in the background. `body` is the request as the model server gets it."""
+    async def create(
+        self, request: Request, caller: Caller, body: bytes, interactive_after_s: int | None = None
+    ) -> Response:
+        """Accept a response that is to be run in the background. `body` is the request as the model server gets it. With
+        `interactive_after_s` it goes like an interactive call once it has waited so long."""
         request.scope[LIMIT_HEADERS] = functools.partial(self._rooms.headers, caller, is_creation=False)
         key = requests.idempotency_key(request)
         limits = self._settings.limits
@@ -77,6 +80,7 @@ class BackgroundRoutes:
             self._settings.retention.file_s * 1000,
             share_owner_of(caller, self._settings.scheduler.scope_preference),
             limits.quotas(),
+            None if interactive_after_s is None else interactive_after_s * 1000,
         )
         job = await self._reception.create_response(caller, line, plan, terms, key)
         self._wakes.slices.notify()
@@ -142,7 +146,8 @@ class BackgroundRoutes:
         if job.answered_count:
             line = await self._line(job, job.output_file_id, job.output_bytes)
             assert line.response is not None, "an answered item has an answer"
-            return shapes.answered(job, bytes(line.response.body))
+            tier = None if line.tidegate is None else line.tidegate.service_tier
+            return shapes.answered(job, bytes(line.response.body), tier)
         if not shapes.is_final(job):
             return shapes.unanswered(job, await self._asked(job), shapes.unfinished_status(job))
         return shapes.unanswered(job, await self._asked(job), "failed", shapes.error_of(await self._failure(job)))

@@ -85,13 +85,13 @@ def unanswered(job: Job, request: bytes, status: str, error: ResponseError | Non
     return msgspec.json.encode(shown | {name: asked.get(name, default) for name, default in _ECHOED.items()})
 
 
-def answered(job: Job, answer: bytes) -> bytes:
-    """What the model server answered, under our id; every other value stays the bytes that it was."""
+def answered(job: Job, answer: bytes, tier: str | None) -> bytes:
+    """What the model server answered, under our id, and the tier that served it; every other value stays the bytes that it was."""
     ours = {
         "id": response_id(job.id),
         "created_at": job.created_at // 1000,
         "background": True,
-        "service_tier": TIER,
+        "service_tier": tier or TIER,
         "store": True,
     }
     return msgspec.json.encode(_members(answer) | ours)

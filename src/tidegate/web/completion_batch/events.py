@@ -114,6 +114,11 @@ class ItemEvents(EventSource):
     def after_cut(self, problem: ApiProblem) -> bytes:
         return _failure(problem.message)
 
+    def after_slow(self, job: Job) -> bytes:
+        return _failure(
+            "The events were not taken in time. The batch goes on: read its events again from the last id on."
+        )
+
     def after_stop(self) -> bytes:
         return _failure("The server stops. The batch goes on: read its events again from the last id on.")
 

@@ -26,7 +26,7 @@ from tidegate.web.background.routes import BackgroundRoutes
 from tidegate.web.context import WebContext
 from tidegate.web.gateway.dialects import Dialect
 from tidegate.web.gateway.guarding import guarded_answer, guarded_stream, guarded_wish
-from tidegate.web.gateway.interactive_request import InteractiveRequest, interactive_request_of
+from tidegate.web.gateway.interactive_request import INTERACTIVE_AFTER, InteractiveRequest, interactive_request_of
 from tidegate.web.gateway.proxy_response import ProxyResponse
 from tidegate.web.http.rate_limits import LIMIT_HEADERS, Headers, limit_headers
 from tidegate.web.http.requests import anthropic_betas
@@ -70,7 +70,7 @@ class GatewayRoutes:
         self._check_model(wish, caller)
         await self._check_fields(wish)
         if wish.is_background:
-            return await self._background.create(request, caller, wish.body)
+            return await self._background.create(request, caller, wish.body, wish.interactive_after_s)
         tenant = await self._tenant(caller)
         guard = self._guards.of(tenant, caller.key_id, wish.model)
         judged = held = None
@@ -125,6 +125,9 @@ class GatewayRoutes:
         router = self._context.router
         takes_background, takes_interactive = router.knows(wish.model), router.takes_interactive(wish.model)
         is_background = wish.is_flex or wish.is_background
+        if wish.interactive_after_s is not None and takes_background and not takes_interactive:
+            message = f"No deployment of this model takes interactive calls: leave `{INTERACTIVE_AFTER}` out."
+            raise ApiProblem(400, "model_batch_only", message, param=INTERACTIVE_AFTER)
         if takes_background if is_background else takes_interactive:
             return
         if takes_background:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -12,13 +12,16 @@ from tidegate.core.body_rules.plain_body import read_plain
 from tidegate.core.errors import ApiProblem
 from tidegate.core.input.line_faults import LineFault
 from tidegate.core.input.lines import DEFAULT_MODELS, MODEL_BYTES_MAX, check_depth, is_utf8
+from tidegate.web.gateway.dialects import RESPONSES
 from tidegate.web.http.intake import Intake
 
 FLEX = "flex"
 READ_HERE_BYTES_MAX = 1 << 20
 
 # Two readers could take such a body for two different requests, and one of them decides whose money is spent.
-_READ_ONCE = ("model", "stream", "service_tier", "background")
+INTERACTIVE_AFTER = "interactive_after_seconds"
+INTERACTIVE_AFTER_S_MAX = 86_400
+_READ_ONCE = ("model", "stream", "service_tier", "background", INTERACTIVE_AFTER)
 _QUOTED = tuple(f'"{name}"'.encode() for name in _READ_ONCE)
 # Honest clients do not escape plain letters; a body that hides a name this way is read slowly.
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
@@ -33,7 +36,7 @@ class _InteractiveBody(msgspec.Struct):
 
 class InteractiveRequest(NamedTuple):
     """What an interactive call asks for. `is_plain`: its body holds no field that its caller may not set. `is_background`: it is to be
-    run as a job."""
+    run as a job, and like an interactive call once it has waited for `interactive_after_s`."""
 
     model: str
     is_stream: bool
@@ -42,10 +45,12 @@ class InteractiveRequest(NamedTuple):
     names_model: bool = True
     is_plain: bool = False
     is_background: bool = False
+    interactive_after_s: int | None = None
 
 
 _decode = msgspec.json.Decoder(_InteractiveBody).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=INTERACTIVE_AFTER_S_MAX)]
 
 
 async def interactive_request_of(request: Request, endpoint: str, bytes_max: int, depth_max: int) -> InteractiveRequest:
@@ -101,18 +106,40 @@ def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> Inte
     is_flex, is_background = read.service_tier == FLEX, _is_background(read.background, endpoint)
     if is_background:
         _check_background(body, is_stream=bool(read.stream))
+    after_s = None
+    if plain is None and endpoint == RESPONSES:
+        after_s = _interactive_after_s(body, is_background=is_background)
     names_model = read.model is not msgspec.UNSET
-    sent = _without(body, ("service_tier", "background")) if is_flex or is_background else body
-    return InteractiveRequest(model, bool(read.stream), is_flex, sent, names_model, plain is not None, is_background)
+    sent = body
+    if is_flex or is_background:
+        sent = _without(body, ("service_tier", "background", *([] if after_s is None else [INTERACTIVE_AFTER])))
+    return InteractiveRequest(
+        model, bool(read.stream), is_flex, sent, names_model, plain is not None, is_background, after_s
+    )
 
 
 def _is_background(value: object, endpoint: str) -> bool:
     """Only responses can be asked for in the background; elsewhere the field is the model server's."""
-    if endpoint != "/v1/responses" or value is None:
+    if endpoint != RESPONSES or value is None:
         return False
     if not isinstance(value, bool):
         raise ApiProblem(400, "invalid_parameter", "`background` must be true or false.", param="background")
     return value
+
+
+def _interactive_after_s(body: bytes, *, is_background: bool) -> int | None:
+    """Return how long a background response waits before it goes like an interactive call; None: it never does."""
+    given = _members(body).get(INTERACTIVE_AFTER)
+    if given is None or bytes(given).strip() == b"null":
+        return None
+    if not is_background:
+        message = f"`{INTERACTIVE_AFTER}` needs `background: true`: any other call is interactive at once."
+        raise ApiProblem(400, "invalid_parameter", message, param=INTERACTIVE_AFTER)
+    try:
+        return msgspec.json.decode(given, type=_Seconds)
+    except msgspec.MsgspecError:
+        message = f"`{INTERACTIVE_AFTER}` must be a whole number of seconds, 0 to {INTERACTIVE_AFTER_S_MAX:,}."
+        raise ApiProblem(400, "invalid_parameter", message, param=INTERACTIVE_AFTER) from None
 
 
 def _check_background(body: bytes, *, is_stream: bool) -> None:

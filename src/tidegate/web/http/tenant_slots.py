@@ -1,4 +1,4 @@
-"""How many requests of one kind a tenant may have under way in this process: uploads, event streams."""
+"""How many requests of one kind a tenant may have under way in this process: uploads, event streams, lookups."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -36,6 +36,11 @@ class TenantSlots:
 def upload_slots(count_max: int) -> TenantSlots:
     message = f"You have {count_max} uploads under way. Wait until one of them is done."
     return TenantSlots(count_max, "too_many_uploads", message, 1)
+
+
+def lookup_slots(count_max: int) -> TenantSlots:
+    message = f"You look up {count_max} requests of batches at this moment. Wait for one of them."
+    return TenantSlots(count_max, "too_many_lookups", message, 1)
 
 
 def stream_slots(count_max: int) -> TenantSlots:

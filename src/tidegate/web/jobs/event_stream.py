@@ -1,5 +1,6 @@
 """A stream of server-sent events about one job, for every door: it waits for news, hands them on, and says why it ends."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -44,6 +45,10 @@ class EventSource(ABC):
     def after_cut(self, problem: ApiProblem) -> bytes:
         """Return what is sent last when the caller's key stopped working."""
 
+    @abstractmethod
+    def after_slow(self, job: Job) -> bytes:
+        """Return what is sent last to a reader that did not keep up: that it goes on from its last event."""
+
     def after_stop(self) -> bytes:
         """Return what is sent last when this server stops."""
         return b""
@@ -54,7 +59,8 @@ class EventSource(ABC):
 
 
 class EventStream(Response):
-    """The answer to one reader. It reads no faster than the client takes, so a slow client is only late."""
+    """The answer to one reader. It reads no faster than the client takes, and holds one piece for it. A client that took nothing for long
+    and comes back to it is told to ask again from its last event; one that does not come back is cut off."""
 
     def __init__(self, watch: JobWatch, slots: TenantSlots, job: Job, source: EventSource) -> None:
         super().__init__(None, 200, HEADERS, MEDIA_TYPE)
@@ -63,6 +69,7 @@ class EventStream(Response):
         self._slots = slots
         self._job = job
         self._source = source
+        self._is_slow = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         open_call: OpenCall | None = scope["tidegate.intake"].open_call
@@ -72,8 +79,8 @@ class EventStream(Response):
                     open_call.when_cut(follower.wake)
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 async with while_the_client_stays(receive):
-                    await _say(send, self._source.opening)
-                    await _say(send, await self._tell(follower, open_call, send))
+                    await self._say(send, self._source.opening)
+                    await self._say(send, await self._tell(follower, open_call, send))
                     await send(body_part(b"", more=False))
 
     async def _tell(self, follower: JobFollower, open_call: OpenCall | None, send: Send) -> bytes:
@@ -87,9 +94,11 @@ class EventStream(Response):
                 if is_behind and (last := self._source.after_loss()) is not None:
                     return last
             else:
-                await _say(send, _HEARTBEAT)
+                await self._say(send, _HEARTBEAT)
             if self._source.is_over:
                 return b""
+            if self._is_slow:
+                return self._source.after_slow(follower.job)
             if follower.is_stopping:
                 return self._source.after_stop()
             has_news = await follower.wait(RETRY_S if is_behind else HEARTBEAT_S)
@@ -100,14 +109,19 @@ class EventStream(Response):
         try:
             async with aclosing(self._source.news(job)) as news:
                 async for piece in news:
-                    await _say(send, piece)
+                    await self._say(send, piece)
+                    if self._is_slow:
+                        break
         except TidegateError as error:
             log.warning("event_stream_read_failed", job=job.id, error=str(error))
             return False
         return True
 
-
-async def _say(send: Send, piece: bytes) -> None:
-    """Send whole events in one part, so that a client that reads part by part meets no half of one."""
-    if piece:
-        await send(body_part(piece, more=True))
+    async def _say(self, send: Send, piece: bytes) -> None:
+        """Send whole events in one part, so that a client that reads part by part meets no half of one. It waits while the client has not
+        taken enough of what was sent before."""
+        if piece:
+            loop = asyncio.get_running_loop()
+            begun_s = loop.time()
+            await send(body_part(piece, more=True))
+            self._is_slow = self._is_slow or loop.time() - begun_s > self._watch.reader_patience_s

@@ -21,10 +21,13 @@ from tidegate.core.problems import no_such_file, shown_id
 from tidegate.core.states import JOB_ENDED, Outcome
 from tidegate.store.store import Store
 from tidegate.web.http import content
+from tidegate.web.http.tenant_slots import lookup_slots
 
 MESSAGE_CHARS_MAX = 500
 # So much is looked through for one page; what lies behind it is on the next one.
 LOOK_BYTES_MAX = 16 << 20
+# A name is in no index, so an item is searched for in the whole of its job's files: a tenant has few such searches at once.
+LOOKUPS_MAX = 4
 OUTPUT, ERRORS = "output", "errors"
 _BOM = b"\xef\xbb\xbf"
 _NULL = Raw(b"null")
@@ -95,6 +98,7 @@ class JobItems:
     def __init__(self, store: Store, blobs: Blobs) -> None:
         self._store = store
         self._blobs = blobs
+        self._lookups = lookup_slots(LOOKUPS_MAX)
 
     async def page(self, job: Job, wanted: ItemFilter, after: str | None, count_max: int) -> ItemPage | None:
         """A page of the items that are done; None when `after` names none of them."""
@@ -123,6 +127,10 @@ class JobItems:
 
     async def one(self, job: Job, name: str) -> ItemDetail:
         """The item of this custom_id or of this id, done or not."""
+        async with self._lookups.taken(job.tenant_id):
+            return await self._one(job, name)
+
+    async def _one(self, job: Job, name: str) -> ItemDetail:
         line, file_name = None, OUTPUT
         if (place := await self._place(job, name)) is not None:
             file_name, at, end = place
@@ -195,13 +203,14 @@ class JobItems:
         """The first line of a file with this custom_id. Only lines that have its letters in them, or letters in disguise, are read."""
         if file_id is None or not size_bytes:
             return None
-        plain = msgspec.json.encode(custom_id)
-        for needle in dict.fromkeys((plain, json.dumps(custom_id).encode(), b"\\")):
+        spelled = dict.fromkeys((msgspec.json.encode(custom_id), json.dumps(custom_id).encode()))
+        for needles in (tuple(spelled), (b"\\",)):
             stream = content.chunks(self._store, self._blobs, file_id, 0, size_bytes)
             async with aclosing(_whole_lines(stream)) as blocks:
                 async for block in blocks:
-                    if (line := _line_of(block, needle, custom_id)) is not None:
-                        return line
+                    for needle in needles:
+                        if (line := _line_of(block, needle, custom_id)) is not None:
+                            return line
         return None
 
 

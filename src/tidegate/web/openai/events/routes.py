@@ -35,6 +35,13 @@ class BatchProgress(msgspec.Struct):
     usage: schemas.BatchUsage
 
 
+class BatchReset(msgspec.Struct):
+    """A reader goes on behind the event with the id of this one; without an id, from the beginning."""
+
+    id: str
+    object: str
+
+
 class EventRoutes:
     def __init__(self, context: WebContext, watch: JobWatch, slots: TenantSlots) -> None:
         self._context = context
@@ -88,11 +95,14 @@ class EventLog(EventSource):
     def after_cut(self, problem: ApiProblem) -> bytes:
         return _event("error", None, {"code": problem.code, "message": problem.message})
 
+    def after_slow(self, job: Job) -> bytes:
+        return _event("reset", self._position.number(), BatchReset(job.id, "batch.reset"))
+
     async def news(self, job: Job) -> AsyncGenerator[bytes, None]:
         """What is new with the job as it stands now, in pieces of whole events: statuses, items, progress, and the end."""
         if self._is_reset:
             self._is_reset = False
-            yield _event("reset", None, {"id": job.id, "object": "batch.reset"})
+            yield _event("reset", None, BatchReset(job.id, "batch.reset"))
         for step, moment in enumerate((job.created_at, job.in_progress_at, job.cancelling_at)):
             if moment is not None and step > self._position.step:
                 yield self._status(job, step, STEPS[step])
