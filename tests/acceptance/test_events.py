@@ -144,16 +144,33 @@ async def _follow(url: str, batch_id: str, pid: int) -> tuple[int, int]:
     return told, int(found[1]) // 1_024
 
 
+def next_item_event(client: httpx2.Client, path: str, last_id: int) -> tuple[int, dict[str, Any]]:
+    """The next event at the door of completion batches, with its id."""
+    number = 0
+    with client.stream("GET", path, headers={"Last-Event-ID": str(last_id)} if last_id else {}) as answer:
+        for line in answer.iter_lines():
+            name, _, value = line.partition(": ")
+            if name == "id":
+                number = int(value)
+            elif name == "data":
+                return number, json.loads(value)
+    raise AssertionError("the stream ended without an event")
+
+
 def test_every_event_comes_once_from_an_api_that_is_killed_beside_its_worker(
     request: pytest.FixtureRequest, processes: Processes, tmp_path: Path, migrated_postgres_url: str
 ) -> None:
-    """Over PostgreSQL: the connection is cut after every event, and the API process is killed three times."""
+    """Over PostgreSQL, at both doors with events: the connection is cut after every event, and the API process is killed three times."""
     engine = Engine(processes, tmp_path / "engine", "--latency-ms", "100", mode="fixed")
     env = {"TIDEGATE_STORE_URL": migrated_postgres_url}
     env |= s3_env(request.getfixturevalue("s3_server"), request.getfixturevalue("s3_bucket"))
     site = Site("cluster", processes, tmp_path, engine, env)
     site.begin()
     batch_id = site.submit(requests(30))
+    items = [{"resourceId": "m", "request": {"messages": [{"role": "user", "content": str(n)}]}} for n in range(9)]
+    place = "/v1/completion-batch/default/prod"
+    other_id = site.client().post(place, json={"type": "ASYNC", "items": items}).json()["batchId"]
+    others: list[tuple[int, dict[str, Any]]] = []
     seen: list[Event] = []
     kills = [4, 12, 20]
 
@@ -166,10 +183,17 @@ def test_every_event_comes_once_from_an_api_that_is_killed_beside_its_worker(
             site.front.kill()
             site.front.wait()
             site.api()
+        if not others or others[-1][1]["action"] != "batch-completed":
+            others.append(next_item_event(site.client(), f"{place}/{other_id}/events", others[-1][0] if others else 0))
         return bool(seen) and seen[-1].kind == "batch.completed"
 
     wait_until(is_over, timeout_s=120, what="the end of the batch to be told")
     assert not kills
+    # One of its own, a running and a completed one of each item, and the end.
+    assert [number for number, _ in others] == list(range(1, 21))
+    shown = {item["itemId"]: item for item in site.client().get(f"{place}/{other_id}").json()["items"]}
+    ends = [event["payload"] for _, event in others if event["action"] == "item-completed"]
+    assert {item["itemId"]: item for item in ends} == shown
     numbers = [event.id or 0 for event in seen]
     assert numbers == sorted(set(numbers))
     batch = site.batch(batch_id)
