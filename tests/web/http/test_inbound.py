@@ -26,6 +26,7 @@ from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked
 from tidegate import metrics
 from tidegate.core import ids
 from tidegate.web.http.inbound import RATE_MIN_BYTES_PER_S, Fares, InboundConnection
+from tidegate.web.jobs.job_watch import JobWatch
 
 __all__ = ["world"]
 
@@ -211,10 +212,11 @@ def test_a_reader_of_events_that_does_not_keep_up_is_cut_off_and_goes_on_later(
 
 @pytest.mark.parametrize(("door", "told"), [("openai", b"event: reset"), ("completion-batch", b"data: [ERROR]")])
 def test_a_reader_of_events_that_was_late_is_told_to_go_on_from_its_last_event(
-    start_web: Any, door: str, told: bytes
+    start_web: Any, monkeypatch: pytest.MonkeyPatch, door: str, told: bytes
 ) -> None:
     """What it gets ends in that word, and the rest follows behind its last id, so every event comes once."""
-    web: WebServer = start_web(http={"client_timeout_s": 4.0}, upstream={"url": "http://127.0.0.1:9/v1"})
+    web: WebServer = start_web(upstream={"url": "http://127.0.0.1:9/v1"})
+    monkeypatch.setattr(JobWatch, "reader_patience_s", 0.5)
     count, place, long = 12, "/v1/completion-batch/default/prod", "x" * (1 << 20)
     with web.client() as client:
         items = [{"resourceId": "m", "request": {"messages": []}}] * count

@@ -60,7 +60,7 @@ class EventSource(ABC):
 
 class EventStream(Response):
     """The answer to one reader. It reads no faster than the client takes, and holds one piece for it. A client that took nothing for long
-    and comes back to it is told to ask again from its last event; one that does not come back is cut off."""
+    and comes back to it gets a last event by which it asks again from there; one that does not come back is cut off."""
 
     def __init__(self, watch: JobWatch, slots: TenantSlots, job: Job, source: EventSource) -> None:
         super().__init__(None, 200, HEADERS, MEDIA_TYPE)

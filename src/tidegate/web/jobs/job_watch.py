@@ -56,11 +56,15 @@ class JobWatch:
         self._store = context.store
         self._stop = context.stop
         self._news = context.wakes.jobs.listen()
-        # Well before the connection of a client that takes nothing is cut, so that one that is only late can be told to come back.
-        self.reader_patience_s = context.settings.http.client_timeout_s / 2
+        self._client_timeout_s = context.settings.http.client_timeout_s
         self._followers: dict[str, set[JobFollower]] = {}
         self._seen: dict[str, Row] = {}
         self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def reader_patience_s(self) -> float:
+        """How long a stream waits for its reader: less than until its connection is cut, so that a late reader learns how to go on."""
+        return self._client_timeout_s / 2
 
     @contextmanager
     def following(self, job: Job) -> Iterator[JobFollower]:
