@@ -3,6 +3,9 @@
 Every row is a shape on one kind of engine, over several seeds. The engines differ from the calibrated one in what a step costs, which the
 tide does not know: larger models, engines on which a sequence or a prompt costs more or less beside the same base, and steps that vary.
 Where an engine is slower, chats come less often, so that it is empty as long. The idle share and the all-batch rate are each engine's own.
+
+A trace has about 200 chats, so its p99 is the second slowest of them and varies from seed to seed. So p99 is taken over the chats of all
+seeds put together, beside those of the same seeds alone; the median and the worst of single seeds are printed with it.
 """
 
 import os
@@ -67,12 +70,18 @@ class Case:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Interactive p99 time to first token and mean time between tokens, times alone's; and the harvest."""
+    """Interactive times to first token, with batch and alone; mean time between tokens, times alone's; and the harvest."""
 
     case: Case
-    first_token: float
+    ttft_ms: Sequence[float]
+    alone_ttft_ms: Sequence[float]
     between: float
     harvest: float
+
+    @property
+    def first_token(self) -> float:
+        """The p99 time to first token, times alone's."""
+        return _p99(self.ttft_ms) / _p99(self.alone_ttft_ms)
 
     @property
     def holds(self) -> bool:
@@ -105,9 +114,8 @@ def run(case: Case) -> Ratios:
     idle_share = 1 - alone.busy_ms / duration_ms
     ideal = idle_share * all_batch_rate(case.engine)
     between = [sum(one.between_ms) / len(one.between_ms) for one in (tide, alone)]
-    return Ratios(
-        case, _p99(tide.ttft_ms) / _p99(alone.ttft_ms), between[0] / between[1], tide.batch_tokens / duration_ms / ideal
-    )
+    harvest = tide.batch_tokens / duration_ms / ideal
+    return Ratios(case, tide.ttft_ms, alone.ttft_ms, between[0] / between[1], harvest)
 
 
 def _p99(values: Sequence[float]) -> float:
@@ -116,7 +124,7 @@ def _p99(values: Sequence[float]) -> float:
 
 def cases(quick: bool) -> list[Case]:
     """Every shape on the calibrated engine, and the two shapes of the product with bursts and on all other engines."""
-    seeds, duration_s = ((1,), 40.0) if quick else ((1, 2, 3), 200.0)
+    seeds, duration_s = ((1,), 40.0) if quick else (range(1, 9), 200.0)
     both = tuple(SHAPES)[:2]
     todo = [("steady", "calibrated", shape) for shape in (both if quick else SHAPES)]
     todo += [("bursty", "calibrated", shape) for shape in both]
@@ -133,14 +141,15 @@ def main(quick: bool = False) -> dict[str, float]:
     for trace, engine, shape in dict.fromkeys((one.trace, one.engine, one.shape) for one in todo):
         mine = [one for one in found if (one.case.trace, one.case.engine, one.case.shape) == (trace, engine, shape)]
         columns = [[getattr(one, name) for one in mine] for name in ("first_token", "between", "harvest")]
-        first, between, harvest = (median(column) for column in columns)
-        worst = f"{max(columns[0]):.2f}, {max(columns[1]):.3f}, {min(columns[2]):.2f}"
-        held = f"{sum(one.holds for one in mine)} of {len(mine)} hold"
-        rows.append((f"{trace}, {engine}, {shape}", f"{first:.2f}, {between:.3f}, {harvest:.2f} ({worst})", held))
+        middle, between, harvest = (median(column) for column in columns)
+        first = _p99([ms for one in mine for ms in one.ttft_ms]) / _p99(
+            [ms for one in mine for ms in one.alone_ttft_ms]
+        )
+        single = f"single seeds {middle:.2f}, worst {max(columns[0]):.2f}, {max(columns[1]):.3f}, {min(columns[2]):.2f}"
+        held = f"{sum(one.holds for one in mine)} of {len(mine)} seeds hold"
+        rows.append((f"{trace}, {engine}, {shape}", f"{first:.2f}, {between:.3f}, {harvest:.2f} ({single})", held))
         figures |= {f"first token, {trace}, {engine}, {shape}": first, f"harvest, {trace}, {engine}, {shape}": harvest}
-    title = (
-        "The harvest as shipped: first token p99 and between tokens mean, vs alone; harvest; medians over seeds (worst)"
-    )
+    title = "The harvest as shipped: first token p99 over all seeds and between tokens mean, vs alone; harvest (single seeds)"
     table(f"{title}; bounds {FIRST_TOKEN_MAX:g}, {BETWEEN_MAX:g}, {HARVEST_MIN}", rows)
     return figures
 
