@@ -85,7 +85,8 @@ class LiveConfig:
             self._renewal.begin()
             documents = [(one.kind, one.name, one.document) for one in entries]
             found = added(self.settings, documents, renewal=self._renewal)
-            ours = (*map(self._renewal.renewed, deployments(self.settings)), *found.deployments)
+            configured = map(self._renewal.renewed, deployments(self.settings))
+            ours = [found.in_state(one) for one in (*configured, *found.deployments)]
             if (now := self._renewal.troubles) and now != troubles:
                 log.warning("secrets_reload_failed", why=sorted(f"{file} {trouble}" for file, trouble in now.items()))
             named = (*resources(self.settings), *found.resources)

@@ -12,7 +12,7 @@ from tests.cli.test_server_client import Serving
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
 from tests.upstream.raw_server import Peer, Request
-from tests.web.upstream import Upstream
+from tests.web.upstream import Upstream, answers
 
 EVERYWHERE_S = 60.0
 
@@ -40,6 +40,19 @@ class Cluster(Serving):
         return self.desk.done(
             *words, "--config", "c.yaml", TIDEGATE_STORE_URL=self.variables["TIDEGATE_STORE_URL"]
         ).stdout()
+
+    def operate(self, path: str, method: str = "POST") -> Any:
+        """Ask the admin API as the operator on this machine."""
+        token = json.loads((self.desk.here / ".tidegate" / "control.json").read_text())["token"]
+        request = urllib.request.Request(
+            f"{self.url}/admin/v1/{path}", headers={"X-Tidegate-Control": token}, method=method
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def listed(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.operate("deployments", "GET")["data"]
+        return found
 
     def models(self) -> set[str]:
         return {one["id"] for one in self.call("GET", "/v1/models")[1]["data"]}
@@ -92,6 +105,54 @@ def test_every_process_follows(desk: Desk, processes: Processes, postgres_url: s
     assert cluster.ended(batch)["request_counts"]["failed"] == 1
 
 
+def test_a_drained_deployment_gets_no_new_calls_from_any_process(desk: Desk, postgres_url: str) -> None:
+    """What two workers have in flight there ends there; the rest waits or goes elsewhere. A process that starts later knows it too."""
+    landing = asyncio.Event()
+
+    async def script(request: Request, peer: Peer) -> None:
+        if request.line.startswith("POST"):
+            await landing.wait()
+        await peer.answer()
+
+    cluster = Cluster(desk, postgres_url)
+    one, two = Upstream(script), Upstream(answers())
+    try:
+        cluster.did("deployments", "add", "gpu/1", "--model", "m", "--url", one.url, "--set", "max_in_flight=6")
+        for process in (cluster.proc, *cluster.workers):
+            followed(process, 1)
+        first = cluster.submit([chat(f"c{number}", "hi") for number in range(60)])
+        wait_until(lambda: len(one.posts) == 6, EVERYWHERE_S, "both workers to fill it")
+        assert cluster.operate("deployments/gpu/1/drain")["revision"] == 2
+        for process in (cluster.proc, *cluster.workers):
+            followed(process, 2)
+        upstream_idle = len(one.posts)
+        one._loop.call_soon_threadsafe(landing.set)
+
+        def done() -> int:
+            return int(cluster.call("GET", f"/v1/batches/{first}")[1]["request_counts"]["completed"])
+
+        wait_until(lambda: done() == 6, EVERYWHERE_S, "what was in flight to end")
+        cluster.workers[0].kill()
+        fresh = cluster.start("worker")
+        fresh.wait_for_line(r"tidegate worker_\w+ running")
+        (shown,) = [row for row in cluster.listed() if row["name"] == "gpu/1"]
+        assert (shown["is_drained"], shown["state"], shown["in_flight"]) == (True, "drained", 0)
+        cluster.did("deployments", "add", "gpu/2", "--model", "m", "--url", two.url)
+        assert cluster.ended(first)["request_counts"]["completed"] == 60
+        assert (len(one.posts), upstream_idle, len(two.posts)) == (6, 6, 54), "nothing was sent there, nor sent twice"
+
+        cluster.operate("deployments/gpu/2/drain")
+        cluster.operate("deployments/gpu/1/resume")
+        for process in (cluster.workers[1], fresh):
+            process.wait_for_line("routing_changed.*number=5", EVERYWHERE_S)
+        second = cluster.submit([chat(f"c{number}", "hi") for number in range(8)])
+        assert cluster.ended(second)["request_counts"]["completed"] == 8
+        assert (len(one.posts), len(two.posts)) == (14, 54)
+    finally:
+        one.close()
+        two.close()
+
+
 def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, postgres_url: str) -> None:
     cluster = Cluster(desk, postgres_url)
     cluster.did("deployments", "add", "gpu", "--model", "m", "--url", desk.engine.url, "--api-key", "env:NOT_THERE")
@@ -100,12 +161,7 @@ def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, postgres_url: str) ->
     )
 
     def listed() -> dict[str, str]:
-        control = json.loads((desk.here / ".tidegate" / "control.json").read_text())
-        request = urllib.request.Request(
-            cluster.url + "/admin/v1/deployments", headers={"X-Tidegate-Control": control["token"]}
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return {one["name"]: one["why"] for one in json.loads(answer.read())["data"]}
+        return {one["name"]: one["why"] for one in cluster.listed()}
 
     wait_until(lambda: bool(listed()["tls"]), EVERYWHERE_S, "the API to look")
     assert "NOT_THERE, which is not set" in listed()["gpu"]

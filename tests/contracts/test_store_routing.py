@@ -41,6 +41,16 @@ async def test_a_deployment_and_a_resource_may_have_one_name(world: World) -> No
     assert [(one.kind, one.name) for one in entries] == [("deployment", "chat"), ("resource", "chat")]
 
 
+async def test_a_drain_lasts_until_its_deployment_is_removed(world: World) -> None:
+    seen = await world.store.put_routing("deployment", "a", ONE, 0)
+    for name in ("a", "of the settings"):
+        await world.store.put_routing("drain_state", name, '{"is_drained": true}', 0)
+    await world.store.put_routing("resource", "a", "{}", 0)
+    await world.store.drop_routing("deployment", "a", seen)
+    _, entries = await world.store.routing()
+    assert [(one.kind, one.name) for one in entries] == [("drain_state", "of the settings"), ("resource", "a")]
+
+
 async def test_of_two_operators_the_second_is_told(world: World) -> None:
     other = await world.open_another()
     seen = await world.store.put_routing("deployment", "a", ONE, 0)

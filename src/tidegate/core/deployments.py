@@ -187,9 +187,10 @@ class Deployment:
     batch work ever takes. `metrics_names` maps our names of an engine's gauges to its own, where it
     is neither vLLM nor SGLang. `output_tokens_max` is the most that one answer there can have; 0:
     unknown. With `upstream_model` the server knows the model by that name, and requests are sent
-    with it. So many embedding items may share a call as `upstream_max_batch_inputs` says, and fewer
-    than `upstream_min_batch_inputs` are not worth one; how chat items are taken, `chat_batching`
-    says.
+    with it. While `is_drained` it gets no new calls, by an operator's word; another `refresh_count`
+    is the word to try it at once, whatever was thought of it. So many embedding items may share
+    a call as `upstream_max_batch_inputs` says, and fewer than `upstream_min_batch_inputs` are
+    not worth one; how chat items are taken, `chat_batching` says.
     """
 
     name: str
@@ -221,6 +222,8 @@ class Deployment:
     output_tokens_max: int = 0
     queue: Queue | None = None
     upstream_model: str = ""
+    is_drained: bool = False
+    refresh_count: int = 0
 
     def __post_init__(self) -> None:
         where = f"deployment {self.name!r}"

@@ -27,6 +27,14 @@ from tidegate.settings.yaml_file import KeyPath
 Kind = Literal["deployment", "resource", "model"]
 
 
+class DrainState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an operator asked of a deployment, whether it was added or is in the settings: that it gets no new calls, and how often that it
+    is tried at once."""
+
+    is_drained: bool = False
+    refresh_count: int = 0
+
+
 class AddedDeployment(ModelDeployment, frozen=True, kw_only=True):
     """A deployment that says by itself which model it serves."""
 
@@ -35,12 +43,28 @@ class AddedDeployment(ModelDeployment, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Added:
-    """What of the store's entries can be used here, and why the others cannot, by kind and name."""
+    """What of the store's entries can be used here, and why the others cannot, by kind and name. `states` are by the deployment's name."""
 
     deployments: list[Deployment] = field(default_factory=list)
     resources: list[Resource] = field(default_factory=list)
     models: dict[str, ModelTerms] = field(default_factory=dict)
     unusable: dict[tuple[str, str], str] = field(default_factory=dict)
+    states: dict[str, DrainState] = field(default_factory=dict)
+
+    def in_state(self, deployment: Deployment) -> Deployment:
+        """Return a deployment, added or of the settings, as operators asked it to be."""
+        state = self.states.get(deployment.name)
+        if state is None:
+            return deployment
+        return replace(deployment, is_drained=state.is_drained, refresh_count=state.refresh_count)
+
+
+def drain_state(document: str) -> DrainState:
+    """Return what the store has of a deployment's state; what cannot be read asks for nothing."""
+    try:
+        return msgspec.json.decode(document, type=DrainState)
+    except msgspec.MsgspecError:
+        return DrainState()
 
 
 class _EntryProblems:
@@ -72,6 +96,9 @@ def added(
     found = Added()
     for kind, name, document in entries:
         try:
+            if kind == "drain_state":
+                found.states[name] = drain_state(document)
+                continue
             if settings.upstream.url:
                 raise SettingsError("the settings name one gateway for every model (upstream.url), and that one wins")
             if name in {"deployment": taken_names, "model": settings.models}.get(kind, settings.resources):

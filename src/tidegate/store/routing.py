@@ -1,4 +1,4 @@
-"""Verbs about the deployments, resources and terms of models that an operator adds while everything runs.
+"""Verbs about the deployments, resources and terms of models that an operator adds while everything runs, and about which are drained.
 
 What such an entry says is a document that the settings understand; here it is text. Each change has a number, and an entry's last one is
 its revision: who changes an entry names the one that they saw, so that no two operators undo each other unseen.
@@ -14,6 +14,8 @@ ENTRIES_MAX = 10_000
 DEPLOYMENT = "deployment"
 RESOURCE = "resource"
 MODEL = "model"
+# Whether a deployment is drained: of those in the settings, too.
+DRAIN_STATE = "drain_state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,9 @@ class StoredRouting(Table):
         if int(row[1]) != seen:
             raise LostRace(f"the {kind} {name!r} was changed meanwhile")
         await tx.all("routing_drop", kind=kind, name=name)
+        if kind == DEPLOYMENT:
+            # Another deployment may get this name: it begins as any other.
+            await tx.all("routing_drop", kind=DRAIN_STATE, name=name)
         return True
 
     @reads

@@ -553,10 +553,10 @@ create table usage_writers (
     wrote_at bigint not null
 );
 
--- Deployments, resources and terms of models that an operator added at run time, beside those in the settings; `routing_number` in meta
--- counts the changes.
+-- Deployments, resources and terms of models that an operator added at run time, beside those in the settings, and which deployments of either
+-- kind are drained; `routing_number` in meta counts the changes.
 create table routing (
-    kind text not null check (kind in ('deployment', 'resource', 'model')),
+    kind text not null check (kind in ('deployment', 'resource', 'model', 'drain_state')),
     name text not null,
     document text not null,
     revision bigint not null,

@@ -13,6 +13,7 @@ from tests.web.calls import create, is_error, upload
 from tests.web.server import CONTROL_TOKEN, WebServer
 from tidegate.core import keys
 from tidegate.core.errors import StoreUnavailable
+from tidegate.settings.capacity import ModelDeployment, ModelSettings
 
 OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
 ABSENT = "batch_" + 22 * "0"
@@ -227,3 +228,31 @@ def test_what_is_asked_while_the_store_is_gone_is_refused_for_now(desk: Desk, mo
     ):
         answer: httpx2.Response = client.request(method, path)
         assert answer.status_code == 503, answer.text
+
+
+def test_a_deployment_is_drained_resumed_and_refreshed(start_web: Any) -> None:
+    """Of the settings' own, and of those added; each change is noted once, and one who only looks may do none of it."""
+    fixed = ModelDeployment("http://127.0.0.1:9/v1", name="steady/1")
+    desk = Desk(start_web(models={"m": ModelSettings((fixed,))}))
+    path = "/admin/v1/deployments/steady%2F1"
+
+    def shown() -> dict[str, Any]:
+        found: dict[str, Any] = desk.reader.get("/admin/v1/deployments").json()["data"][0]
+        return found
+
+    for verb in ("drain", "resume", "refresh"):
+        is_error(desk.reader.post(f"{path}/{verb}"), {"status": 403, "code": "insufficient_scope"})
+        is_error(desk.ours.post(f"{path}/{verb}"), {"status": 403, "code": "insufficient_scope"})
+        absent = desk.writer.post(f"/admin/v1/deployments/%3Cb%3E{verb}/{verb}")
+        is_error(absent, {"status": 404, "code": "entry_not_found"})
+    first = desk.writer.post(f"{path}/drain").json()
+    assert (shown()["is_drained"], first["name"]) == (True, "steady/1")
+    assert desk.writer.post(f"{path}/drain").json() == first, "twice is fine"
+    assert desk.writer.post(f"{path}/resume").json()["revision"] > first["revision"]
+    assert shown()["is_drained"] is False
+    asked = desk.writer.post(f"{path}/refresh").json()
+    assert (asked["reachable"], asked["status"], asked["models"]) == (False, 0, [])
+    assert asked["message"]
+    noted = [(one["action"], one["target"]) for one in desk.audit(target="steady/1")]
+    assert noted == [(f"deployment.{verb}", "steady/1") for verb in ("refresh", "resume", "drain")]
+    assert desk.audit(target="steady/1")[-1]["actor"].startswith("key:")

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.routing import Route
 
 from tests.web import stages
 from tests.web.calls import create, upload
@@ -162,6 +163,26 @@ def test_an_action_needs_the_scope_the_token_and_our_own_page(console: Console) 
     assert writer.post(f"{page}/explode", data={"csrf": token}).status_code == 404
     out = writer.post("/console/sign-out", data={"csrf": token})
     assert 'tidegate=""' in out.headers["set-cookie"]
+
+
+def test_one_who_only_looks_can_do_nothing(console: Console) -> None:
+    """Every route that changes something, as the app has them: with a right token of the reader's own, and with none of a writer's."""
+    writer, reader = console.signed_in(console.writer_key), console.signed_in(console.reader_key)
+    own = csrf_of(reader, "/console")
+    paths = [
+        route.path
+        for route in console.web.app.routes
+        if isinstance(route, Route) and route.path.startswith("/console") and "POST" in (route.methods or ())
+    ]
+    acting = [path for path in paths if path not in ("/console/sign-in", "/console/sign-out")]
+    assert len(acting) > 5
+    for path in acting:
+        at = re.sub(r"{(\w+)}", lambda found: console.batch if found[1] == "batch_id" else "pause", path)
+        refused = reader.post(at, data={"csrf": own, "name": "x"})
+        assert (refused.status_code, "insufficient_scope" in refused.text) == (403, True), path
+        forged = writer.post(at, data={"csrf": own, "name": "x"})
+        assert (forged.status_code, "foreign_form" in forged.text) == (403, True), path
+    assert console.web.client(console.reader_key).get("/admin/v1/audit").json()["data"] == []
 
 
 def test_an_action_on_a_filter_shows_its_impact_and_begins(console: Console) -> None:

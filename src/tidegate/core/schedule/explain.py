@@ -69,6 +69,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         Reason.TPM_EXHAUSTED: "its tokens for this minute are used up",
         Reason.BUDGET_SPENT: "a budget of it is used up; it goes on when the period ends or the limit is raised",
         Reason.RESTING: "its upstreams asked for a pause",
+        Reason.DRAINED: "an operator drained every deployment of it; it goes on when one is resumed",
         Reason.TIDE_CLOSED: "interactive calls need all of it now",
         Reason.UNHEALTHY: "no upstream of it is healthy; see `tidegate doctor`",
         Reason.RETRY_BUDGET_SPENT: (

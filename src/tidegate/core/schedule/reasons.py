@@ -14,6 +14,7 @@ class Reason(StrEnum):
     TPM_EXHAUSTED = "tpm_exhausted"
     BUDGET_SPENT = "budget_spent"
     RESTING = "resting"
+    DRAINED = "drained"
     TIDE_CLOSED = "tide_closed"
     UNHEALTHY = "unhealthy"
     RETRY_BUDGET_SPENT = "retry_budget_spent"

@@ -40,6 +40,9 @@ order by k.id;
 -- look_at_deployment --
 select document from routing where kind = 'deployment' and name = :target;
 
+-- look_at_drain_state --
+select document from routing where kind = 'drain_state' and name = :target;
+
 -- look_at_resource --
 select document from routing where kind = 'resource' and name = :target;
 

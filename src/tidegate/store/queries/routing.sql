@@ -1,4 +1,4 @@
--- Deployments, resources and terms of models that were added at run time. Every change first takes the next number from meta, whose row makes changes wait
+-- Deployments, resources and terms of models that were added at run time, and which deployments are drained. Every change first takes the next number from meta, whose row makes changes wait
 -- for one another; a process that knows the number knows everything.
 
 -- routing_number_next --

@@ -88,6 +88,8 @@ class Availability:
             state for state in route.states if max(state.ready_at_ms(), state.background_rests_until_ms) <= now_ms
         ]
         if not states:
+            if all(state.deployment.is_drained for state in route.states):
+                return Reason.DRAINED
             ill = all(state.breaker.is_open or state.background_rests_until_ms > now_ms for state in route.states)
             return Reason.UNHEALTHY if ill else Reason.RESTING
         if all(self._view.opens_at_ms(route, state) > now_ms for state in states):

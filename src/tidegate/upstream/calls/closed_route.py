@@ -1,4 +1,4 @@
-"""Why a route takes no call at all: its deployments rest, reject our key, answer with errors or are away.
+"""Why a route takes no call at all: its deployments are drained, rest, reject our key, answer with errors or are away.
 
 It reads what the deployments remember of their last failures. It waits for nothing and sends nothing.
 """
@@ -11,6 +11,10 @@ from tidegate.upstream.routing.deployment_state import FAILING, TLS_REJECTED, De
 
 def closed_route_error(model: str, states: Sequence[DeploymentState], retry_after_ms: int | None) -> UpstreamError:
     """Return the error for a call to `model` while none of these deployments takes a call."""
+    if all(state.deployment.is_drained for state in states):
+        return Throttled(
+            f"every deployment of model {model!r} is drained: an operator can resume one", retry_after_ms=retry_after_ms
+        )
     if any(not state.breaker.is_open for state in states):
         return Throttled(
             f"every deployment of model {model!r} rests or has an open circuit", retry_after_ms=retry_after_ms

@@ -179,7 +179,8 @@ class Exchange:
         if opens_at_ms > now_ms:
             raise Withheld("the deployment said that no more is left", until_ms=opens_at_ms, code="upstream_rests")
         if state.rests_until_ms > now_ms:
-            raise Withheld("the deployment asked for a rest", until_ms=state.rests_until_ms, code="upstream_rests")
+            until_ms = min(state.rests_until_ms, state.rest_ends_ms(now_ms))
+            raise Withheld("the deployment asked for a rest, or is drained", until_ms=until_ms, code="upstream_rests")
         if now_ms >= call.begin_by_ms:
             raise Withheld("the lease may be over before the call was sent", until_ms=now_ms, code="lease_over")
         if now_ms >= call.deadline_ms:

@@ -5,7 +5,6 @@ interactive calls go before batch work because a deployment keeps the slots that
 """
 
 import asyncio
-import math
 from collections.abc import Sequence
 
 from tidegate.core.errors import PoolExhausted, RetryBudgetSpent, Throttled, Unavailable, Withheld
@@ -138,9 +137,8 @@ def _refuse_user(route: NameRoute, call: Call, now_ms: float) -> None:
     states = route.interactive_states
     if not states:
         raise Unavailable(f"no deployment serves model {call.model!r} to interactive calls")
-    ready_at_ms = min(state.ready_at_ms() for state in states)
-    if ready_at_ms > now_ms:
-        raise closed_route_error(call.model, states, math.ceil(ready_at_ms - now_ms))
+    if min(state.ready_at_ms() for state in states) > now_ms:
+        raise closed_route_error(call.model, states, min(state.ready_in_ms(now_ms) for state in states))
 
 
 def _forget(route: NameRoute, call: Call) -> None:

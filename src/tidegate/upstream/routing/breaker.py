@@ -67,6 +67,10 @@ class Breaker:
         """The deployment answered a question that was asked beside the calls."""
         self.has_answered = True
 
+    def try_at_once(self) -> None:
+        """The next probe is due now."""
+        self.ready_at_ms = 0.0
+
     def end_probe(self) -> None:
         self._probes_in_flight -= 1
 

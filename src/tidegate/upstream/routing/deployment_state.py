@@ -46,6 +46,9 @@ USERS_COME_MS = 60_000.0
 FREE_FOR_OTHERS = 1 / 16
 FREE_FOR_OTHERS_FROM = 4
 
+# An operator may resume a drained deployment at any moment: who waits for it looks again after so long.
+DRAINED_WAIT_MS = 5_000
+
 # The batch work's own part of a deployment's slots, where it is smaller than the whole, has a name of its own.
 BACKGROUND_SLOTS = "background:"
 
@@ -83,6 +86,7 @@ class DeploymentStatus:
     models: tuple[str, ...]
     state: str
     in_flight: int
+    interactive_in_flight: int
     max_in_flight: int
     rests_for_ms: int
     answered: int
@@ -93,6 +97,8 @@ class DeploymentStatus:
     upstream_model: str = ""
     is_key_rejected: bool = False
     open_for_ms: int | None = None
+    limits: tuple[Limit, ...] = ()
+    is_drained: bool = False
 
 
 class DeploymentState:
@@ -101,6 +107,7 @@ class DeploymentState:
     def __init__(
         self, deployment: Deployment, line: Client, control: Client, policy: DeploymentPolicy, *, is_alone: bool
     ) -> None:
+        self.deployment = deployment
         self.breaker = Breaker(policy.breaker)
         self.budget = RetryBudget(policy.retry_budget if deployment.queue is None else QUEUED_RETRIES)
         self.refusals = Refusals()
@@ -142,7 +149,14 @@ class DeploymentState:
 
     def update(self, deployment: Deployment, line: Client, control: Client) -> None:
         """The same server under another agreement: what is in flight and what was learned stay."""
+        if deployment.refresh_count != self.deployment.refresh_count:
+            self._try_at_once()
         self.deployment = deployment
+        if deployment.is_drained:
+            # A rest without an end: no choice needs to look at anything else.
+            self.rests_until_ms = math.inf
+        elif self.rests_until_ms == math.inf:
+            self.rests_until_ms = 0.0
         self.line = line
         self.open_line = line if isinstance(line, StreamingClient) else None
         self.queued_line = line if isinstance(line, QueuedClient) else None
@@ -204,10 +218,18 @@ class DeploymentState:
 
     def rest_ends_ms(self, now_ms: float) -> float:
         """Until when those who wait for it are better off elsewhere."""
+        if self.deployment.is_drained:
+            return now_ms + DRAINED_WAIT_MS
         if self.breaker.state is not BreakerState.PAUSED:
             return self.ready_at_ms()
         paused_until_ms = min(self.breaker.ready_at_ms, now_ms + KEY_REST_MS_MAX)
         return max(self.rests_until_ms, paused_until_ms, self.quota.opens_at_ms())
+
+    def ready_in_ms(self, now_ms: float) -> int:
+        """Return how long until something may be sent here, as far as is known; 0 when it may be sent now."""
+        if self.deployment.is_drained:
+            return DRAINED_WAIT_MS
+        return max(0, math.ceil(self.ready_at_ms() - now_ms))
 
     def free_slots(self, now_ms: float) -> int:
         if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms or self.background_rests_until_ms > now_ms:
@@ -454,24 +476,39 @@ class DeploymentState:
         return answered_then is not None and answered_then < self.answered
 
     def status(self, now_ms: float, spent_until_ms: float = 0.0) -> DeploymentStatus:
-        resting = not self.breaker.is_open and max(self.rests_until_ms, self.quota.opens_at_ms()) > now_ms
         return DeploymentStatus(
             name=self.deployment.name,
             url=self.deployment.url,
             models=self.deployment.models,
-            state="resting" if resting else self.breaker.state,
+            state=self._word(now_ms),
+            is_drained=self.deployment.is_drained,
             in_flight=self.in_flight,
+            interactive_in_flight=self.interactive_in_flight,
             max_in_flight=self.slots.share,
-            rests_for_ms=max(0, math.ceil(self.ready_at_ms() - now_ms)),
+            rests_for_ms=0 if self.deployment.is_drained else self.ready_in_ms(now_ms),
             answered=self.answered,
             failures=dict(self.failures),
             last_failure=self.last_failure,
             spent_for_ms=max(0, math.ceil(spent_until_ms - now_ms)),
             discovered=self.discovered,
+            limits=tuple(limit for budget in self.budgets for limit in budget.limits),
             upstream_model=self.deployment.upstream_model,
             is_key_rejected=self.breaker.is_paused,
             open_for_ms=max(0, int(now_ms - self.breaker.opened_at_ms)) if self.breaker.is_open else None,
         )
+
+    def _word(self, now_ms: float) -> str:
+        """Return its state in one word."""
+        if self.deployment.is_drained:
+            return "draining" if self.in_flight or self.interactive_in_flight else "drained"
+        if not self.breaker.is_open and max(self.rests_until_ms, self.quota.opens_at_ms()) > now_ms:
+            return "resting"
+        return self.breaker.state
+
+    def _try_at_once(self) -> None:
+        """Forget rests, and let the next call try a deployment whose circuit is open."""
+        self.rests_until_ms = self.background_rests_until_ms = 0.0
+        self.breaker.try_at_once()
 
     def _is_there(self) -> None:
         # It answered, and about the request or the moment: that is no failure, and it is all that a probe wants to know.

@@ -15,8 +15,8 @@ from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import ApiProblem, LostRace, SettingsError
 from tidegate.core.nouns import Caller
 from tidegate.settings import Settings, deployments, resources
-from tidegate.settings.added import Added, Kind, added, check
-from tidegate.store.routing import DEPLOYMENT, MODEL, RESOURCE, RoutingEntry, RoutingFull
+from tidegate.settings.added import Added, DrainState, Kind, added, check, drain_state
+from tidegate.store.routing import DEPLOYMENT, DRAIN_STATE, MODEL, RESOURCE, RoutingEntry, RoutingFull
 from tidegate.store.store import Store
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
@@ -24,6 +24,10 @@ from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.routes import Guarded, Handler
 from tidegate.web.jobs.reported_health import reported_status, reported_troubles
+
+DRAIN, RESUME, REFRESH = STATE_VERBS = ("drain", "resume", "refresh")
+# A server of many adapters lists thousands of models.
+MODELS_SHOWN_MAX = 100
 
 
 class RoutingWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +53,7 @@ class RoutingDone(msgspec.Struct, frozen=True):
 
 class RoutingShown(msgspec.Struct, frozen=True):
     """One deployment, resource or model. `why` says what keeps this process from using it. `state` is what workers
-    reported of it, else this process's own, as its calls are."""
+    reported of it, else this process's own, as its calls are. A drained deployment gets no new calls."""
 
     kind: Kind
     name: str
@@ -61,8 +65,20 @@ class RoutingShown(msgspec.Struct, frozen=True):
     changed_at: int = 0
     document: dict[str, Any] = {}
     state: str = ""
+    is_drained: bool = False
     in_flight: int = 0
     why: str = ""
+
+
+class DeploymentRefreshed(msgspec.Struct, frozen=True):
+    """What a deployment answered this process just now. Every process tries it again within seconds, whatever it thought of it."""
+
+    name: str
+    reachable: bool
+    status: int
+    models: list[str]
+    took_ms: float
+    message: str
 
 
 class RoutingList(msgspec.Struct, frozen=True):
@@ -100,10 +116,40 @@ class RoutingEditor:
         nouns: dict[tuple[str, str], Deployment | Resource] = {(DEPLOYMENT, one.name): one for one in found.deployments}
         nouns |= {(RESOURCE, one.name): one for one in found.resources}
         troubles = found.unusable | (unusable or {})
-        for entry in entries:
+        for entry in (one for one in entries if one.kind != DRAIN_STATE):
             noun, why = nouns.get((entry.kind, entry.name)), troubles.get((entry.kind, entry.name), "")
             shown.append(_stored(entry, noun, why))
-        return shown
+        drained = {name for name, state in found.states.items() if state.is_drained}
+        return [
+            msgspec.structs.replace(one, is_drained=True) if one.kind == DEPLOYMENT and one.name in drained else one
+            for one in shown
+        ]
+
+    async def set_state(self, trail: AuditTrail, verb: str, name: str) -> RoutingDone:
+        """Drain, resume or refresh a deployment, and note it. To drain or resume twice changes nothing."""
+        _, entries = await self._store.routing()
+        if not self._is_configured(DEPLOYMENT, name) and not any(
+            (one.kind, one.name) == (DEPLOYMENT, name) for one in entries
+        ):
+            raise ApiProblem(404, "entry_not_found", f"There is no deployment {name!r}.")
+        entry = next((one for one in entries if (one.kind, one.name) == (DRAIN_STATE, name)), None)
+        before = DrainState() if entry is None else drain_state(entry.document)
+        after = msgspec.structs.replace(
+            before,
+            is_drained=before.is_drained if verb == REFRESH else verb == DRAIN,
+            refresh_count=before.refresh_count + (verb == REFRESH),
+        )
+        revision = 0 if entry is None else entry.revision
+        if after == before:
+            return RoutingDone(name, revision)
+        text = msgspec.json.encode(after).decode()
+        noting = trail.noting(f"deployment.{verb}", DRAIN_STATE, name)
+        try:
+            return RoutingDone(name, await noting.put_routing(DRAIN_STATE, name, text, revision))
+        except RoutingFull as full:
+            raise ApiProblem(409, "too_many_entries", f"{full}.") from None
+        except LostRace:
+            raise _changed_meanwhile(DEPLOYMENT, name) from None
 
     async def do(self, trail: AuditTrail, verb: str, kind: str, wish: RoutingWish) -> RoutingDone:
         """Add, change or remove an entry, and note it."""
@@ -252,6 +298,8 @@ class DeploymentRoutes:
             found.append(Guarded("GET", f"/admin/v1/{kind}s", READ, self._listing(kind)))
             for verb in ("add", "change", "remove"):
                 found.append(Guarded("POST", f"/admin/v1/{kind}s/{verb}", WRITE, self._doing(kind, verb)))
+        for verb in STATE_VERBS:
+            found.append(Guarded("POST", f"/admin/v1/deployments/{{name:path}}/{verb}", WRITE, self._setting(verb)))
         return found
 
     async def list(self, kind: str) -> list[RoutingShown]:
@@ -267,6 +315,43 @@ class DeploymentRoutes:
                 shown.append(one)
         return shown
 
+    async def do(self, trail: AuditTrail, verb: str, kind: str, wish: RoutingWish) -> RoutingDone:
+        """Add, change or remove an entry; this process follows at once, the others within seconds."""
+        done = await self._editor.do(trail, verb, kind, wish)
+        await self._follow()
+        return done
+
+    async def set_state(self, trail: AuditTrail, verb: str, name: str) -> RoutingDone:
+        """Drain, resume or refresh a deployment; this process follows at once, the others within seconds."""
+        done = await self._editor.set_state(trail, verb, name)
+        await self._follow()
+        return done
+
+    async def refresh(self, trail: AuditTrail, name: str) -> DeploymentRefreshed:
+        """Have every process try a deployment again, and ask it from here whether it is there."""
+        await self.set_state(trail, REFRESH, name)
+        try:
+            found = await self._router.probe(name)
+        except KeyError:
+            # This process cannot use it, so it cannot ask it either.
+            why = "This process cannot use it: GET /admin/v1/deployments says why."
+            return DeploymentRefreshed(name, False, 0, [], 0.0, why)
+        models = list(found.models[:MODELS_SHOWN_MAX])
+        return DeploymentRefreshed(name, found.reachable, found.status, models, round(found.took_ms, 1), found.message)
+
+    async def _follow(self) -> None:
+        if self._live_config is not None:
+            await self._live_config.look()
+
+    def _setting(self, verb: str) -> Handler:
+        async def act(request: Request, caller: Caller) -> Response:
+            name, trail = str(request.path_params["name"]), trail_of(self._context, request, caller)
+            if verb == REFRESH:
+                return json_answer(await self.refresh(trail, name))
+            return json_answer(await self.set_state(trail, verb, name))
+
+        return act
+
     def _listing(self, kind: str) -> Handler:
         async def show(request: Request, caller: Caller) -> Response:
             requests.refuse_unknown(request.query_params, ())
@@ -277,11 +362,7 @@ class DeploymentRoutes:
     def _doing(self, kind: str, verb: str) -> Handler:
         async def do(request: Request, caller: Caller) -> Response:
             wish = await requests.json_body(request, RoutingWish, self._body_bytes_max)
-            done = await self._editor.do(trail_of(self._context, request, caller), verb, kind, wish)
-            if self._live_config is not None:
-                # The others follow within seconds; the caller of this one sees it at once.
-                await self._live_config.look()
-            return json_answer(done)
+            return json_answer(await self.do(trail_of(self._context, request, caller), verb, kind, wish))
 
         return do
 

@@ -6,7 +6,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.nouns import Caller
+from tidegate.core.usage.prices import units_text
 from tidegate.store.operated import RATE_MINUTES, OverviewRows
 from tidegate.store.workers import report_from
 from tidegate.upstream.routing.deployment_state import DeploymentStatus
@@ -59,19 +61,23 @@ class StuckBatch(msgspec.Struct, frozen=True):
 
 
 class DeploymentHealth(msgspec.Struct, frozen=True):
-    """A deployment as this process sees it, or as a worker reported it that found it unhealthy. `tide` is what running processes
-    reported of its room beside interactive calls."""
+    """A deployment as this process sees it, or as a worker reported it that found it unhealthy; `in_flight` is background work's.
+
+    `tide` is what running processes reported of its room beside interactive calls.
+    """
 
     name: str
     models: list[str]
     state: str
     in_flight: int
+    interactive_in_flight: int
     in_flight_max: int
     rests_for_ms: int
     answered: int
     failures: dict[str, int]
     last_failure: str
     tide: list[str]
+    limits: list[str]
     unhealthy_seconds: int | None = None
 
 
@@ -247,6 +253,16 @@ class OverviewRoutes:
         return json_answer(page_of(found, [], has_more=False))
 
 
+def _limit_text(limit: Limit) -> str:
+    """Write a limit as an operator would say it."""
+    counted = ((limit.requests, "requests"), (limit.tokens, "tokens"))
+    parts = [f"{count:,} {word}" for count, word in counted if count is not None]
+    if limit.nano is not None:
+        parts.append(units_text(limit.nano))
+    span = "in all" if limit.period is Period.LIFETIME else f"a {limit.period}"
+    return f"{' and '.join(parts)} {span}"
+
+
 def worker_shown(row: dict[str, Any]) -> WorkerShown:
     return WorkerShown(
         row["id"],
@@ -281,11 +297,13 @@ def _health(status: DeploymentStatus, tide: list[str]) -> DeploymentHealth:
         list(status.models),
         status.state,
         status.in_flight,
+        status.interactive_in_flight,
         status.max_in_flight,
         status.rests_for_ms,
         status.answered,
         status.failures,
         status.last_failure,
         tide,
+        [_limit_text(limit) for limit in status.limits],
         None if status.open_for_ms is None else status.open_for_ms // 1000,
     )

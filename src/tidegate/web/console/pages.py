@@ -13,9 +13,9 @@ from tidegate.core.schedule.explain import explain
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.audit import AuditFilter
 from tidegate.web.admin.batches import BatchActions, job_named, moments
-from tidegate.web.admin.deployments import DeploymentRoutes
 from tidegate.web.admin.operations import ACTIONS
 from tidegate.web.admin.overview import FLOWS_MAX, WORKERS_MAX, Overviews, flow_shown, worker_shown
+from tidegate.web.console.deployment_pages import DeploymentPages
 from tidegate.web.console.error_groups import error_groups
 from tidegate.web.console.guard import SIGN_IN, ConsoleGuard, Show
 from tidegate.web.console.item_pages import ItemPages
@@ -44,7 +44,6 @@ class ConsolePages:
         self._forecaster = Forecaster(context)
         self._explainer = Explainer(context.store, context.live_settings, context.router)
         self._actions = BatchActions(context)
-        self._deployments = DeploymentRoutes(context)
 
     def routes(self) -> list[Route]:
         looks: dict[str, Show] = {
@@ -52,7 +51,6 @@ class ConsolePages:
             "/batches": self.batches,
             "/batches/{batch_id}": self.batch,
             "/queues": self.queues,
-            "/deployments": self.deployments,
             "/orgs": self.orgs,
             "/deliveries": self.deliveries,
             "/audit": self.audit,
@@ -67,6 +65,7 @@ class ConsolePages:
             Route(SIGN_IN, self.sign_in, methods=["POST"]),
             *OperationPages(self._context, self._guard).routes(),
             *ItemPages(self._context, self._guard).routes(),
+            *DeploymentPages(self._context, self._guard).routes(),
             *self._guard.routes(looks, changes),
         ]
 
@@ -155,13 +154,6 @@ class ConsolePages:
         overview = await self._overviews.look()
         flows = [flow_shown(row) for row in await self._store.list_flows(None, FLOWS_MAX)]
         return page("console/queues.html", visitor=visitor, here="queues", models=overview.models, flows=flows)
-
-    async def deployments(self, request: Request, visitor: Visitor) -> Response:
-        overview = await self._overviews.look()
-        listed = {one.name: one for one in await self._deployments.list("deployment")}
-        return page(
-            "console/deployments.html", visitor=visitor, here="deployments", health=overview.deployments, listed=listed
-        )
 
     async def orgs(self, request: Request, visitor: Visitor) -> Response:
         orgs = await self._store.list_orgs(after=_after(request, "tenant"), count_max=LIST_COUNT + 1)

@@ -70,7 +70,20 @@ def tone(job: Job) -> str:
     return "good" if job.state is JobState.COMPLETED else ""
 
 
+def health_tone(health: Any) -> str:
+    """Return the style of a deployment's state."""
+    return {"closed": "good", "open": "bad", "paused": "bad"}.get(health.state, "warn")
+
+
+def health_word(health: Any) -> str:
+    """Write a deployment's state: an operator reads a breaker's own "closed" as out of order."""
+    words = {"closed": "healthy", "open": "circuit open", "paused": "key rejected"}
+    word = words.get(health.state, health.state)
+    return f"{word} for {duration(health.rests_for_ms // 1000)}" if health.rests_for_ms else word
+
+
 _TEMPLATES.filters.update(number=number, moment=moment, duration=duration, tone=tone, money=units_text)
+_TEMPLATES.filters.update(health_tone=health_tone, health_word=health_word)
 
 
 def page(template: str, status: int = 200, **values: Any) -> Response:

@@ -21,7 +21,7 @@ def reported_troubles(workers: Sequence[ReportedWorker]) -> dict[str, Deployment
 
 def reported_status(status: DeploymentStatus, trouble: DeploymentTrouble | None) -> DeploymentStatus:
     """Return the status of a deployment in this process, or as a worker reported it where only the worker found it unhealthy."""
-    if trouble is None or status.open_for_ms is not None:
+    if trouble is None or status.open_for_ms is not None or status.is_drained:
         return status
     return dataclasses.replace(
         status,

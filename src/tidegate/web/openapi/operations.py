@@ -182,6 +182,16 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             ("POST", "/remove", "Remove", deployments.RoutingWish, deployments.RoutingDone),
         )
     },
+    **{
+        ("POST", f"/admin/v1/deployments/{{name:path}}/{verb}"): Operation(summary, gives=deployments.RoutingDone)
+        for verb, summary in (
+            ("drain", "Send a deployment no new calls"),
+            ("resume", "Send a drained deployment calls again"),
+        )
+    },
+    ("POST", "/admin/v1/deployments/{name:path}/refresh"): Operation(
+        "Try a deployment at once", gives=deployments.DeploymentRefreshed
+    ),
     ("GET", "/admin/v1/scheduler"): Operation("Show the scheduler's modes", gives=scheduler.SchedulerStatus),
     ("POST", "/admin/v1/scheduler"): Operation(
         "Switch the scheduler's modes", scheduler.SchedulerWish, scheduler.SchedulerStatus
