@@ -310,6 +310,8 @@ async def test_rates_are_summed_over_workers_and_minutes(world: World) -> None:
     outlook = await world.store.outlook(job.id)
     assert outlook is not None
     assert [(m.units, m.tokens, m.items) for m in outlook.models[0].minutes] == [(200, 600, 2), (100, 150, 1)]
+    now_ms, counts = await world.store.minute_counts()
+    assert (now_ms, counts) == (world.clock.now, {start // 60_000: (2, 600), start // 60_000 + 1: (1, 150)})
     await world.clock.advance(20 * 60_000)
     assert (await world.store.paces([MODEL]))[MODEL].rate is None
 

@@ -159,6 +159,7 @@ OPERATORS |= {
     for kind in ("deployments", "resources", "models")
     for verb in ("add", "change", "remove")
 }
+OPERATORS |= {("POST", f"/admin/v1/deployments/{{name:path}}/{verb}") for verb in ("drain", "resume", "refresh")}
 
 
 # Pages of the console ask for a session; `tests/web/console` shows who gets one.
@@ -168,15 +169,19 @@ CONSOLE = {
         "",
         "/audit",
         "/batches",
+        "/batches/check",
+        "/batches/new",
         "/batches/{batch_id}",
         "/batches/{batch_id}/items",
         "/batches/{batch_id}/items/{item_id}",
         "/deliveries",
         "/deployments",
+        "/deployments/edit",
         "/operations",
         "/operations/impact",
         "/operations/{operation_id}",
         "/orgs",
+        "/playground",
         "/queues",
         "/sign-in",
     )
@@ -184,10 +189,18 @@ CONSOLE = {
 CONSOLE |= {
     ("POST", f"/console{path}")
     for path in (
+        "/batches/new",
+        "/batches/upload",
         "/batches/{batch_id}/{action}",
+        "/deployments/drain",
+        "/deployments/edit",
+        "/deployments/refresh",
+        "/deployments/remove",
+        "/deployments/resume",
         "/deliveries/{delivery_id}/replay",
         "/operations",
         "/operations/{operation_id}/cancel",
+        "/playground",
         "/sign-in",
         "/sign-out",
     )

@@ -256,7 +256,7 @@ class Rests(Protocol):
 @dataclass(frozen=True, slots=True)
 class Present:
     """Calls at one deployment: how many processes send batch calls there, how many such calls are out, and what gateways pass on.
-    `why` is how the tide stands there, in words."""
+    `tide` is how many batch calls may be out there now, where that is known, and `why` how it stands, in words."""
 
     workers: int = 0
     calls: int = 0
@@ -264,6 +264,7 @@ class Present:
     interactive_awaiting: int = 0
     has_gateway: bool = False
     why: str = ""
+    tide: int = 0
 
 
 class FleetReport(NamedTuple):

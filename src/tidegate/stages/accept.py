@@ -259,6 +259,10 @@ class Upload:
         self.blob_id = blob_id
         self.size_bytes = 0
 
+    def note_with(self, store: Store) -> None:
+        """Show the file through this store, which notes who made it."""
+        self._store = store
+
     @property
     def line_count(self) -> int:
         """Lines so far; a last one without its newline counts."""

@@ -20,7 +20,7 @@ class FleetReports(Table):
     ) -> dict[str, dict[str, FleetReport]]:
         """Say what this process has at each deployment; return what every other process reported lately, by deployment and process."""
         rows = [
-            (name, worker_id, one.workers, one.calls, one.interactive, one.interactive_awaiting, int(one.has_gateway), one.why)
+            (name, worker_id, one.workers, one.calls, one.interactive, one.interactive_awaiting, int(one.has_gateway), one.why, one.tide)
             for name, one in sorted(mine.items())
         ]  # fmt: skip
         await tx.many("fleet_report_put", rows)
@@ -37,6 +37,12 @@ class FleetReports(Table):
         """Why the tide of each deployment stands as it does, in the words of each process that spoke lately."""
         rows = await tx.all("fleet_report_list", lately_ms=SHOWN_MS, count_max=_SHOWN_MAX)
         return [(row[0], row[1]) for row in rows]
+
+    @reads
+    async def loads(self, tx: Tx) -> dict[str, tuple[int, int, int]]:
+        """Return, for each deployment, how many batch calls its tides allow, how many are out, and how many interactive calls are."""
+        rows = await tx.all("fleet_report_loads", lately_ms=SHOWN_MS)
+        return {row[0]: (int(row[1]), int(row[2]), int(row[3])) for row in rows}
 
     @writes
     async def forget_fleet_reports(self, tx: Tx) -> None:

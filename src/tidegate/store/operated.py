@@ -18,6 +18,7 @@ from tidegate.store.webhooks import delivery_from
 _LIST_START = (1 << 62, "")
 _DELIVERIES_START = (1 << 62, "", "")
 RATE_MINUTES = 5
+HISTORY_MINUTES = 60
 MODELS_MAX = 1_000
 STUCK_MAX = 20
 DUE_MAX = 10_000
@@ -111,6 +112,14 @@ class OperatedStore(Table):
             {row[0]: (int(row[1]), int(row[2])) for row in rates},
             await tx.dicts("overview_stuck", soon_ms=SOON_MS, count_max=STUCK_MAX),
         )
+
+    @reads
+    async def minute_counts(self, tx: Tx) -> tuple[int, dict[int, tuple[int, int]]]:
+        """Return the store's moment, and the items and tokens answered in each of the last minutes and in this one, by minute."""
+        rows = await tx.all("overview_minutes", minutes=HISTORY_MINUTES)
+        now = await tx.one("now")
+        assert now is not None
+        return int(now[0]), {int(row[0]): (int(row[1]), int(row[2])) for row in rows}
 
     @reads
     async def due_work(self, tx: Tx) -> WaitingWork:

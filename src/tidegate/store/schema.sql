@@ -499,6 +499,7 @@ create table fleet_reports (
     interactive_awaiting bigint not null,
     has_gateway bigint not null,
     why text not null,
+    tide bigint not null,
     reported_at bigint not null,
     primary key (deployment, worker_id)
 );

@@ -97,9 +97,10 @@ def build_app(context: WebContext) -> Api:
     uploads, streams = upload_slots(limits.uploads_max), stream_slots(limits.event_streams_max)
     wait = JobWait(watch, streams)
     background = BackgroundRoutes(context, reception, wait)
+    gateway = GatewayRoutes(context, background)
     entries = [
         # Routes are tried in order, and these are the ones that someone waits for.
-        *GatewayRoutes(context, background).routes(),
+        *gateway.routes(),
         *background.routes(),
         *FileRoutes(context, reception, uploads).routes(),
         *UploadRoutes(context, reception, uploads).routes(),
@@ -129,7 +130,7 @@ def build_app(context: WebContext) -> Api:
         settings.server.bodies_bytes_max, max(settings.gateway.body_bytes_max, settings.limits.body_bytes_max)
     )
     authenticator = Authenticator(context)
-    pages = [*DocumentPages(entries).routes(), *ConsolePages(context, authenticator).routes(), static_route()]
+    pages = [*DocumentPages(entries).routes(), *ConsolePages(context, authenticator, gateway).routes(), static_route()]
     guarded = guarded_routes(authenticator, LimitRooms(context), entries)
     return Api(
         [*guarded, *pages, *Health(context, serves_api=True).routes(), scrape.local_route(Gauges(context))],

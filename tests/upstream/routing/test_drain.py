@@ -10,7 +10,6 @@ import pytest
 from tests.upstream.calls.test_router import Gate, always, failure
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tests.upstream.world import CHAT_ENDPOINT, World, deployment
-from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Resource
 from tidegate.core.errors import Throttled
 from tidegate.core.schedule import Reason
@@ -49,7 +48,7 @@ async def test_calls_in_flight_end_and_new_ones_go_elsewhere_until_it_is_resumed
 async def test_work_waits_while_every_deployment_is_drained(world: World) -> None:
     """No call fails for it as if the model were unknown, and each wait has an end: it may be resumed at any moment."""
     async with RawServer() as server:
-        limited = deployment(server.url, models=("m",), is_drained=True, limits=(Limit(Period.MINUTE, 10),))
+        limited = deployment(server.url, models=("m",), is_drained=True)
         async with world.router(limited) as router:
             assert (router.knows("m"), router.takes_interactive("m"), router.free_slots("m")) == (True, True, 0)
             assert router.closed("m") == Reason.DRAINED

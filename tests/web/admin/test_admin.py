@@ -234,7 +234,7 @@ def test_a_deployment_is_drained_resumed_and_refreshed(start_web: Any) -> None:
     """Of the settings' own, and of those added; each change is noted once, and one who only looks may do none of it."""
     fixed = ModelDeployment("http://127.0.0.1:9/v1", name="steady/1")
     desk = Desk(start_web(models={"m": ModelSettings((fixed,))}))
-    path = "/admin/v1/deployments/steady%2F1"
+    path = "/admin/v1/deployments/steady/1"
 
     def shown() -> dict[str, Any]:
         found: dict[str, Any] = desk.reader.get("/admin/v1/deployments").json()["data"][0]
@@ -243,7 +243,7 @@ def test_a_deployment_is_drained_resumed_and_refreshed(start_web: Any) -> None:
     for verb in ("drain", "resume", "refresh"):
         is_error(desk.reader.post(f"{path}/{verb}"), {"status": 403, "code": "insufficient_scope"})
         is_error(desk.ours.post(f"{path}/{verb}"), {"status": 403, "code": "insufficient_scope"})
-        absent = desk.writer.post(f"/admin/v1/deployments/%3Cb%3E{verb}/{verb}")
+        absent = desk.writer.post(f"/admin/v1/deployments/<b>/{verb}")
         is_error(absent, {"status": 404, "code": "entry_not_found"})
     first = desk.writer.post(f"{path}/drain").json()
     assert (shown()["is_drained"], first["name"]) == (True, "steady/1")

@@ -22,7 +22,7 @@ def console(start_web: Any) -> Console:
 def test_a_deployment_is_drained_and_resumed_from_its_page(console: Console) -> None:
     writer, reader = console.signed_in(console.writer_key), console.signed_in(console.reader_key)
     form = {"csrf": csrf_of(writer, LIST), "name": "steady/1"}
-    assert (writer.get(LIST).text.count("Drain</button>"), reader.get(LIST).text.count("<button")) == (1, 1)
+    assert (writer.get(LIST).text.count("Drain</button>"), "/drain" in reader.get(LIST).text) == (1, False)
     done = writer.post(f"{LIST}/drain", data=form)
     assert (done.status_code, done.headers["location"]) == (303, LIST)
     shown = writer.get(LIST).text

@@ -43,6 +43,13 @@ select document from routing where kind = 'deployment' and name = :target;
 -- look_at_drain_state --
 select document from routing where kind = 'drain_state' and name = :target;
 
+-- look_at_file --
+select filename, purpose, size_bytes from files where id = :target;
+
+-- look_at_input --
+-- The job that waits to be ingested from a file.
+select id as batch, endpoint from jobs where input_file_id = :target and state = 'validating' order by created_at desc, id desc limit 1;
+
 -- look_at_resource --
 select document from routing where kind = 'resource' and name = :target;
 

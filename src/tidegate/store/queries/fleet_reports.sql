@@ -1,11 +1,11 @@
 -- What processes report to each other about their calls, so that none takes the calls of another for unknown ones.
 
 -- fleet_report_put --
-insert into fleet_reports (deployment, worker_id, workers, calls, interactive, interactive_awaiting, has_gateway, why, reported_at)
-values (:deployment, :worker_id, :workers, :calls, :interactive, :interactive_awaiting, :has_gateway, :why, now_ms())
+insert into fleet_reports (deployment, worker_id, workers, calls, interactive, interactive_awaiting, has_gateway, why, tide, reported_at)
+values (:deployment, :worker_id, :workers, :calls, :interactive, :interactive_awaiting, :has_gateway, :why, :tide, now_ms())
 on conflict (deployment, worker_id) do update set
     workers = excluded.workers, calls = excluded.calls, interactive = excluded.interactive,
-    interactive_awaiting = excluded.interactive_awaiting, has_gateway = excluded.has_gateway, why = excluded.why,
+    interactive_awaiting = excluded.interactive_awaiting, has_gateway = excluded.has_gateway, why = excluded.why, tide = excluded.tide,
     reported_at = excluded.reported_at;
 
 -- fleet_report_others --
@@ -22,6 +22,12 @@ select r.deployment, r.why from fleet_reports r
 where r.reported_at > now_ms() - :lately_ms and r.why <> ''
 order by r.deployment, r.worker_id
 limit :count_max;
+
+-- fleet_report_loads --
+-- Calls at each deployment as running processes reported them, and how many batch calls their tides allow.
+select r.deployment, sum(r.tide) as tide, sum(r.calls) as calls, sum(r.interactive) as interactive from fleet_reports r
+where r.reported_at > now_ms() - :lately_ms
+group by r.deployment;
 
 -- fleet_report_forget --
 delete from fleet_reports where reported_at < now_ms() - :keep_ms;

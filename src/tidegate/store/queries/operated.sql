@@ -67,6 +67,14 @@ from rates r
 where r.minute >= now_ms() / 60000 - :minutes and r.minute < now_ms() / 60000
 group by r.model;
 
+-- overview_minutes --
+-- What was answered in each of the last minutes and in this one, over all models.
+select r.minute, sum(r.items) as items, sum(r.tokens) as tokens
+from rates r
+where r.minute >= now_ms() / 60000 - :minutes
+group by r.minute
+order by r.minute;
+
 -- overview_stuck --
 -- Jobs whose ingest or publishing failed and is tried again, and jobs whose time is nearly over.
 select j.id, t.name as org, j.state, j.step_failures, j.expires_at - now_ms() as left_ms

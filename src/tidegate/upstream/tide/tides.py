@@ -294,7 +294,8 @@ class DeploymentTide:
         why = f"{self.calls} calls ({self.decision.why})" if self._needs_engine else ""
         if why and self.is_closed:
             why += f", and it has no room for more ({Reason.TIDE_CLOSED})"
-        return Present(workers, len(self._flights), self.interactive, self.interactive_awaiting, has_gateway, why)
+        tide = self.calls if self._needs_engine else 0
+        return Present(workers, len(self._flights), self.interactive, self.interactive_awaiting, has_gateway, why, tide)
 
     @property
     def others(self) -> Present:

@@ -63,7 +63,8 @@ class StuckBatch(msgspec.Struct, frozen=True):
 class DeploymentHealth(msgspec.Struct, frozen=True):
     """A deployment as this process sees it, or as a worker reported it that found it unhealthy; `in_flight` is background work's.
 
-    `tide` is what running processes reported of its room beside interactive calls.
+    `tide` is what running processes reported of its room beside interactive calls, and `tide_calls` how many calls of background work they
+    allow there (0: not known). Calls `everywhere` are those of all processes.
     """
 
     name: str
@@ -78,6 +79,9 @@ class DeploymentHealth(msgspec.Struct, frozen=True):
     last_failure: str
     tide: list[str]
     limits: list[str]
+    tide_calls: int
+    calls_everywhere: int
+    interactive_everywhere: int
     unhealthy_seconds: int | None = None
 
 
@@ -149,6 +153,7 @@ class Overviews:
 
     async def look(self) -> Overview:
         rows = await self._store.overview()
+        loads = await self._store.loads()
         tides: dict[str, list[str]] = {}
         for name, why in await self._store.tides():
             tides.setdefault(name, []).append(why)
@@ -163,7 +168,7 @@ class Overviews:
             ],
             self._backlogs(rows),
             [
-                _health(reported_status(one, troubles.get(one.name)), tides.get(one.name, []))
+                _health(reported_status(one, troubles.get(one.name)), tides.get(one.name, []), loads.get(one.name))
                 for one in self._router.status()
             ],
             await self._store.workers_alive(),
@@ -291,7 +296,8 @@ def flow_shown(row: dict[str, Any]) -> FlowShown:
     )
 
 
-def _health(status: DeploymentStatus, tide: list[str]) -> DeploymentHealth:
+def _health(status: DeploymentStatus, tide: list[str], load: tuple[int, int, int] | None) -> DeploymentHealth:
+    """Return a deployment's health; without a report of its load, that is this process's own."""
     return DeploymentHealth(
         status.name,
         list(status.models),
@@ -305,5 +311,6 @@ def _health(status: DeploymentStatus, tide: list[str]) -> DeploymentHealth:
         status.last_failure,
         tide,
         [_limit_text(limit) for limit in status.limits],
+        *(load or (0, status.in_flight, status.interactive_in_flight)),
         None if status.open_for_ms is None else status.open_for_ms // 1000,
     )

@@ -33,13 +33,17 @@ class ConsoleGuard:
     async def form(self, request: Request, visitor: Visitor) -> dict[str, str]:
         """Return a form's fields, if the visitor may change things and one of our pages sent it."""
         form = await form_of(request)
-        if visitor.key_id is None or form.get("csrf") != visitor.csrf:
+        self.admit(request, visitor, form.get("csrf"))
+        return form
+
+    def admit(self, request: Request, visitor: Visitor, csrf: str | None) -> None:
+        """Refuse a form that did not come from a page of this visitor's, or whose sender may only look."""
+        if visitor.key_id is None or csrf != visitor.csrf:
             raise ApiProblem(403, "foreign_form", "Sign in, and send this form from its page.")
         if not visitor.may_write and request.url.path != "/console/sign-out":
             raise ApiProblem(
                 403, "insufficient_scope", "Your key may look, and change nothing: it lacks `admin:write`."
             )
-        return form
 
     def trail(self, visitor: Visitor) -> AuditTrail:
         """Return the trail of the visitor's key."""

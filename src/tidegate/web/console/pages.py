@@ -1,5 +1,6 @@
 """The pages of the console. What they show comes from the same verbs as the admin API; each change is noted in the audit."""
 
+import msgspec
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -15,13 +16,17 @@ from tidegate.store.audit import AuditFilter
 from tidegate.web.admin.batches import BatchActions, job_named, moments
 from tidegate.web.admin.operations import ACTIONS
 from tidegate.web.admin.overview import FLOWS_MAX, WORKERS_MAX, Overviews, flow_shown, worker_shown
+from tidegate.web.console.creation_pages import CreationPages
 from tidegate.web.console.deployment_pages import DeploymentPages
 from tidegate.web.console.error_groups import error_groups
 from tidegate.web.console.guard import SIGN_IN, ConsoleGuard, Show
 from tidegate.web.console.item_pages import ItemPages
+from tidegate.web.console.load_history import LoadHistory
 from tidegate.web.console.operation_pages import OperationPages
+from tidegate.web.console.playground import PlaygroundPages
 from tidegate.web.console.session import Sessions, Visitor, form_of, set_cookie
 from tidegate.web.context import WebContext
+from tidegate.web.gateway.gateway import GatewayRoutes
 from tidegate.web.http import problems, requests
 from tidegate.web.http.auth import Authenticator
 from tidegate.web.http.filter_requests import FILTERS, job_filter
@@ -35,12 +40,15 @@ LIST_COUNT = 50
 
 
 class ConsolePages:
-    def __init__(self, context: WebContext, authenticator: Authenticator) -> None:
+    def __init__(self, context: WebContext, authenticator: Authenticator, gateway: GatewayRoutes) -> None:
+        """`gateway` makes the calls of the playground."""
+        self._gateway = gateway
         self._context = context
         self._store = context.store
         self._sessions = Sessions(context, authenticator)
         self._guard = ConsoleGuard(context, self._sessions)
         self._overviews = Overviews(context)
+        self._load_history = LoadHistory(context.store)
         self._forecaster = Forecaster(context)
         self._explainer = Explainer(context.store, context.live_settings, context.router)
         self._actions = BatchActions(context)
@@ -63,6 +71,8 @@ class ConsolePages:
         return [
             Route(SIGN_IN, self.sign_in_page, methods=["GET"]),
             Route(SIGN_IN, self.sign_in, methods=["POST"]),
+            *CreationPages(self._context, self._guard).routes(),
+            *PlaygroundPages(self._context, self._guard, self._gateway).routes(),
             *OperationPages(self._context, self._guard).routes(),
             *ItemPages(self._context, self._guard).routes(),
             *DeploymentPages(self._context, self._guard).routes(),
@@ -86,11 +96,16 @@ class ConsolePages:
         return set_cookie(RedirectResponse(SIGN_IN, 303), "", 0)
 
     async def overview(self, request: Request, visitor: Visitor) -> Response:
+        requests.refuse_unknown(request.query_params, ())
+        overview = await self._overviews.look()
         return page(
             "console/overview.html",
             visitor=visitor,
             here="overview",
-            overview=await self._overviews.look(),
+            overview=overview,
+            point=msgspec.to_builtins(await self._load_history.look(overview.deployments)),
+            # A refresh brings one point; what came before is on the page already.
+            points=[] if "hx-request" in request.headers else msgspec.to_builtins(self._load_history.points()),
             workers=[worker_shown(row) for row in await self._store.list_workers(WORKERS_MAX)],
         )
 

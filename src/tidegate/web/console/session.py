@@ -108,14 +108,19 @@ def set_cookie(response: Response, value: str, max_age_s: int = SESSION_S) -> Re
 
 async def form_of(request: Request) -> dict[str, str]:
     """Return the fields of a form that one of our own pages sent; refuse what came from elsewhere."""
-    if not _is_ours(request):
-        raise ApiProblem(403, "foreign_form", "This form was sent by another site.")
+    refuse_foreign(request)
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise ApiProblem(415, "unsupported_media_type", "Send a form.", param="Content-Type")
     intake: Intake = request.scope["tidegate.intake"]
     over = ApiProblem(413, "body_too_large", f"A form may have {FORM_BYTES_MAX:,} bytes.")
     body = await intake.whole(FORM_BYTES_MAX, over)
     return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=32, keep_blank_values=True))
+
+
+def refuse_foreign(request: Request) -> None:
+    """Refuse what another site's page sent."""
+    if not _is_ours(request):
+        raise ApiProblem(403, "foreign_form", "This form was sent by another site.")
 
 
 def _is_ours(request: Request) -> bool:

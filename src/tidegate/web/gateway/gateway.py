@@ -63,10 +63,14 @@ class GatewayRoutes:
         return [Guarded("POST", endpoint, SCOPE, functools.partial(self.call, endpoint)) for endpoint in ENDPOINTS]
 
     async def call(self, endpoint: str, request: Request, caller: Caller) -> Response:
-        """Answer one call. `endpoint` is that of the route, which is also the upstream's path."""
+        """Read one call and answer it. `endpoint` is that of the route, which is also the upstream's path."""
         wish = await interactive_request_of(
             request, endpoint, self._gateway.body_bytes_max, self._limits.json_depth_max
         )
+        return await self.answer(endpoint, request, wish, caller)
+
+    async def answer(self, endpoint: str, request: Request, wish: InteractiveRequest, caller: Caller) -> Response:
+        """Answer a call whose body was read already."""
         self._check_model(wish, caller)
         await self._check_fields(wish)
         if wish.is_background:

@@ -28,9 +28,10 @@ FILE_BEGINS = FileBegins()
 
 
 class UploadForm:
-    def __init__(self, content_type: str | None, file_field: str = "file") -> None:
-        """The part named `file_field` holds the bytes."""
+    def __init__(self, content_type: str | None, file_field: str = "file", fields: tuple[str, ...] = FIELDS) -> None:
+        """The part named `file_field` holds the bytes, and those named `fields` are kept."""
         self.file_field = file_field
+        self._known_fields = fields
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self.is_complete = False
@@ -109,7 +110,7 @@ class UploadForm:
             self.filename = file_name(parameters)
             self._out.append(FILE_BEGINS)
             return
-        if name not in FIELDS:
+        if name not in self._known_fields:
             self._is_ignored = True
             return
         if name in self.fields:

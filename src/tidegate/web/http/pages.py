@@ -30,6 +30,9 @@ STATIC = {
     "style.css": "text/css; charset=utf-8",
     "console.js": "text/javascript; charset=utf-8",
     "htmx.min.js": "text/javascript; charset=utf-8",
+    "charts.js": "text/javascript; charset=utf-8",
+    "uplot.min.js": "text/javascript; charset=utf-8",
+    "uplot.min.css": "text/css; charset=utf-8",
 }
 STATIC_PATH = "/static/{name}"
 

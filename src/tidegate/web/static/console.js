@@ -16,3 +16,101 @@ document.addEventListener("submit", (event) => {
   const question = event.submitter && event.submitter.dataset.ask;
   if (question && !window.confirm(question)) event.preventDefault();
 });
+
+// A refresh replaces part of the page: what had the focus, or was unfolded, has and is so again.
+const REACHABLE = "a[href], button, input, select, textarea, summary, [tabindex]";
+let kept = null;
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const target = event.detail.target;
+  const open = [...target.querySelectorAll("details")].map((one) => one.open);
+  kept = { at: [...target.querySelectorAll(REACHABLE)].indexOf(document.activeElement), open };
+});
+document.addEventListener("htmx:afterSwap", () => {
+  const target = document.getElementById("live");
+  if (!target || !kept) return;
+  target.querySelectorAll("details").forEach((one, at) => { if (kept.open[at]) one.open = true; });
+  const focused = kept.at < 0 ? null : target.querySelectorAll(REACHABLE)[kept.at];
+  if (focused) focused.focus({ preventScroll: true });
+});
+
+// Keys: j and k go through the rows of a list, Enter opens one, / and Ctrl-K open the palette.
+const rows = () => [...document.querySelectorAll("main td:first-child a[href], main section.card h2[tabindex]")];
+const step = (by) => {
+  const all = rows();
+  if (!all.length) return;
+  const at = all.indexOf(document.activeElement);
+  all[at < 0 ? (by > 0 ? 0 : all.length - 1) : Math.min(all.length - 1, Math.max(0, at + by))].focus();
+};
+const palette = document.getElementById("palette");
+if (palette) {
+  const input = palette.querySelector("input");
+  const list = palette.querySelector("ul");
+  const fixed = [...list.children];
+  const shown = () => [...list.children].filter((one) => !one.hidden);
+  const choose = (at) => {
+    shown().forEach((one, place) => one.setAttribute("aria-selected", String(place === at)));
+    const chosen = shown()[at];
+    if (chosen) { input.setAttribute("aria-activedescendant", chosen.id); chosen.scrollIntoView({ block: "nearest" }); }
+    else input.removeAttribute("aria-activedescendant");
+  };
+  const chosen = () => shown().findIndex((one) => one.getAttribute("aria-selected") === "true");
+  const option = (id, words, href) => {
+    const item = document.createElement("li");
+    item.id = id;
+    item.className = "found";
+    item.setAttribute("role", "option");
+    item.dataset.href = href;
+    item.textContent = words;
+    return item;
+  };
+  const filter = () => {
+    const words = input.value.trim().toLowerCase();
+    for (const one of fixed) one.hidden = !words.split(/\s+/).every((word) => one.textContent.toLowerCase().includes(word));
+    list.querySelectorAll(".found").forEach((one) => one.remove());
+    const asked = input.value.trim();
+    if (asked) {
+      const more = [];
+      if (/^batch_\w+$/.test(asked)) more.push(option("palette-batch", "Open " + asked, "/console/batches/" + asked));
+      more.push(option("palette-search", "Search batches for “" + asked + "”", "/console/batches?q=" + encodeURIComponent(asked)));
+      list.append(...more);
+    }
+    choose(0);
+  };
+  const open = () => { input.value = ""; filter(); palette.showModal(); };
+  document.querySelectorAll("[data-palette]").forEach((one) => { one.hidden = false; one.addEventListener("click", open); });
+  input.addEventListener("input", filter);
+  palette.addEventListener("click", (event) => {
+    if (event.target === palette) palette.close();
+    const one = event.target.closest("[data-href]");
+    if (one) window.location.assign(one.dataset.href);
+  });
+  input.addEventListener("keydown", (event) => {
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (by) { event.preventDefault(); choose((chosen() + by + shown().length) % shown().length); }
+    if (event.key === "Enter") {
+      event.preventDefault();
+      const one = shown()[chosen()];
+      if (one) window.location.assign(one.dataset.href);
+    }
+  });
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest && event.target.closest("input, textarea, select, [contenteditable]");
+    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") { event.preventDefault(); if (!palette.open) open(); }
+    else if (typing || event.ctrlKey || event.metaKey || event.altKey || palette.open) return;
+    else if (event.key === "/") { event.preventDefault(); open(); }
+    else if (event.key === "j") step(1);
+    else if (event.key === "k") step(-1);
+  });
+}
+
+// A file may be dropped onto its field; the form itself is a plain one.
+document.querySelectorAll(".drop").forEach((place) => {
+  const input = place.querySelector("input[type=file]");
+  const mark = (on) => (event) => { event.preventDefault(); place.classList.toggle("over", on); };
+  place.addEventListener("dragover", mark(true));
+  place.addEventListener("dragleave", mark(false));
+  place.addEventListener("drop", (event) => {
+    mark(false)(event);
+    if (event.dataTransfer.files.length) input.files = event.dataTransfer.files;
+  });
+});

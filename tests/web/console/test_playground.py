@@ -1,0 +1,62 @@
+"""The console's playground: one call to a model server, with its answer, its refusals and whatever hostile text comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.web.console.test_console import HOSTILE, Console, csrf_of
+from tests.web.upstream import Upstream, answers, chat_with
+from tidegate.settings.capacity import ModelDeployment, ModelSettings
+
+PAGE = "/console/playground"
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    server = Upstream(answers(chat_with(f"said {HOSTILE}")))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def console(start_web: Any, upstream: Upstream) -> Console:
+    return Console(start_web(models={"m": ModelSettings((ModelDeployment(upstream.url, name="gpu"),))}))
+
+
+def test_a_call_is_made_shown_and_noted(console: Console, upstream: Upstream) -> None:
+    writer = console.signed_in(console.writer_key)
+    form = {"csrf": csrf_of(writer, PAGE), "model": "m", "system": "be brief", "prompt": HOSTILE, "max_tokens": "9"}
+    shown = writer.post(PAGE, data=form)
+    assert (shown.status_code, "said &#34;&gt;&lt;script&gt;" in shown.text) == (200, True), shown.text
+    assert "<script>alert" not in shown.text
+    assert b'"max_tokens":9' in upstream.posts[0].body
+    assert b"be brief" in upstream.posts[0].body
+    noted = console.web.client(console.reader_key).get("/admin/v1/audit").json()["data"][0]
+    assert (noted["action"], noted["target"], HOSTILE in str(noted)) == ("playground.call", "m", False)
+    upstream.becomes(answers(b'{"error": {"message": "<script>alert(1)</script>"}}', 400))
+    refused = writer.post(PAGE, data=form)
+    assert (refused.status_code < 500, "<script>alert" in refused.text) == (True, False)
+    upstream.becomes(answers(b"\xff\x00 no json"))
+    assert writer.post(PAGE, data=form).status_code < 600
+
+
+def test_what_is_wrong_is_a_page(console: Console, upstream: Upstream) -> None:
+    writer, reader = console.signed_in(console.writer_key), console.signed_in(console.reader_key)
+    assert "Send</button>" not in reader.get(PAGE).text
+    form = {"csrf": csrf_of(writer, PAGE), "model": "m", "prompt": "hi"}
+    wrongs: dict[str, list[str]] = {
+        "model": ["", "nope", HOSTILE],
+        "prompt": [""],
+        "max_tokens": ["many"],
+        "temperature": ["hot"],
+    }
+    for field, values in wrongs.items():
+        for value in values:
+            again = writer.post(PAGE, data={**form, field: value})
+            assert (again.status_code in (400, 404), 'role="alert"' in again.text) == (True, True), (field, value)
+            assert "<script>alert" not in again.text
+    assert writer.get(f"{PAGE}?mood=1").status_code == 400
+    assert upstream.posts == []
