@@ -7,6 +7,7 @@ hand. `make docs` runs this, and a test fails while a page says anything else th
 import ast
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Any, cast
 from unittest import mock
 
 import typer.main
+import yaml
+from msgspec import NODEFAULT, inspect
 
 from tidegate import metrics as measured
 from tidegate.backends.system import LocalWake
+from tidegate.cli import init
 from tidegate.cli.app import app as commands
 from tidegate.core import states
 from tidegate.core.ports import Wakes
-from tidegate.settings import catalog
+from tidegate.settings import capacity, catalog, guards
 from tidegate.settings.groups import Settings
 from tidegate.web import app as web
 from tidegate.web import scrape
@@ -72,6 +76,208 @@ def _default(value: object) -> str:
     if isinstance(value, float):
         return f"`{value:g}`"
     return "none" if value in ((), {}) else f"`{value}`"
+
+
+# ---- a configuration with every key
+
+
+COLUMNS = 110
+ADVANCED_LINE = "Advanced: keep these unless a measurement says that a default is wrong for you."
+# What stands where there is no default. A key that is not in force has no space behind its #.
+EXAMPLES: dict[str, object] = {
+    **init.EXAMPLES,
+    "server.trusted_proxies": ["10.0.0.0/8"],
+    "upstream.url": init.UPSTREAM,
+    "upstream.ca_file": "/etc/tidegate/ca.pem",
+    "upstream.cert_file": "/etc/tidegate/client.pem",
+    "upstream.key_file": "/etc/tidegate/client.key",
+    "upstream.allowed_fields": ["priority"],
+    "upstream.media_hosts": ["images.example.com"],
+    "scheduler.rank": "my_rules:rank",
+    "scheduler.queue_weights": {"default": 4},
+    "redis.url": "env:REDIS_URL",
+    "budgets.tenant": [{"period": "minute", "requests": 600}],
+    "budgets.team": [{"period": "day", "tokens": 10_000_000}],
+    "budgets.user": [{"period": "day", "requests": 1_000}],
+    "budgets.key": [{"period": "month", "cost": 100}],
+    "parameters.defaults": {"temperature": 0},
+    "parameters.overrides": {"store": False},
+    "parameters.endpoints": {"/v1/chat/completions": {"defaults": {"max_tokens": 1024}}},
+    "parameters.models": {"llama-3-8b": {"defaults": {"top_p": 0.9}}},
+    "auth.pepper": "env:KEY_PEPPER",
+    "auth.bootstrap_key": "env:FIRST_KEY",
+    "callbacks.allow_hosts": ["hooks.internal.example.com"],
+    "remote.url": "https://gateway.example.com:8080",
+    "remote.key": "env:GATEWAY_KEY",
+    "added.env_names": ["UP_*"],
+    "added.folders": ["/etc/tidegate/added"],
+    "endpoints": ["/v1/classify"],
+    "failpoints": "record_committed=kill",
+}
+# Values that an example of each kind of entry sets, and values for keys that it does not set; every other key shows its default.
+SET: dict[str, dict[str, object]] = {
+    "deployment": {
+        "url": "http://10.0.0.5:8000/v1",
+        "engine": "vllm",
+        "api_key": "env:VLLM_KEY",
+        "max_in_flight": 64,
+        "limits": [{"period": "minute", "requests": 600, "tokens": 200_000}],
+        "upstream_model": "meta-llama/Meta-Llama-3-8B-Instruct",
+        "price.input": 0.05,
+        "price.cached": 0.01,
+        "price.output": 0.1,
+    },
+    "resource": {"model": "llama-3-8b", "limits": [{"period": "minute", "requests": 50}]},
+    "tenant": {"tier": "gold", "limits": [{"period": "day", "tokens": 50_000_000, "cost": 50}]},
+    "guardrail": {"patterns": ["AKIA[0-9A-Z]{16}"]},
+    "hook": {"before": "my_rules:before"},
+}
+NOT_SET: dict[str, object] = {
+    "name": "llama-a",
+    "read_timeout_s": 120,
+    "endpoint_timeouts_s": {"/v1/embeddings": 30},
+    "tls.ca_file": "/etc/tidegate/ca.pem",
+    "tls.cert_file": "/etc/tidegate/client.pem",
+    "tls.key_file": "/etc/tidegate/client.key",
+    "metrics_url": "http://10.0.0.5:8000/metrics",
+    "metrics_names": {"running": "my_engine_running"},
+    "hints.priority_field": "priority",
+    "hints.objective_header": "X-Objective",
+    "hints.fairness_header": "X-Fairness",
+    "hints.deadline_header": "X-Deadline-Ms",
+    "hints.prefix_header": "X-Prefix",
+    "chat_batching.max_in_flight": 32,
+    "queue.url": "env:QUEUE_URL",
+    "queue.pool": "llama",
+    "queue.requests": "my-requests",
+    "queue.results": "my-results",
+    "fallbacks": ["llama-3-8b"],
+    "total_timeout_s": 600,
+    "weight": 2,
+    "in_flight_units_max": 500_000,
+    "limits_per_team": [{"period": "day", "cost": 20}],
+    "limits_per_user": [{"period": "day", "requests": 1_000}],
+    "limits_per_key": [{"period": "minute", "requests": 20}],
+    "tenants": ["acme"],
+    "keys": ["key_0f3kQ2mZ8s1xW7vB4nD9Lc"],
+    "models": ["llama-3-8b"],
+    "schema": {"type": "object", "required": ["total"]},
+    "use": "my_rules:judge",
+    "after": "my_rules:after",
+}
+MODEL = """\
+  # The public name that callers ask for.
+  llama-3-8b:
+    # Calls in flight over all processes; 0 lifts it.
+    in_flight_max: 0
+    # In place of those of retry; each may be left out.
+    #retry: {attempts_max: 5, broken_attempts_max: 3, backoff_ms: 500, backoff_ms_max: 30000}
+    # Fields of a body that are refused otherwise, and that callers may set.
+    #allowed_fields: [priority]
+    # Hosts that its servers may fetch files of a request from.
+    #media_hosts: ["*.example.com"]
+    # One or more servers that serve it.
+    deployments:"""
+
+
+def configuration() -> str:
+    """Every key there is, in a file that can be loaded: defaults, and an example where a default is nothing."""
+    groups: dict[str, list[catalog.Setting]] = {}
+    for setting in sorted(catalog.settings(), key=lambda one: one.is_advanced):
+        group, dot, _ = setting.key.rpartition(".")
+        groups.setdefault(group if dot else "", []).append(setting)
+    entries = _entries()
+    blocks = ["\n".join(_members([one for one in groups.pop("") if one.key not in entries], ""))]
+    blocks += ["\n".join([f"{group}:", *_members(members, "  ")]) for group, members in groups.items()]
+    for name, lines in entries.items():
+        blocks.append("\n".join([*_remark(catalog.by_key()[name].about, ""), f"{name}:", *lines]))
+    return "```yaml\n" + "\n\n".join(blocks) + "\n```\n"
+
+
+def _members(members: list[catalog.Setting], indent: str) -> Iterator[str]:
+    """The lines of the settings of a group, those that tune the inside last."""
+    was_advanced = False
+    for one in members:
+        if one.is_advanced and not was_advanced:
+            yield from _remark(ADVANCED_LINE, indent)
+        was_advanced = one.is_advanced
+        yield from _remark(one.about, indent)
+        is_set = one.default not in (None, "", (), {})
+        yield _line(one.key, one.default if is_set else EXAMPLES[one.key], is_set, indent)
+
+
+def _entries() -> dict[str, list[str]]:
+    """The lines of each mapping of entries, with one entry that has every key."""
+    settings_page = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
+    guards_page = (DOCS / "guardrails.md").read_text(encoding="utf-8")
+    both = _explained(guards_page, "both")
+
+    def entry(kind: type, what: str, page: str, indent: str = "    ") -> list[str]:
+        words = _explained(page, f"a {what}") | (both if page is guards_page else {})
+        return list(_fields(inspect.type_info(kind), words, SET[what], indent))
+
+    deployment = entry(capacity.ModelDeployment, "deployment", settings_page, "        ")
+    return {
+        "models": [*MODEL.splitlines(), "      -" + deployment[0][7:], *deployment[1:]],
+        "resources": ["  support-chat:", *entry(capacity.ResourceEntry, "resource", settings_page)],
+        "tenants": ["  acme:", *entry(capacity.TenantEntry, "tenant", settings_page)],
+        "tiers": ["  gold: 4"],
+        # It would be imported.
+        "hooks": [*_not_in_force(["  house-style:", *entry(guards.HookEntry, "hook", guards_page)], "  ")],
+        "guardrails": ["  no-secrets:", *entry(guards.GuardrailEntry, "guardrail", guards_page)],
+    }
+
+
+def _explained(page: str, what: str) -> dict[str, str]:
+    """What a table on a page says that each key is for."""
+    found = re.search(rf"^\| key of {what} \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.M)
+    assert found, what
+    rows = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in found[1].splitlines()]
+    return {row[0].strip("`"): row[-1] for row in rows}
+
+
+def _fields(
+    kind: inspect.Type, words: dict[str, str], values: dict[str, object], indent: str, under: str = ""
+) -> Iterator[str]:
+    """The lines of one entry, in the order of its declaration."""
+    assert isinstance(kind, inspect.StructType)
+    for one in kind.fields:
+        key = f"{under}{one.name}"
+        inner = catalog.bare(one.type)
+        parts = inner.types if isinstance(inner, inspect.UnionType) else (inner,)
+        struct = next((part for part in parts if isinstance(part, inspect.StructType)), None)
+        if struct is None or key in words:
+            default = None if one.default is NODEFAULT else one.default
+            value = values.get(key, default)
+            is_set = value not in (None, "", ())
+            yield from _remark(words[key], indent)
+            yield _line(key, value if is_set else NOT_SET[key], is_set, indent)
+            continue
+        part = [f"{indent}{one.name}:", *_fields(struct, words, values, f"{indent}  ", f"{key}.")]
+        yield from part if len(parts) == 1 else _not_in_force(part, indent)
+
+
+def _not_in_force(lines: list[str], indent: str) -> Iterator[str]:
+    """Comment out the keys of a part that has no default."""
+    for line in lines:
+        bare = line[len(indent) :]
+        yield line if bare.lstrip().startswith("# ") else f"{indent}#{bare.replace('#', '', 1)}"
+
+
+def _line(key: str, value: object, is_set: bool, indent: str) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        text = init.quantity(key, value)
+    else:
+        plain = list(value) if isinstance(value, tuple) else value
+        text = (
+            yaml.safe_dump(plain, default_flow_style=True, width=10_000, sort_keys=False).removesuffix("...\n").strip()
+        )
+    return f"{indent}{'' if is_set else '#'}{key.rpartition('.')[2]}: {text}"
+
+
+def _remark(words: str, indent: str) -> list[str]:
+    plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", words).replace("`", "").removesuffix(".")
+    return [f"{indent}# {line}" for line in textwrap.wrap(f"{plain[:1].upper()}{plain[1:]}.", COLUMNS - len(indent))]
 
 
 # ---- commands
@@ -255,6 +461,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "rooms": rooms,
     "layers": layers,
     "settings": settings,
+    "configuration": configuration,
     "commands": command_reference,
     "routes": routes,
     "metrics": metrics,

@@ -382,7 +382,7 @@ def _worker(make: Callable[[], Worker], parts: Parts, me: Registration, *, is_ke
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """A worker at work beside the caller's own code, and what it stands on."""
+    """A worker that runs beside the caller's own code, and what it stands on."""
 
     parts: Parts
     incarnation: Registration

@@ -98,7 +98,7 @@ def test_the_doctor_finds_bytes_that_are_missing_and_bytes_without_a_row(desk: D
 
     def found(code: int) -> list[tuple[str, str]]:
         listed = json.loads(desk.done("doctor", "--upstream", desk.engine.url, "--json", code=code).stdout())
-        return [(one["grade"], one["said"]) for one in listed if one["about"] == "blobs"]
+        return [(one["grade"], one["text"]) for one in listed if one["about"] == "blobs"]
 
     assert any("have their bytes" in text for _, text in found(0))
     stray = data / "blobs/00" / ("blob_" + "0" * 22)

@@ -298,7 +298,7 @@ def test_settings_without_effect_and_names_that_nothing_serves_are_warned_of(ser
     alone = desk.done("keys", "create", "--org", "acme", "--models", "fixed,m2,nosuch", "--config", "c.yaml")
     assert [line.count("'nosuch'") for line in alone.stderr().splitlines() if line.startswith("warning:")] == [1]
     found = json.loads(desk.done("doctor", "--config", "c.yaml", "--json").stdout())
-    assert [one["grade"] for one in found if "no adapter is named" in one["said"]] == ["warning"]
+    assert [one["grade"] for one in found if "no adapter is named" in one["text"]] == ["warning"]
     (desk.here / "d.yaml").write_text(
         f"models: {{m: {{deployments: [{{url: '{desk.engine.url}', chat_batching: {{mode: sync_microbatch}}}}]}}}}"
     )

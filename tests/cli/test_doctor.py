@@ -120,8 +120,8 @@ def test_too_few_open_files_for_the_connections_are_found(prepared: Desk) -> Non
         return [one for one in json.loads(proc.stdout()) if one["about"] == "system"]
 
     (fine,) = examined(800, 500)
-    assert (fine["grade"], fine["said"]) == ("ok", "enough open files are allowed for 500 connections")
+    assert (fine["grade"], fine["text"]) == ("ok", "enough open files are allowed for 500 connections")
     (wrong,) = examined(700, 500)
-    assert (wrong["grade"], wrong["said"]) == ("wrong", "700 open files are allowed, 756 are needed")
+    assert (wrong["grade"], wrong["text"]) == ("wrong", "700 open files are allowed, 756 are needed")
     assert "ulimit -n 756" in wrong["to_do"]
     assert "http.connections_max" in wrong["to_do"]

@@ -365,7 +365,7 @@ def test_a_run_is_translated_for_an_engine_that_speaks_anthropics_api_and_has_it
     assert {call["model"] for call in calls} == {"inner"}
     assert len(calls) == 2
     found = json.loads(desk.done("doctor", "--config", "c.yaml", "--json").stdout())
-    assert any("/v1/embeddings" in one["said"] and "not served" in one["said"] for one in found)
+    assert any("/v1/embeddings" in one["text"] and "not served" in one["text"] for one in found)
 
 
 def test_moderations_need_no_model(desk: Desk) -> None:

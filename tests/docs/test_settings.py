@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 
+from docs import generate
 from tests.docs.pages import PAGES, SOURCE, blocks, codes, first_codes, page, rows, section
 from tidegate.settings import catalog, load
 from tidegate.settings.capacity import (
@@ -20,9 +23,12 @@ from tidegate.settings.capacity import (
     DeploymentTls,
     LimitEntry,
     ModelDeployment,
+    ModelRetry,
+    ModelSettings,
     ResourceEntry,
     TenantEntry,
 )
+from tidegate.settings.groups import Settings
 from tidegate.settings.guards import BoundSettings, GuardrailEntry, HookEntry
 
 PAGE = page("docs/reference/settings.md")
@@ -130,6 +136,66 @@ def test_examples_of_configuration_load(path: Path, tmp_path: Path) -> None:
             named = re.findall(r"env:(\w+)", block.text)
             secrets = {one: "postgresql://u:p@db/tidegate" if "URL" in one else "s" * 40 for one in named}
             assert load(config, tmp_path, environ=secrets).settings
+
+
+# ---- the complete configuration
+
+
+def _complete() -> str:
+    [block] = blocks(page("docs/reference/configuration.md"))
+    return block.text
+
+
+def _loaded(text: str, tmp_path: Path) -> Settings:
+    config = tmp_path / "tidegate.yaml"
+    config.write_text(text)
+    secrets = {
+        name: "postgresql://u:p@db/t" if name == "STORE_URL" else "s" * 40 for name in re.findall(r"env:(\w+)", text)
+    }
+    secrets["REDIS_URL"] = "redis://cache:6379/0"
+    return load(config, None, {}, secrets).settings
+
+
+def test_the_complete_configuration_has_every_key() -> None:
+    text = re.sub(r"^( *)#(?=[a-z]|  )", r"\1", _complete(), flags=re.M)
+    shown = yaml.safe_load(text)
+    [deployment] = shown["models"]["llama-3-8b"].pop("deployments")
+    inner = {f"{key}.{one}" for key, value in deployment.items() if isinstance(value, dict) for one in value}
+    assert inner | set(deployment) >= DEPLOYMENT_KEYS
+    assert set(shown["models"]["llama-3-8b"]) | {"deployments"} == set(ModelSettings.__struct_fields__)
+    assert set(shown["models"]["llama-3-8b"]["retry"]) == set(ModelRetry.__struct_fields__)
+    for name, kind in (
+        ("resources", ResourceEntry),
+        ("tenants", TenantEntry),
+        ("hooks", HookEntry),
+        ("guardrails", GuardrailEntry),
+    ):
+        [entry] = shown[name].values()
+        assert set(entry) == set(kind.__struct_fields__), name
+    groups = {f"{group}.{key}" for group, members in shown.items() if isinstance(members, dict) for key in members}
+    assert groups | set(shown) >= KEYS
+
+
+def test_the_complete_configuration_loads_and_shows_defaults(tmp_path: Path) -> None:
+    found = _loaded(_complete(), tmp_path)
+    empty = load(None, None, {}, {}).settings
+    mappings = {one: getattr(empty, one) for one in MAPPINGS}
+    assert msgspec.structs.replace(found, **mappings) == empty
+
+
+def test_the_examples_in_the_complete_configuration_can_be_used(tmp_path: Path) -> None:
+    """All at once but for what does not go with `models`, what would be imported, and files that are not here."""
+    left_out = {"upstream.url", "scheduler.rank", "upstream.ca_file", "upstream.cert_file", "upstream.key_file"}
+    group, lines = "", []
+    for line in _complete().splitlines():
+        group = line.removesuffix(":") if re.fullmatch(r"[a-z]+:", line) else group
+        shown = re.fullmatch(r"(?:  )?#([a-z_]+): .*", line)
+        key = f"{group}.{shown[1]}" if shown and group else shown[1] if shown else ""
+        lines.append(line.replace("#", "", 1) if key in generate.EXAMPLES.keys() - left_out else line)
+    found = _loaded("\n".join(lines), tmp_path)
+    for key in generate.EXAMPLES.keys() - left_out:
+        group, _, name = key.rpartition(".")
+        assert getattr(getattr(found, group), name) if group else getattr(found, name), key
 
 
 # ---- nothing is set in vain

@@ -1,6 +1,6 @@
 """The commands under one name, and the one place where an error becomes a sentence and an exit code.
 
-Exit codes: 0 all is well, 1 the work was done but something in it failed, 2 it could not be done as asked, 130 interrupted.
+Exit codes: 0 success, 1 the work was done but something in it failed, 2 it could not be done as asked, 130 interrupted.
 """
 
 import sys

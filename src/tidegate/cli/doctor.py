@@ -43,7 +43,7 @@ def doctor(
     """
     findings = uvloop.run(_examine(config, data, {"upstream.url": upstream, "upstream.api_key": api_key}))
     if as_json:
-        terminal.show_json([{"about": f.about, "grade": f.grade, "said": f.text, "to_do": f.to_do} for f in findings])
+        terminal.show_json([{"about": f.about, "grade": f.grade, "text": f.text, "to_do": f.to_do} for f in findings])
     else:
         for finding in findings:
             typer.echo(f"{finding.grade:<8} {finding.about:<10} {terminal.clean(finding.text)}")

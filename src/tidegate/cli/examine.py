@@ -43,7 +43,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One thing that was looked at; `to_do` is empty when all is well."""
+    """One thing that was looked at; `to_do` is empty when nothing is wrong."""
 
     about: str
     grade: Grade

@@ -106,14 +106,15 @@ def _default(setting: Setting) -> str:
     if setting.key in EXAMPLES:
         return EXAMPLES[setting.key]
     value = setting.default
-    return _quantity(setting.key, value) if isinstance(value, int | float) else str(value)
+    return quantity(setting.key, value) if isinstance(value, int | float) else str(value)
 
 
-def _quantity(key: str, value: float) -> str:
+def quantity(key: str, value: float) -> str:
     """Return a number as a person would write it: 30s, 14d, 200MiB, or itself."""
-    if "_bytes" in key and value % (1 << 20) == 0:
-        return f"{int(value) >> 20}MiB"
-    ms = value * 1_000 if key.endswith("_s") else value if key.endswith("_ms") else 0
+    if "_bytes" in key and value and value % (1 << 20) == 0:
+        return f"{int(value) >> 20}MiB" if value % (1 << 30) else f"{int(value) >> 30}GiB"
+    is_rate = key.endswith("_per_s")
+    ms = value * 1_000 if key.endswith("_s") and not is_rate else value if key.endswith("_ms") else 0
     return window.spoken(int(ms)) if ms and ms % 1_000 == 0 else str(value)
 
 

@@ -258,7 +258,7 @@ async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
 
 
 def _trouble(working: "Working") -> tuple[str, str]:
-    """The model server that is away, if one is, and why nothing moves, in words; empty while all is well."""
+    """The model server that is away, if one is, and why nothing moves, in words; empty while it moves."""
     for status in working.router.status():
         if status.state != "closed" and status.last_failure:
             return status.url, f"{status.url}: {status.last_failure}"
@@ -311,7 +311,7 @@ def _say_stopping(working: "Working", settings: Settings) -> None:
     if count:
         terminal.say(
             f"Stopping: {terminal.in_words(count, 'call')} in flight may take up to "
-            f"{terminal.duration(settings.worker.grace_ms / 1000)}; once more leaves at once."
+            f"{terminal.duration(settings.worker.grace_ms / 1000)}; press Ctrl-C again to stop at once."
         )
 
 

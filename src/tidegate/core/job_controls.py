@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class MaxErrors:
-    """How many failed items a job bears: a count, or a share of those that are done, in millionths, once `after` of them are."""
+    """How many failed items a job allows: a count, or a share of those that are done, in millionths, once `after` of them are."""
 
     count: int | None = None
     share_ppm: int | None = None

@@ -46,7 +46,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is asking: every statement about a tenant's things carries its id. `limits` and `parallel_max` are what the key itself bears."""
+    """Who is asking: every statement about a tenant's things carries its id. `limits` and `parallel_max` are the key's own."""
 
     tenant_id: str
     key_id: str | None = None

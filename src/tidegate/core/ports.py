@@ -145,7 +145,7 @@ class Upstream(Protocol):
         """Why nothing may be sent to this model now, in a word of `core.schedule.Reason`; empty while something may."""
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
-        """The monotonic moment before which these budgets bear nothing, as far as is known here; 0 when they may."""
+        """The monotonic moment before which these budgets allow nothing, as far as is known here; 0 when they may."""
 
     def on_room(self, tell: Callable[[], None]) -> None:
         """Tell this one whenever more may be sent than before."""

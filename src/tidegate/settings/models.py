@@ -17,7 +17,7 @@ from tidegate.settings.yaml_file import KeyPath
 
 ANY_MODEL = "upstream"
 GLOBAL_SLOTS = "global"
-# As many calls as a deployment is ever sent whose operator does not say what it bears.
+# As many calls as a deployment is ever sent whose operator does not say how many it can take.
 MAX_IN_FLIGHT = 64
 MODEL_SLOTS = "model:"
 # Headers of the call itself: a hint under such a name would break it or show our key.

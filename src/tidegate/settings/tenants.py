@@ -42,7 +42,7 @@ class TenantPolicy:
     def creation_budgets(
         self, tenant_id: str, team: str | None, user: str | None, key_id: str | None, own: tuple[Limit, ...]
     ) -> tuple[Budget, ...]:
-        """What binds those who create batches; `own` are the limits that the key itself bears."""
+        """What binds those who create batches; `own` are the key's own limits."""
         return tuple(
             one
             for bound, name, limits in self._named(tenant_id, team, user, key_id)
@@ -63,7 +63,7 @@ class TenantPolicy:
     def parallel(
         self, tenant_id: str, user: str | None, key_id: str | None, key_parallel_max: int
     ) -> tuple[tuple[str, int], ...]:
-        """How many calls at once those may have who are behind a call, by name; `key_parallel_max` is what the key itself bears."""
+        """How many calls at once those may have who are behind a call, by name; `key_parallel_max` is the key's own."""
         if not (key_parallel_max or self.parallel_max or self.user_parallel_max or self.key_parallel_max):
             return ()
         of_key = min((one for one in (self.key_parallel_max, key_parallel_max) if one), default=0)

@@ -175,7 +175,7 @@ class Recorder:
             self._renewed = False
         if not part.is_empty():
             if self._appended and self._seal_is_due(part.size_bytes):
-                # A log bears only so much that is not sealed, and what it refuses once it would refuse again.
+                # A log takes only so much that is not sealed, and what it refuses once it would refuse again.
                 await self._until_done(self._seal_and_commit)
             await self._until_done(lambda: self._append(part))
             self._appended.append(part)

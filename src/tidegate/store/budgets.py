@@ -32,7 +32,7 @@ DISCOVERED_KEEP_MS = 7 * _DAY_MS
 
 class StoredBudgets(Table):
     async def debit_budgets(self, asks: Sequence[BudgetRequest], holder: str = "") -> list[Grant]:
-        """Grant what the budgets bear now: one grant per ask, from all of its budgets or from none. `holder` is whose calls they are."""
+        """Grant what the budgets allow now: one grant per ask, from all of its budgets or from none. `holder` is whose calls they are."""
 
         def act(ledgers: Mapping[str, Ledger], now: int) -> tuple[list[Grant], set[str]]:
             grants = deal(asks, ledgers, now)

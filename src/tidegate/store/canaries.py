@@ -35,7 +35,7 @@ class Canaries(Table):
             raise ApiProblem(409, "batch_not_changeable", "This batch was created without a canary.", param="batch_id")
         if job.stopped_by == STOPPED_BY and not goes_on:
             return job
-        await open_job(tx, tenant_id, job_id, "batch_not_changeable", "told what follows its canary")
+        await open_job(tx, tenant_id, job_id, "batch_not_changeable", "continued or stopped after its canary")
         if goes_on:
             await tx.all("job_canary_set", id=job_id, state="passed")
             await let_go(tx, job_id)

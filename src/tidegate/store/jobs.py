@@ -408,7 +408,7 @@ async def _check_not_before(tx: Tx, request: JobRequest) -> None:
 
 
 async def check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str, size: tuple[int, int]) -> None:
-    """Refuse a job of so many bytes and lines that its caller's limits do not bear."""
+    """Refuse a job of so many bytes and lines that its caller's limits do not allow."""
     if quotas is None:
         return
     size_bytes, line_count = size

@@ -69,7 +69,7 @@ class Slices(Table):
 
     @writes
     async def rest_job(self, tx: Tx, job_id: str, model: str, wait_ms: int) -> None:
-        """Nothing of this job and model is worth a look for so long: its own budgets bear nothing."""
+        """Nothing of this job and model is worth a look for so long: its own budgets allow nothing."""
         await tx.all("job_models_rest", job_id=job_id, model=model, wait_ms=wait_ms)
 
     @writes

@@ -20,7 +20,7 @@ class RunsItems(Protocol):
         """Work until `stop` is set. WorkerBroken: an internal error ended it, and what it held was handed back."""
 
     def trouble(self) -> str | None:
-        """Why it takes no new work; None while all is well."""
+        """Why it takes no new work; None while nothing is wrong."""
 
     def is_idle_with_room(self, model: str) -> bool:
         """Whether it has nothing to do and would take items of this model."""

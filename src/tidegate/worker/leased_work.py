@@ -420,7 +420,7 @@ class LeasedWork:
             stock.queue = deque(entry for entry in stock.queue if entry[0].is_interactive)
 
     def drop_spent(self, budgets: tuple[Budget, ...], until_ms: float) -> set[tuple[str, str]]:
-        """These budgets bear nothing for longer than a worker should wait: unsent items under them go back until then. Says of which
+        """Give back unsent items under these budgets, which allow nothing for longer than a worker should wait. Return of which
         jobs and models."""
         dropped = set()
         for state in self.state():

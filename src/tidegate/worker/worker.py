@@ -156,7 +156,7 @@ class Worker:
         return self._leased_work.slice_count == 0 and self._room.has_room(model)
 
     def trouble(self) -> str | None:
-        """Why this worker takes no new work, in words; None while all is well."""
+        """Why this worker takes no new work, in words; None while nothing is wrong."""
         if self.broken:
             return f"ends after an internal error: {self.broken}"
         if self._recorder.failing:

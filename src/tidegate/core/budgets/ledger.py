@@ -30,7 +30,7 @@ class Ledger:
         self.is_damaged = False
 
     def fits(self, limit: Limit, now: int, requests: int, each: int) -> int:
-        """How many of so many requests, with so many tokens each, this limit bears now."""
+        """How many of so many requests, with so many tokens each, this limit allows now."""
         windows = self._rolled(limit, now)
         if limit.requests is not None:
             requests = min(requests, windows[0].room(now, limit.requests))

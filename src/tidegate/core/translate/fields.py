@@ -45,7 +45,8 @@ class Voice:
     def unsupported(self, path: str, why: str = "") -> ApiProblem:
         """Return the refusal of a valid field that the other API does not have."""
         message = (
-            why or f"`{path}` cannot be said to {self.other_side}: remove it, or name a model that takes it as it is."
+            why
+            or f"`{path}` has no counterpart at {self.other_side}: remove it, or name a model that takes it as it is."
         )
         return ApiProblem(self.status, self.unknown_code, message, param=path)
 

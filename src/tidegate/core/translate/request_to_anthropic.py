@@ -112,7 +112,7 @@ def _output_config(fields: Fields, out: dict[str, Any]) -> None:
         elif kind != "text":
             raise fields.voice.unsupported(
                 "response_format.type",
-                f"`response_format.type` {kind!r} cannot be said to an Anthropic-style server: use json_schema.",
+                f"`response_format.type` {kind!r} has no counterpart at an Anthropic-style server: use json_schema.",
             )
         shape.done()
     if config:

@@ -66,7 +66,8 @@ def _sampling(fields: Fields, out: dict[str, Any], dialect: OpenAiDialect) -> No
     if (thinking := fields.inner("thinking")) is not None:
         if thinking.take("type", str) != "disabled":
             raise fields.voice.unsupported(
-                "thinking", "`thinking` cannot be said to an OpenAI-style server: use `output_config.effort` instead."
+                "thinking",
+                "`thinking` has no counterpart at an OpenAI-style server: use `output_config.effort` instead.",
             )
         thinking.done()
 

@@ -66,7 +66,7 @@ limit :count_max;
 
 -- part matching --
 -- A page of jobs that match every filter that is given, newest first. Texts are found by what is left of a text without them, which is the
--- same in every database and heeds the case: metadata and errors are JSON of one spelling, in which no text holds a bare quote.
+-- same in every database and respects the case: metadata and errors are JSON of one spelling, in which no text holds a bare quote.
     and j.created_at >= :from_ms and j.created_at < :to_ms
     and (cast(:status as text) is null
         or case when j.state = 'validating' and j.closing = 'cancelled' then 'cancelling' else j.state end = :status)

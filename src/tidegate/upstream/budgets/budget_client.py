@@ -1,10 +1,9 @@
 """What this process may send now under the budgets that all processes share.
 
 Every call that a budget binds takes a permit here, right before it is sent. All calls that wait are asked for with one question to the
-Limits
-port, and only one question is out at a time, so a thousand calls cost a handful of questions. Leave is short-lived: what was not sent goes
-back before it dies, what was sent is settled with what it really took. A budget that is spent is asked again at the moment that it
-named and not before. This module knows no deployment and no HTTP; calls without budgets never come here.
+Limits port, and only one question is out at a time, so a thousand calls cost a handful of questions. A permit is short-lived: what was
+not sent goes back before it expires, what was sent is settled with what it really took. A budget that is spent is asked again at the
+moment that it named and not before. This module knows no deployment and no HTTP; calls without budgets never come here.
 
 Money is hard: a call takes the most that it can cost. Where less is left than that, but as much as it will likely cost, it takes all that
 is left and so runs alone. One that would likely pass a budget even if all that is in flight were free is refused for good, unless the
@@ -133,7 +132,7 @@ class BudgetClient:
     async def take(
         self, terms: BindingLimits, tokens: int, *, is_bound: bool, cost: CostRange = FREE, give_up_ms: float = math.inf
     ) -> SendPermit:
-        """Leave to send one call that may take so many tokens; Withheld when there is none now.
+        """Return the permit to send one call that may take so many tokens; raise Withheld when there is none now.
 
         `is_bound` says that the tokens are the most it can take: then a call above what a period allows can never be sent. `cost` is
         what it can cost, and `give_up_ms` the moment by which a budget in money must have renewed for it to be worth waiting.

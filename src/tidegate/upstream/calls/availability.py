@@ -1,7 +1,7 @@
 """Whether the deployments of a name take batch work now, how much, and from which moment on if not: what the engine asks before it sends.
 
-A name's fallbacks count while its own deployments rest, are shut or have spent their budgets, and not while they are merely full: waiting
-for a slot is no failure. It chooses no deployment and sends nothing.
+A name's fallbacks count while its own deployments rest, have an open circuit or have spent their budgets, and not while they are
+merely full: waiting for a slot is no failure. It chooses no deployment and sends nothing.
 """
 
 from tidegate.core.budgets.budget import Budget

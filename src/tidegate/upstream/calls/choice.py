@@ -23,8 +23,9 @@ def choose(
     """The least loaded fit deployment, or the one that the call's prefix sticks to; None when none is fit.
 
     A deployment whose budget is spent for a moment is the last resort but one: the last is where this call was tried before, or all its
-    tries could go to the one deployment that is ill. Of batch work, a probe that is due goes first, or a shut deployment beside a good one
-    stays shut; a user's call goes to a shut one only if that has answered a question meanwhile, or no other is there.
+    tries could go to the one deployment that is unhealthy. Of batch work, a probe that is due goes first, or the circuit of a
+    deployment beside a healthy one stays open; a user's call goes to one with an open circuit only if that has answered a probe
+    meanwhile, or no other is there.
     """
     is_user = traffic is not None and not traffic.flex_wait_s
     if not is_user and not view.has_model_slots(route, call):
@@ -67,7 +68,7 @@ def choose(
 
 
 def shut_beside(route: NameRoute, chosen: DeploymentState, now_ms: float) -> DeploymentState | None:
-    """A shut deployment that a user's call passed over and that is due to be asked whether it is there."""
+    """Return a deployment with an open circuit that a user's call passed over and that is due for a probe."""
     for state in route.interactive_states:
         if state.breaker.is_open and state is not chosen and state.ready_at_ms() <= now_ms:
             return state
@@ -77,7 +78,7 @@ def shut_beside(route: NameRoute, chosen: DeploymentState, now_ms: float) -> Dep
 def _is_full_elsewhere(
     view: View, route: NameRoute, call: Call, tried: Collection[DeploymentState], now_ms: float
 ) -> bool:
-    """Whether a deployment that has not failed this call is well and lacks only room for now: that is worth a wait."""
+    """Whether a deployment that has not failed this call is healthy and lacks only room for now: that is worth a wait."""
     return any(
         state.slots.share > 0
         and state not in tried

@@ -177,7 +177,7 @@ class Exchange:
         now_ms = self._clock.monotonic_ms()
         opens_at_ms = state.quota.opens_at_ms(tokens)
         if opens_at_ms > now_ms:
-            raise Withheld("the deployment said that no more is left", until_ms=opens_at_ms, code="upstream_rests")
+            raise Withheld("the deployment reported its limits used up", until_ms=opens_at_ms, code="upstream_rests")
         if state.rests_until_ms > now_ms:
             until_ms = min(state.rests_until_ms, state.rest_ends_ms(now_ms))
             raise Withheld("the deployment asked for a rest, or is drained", until_ms=until_ms, code="upstream_rests")

@@ -66,12 +66,16 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
     raw = _bounded(body)
     after_ms = retry_after_ms(headers, now_ms)
     if status == 429:
-        return Throttled("the upstream said 429: too many requests", status=status, body=raw, retry_after_ms=after_ms)
+        return Throttled(
+            "the upstream answered 429: too many requests", status=status, body=raw, retry_after_ms=after_ms
+        )
     if status in (401, 403):
         # Its body may quote our key; the operator sees the status, the caller neither.
-        return KeyRejected(f"the upstream said {status} to our own key: check the deployment's api_key", status=status)
+        return KeyRejected(
+            f"the upstream answered {status} to our own key: check the deployment's api_key", status=status
+        )
     if status in (408, 425) or status >= 500:
-        message = f"the upstream said {status}"
+        message = f"the upstream answered {status}"
         if status in (503, 529):
             return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms, code="upstream_overloaded")
         return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms)

@@ -1,15 +1,15 @@
-"""Leave to send one call: looked at once more right before the first byte."""
+"""The permit to send one call, checked once more right before the first byte."""
 
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.ports import Clock
 
 
 class PermitExpired(Exception):
-    """The leave ran out before the first byte was written: nothing was sent, and the call takes a new one."""
+    """The permit ran out before the first byte was written: nothing was sent, and the call takes a new permit."""
 
 
 class SendPermit:
-    """Leave to send one call until a moment. `begun` says that it was sent under it."""
+    """The permit to send one call until a moment. `begun` says that the call was sent under it."""
 
     __slots__ = ("_clock", "begun", "budgets", "dies_ms", "grant_id", "nano", "tokens")
 

@@ -41,7 +41,7 @@ class Backpressure:
                 self._ill[model] = group
 
     def answered(self, state: DeploymentState) -> None:
-        """It is well: whatever others say of its models is not so here."""
+        """Note that a deployment is healthy: what other processes report of its models does not hold here."""
         for model in state.deployment.models:
             if model not in self._deaf:
                 self._deaf.add(model)

@@ -35,7 +35,7 @@ class Breaker:
         self.ready_at_ms = 0.0
         self.opened_at_ms = 0.0
         self._policy = policy
-        # A question beside the calls was answered: the next call may prove that the deployment is well.
+        # A probe beside the calls was answered: the next call may prove that the deployment is healthy.
         self.has_answered = False
         self._paused = False
         self._probes_in_flight = 0

@@ -1,4 +1,4 @@
-"""One deployment at work: its slots, its rest, its breaker, its budgets, and what it has done so far.
+"""The state of one deployment: its slots, its rest, its breaker, its budgets, and what it has done so far.
 
 A deployment decides whether it is fit for one more call and learns from how each call ended. It chooses nothing among deployments and
 sends nothing. Time is an argument, in the clock's monotonic milliseconds.
@@ -436,7 +436,7 @@ class DeploymentState:
         return self.breaker.succeeded()
 
     def failed(self, error: UpstreamError, idempotency_key: str, now_ms: float, jitter: float) -> bool:
-        """Learn from a failure. True when it shut the deployment."""
+        """Learn from a failure. Return True when it opened the circuit."""
         self.failures[error.reason] += 1
         self.last_failure = error.message
         self.failure_code = FAILING if error.status >= 400 else error.code

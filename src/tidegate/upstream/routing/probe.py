@@ -35,7 +35,7 @@ CONTROL_LIMITS = HttpLimits(
 COUNT_MAX = 200_000_000_000
 WORDS_CHARS_MAX = 255
 
-# A server whose GET is broken though its POST works would stay shut for ever, so now and then an item goes without a knock.
+# A server whose GET is broken though its POST works would get no call for ever, so now and then an item is sent without a probe.
 UNANNOUNCED_EVERY = 12
 
 
@@ -49,7 +49,7 @@ class Listed:
     context_tokens: int = 0
 
     def beside(self, other: "Listed") -> "Listed":
-        """The same model on another server too: what both bear holds."""
+        """Combine with the same model on another server: what both allow holds."""
         contexts = [one.context_tokens for one in (self, other) if one.context_tokens]
         return Listed(
             self.created_s or other.created_s,
@@ -108,7 +108,10 @@ async def probe(state: DeploymentState) -> None:
 
 
 class SideProbes:
-    """Questions to shut deployments beside users' calls: a call is not risked on a server that does not even answer `GET /models`."""
+    """Probes of deployments with an open circuit, beside users' calls.
+
+    A call is not risked on a server that does not even answer `GET /models`.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -276,7 +276,7 @@ class SlotSeeker(Protocol):
 
 
 class SlotDemand:
-    """What calls leave for the loop that shares slots: which they found, and which they lack. It also knows whose the slots at hand are.
+    """What calls note for the loop that shares slots: which they found, and which they lack. It also knows whose the slots at hand are.
 
     `worker_id` is asked each time, for a process may begin a new life. Without it this is the only process, and all slots are its own.
     """

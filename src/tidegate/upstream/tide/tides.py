@@ -1,4 +1,4 @@
-"""The tide at work: what happens at a deployment becomes signals for its controller, and what the controller says becomes a limit.
+"""The tide of a deployment: what happens at a deployment becomes signals for its controller, and what the controller says becomes a limit.
 
 One tide belongs to one deployment. It learns of its own calls from the router, of interactive ones from the gateway, and of the rest
 from the

@@ -117,7 +117,7 @@ class GatewayRoutes:
         return ProxyResponse(lambda: router.open(call, traffic), dialect, clock, wish.model, request_id, judged, held)
 
     def _budgets(self, tenant: str, caller: Caller) -> tuple[Budget, ...]:
-        """What binds a call of this caller, with the limits that its key itself bears."""
+        """What binds a call of this caller, with the key's own limits."""
         policy = self._tenants.of(tenant)
         budgets = policy.budgets(caller.tenant_id, caller.user, caller.key_id, team=caller.team)
         return with_limits(budgets, LimitBound.KEY, caller.key_id or "", caller.limits) if caller.limits else budgets

@@ -107,7 +107,7 @@ def cost_nano(cost: str | float | None) -> int | None:
 
 
 def errors_max(asked: MaxErrorsAsk | None) -> MaxErrors | None:
-    """Return how many failed items a batch bears; None without a maximum."""
+    """Return how many failed items a batch allows; None without a maximum."""
     if asked is None:
         return None
     if (asked.count is None) == (asked.share is None):
