@@ -16,7 +16,7 @@ LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/con
 SITE := build/site-env/.installed-$(shell cksum < docs/site.lock | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve browser test test-lowest check format bench soak clients docs wheel wheel-test lock clean venv
+.PHONY: help run serve browser test test-lowest check format bench soak clients docs pictures wheel wheel-test lock clean venv
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -73,6 +73,10 @@ docs: venv $(SITE)  ## write what is generated in docs/ again, check what the do
 	rm -rf build/site-pages && mkdir -p build/site-pages
 	cp -R *.md LICENSE docs examples build/site-pages
 	NO_MKDOCS_2_WARNING=1 build/site-env/bin/mkdocs build --quiet
+
+# Beside `docs`, because every run draws them a little differently.
+pictures: venv browser  ## draw the pictures of the README again, from real runs
+	$(BIN)/python docs/pictures.py
 
 wheel: venv  ## the wheel that users install, in dist/
 	rm -f dist/tidegate-*.whl

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +19,8 @@ BIN = Path(os.environ.get("READER_BIN") or Path(sys.executable).parent)
 # The ports on the pages, which may be taken on this machine.
 PORTS = ("8000", "8080")
 LISTENS = r"listening on http://"
+# What the blocks in JavaScript import, locked.
+NODE = Path(__file__).parent / "node"
 DONE_S = 100.0
 
 
@@ -39,6 +43,10 @@ class Reader:
             return None
         if block.language == "python":
             return self._done([str(BIN / "python"), "-c", text])
+        if block.language == "js":
+            (self._here / "batch.mjs").write_text(text)
+            (self._here / "node_modules").symlink_to(_node_packages())
+            return self._done([_needed("node"), "batch.mjs"])
         if how == "background":
             command = text.strip() + (f" --port {self._ports['8080']}" if self._is_default_serve(text) else "")
             started = self._start(["bash", "-c", f"exec {command}"])
@@ -58,6 +66,26 @@ class Reader:
         proc = self._start(command)
         assert proc.wait(DONE_S) == 0, proc.logs()
         return proc
+
+
+def _needed(program: str) -> str:
+    found = shutil.which(program)
+    assert found, f"the blocks in JavaScript need {program}, which is not installed"
+    return found
+
+
+def _node_packages() -> Path:
+    """Where the packages of the lock file are, which are installed once and kept."""
+    lock = NODE / "package-lock.json"
+    folder = REPOSITORY / "build" / f"node-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
+    if not (folder / ".installed").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in ("package.json", lock.name):
+            shutil.copy(NODE / each, folder)
+        options = ["--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+        subprocess.run([_needed("npm"), "ci", *options], cwd=folder, check=True, timeout=300)
+        (folder / ".installed").touch()
+    return folder / "node_modules"
 
 
 @pytest.fixture
