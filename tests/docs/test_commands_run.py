@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.environments import CLIENTS, Environment
 from tests.docs.pages import PAGES, REPOSITORY, Block, blocks, name, page
 from tests.support.processes import Proc, Processes, free_port
 
@@ -42,7 +43,8 @@ class Reader:
             (self._here / how.removeprefix("file=")).write_text(text)
             return None
         if block.language == "python":
-            return self._done([str(BIN / "python"), "-c", text])
+            python = Environment(client, CLIENTS[client]).python if (client := _client(block)) else BIN / "python"
+            return self._done([str(python), "-c", text])
         if block.language == "js":
             (self._here / "batch.mjs").write_text(text)
             (self._here / "node_modules").symlink_to(_node_packages())
@@ -95,19 +97,33 @@ def reader(processes: Processes, tmp_path: Path) -> Reader:
     return Reader(processes, here)
 
 
+def _client(block: Block) -> str:
+    """The client of other people that a block needs, which is installed apart."""
+    return (block.how or "").partition("with=")[2]
+
+
 def _is_tested(where: str) -> bool:
     return any(block.how is not None for block in blocks(page(where)))
 
 
 @pytest.mark.parametrize("where", [where for path in PAGES if _is_tested(where := name(path))])
 def test_the_commands_on_a_page_run(where: str, reader: Reader) -> None:
-    tested = [block for block in blocks(page(where)) if block.how is not None]
+    tested = [block for block in blocks(page(where)) if block.how is not None and not _client(block)]
     if where in ("README.md", "docs/quickstart.md"):
         assert len(tested) >= 5
     said = [followed.stdout() for block in tested if (followed := reader.follow(block)) is not None]
     if where == "README.md":
         assert any("completed 100 of 100" in text for text in said), "the SDK's batch"
         assert any("tg_live_" in text for text in said), "a key"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_the_blocks_that_need_a_client_run(reader: Reader) -> None:
+    """Its environment takes minutes to install."""
+    for block in blocks(page("docs/how-to/from-litellm.md")):
+        if block.how is not None:
+            reader.follow(block)
 
 
 def test_make_run_finds_its_work_done_the_second_time(processes: Processes, tmp_path: Path) -> None:

@@ -261,7 +261,9 @@ class RoutingEditor:
             raise ApiProblem(409, "set_in_settings", message)
         if self._is_configured(kind, name):
             raise ApiProblem(
-                409, "set_in_settings", f"The {kind} {name!r} is in the settings: change it there, and restart."
+                409,
+                "set_in_settings",
+                f"The {kind} {name!r} is in the settings: change it there; running processes follow within seconds.",
             )
 
     def _is_configured(self, kind: str, name: str) -> bool:
@@ -278,7 +280,9 @@ class RoutingEditor:
                 return entry
         if self._is_configured(kind, name):
             raise ApiProblem(
-                409, "set_in_settings", f"The {kind} {name!r} is in the settings: change it there, and restart."
+                409,
+                "set_in_settings",
+                f"The {kind} {name!r} is in the settings: change it there; running processes follow within seconds.",
             )
         message = f"No {kind} {name!r} was added at run time: `tidegate {kind}s list` shows what there is."
         raise ApiProblem(404, "entry_not_found", message)
