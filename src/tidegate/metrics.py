@@ -326,7 +326,7 @@ scheduler_shadow_differences = _counter(
 )
 ready_unleased_seconds = _gauge(
     "ready_unleased_seconds",
-    "For how long the longest waiting model has had work that is due while none of it was leased by anybody.",
+    "For how long the longest waiting model has had work that is due while no worker leased any of it.",
 )
 deadline_slack_seconds = _gauge(
     "deadline_slack_seconds", "Least slack among the jobs of the last decision; below 0 one is behind."
