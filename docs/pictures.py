@@ -109,7 +109,8 @@ class Frame:
 class Recorder:
     """Types commands into a terminal of its own, runs them there, and keeps what it shows with the moment of it."""
 
-    KEYS_A_FRAME, KEY_S, PAUSE_S = 4, 0.03, 1.2
+    # A wait for the machine that draws the picture is not what it is about.
+    KEYS_A_FRAME, KEY_S, PAUSE_S, WAIT_S_MAX = 8, 0.03, 1.2, 0.5
 
     def __init__(self, here: Path, shown: Callable[[str], str]) -> None:
         self.frames: list[Frame] = []
@@ -134,7 +135,7 @@ class Recorder:
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # noqa: PLW1509 - so that Ctrl-C reaches it
         )
         os.close(theirs)
-        began = time.monotonic() - self._at_s
+        seen = time.monotonic()
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
             ready, _, _ = select.select([ours], [], [], 0.1)
@@ -143,7 +144,8 @@ class Recorder:
                     self._screen.feed(os.read(ours, 65_536).decode(errors="replace"))
                 except OSError:
                     break
-                self._keep(time.monotonic() - began)
+                self._keep(self._at_s + min(time.monotonic() - seen, self.WAIT_S_MAX))
+                seen = time.monotonic()
                 if interrupt_at and re.search(interrupt_at, self._screen.text()):
                     os.write(ours, b"\x03")
                     interrupt_at = ""
@@ -254,7 +256,7 @@ def started(command: str, here: Path) -> Iterator[str]:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until, log.read_text()
             time.sleep(0.1)
-        yield found[1].rstrip("/.,")
+        yield found[1].rstrip("/.,").removesuffix("/v1")
     finally:
         process.terminate()
         process.wait(30)

@@ -6,6 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from docs.pictures import Screen
 from tidegate.cli import terminal
 from tidegate.cli.progress import BarDisplay, LineDisplay, ProgressPace, ProgressSnapshot, display, picture, words
 from tidegate.core.nouns import Usage
@@ -88,6 +89,20 @@ def test_the_picture_is_one_line_at_any_width() -> None:
     for width in (20, 40, 80, 200):
         assert len(rendered(width, at(10, 300)).splitlines()) == 1
     assert "300/1,000" in rendered(120, at(10, 300))
+
+
+def test_a_sentence_stands_alone_above_the_bar() -> None:
+    console = Console(file=StringIO(), width=100, force_terminal=True)
+    bar = BarDisplay(console)
+    bar.show(at(1, 10))
+    bar.say("The model server went away (refused).")
+    bar.show(at(2, 20))
+    screen = Screen(columns=100)
+    screen.feed(console.file.getvalue().replace("\n", "\r\n"))  # type: ignore[attr-defined]
+    first, second = screen.text().splitlines()
+    assert first == "The model server went away (refused)."
+    assert "20/1,000" in second
+    bar.close()
 
 
 def test_the_bar_leaves_the_terminal_as_it_was() -> None:

@@ -17,6 +17,7 @@ from termios import TIOCSWINSZ
 
 import pytest
 
+from docs.pictures import Screen
 from tests.cli.conftest import QUICK, TIDEGATE, Desk, behaving
 
 CTRL_C = b"\x03"
@@ -105,6 +106,9 @@ def test_ctrl_c_from_the_keyboard(terminal: Terminal, desk: Desk) -> None:
     assert "Nothing is lost; run the same command again to go on." in terminal.text
     assert "Traceback" not in terminal.text
     assert terminal.raw.rfind(SHOW_CURSOR) > terminal.raw.rfind(HIDE_CURSOR)
+    screen = Screen(columns=140)
+    screen.feed(terminal.raw)
+    assert "━" not in screen.text(), "the bar is gone"
     again = desk.run()
     assert again.wait(60) == 0, again.logs()
     assert len(desk.results()) == len(desk.called()) == 160

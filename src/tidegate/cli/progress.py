@@ -128,6 +128,9 @@ class Display(Protocol):
     def show(self, now: ProgressSnapshot) -> None:
         """Draw this moment, or leave it."""
 
+    def say(self, text: str) -> None:
+        """Write a sentence that stays, above what is drawn."""
+
     def close(self) -> None:
         """Leave the terminal as it was."""
 
@@ -143,6 +146,9 @@ class BarDisplay:
     def show(self, now: ProgressSnapshot) -> None:
         self._pace.add(now)
         self._live.update(picture(now, self._pace, self._live.console.width), refresh=True)
+
+    def say(self, text: str) -> None:
+        self._live.console.print(Text(terminal.clean(text)))
 
     def close(self) -> None:
         self._live.stop()
@@ -164,6 +170,9 @@ class LineDisplay:
             return
         self._shown, self._shown_s = state, now.at_s
         terminal.say(words(now, self._pace))
+
+    def say(self, text: str) -> None:
+        terminal.say(text)
 
     def close(self) -> None:
         pass

@@ -53,7 +53,7 @@ async def perform(errand: Errand) -> tuple[summary.Ending, int]:
 
     async with service.working(errand.settings) as working:
         began_s = time.monotonic()
-        stopping = Stopping(lambda: _say_stopping(working, errand.settings)).listen()
+        stopping = Stopping().listen()
         history = await _known_history(errand, working, stopping)
         chain = [] if history is None else list(history.jobs)
         again = [] if history is None else _retries(errand, history)
@@ -242,7 +242,7 @@ async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
         while True:
             now_away, trouble = _trouble(working)
             if now_away != away:
-                _say_where_it_is(away, now_away, trouble)
+                display.say(_where_it_is(away, now_away, trouble))
                 away = now_away
             try:
                 job = await parts.store.get_job(parts.tenant_id, job.id) or job
@@ -254,7 +254,10 @@ async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
             if await stopping.wait(LOOK_EVERY_S):
                 return job
     finally:
+        # What is printed while the bar is drawn would stay behind it.
         display.close()
+        if stopping.asked.is_set():
+            _say_stopping(working)
 
 
 def _trouble(working: "Working") -> tuple[str, str]:
@@ -265,12 +268,11 @@ def _trouble(working: "Working") -> tuple[str, str]:
     return "", working.worker.trouble() or ""
 
 
-def _say_where_it_is(was_away: str, is_away: str, trouble: str) -> None:
+def _where_it_is(was_away: str, is_away: str, trouble: str) -> str:
     """One sentence when a model server goes away, and one when it is back."""
     if is_away:
-        terminal.say(f"The model server went away ({trouble}). The run goes on when it is back.")
-    else:
-        terminal.say(f"The model server is back: {was_away}")
+        return f"The model server went away ({trouble}). The run goes on when it is back."
+    return f"The model server is back: {was_away}"
 
 
 async def _deliver(errand: Errand, ending: summary.Ending, first: Job, parts: "Parts") -> summary.Ending:
@@ -306,12 +308,12 @@ async def _answers(jobs: Sequence[Job], parts: "Parts") -> AsyncIterator[bytes]:
             yield chunk
 
 
-def _say_stopping(working: "Working", settings: Settings) -> None:
+def _say_stopping(working: "Working") -> None:
     count = working.worker.in_flight
     if count:
         terminal.say(
             f"Stopping: {terminal.in_words(count, 'call')} in flight may take up to "
-            f"{terminal.duration(settings.worker.grace_ms / 1000)}; press Ctrl-C again to stop at once."
+            f"{terminal.duration(working.parts.settings.worker.grace_ms / 1000)}; press Ctrl-C again to stop at once."
         )
 
 
