@@ -18,7 +18,7 @@ def findings(desk: Desk, config: str, code: int = 0) -> list[dict[str, Any]]:
 
 
 def said(found: list[dict[str, Any]], about: str) -> list[tuple[str, str]]:
-    return [(one["grade"], f"{one['said']} -> {one['to_do']}") for one in found if one["about"] == about]
+    return [(one["grade"], f"{one['text']} -> {one['to_do']}") for one in found if one["about"] == about]
 
 
 def test_limits_that_contradict_are_found(desk: Desk) -> None:

@@ -27,7 +27,7 @@ def added(desk: Desk, *words: str) -> None:
 
 def found(desk: Desk, *about: str, code: int = 0, **variables: str) -> list[tuple[str, str]]:
     listed = json.loads(desk.done("doctor", "--config", "c.yaml", "--json", code=code, **variables).stdout())
-    return [(one["grade"], f"{one['said']} -> {one['to_do']}") for one in listed if one["about"] in about]
+    return [(one["grade"], f"{one['text']} -> {one['to_do']}") for one in listed if one["about"] in about]
 
 
 def only(findings: list[tuple[str, str]], text: str) -> tuple[str, str]:

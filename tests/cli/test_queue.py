@@ -23,7 +23,7 @@ def config(desk: Desk, url: str, pool: str, **more: Any) -> str:
 def findings(desk: Desk, code: int = 0) -> list[tuple[str, str]]:
     found = json.loads(desk.done("doctor", "--config", "c.yaml", "--json", code=code).stdout())
     assert "canary" not in json.dumps(found)
-    return [(one["grade"], f"{one['said']} -> {one['to_do']}") for one in found if one["about"] == "queue"]
+    return [(one["grade"], f"{one['text']} -> {one['to_do']}") for one in found if one["about"] == "queue"]
 
 
 def test_a_file_is_run_through_the_queue_of_the_simulated_server(desk: Desk, redis_url: str) -> None:
