@@ -92,7 +92,7 @@ create table workers (
     alone_checked bigint,
     -- Whether it runs items; an API process without a worker beats too, for the blobs that it receives.
     runs_items bigint not null,
-    -- What keeps it from work, as JSON; empty while all is well.
+    -- What keeps it from work, as JSON; empty while nothing does.
     report text not null
 );
 create index workers_alive on workers (alive_until) where state = 'alive';

@@ -51,7 +51,7 @@ class Reporting:
             await asyncio.gather(checking, return_exceptions=True)
 
     async def report(self) -> None:
-        """Write what keeps this process from work now, unless all is well and the store knows it."""
+        """Write what keeps this process from work now, unless nothing does and the store knows that."""
         report = WorkerReport(self._trouble() or self._blob_trouble, troubles(self._deployments()))
         now = (self._me.id, report)
         if now == self._written or (report == WorkerReport() and self._written[1] == WorkerReport()):

@@ -95,7 +95,7 @@ class Overview(msgspec.Struct, frozen=True):
 
 
 class WorkerShown(msgspec.Struct, frozen=True):
-    """One incarnation of a process. Times are unix seconds. `trouble` is what keeps it from running items; empty while all is well."""
+    """One incarnation of a process. Times are unix seconds. `trouble` is what keeps it from running items; empty while nothing does."""
 
     id: str
     object: str
