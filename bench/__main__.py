@@ -8,7 +8,7 @@ from pathlib import Path
 NAMES = (
     "ingest", "prefix", "engine", "harvest", "harvest_processes", "fairness", "decision", "contention", "transport", "gateway", "policy",
     "limits", "capacity", "throughput", "grouping", "cluster", "publish", "control", "memory", "completion_batch", "background",
-    "scrape", "costs",
+    "scrape", "lists", "costs",
 )  # fmt: skip
 
 
@@ -19,8 +19,9 @@ def main() -> None:
     parser.add_argument(
         "--against", type=Path, metavar="PATH", help="costs: another checkout, to be measured beside this one"
     )
+    parser.add_argument("--items", action="store_true", help="lists: store 10 million items too")
     chosen = parser.parse_args()
-    more = {"costs": {"against": chosen.against}}
+    more = {"costs": {"against": chosen.against}, "lists": {"items": chosen.items}}
     # As in the product's own processes (`tidegate/cli`); what is measured beside it in the same process has it too.
     gc.set_threshold(20_000)
     for name in chosen.names or NAMES:

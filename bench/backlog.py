@@ -14,7 +14,7 @@ from tidegate.store.table import SLICE_COLUMNS
 SLICE_ITEMS = 64
 ITEM_UNITS = 500
 _DAY_MS = 24 * 3600 * 1000
-_JOB_ZEROS = (
+JOB_ZEROS = (
     "answered_count", "failed_count", "expired_count", "cancelled_count", "unused_count", "input_tokens", "cached_tokens",
     "output_tokens", "reasoning_tokens", "output_bytes", "error_bytes", "work_bytes", "prompt_bytes", "shared_prefix_bytes",
     "step_not_before", "step_failures", "ordered", "prefix_order", "ingest_bytes",
@@ -61,7 +61,7 @@ async def fill(store: Store, backlog: Backlog) -> None:
     async def body(tx: Tx) -> None:
         jobs = [(tenant, model) for model in backlog.models() for tenant in range(backlog.tenant_count)]
         slices = backlog.slices_per_job
-        await tx.copy("jobs", (*_JOB, *_JOB_ZEROS), [_job(*one, slices, now) for one in jobs])
+        await tx.copy("jobs", (*_JOB, *JOB_ZEROS), [_job(*one, slices, now) for one in jobs])
         await tx.copy("job_models", _JOB_MODEL, [_job_model(*one, slices, now) for one in jobs])
         await tx.copy("flows", _FLOW, [_flow(*one, now) for one in jobs])
         await tx.copy("slices", SLICE_COLUMNS, _slices(jobs, slices, now))
@@ -116,7 +116,7 @@ def _job(tenant: int, model: str, slices: int, now: int) -> tuple[Any, ...]:
         f"err_{_id(tenant, model)}",
         tenant_owner(owner),
         "default",
-        *[0] * len(_JOB_ZEROS),
+        *[0] * len(JOB_ZEROS),
     )
 
 

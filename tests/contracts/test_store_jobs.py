@@ -522,6 +522,11 @@ async def test_a_search_finds_what_matches_and_nothing_else(world: World) -> Non
     assert await found(words="größe") == {plain.id} == await found(words='"X"')
     assert await found(words=running.id[3:12].upper()) == {running.id}
     assert await found(words="100%_") == set()
+    assert await found(words="LLAM") == {running.id, failed.id}
+    assert await found(words='":"') == set(), "what stands between the texts of a job is none of them"
+    assert await found(status="in_progress", words="llama") == {running.id, failed.id}
+    assert await found(status="in_progress", metadata={"team": "b"}) == {running.id}
+    assert await found(status="completed") == set()
     assert await world.store.search_jobs(stranger.tenant_id, JobFilter(), after=plain.id, count_max=10) is None
     older = await world.store.search_jobs(
         caller.tenant_id, JobFilter(metadata={"team": "a"}), after=gone.id, count_max=1

@@ -17,6 +17,8 @@ from tests.support.processes import Processes, wait_until
 from tests.support.shims import Shims, preload_env
 from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
 from tidegate.store.driver import Tx
+from tidegate.store.queries import schema_for, statements
+from tidegate.store.schema import current_schema
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 
@@ -359,3 +361,25 @@ async def test_a_deadline_lies_one_window_after_the_creation_when_the_clock_tick
     job = await world.job(caller, file)
     assert (file.expires_at - file.created_at, job.expires_at - job.created_at) == (DAY_MS, DAY_MS)
     await store.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "index"),
+    [
+        ("job_search", "jobs_listed"),
+        ("jobs_search", "jobs_by_age"),
+        ("jobs_search_open", "jobs_open"),
+        ("jobs_search_ended", "jobs_by_end"),
+        ("operation_jobs_open", "jobs_open"),
+        ("operation_impact_ended", "jobs_retryable"),
+    ],
+)
+def test_a_search_goes_along_the_index_that_it_was_made_for(statement: str, index: str) -> None:
+    """Another index, or a sort, would read every job that is stored."""
+    connection = apsw.Connection(":memory:")
+    connection.create_scalar_function("now_ms", lambda *_: 0, 0)
+    connection.execute(schema_for("sqlite", current_schema().fresh))
+    asked = statements()[statement]
+    plan = [row[3] for row in connection.execute(f"explain query plan {asked.sql}", dict.fromkeys(asked.parameters))]
+    assert any(step.startswith("SEARCH j ") and f" {index} " in step for step in plan), plan
+    assert not any("TEMP B-TREE" in step for step in plan), plan

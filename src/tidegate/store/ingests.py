@@ -9,7 +9,7 @@ from tidegate.core.nouns import IngestSource, JobStart
 from tidegate.store.canaries import begin_sample
 from tidegate.store.driver import Row, Tx
 from tidegate.store.flows import wake_flows
-from tidegate.store.rows import job_from
+from tidegate.store.rows import job_from, searched_text
 from tidegate.store.table import SLICE_COLUMNS, Table, reads, writes
 
 BYTES_ANY = (0, BYTES_MAX)
@@ -138,6 +138,7 @@ def _start_row(start: JobStart) -> tuple[Any, ...]:
     plan = start.plan
     return (
         plan.model,
+        searched_text(sorted({one.model for one in plan.slices})),
         plan.item_count,
         start.output_file_id,
         start.error_file_id,

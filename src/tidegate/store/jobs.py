@@ -24,7 +24,7 @@ from tidegate.store.job_controls import check_not_before
 from tidegate.store.job_events import begin_events
 from tidegate.store.retry_files import drop_retry_files, forget_retry
 from tidegate.store.reuse import reused_bytes
-from tidegate.store.rows import controls_columns, errors_text, file_from, job_from
+from tidegate.store.rows import controls_columns, errors_text, file_from, job_from, searched_text
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 from tidegate.store.webhooks import put_endpoint, put_events
 
@@ -137,15 +137,10 @@ class Jobs(Table):
             start = await tx.one("job_cursor", tenant_id=tenant_id, id=after)
         if start is None:
             return None
-        rows = await tx.dicts(
-            "job_search",
-            tenant_id=tenant_id,
-            created_at=start[0],
-            id=start[1],
-            count_max=count_max,
-            **filter_columns(wanted),
-        )
-        return [job_from(row) for row in rows]
+        page = {"tenant_id": tenant_id, "count_max": count_max, **filter_columns(wanted, (start[0], start[1]))}
+        if wanted.status is None:
+            return [job_from(row) for row in await tx.dicts("job_search", **page)]
+        return [job_from(row) for row in await tx.dicts(f"jobs_search{status_group(wanted)}", **page)]
 
     @writes
     async def cancel_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
@@ -293,19 +288,41 @@ class Jobs(Table):
         return {row[0]: row[1] for row in await tx.all("jobs_state_counts")}
 
 
-def filter_columns(wanted: JobFilter) -> dict[str, Any]:
-    """Return a filter as the statements that search jobs take it."""
-    pairs = [f",{_json(key)}:{_json(value)}" for key, value in wanted.metadata.items()]
-    return {
+def status_group(wanted: JobFilter) -> str:
+    """Return which of the statements that search jobs looks at no others than these: open ones, or those that ended in one way."""
+    if wanted.status is None:
+        return ""
+    return "_ended" if JobState(wanted.status) in JOB_ENDED else "_open"
+
+
+def filter_columns(wanted: JobFilter, place: tuple[int, str]) -> dict[str, Any]:
+    """Return a filter, behind a place in the list, as the statements that search jobs take it."""
+    created_at, job_id = min(place, (wanted.to_ms, ""))
+    names = ("pair", "pair2", "pair3", "pair4")
+    pairs = [*wanted.metadata.items(), *[None] * (len(names) - len(wanted.metadata))]
+    columns: dict[str, Any] = {
+        "created_at": created_at,
+        "id": job_id,
         "from_ms": wanted.from_ms,
-        "to_ms": wanted.to_ms,
         "status": wanted.status,
         "model": wanted.model,
+        "model_words": None if wanted.model is None else "\n" + searched_text([wanted.model]),
         "error": None if wanted.error_code is None else f'"code":{_json(wanted.error_code)}',
-        **dict(zip(("pair", "pair2", "pair3", "pair4"), [*pairs, None, None, None, None], strict=False)),
-        "words": wanted.words,
-        "json_words": None if wanted.words is None else _json(wanted.words)[1:-1],
+        "words": None if wanted.words is None else wanted.words.casefold(),
     }
+    for name, pair in zip(names, pairs, strict=True):
+        columns[name] = None if pair is None else f",{_json(pair[0])}:{_json(pair[1])}"
+        columns[f"{name}_words"] = None if pair is None else "\n" + searched_text(pair)
+    return columns
+
+
+async def _searched_words(tx: Tx, job_id: str, request: JobRequest) -> str:
+    """Return what a search for a new job looks through; its models come to it when it is ingested. Only batches are searched for."""
+    if request.kind is not JobKind.BATCH:
+        return ""
+    files = await tx.dicts("file_any", id=request.input_file_id)
+    pairs = (text for pair in (request.metadata or {}).items() for text in pair)
+    return "\n" + searched_text((job_id, request.endpoint, *(file["filename"] for file in files), *pairs))
 
 
 async def put_job(
@@ -317,6 +334,7 @@ async def put_job(
         id=job_id,
         tenant_id=caller.tenant_id,
         kind=request.kind,
+        words=await _searched_words(tx, job_id, request),
         key_id=caller.key_id,
         user_name=caller.user,
         endpoint=request.endpoint,

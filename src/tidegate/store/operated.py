@@ -10,7 +10,7 @@ from tidegate.core.schedule.autoscale import DueWork
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import WebhookDelivery
 from tidegate.store.driver import Row, Tx
-from tidegate.store.jobs import filter_columns
+from tidegate.store.jobs import filter_columns, status_group
 from tidegate.store.rows import errors_text, job_from
 from tidegate.store.table import Table, reads, writes
 from tidegate.store.webhooks import delivery_from
@@ -55,8 +55,11 @@ class OperatedStore(Table):
             start = await tx.one("jobs_cursor", id=after)
         if start is None:
             return None
-        columns = filter_columns(wanted)
-        rows = await tx.dicts("jobs_search", org=org, created_at=start[0], id=start[1], count_max=count_max, **columns)
+        owner = None if org is None else await tx.one("tenant_by_name", name=org)
+        if org is not None and owner is None:
+            return []
+        page = {"tenant_id": owner and owner[0], "count_max": count_max, **filter_columns(wanted, (start[0], start[1]))}
+        rows = await tx.dicts(f"jobs_search{status_group(wanted)}", **page)
         return [(job_from(row), row["org"]) for row in rows]
 
     @reads

@@ -152,15 +152,8 @@ async def _impact(tx: Tx, scope: OperationScope) -> Impact:
 
 
 def _columns(scope: OperationScope, place: tuple[int, str], count_max: int) -> dict[str, Any]:
-    columns = filter_columns(scope.jobs)
-    return {
-        **columns,
-        "action": scope.action,
-        "org": scope.org,
-        "created_at": place[0],
-        "id": place[1],
-        "count_max": count_max,
-    }
+    columns = filter_columns(scope.jobs, place)
+    return {**columns, "action": scope.action, "org": scope.org, "count_max": count_max}
 
 
 async def _advance(tx: Tx, step: OperationStep, problem: ApiProblem | None) -> None:

@@ -1,6 +1,6 @@
 """Turns rows into nouns. It knows column names and nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -115,3 +115,9 @@ def limits_text(limits: Sequence[Limit]) -> str:
 
 def errors_text(errors: list[LineError]) -> str:
     return msgspec.json.encode(errors).decode()
+
+
+def searched_text(parts: Iterable[str]) -> str:
+    """Return texts as `words` of a job holds them: without differences of case and without U+0000, which
+    PostgreSQL keeps in no text; a newline stands behind each."""
+    return "".join(f"{part}\n" for part in parts).replace("\0", "").casefold()

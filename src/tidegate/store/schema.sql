@@ -22,6 +22,7 @@ create table meta (
 create function wall_ms() returns bigint language sql volatile parallel safe
 as 'select cast(extract(epoch from clock_timestamp()) * 1000 as bigint)';
 create function now_ms() returns bigint language sql volatile parallel safe as 'select wall_ms()';
+create function instr(text, text) returns integer language sql immutable parallel safe as 'select strpos($1, $2)';
 create function assert_clock() returns void language plpgsql as $$
 declare age_ms bigint;
 begin
@@ -182,10 +183,13 @@ create index upload_parts_by_upload on upload_parts (upload_id);
 -- The last `deduplicated_count` and `reused_count` items are not run: they are in no slice, stand in the work file from `copies_at` on, and
 -- publish gives each of them the line of another item, or of one of an earlier job (see core/answers/copied_lines.py).
 -- From `interactive_at` on, the items of a response go like interactive calls.
+-- `words` is what a search looks through: the id, the endpoint, the name of the input, keys and values of metadata and the models, without
+-- differences of case, each with a newline on both sides.
 create table jobs (
     id text primary key,
     tenant_id text not null,
     kind text not null check (kind in ('batch', 'response', 'deleted')),
+    words text not null default '',
     key_id text,
     user_name text,
     endpoint text not null,
@@ -271,8 +275,13 @@ create table jobs (
     canary_state text check (canary_state in ('running', 'waiting', 'passed', 'failed'))
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
-create index jobs_listed on jobs (tenant_id, created_at, id) where kind = 'batch';
-create index jobs_by_age on jobs (created_at, id) where kind = 'batch';
+-- SQLite looks through these indexes alone for a search that matches little; recording changes none of their columns.
+create index jobs_listed on jobs (tenant_id, created_at, id /*sqlite: , words, errors */) where kind = 'batch';
+create index jobs_by_age on jobs (created_at, id /*sqlite: , tenant_id, words, errors */) where kind = 'batch';
+create index jobs_by_end on jobs (state, created_at, id /*sqlite: , tenant_id, words, errors */)
+    where kind = 'batch' and state in ('completed', 'failed', 'expired', 'cancelled');
+create index jobs_retryable on jobs (created_at, id)
+    where kind = 'batch' and error_file_id is not null and retried_by is null and door is null;
 create index jobs_pending on jobs (tenant_id)
     where kind = 'batch' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 create index jobs_responding on jobs (tenant_id)

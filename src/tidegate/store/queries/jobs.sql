@@ -4,14 +4,14 @@
 -- One look at the clock: a deadline lies exactly one window after the creation.
 with moment as materialized (select now_ms() as ms)
 insert into jobs (
-    id, tenant_id, kind, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
+    id, tenant_id, kind, words, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
     output_expires_after_s, ordered, prefix_order, invalid_lines, errors, item_count, answered_count, failed_count, expired_count,
     cancelled_count, unused_count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, output_bytes, error_bytes, work_bytes,
     prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, share_owner, queue, limits, ingest_bytes, webhook, door,
     priority, not_before, max_cost_nano, max_errors_count, max_errors_ppm, max_errors_after, shape, answers, traceparent
 )
 values (
-    :id, :tenant_id, :kind, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', (select ms from moment),
+    :id, :tenant_id, :kind, :words, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', (select ms from moment),
     (select ms from moment) + :window_ms, (select ms from moment) + cast(:begin_within_ms as bigint),
     :metadata, :output_expires_after_s, :ordered, :prefix_order, :invalid_lines, '[]',
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :share_owner, :queue, :limits, :ingest_bytes, :webhook, :door,
@@ -65,38 +65,56 @@ order by created_at, id
 limit :count_max;
 
 -- part matching --
--- A page of jobs that match every filter that is given, newest first. Texts are found by what is left of a text without them, which is the
--- same in every database and respects the case: metadata and errors are JSON of one spelling, in which no text holds a bare quote.
-    and j.created_at >= :from_ms and j.created_at < :to_ms
+-- A page of jobs that match every filter that is given, newest first. What `words` cannot hold is left out before the row itself is looked
+-- at: metadata and errors are JSON of one spelling, in which no text holds a bare quote.
+    and j.created_at >= :from_ms
+    and (cast(:words as text) is null or instr(j.words, :words) > 0)
+    and (cast(:model_words as text) is null or instr(j.words, :model_words) > 0)
+    and (cast(:pair_words as text) is null or instr(j.words, :pair_words) > 0)
+    and (cast(:pair2_words as text) is null or instr(j.words, :pair2_words) > 0)
+    and (cast(:pair3_words as text) is null or instr(j.words, :pair3_words) > 0)
+    and (cast(:pair4_words as text) is null or instr(j.words, :pair4_words) > 0)
+    and (cast(:error as text) is null or instr(j.errors, :error) > 0)
     and (cast(:status as text) is null
         or case when j.state = 'validating' and j.closing = 'cancelled' then 'cancelling' else j.state end = :status)
     and (cast(:model as text) is null or exists (select 1 from job_models m where m.job_id = j.id and m.model = :model))
-    and (cast(:error as text) is null or replace(j.errors, :error, '') <> j.errors)
-    and (cast(:pair as text) is null or replace(',' || substr(j.metadata, 2), :pair, '') <> ',' || substr(j.metadata, 2))
-    and (cast(:pair2 as text) is null or replace(',' || substr(j.metadata, 2), :pair2, '') <> ',' || substr(j.metadata, 2))
-    and (cast(:pair3 as text) is null or replace(',' || substr(j.metadata, 2), :pair3, '') <> ',' || substr(j.metadata, 2))
-    and (cast(:pair4 as text) is null or replace(',' || substr(j.metadata, 2), :pair4, '') <> ',' || substr(j.metadata, 2))
-    and (cast(:words as text) is null
-        or replace(lower(j.id || ' ' || j.endpoint || ' ' || coalesce(j.model, '') || ' ' || coalesce(f.filename, '')), lower(:words), '')
-            <> lower(j.id || ' ' || j.endpoint || ' ' || coalesce(j.model, '') || ' ' || coalesce(f.filename, ''))
-        or replace(lower(j.metadata), lower(:json_words), '') <> lower(j.metadata))
+    and (cast(:pair as text) is null or instr(',' || substr(j.metadata, 2), :pair) > 0)
+    and (cast(:pair2 as text) is null or instr(',' || substr(j.metadata, 2), :pair2) > 0)
+    and (cast(:pair3 as text) is null or instr(',' || substr(j.metadata, 2), :pair3) > 0)
+    and (cast(:pair4 as text) is null or instr(',' || substr(j.metadata, 2), :pair4) > 0)
 order by j.created_at desc, j.id desc
 limit :count_max;
 
 -- job_search --
 -- A page of a tenant's jobs that match every filter that is given.
 select j.* from jobs j
-left join files f on f.id = j.input_file_id
 where j.tenant_id = :tenant_id and j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
 {matching};
 
 -- jobs_search --
--- The same of one organization or of all.
+-- The same of one tenant or of all, with its name.
 select j.*, t.name as org from jobs j
 join tenants t on t.id = j.tenant_id
-left join files f on f.id = j.input_file_id
 where j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
-    and (cast(:org as text) is null or t.name = :org)
+    and (cast(:tenant_id as text) is null or j.tenant_id = :tenant_id)
+{matching};
+
+-- jobs_search_open --
+-- The same of jobs that have not ended.
+select j.*, t.name as org from jobs j
+join tenants t on t.id = j.tenant_id
+where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
+    and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
+    and (cast(:tenant_id as text) is null or j.tenant_id = :tenant_id)
+{matching};
+
+-- jobs_search_ended --
+-- The same of jobs that ended in one way.
+select j.*, t.name as org from jobs j
+join tenants t on t.id = j.tenant_id
+where j.kind = 'batch' and j.state in ('completed', 'failed', 'expired', 'cancelled') and j.state = :status
+    and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
+    and (cast(:tenant_id as text) is null or j.tenant_id = :tenant_id)
 {matching};
 
 -- part changeable --
@@ -109,26 +127,30 @@ where j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :creat
         when 'cancel' then j.state in ('validating', 'in_progress') and j.closing is null
         when 'fail' then j.state in ('validating', 'in_progress') and j.closing is null
         when 'requeue' then j.state in ('validating', 'in_progress', 'finalizing')
-        when 'retry_finalization' then j.state = 'finalizing'
-        when 'abandon' then j.state = 'finalizing'
-        else j.failed_count > 0 and j.retried_by is null and j.door is null end
+        else j.state = 'finalizing' end
+
+-- part retryable --
+-- Ended jobs of one organization or of all, behind a place in the list, of which items failed that were not run again. A condition on
+-- `state` would lead to the index of all jobs that ended.
+    and j.error_file_id is not null and j.retried_by is null and j.door is null and j.failed_count > 0
+    and coalesce(j.completed_at, j.failed_at, j.expired_at, j.cancelled_at) is not null
+    and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
+    and (cast(:org as text) is null or t.name = :org)
 
 -- operation_jobs_open --
 -- The next open jobs that an operation comes to.
 select j.* from jobs j
 join tenants t on t.id = j.tenant_id
-left join files f on f.id = j.input_file_id
 where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
 {changeable}
 {matching};
 
 -- operation_jobs_ended --
--- The next ended jobs that an operation comes to.
+-- The next jobs that a retry comes to.
 select j.* from jobs j
 join tenants t on t.id = j.tenant_id
-left join files f on f.id = j.input_file_id
-where j.kind = 'batch' and j.state in ('completed', 'failed', 'expired', 'cancelled')
-{changeable}
+where j.kind = 'batch'
+{retryable}
 {matching};
 
 -- operation_impact_open --
@@ -143,7 +165,6 @@ from (
         (select sum(u.work_units - u.work_units * u.done_count / u.item_count) from job_models u where u.job_id = j.id) as left_units
     from jobs j
     join tenants t on t.id = j.tenant_id
-    left join files f on f.id = j.input_file_id
     where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
 {changeable}
 {matching}
@@ -159,9 +180,8 @@ from (
     select j.answered_count, j.failed_count, j.cost_nano, j.input_tokens + j.output_tokens as tokens
     from jobs j
     join tenants t on t.id = j.tenant_id
-    left join files f on f.id = j.input_file_id
-    where j.kind = 'batch' and j.state in ('completed', 'failed', 'expired', 'cancelled')
-{changeable}
+    where j.kind = 'batch'
+{retryable}
 {matching}
 ) m;
 
@@ -279,7 +299,7 @@ returning step_failures;
 -- job_start --
 -- Ingest is done. Refused when the job was asked to close meanwhile, or someone else holds the step.
 -- moves: jobs: validating -> in_progress
-update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model, item_count = :item_count,
+update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model, words = words || :words, item_count = :item_count,
     output_file_id = :output_file_id, error_file_id = :error_file_id, work_blob_id = :work_blob_id, work_bytes = :work_bytes,
     prompt_bytes = :prompt_bytes, shared_prefix_bytes = :shared_prefix_bytes,
     deduplicated_count = :deduplicated, reused_count = :reused, copies_at = :copies_at,

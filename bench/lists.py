@@ -1,0 +1,325 @@
+"""Time lists, searches and actions on a filter over HTTP with 100,000 jobs stored, on both stores; `--items` adds 10 million items.
+
+Ended jobs and their items are written straight into the store. What is acted on runs for real beside them: 500 batches of 100 items, and
+one of 50,000 whose items are paged through.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import uvloop
+
+from bench.backlog import JOB_ZEROS
+from bench.inputs import MODEL
+from bench.machinery import median, serving, simulated_engine, table
+from tests.support.postgres import PostgresServer
+from tidegate.backends.system import SystemClock
+from tidegate.core.ids import RANDOM_BYTES, make
+from tidegate.store.driver import Tx
+from tidegate.store.postgres import PostgresDriver
+from tidegate.store.rows import searched_text
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.store import Store
+
+ENDPOINT = "/v1/chat/completions"
+ORGS = 20
+ITEMS_EACH = 100
+OPEN_SHARE, FAILED_SHARE = 100, 20
+CHUNK = 1_000
+LISTED_MS, ACCEPTED_MS, DONE_MS = 100, 200, 10_000
+ROUNDS = 15
+ACTED_BATCHES, PAGED_ITEMS = 500, 50_000
+WAIT_S = 600
+_DAY_MS = 24 * 3600 * 1000
+_JOB = (
+    "id", "tenant_id", "kind", "words", "endpoint", "input_file_id", "window_text", "state", "closing", "created_at", "expires_at",
+    "completed_at", "failed_at", "paused_at", "metadata", "invalid_lines", "errors", "model", "item_count", "output_file_id",
+    "error_file_id", "share_owner", "queue", *JOB_ZEROS,
+)  # fmt: skip
+_JOB_MODEL = (
+    "job_id", "model", "item_count", "slice_count", "work_units", "state", "share_owner", "created_at", "expires_at", "due_at", "queue",
+)  # fmt: skip
+_FILE = (
+    "id", "tenant_id", "purpose", "filename", "state", "size_bytes", "line_count", "sha256", "created_at",
+)  # fmt: skip
+_OUTCOME = ("job_id", "number", "outcome", "at", "size_bytes", "crc32")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One of the jobs that are written into the store: one in a hundred is open and paused, one in twenty has failures."""
+
+    number: int
+    tenant_id: str
+    created_at: int
+
+    @property
+    def id(self) -> str:
+        return make("batch", random.Random(self.number).randbytes(RANDOM_BYTES))
+
+    @property
+    def is_open(self) -> bool:
+        return self.number % OPEN_SHARE == 0
+
+    @property
+    def failed_count(self) -> int:
+        return 7 if self.number % FAILED_SHARE == 1 else 0
+
+    @property
+    def is_refused(self) -> bool:
+        return self.number % FAILED_SHARE == 2
+
+    def job(self) -> tuple[Any, ...]:
+        metadata = {"team": f"team-{self.number % 40}", "run": f"nightly-{self.number}", "owner": "someone@example.com"}
+        pairs = (text for pair in metadata.items() for text in pair)
+        words = "\n" + searched_text((self.id, ENDPOINT, self.filename, *pairs, MODEL))
+        state = "in_progress" if self.is_open else "failed" if self.is_refused else "completed"
+        ended_at = self.created_at + 60_000
+        errors = '[{"code":"invalid_json_line","message":"no JSON","line":1}]' if self.is_refused else "[]"
+        zeros = {"failed_count": self.failed_count, "answered_count": 0 if self.is_open else ITEMS_EACH}
+        return (
+            self.id, self.tenant_id, "batch", words, ENDPOINT, f"file_{self.number}", "24h", state, None if self.is_open else state,
+            self.created_at, self.created_at + 100 * _DAY_MS, ended_at if state == "completed" else None,
+            ended_at if state == "failed" else None, ended_at if self.is_open else None, json.dumps(metadata, separators=(",", ":")),
+            "fail", errors, MODEL, ITEMS_EACH, f"out_{self.number}", f"err_{self.number}" if self.failed_count else None,
+            f"tenant:{self.tenant_id}", "default", *(zeros.get(name, 0) for name in JOB_ZEROS),
+        )  # fmt: skip
+
+    @property
+    def filename(self) -> str:
+        return f"input-{self.number}.jsonl"
+
+    def job_model(self) -> tuple[Any, ...]:
+        due = self.created_at + 100 * _DAY_MS
+        state = "held" if self.is_open else "closed"
+        counts = (ITEMS_EACH, 1, 500 * ITEMS_EACH)
+        return (self.id, MODEL, *counts, state, f"tenant:{self.tenant_id}", self.created_at, due, due, "default")
+
+    def file(self) -> tuple[Any, ...]:
+        size = (100_000, ITEMS_EACH, "")
+        return (f"file_{self.number}", self.tenant_id, "batch", self.filename, "ready", *size, self.created_at)
+
+    def outcomes(self) -> Iterator[tuple[Any, ...]]:
+        for number in range(0 if self.is_open else ITEMS_EACH):
+            yield (self.id, number, "answered", 500 * number, 500, number)
+
+
+async def fill(store: Store, job_count: int, *, with_items: bool) -> None:
+    """Write jobs of twenty organizations into an empty store; most are of the first one."""
+    await store.migrate()
+    now = await store.now_ms()
+    tenants = [await store.put_tenant(make("tenant", bytes([n] * RANDOM_BYTES)), f"org-{n}") for n in range(ORGS)]
+    for first in range(0, job_count, CHUNK):
+        numbers = range(first, min(first + CHUNK, job_count))
+        jobs = [
+            Stored(number, tenants[number % ORGS if number % 5 == 0 else 0], now - (job_count - number) * 1_000)
+            for number in numbers
+        ]
+
+        async def body(tx: Tx, jobs: list[Stored] = jobs) -> None:
+            await tx.copy("files", _FILE, [one.file() for one in jobs])
+            await tx.copy("jobs", _JOB, [one.job() for one in jobs])
+            await tx.copy("job_models", _JOB_MODEL, [one.job_model() for one in jobs])
+            if with_items:
+                await tx.copy("outcomes", _OUTCOME, (row for one in jobs for row in one.outcomes()))
+
+        await store._driver.write(body)
+
+
+class _Desk:
+    """The requests that are timed, of an operator and of the first organization."""
+
+    def __init__(self, url: str, operator: str, caller: str) -> None:
+        self._clients = {
+            name: httpx2.Client(base_url=url, timeout=WAIT_S, headers={"Authorization": f"Bearer {key}"})
+            for name, key in (("admin", operator), ("v1", caller))
+        }
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[dict[str, Any], float]:
+        """Return the answer, and after how many milliseconds it came."""
+        client = self._clients[path.split("/")[1]]
+        begun = time.perf_counter()
+        answer = client.get(path) if body is None else client.post(path, json=body)
+        took_ms = 1_000 * (time.perf_counter() - begun)
+        if answer.status_code != 200:
+            raise RuntimeError(f"{path}: {answer.text}")
+        return answer.json(), took_ms
+
+    def upload(self, count: int) -> str:
+        lines = "\n".join(
+            json.dumps(
+                {
+                    "custom_id": f"c{number}",
+                    "method": "POST",
+                    "url": ENDPOINT,
+                    "body": {"model": MODEL, "messages": [{"role": "user", "content": f"Question {number}?"}]},
+                }
+            )
+            for number in range(count)
+        )
+        sent = self._clients["v1"].post(
+            "/v1/files", files={"file": ("in.jsonl", lines.encode())}, data={"purpose": "batch"}
+        )
+        return str(sent.raise_for_status().json()["id"])
+
+    def until(self, path: str, is_there: Callable[[dict[str, Any]], bool]) -> float:
+        begun = time.perf_counter()
+        while time.perf_counter() < begun + WAIT_S:
+            if is_there(self.ask(path)[0]):
+                return 1_000 * (time.perf_counter() - begun)
+            time.sleep(0.05)
+        raise RuntimeError(f"{path} did not get there")
+
+
+_LOOKS: dict[str, tuple[str, dict[str, Any] | None]] = {
+    "overview": ("/admin/v1/overview", None),
+    "list": ("/admin/v1/batches?limit=50", None),
+    "list of one organization": ("/v1/batches?limit=50", None),
+    "search, many match": ("/admin/v1/batches?limit=50&q=nightly", None),
+    "search, one matches": ("/admin/v1/batches?limit=50&q=nightly-77", None),
+    "search, none matches": ("/admin/v1/batches?limit=50&q=nowhere", None),
+    "search of one organization, none matches": ("/v1/batches?limit=50&q=nowhere", None),
+    "search of one organization by status, none matches": ("/v1/batches?limit=50&q=nowhere&status=completed", None),
+    "status, none matches": ("/admin/v1/batches?limit=50&status=expired", None),
+    "open status, none matches": ("/admin/v1/batches?limit=50&status=validating", None),
+    "model, none matches": ("/admin/v1/batches?limit=50&model=nothing", None),
+    "error code, none matches": ("/admin/v1/batches?limit=50&error_code=nothing", None),
+    "metadata, one matches": ("/admin/v1/batches?limit=50&metadata[run]=nightly-77&metadata[team]=team-37", None),
+    "impact of a pause": ("/admin/v1/operations", {"action": "pause", "filter": {}, "dry_run": True}),
+    "impact of a cancel": ("/admin/v1/operations", {"action": "cancel", "filter": {}, "dry_run": True}),
+    "impact of a retry": ("/admin/v1/operations", {"action": "retry", "filter": {}, "dry_run": True}),
+    "impact of a retry of what matches": (
+        "/admin/v1/operations",
+        {"action": "retry", "filter": {"q": "team-1"}, "dry_run": True},
+    ),
+}
+
+
+def _look(desk: _Desk, rounds: int) -> dict[str, float]:
+    """Ask each question in turn, so that each meets what the others left in the caches."""
+    took: dict[str, list[float]] = {name: [] for name in _LOOKS}
+    for _ in range(rounds):
+        for name, (path, body) in _LOOKS.items():
+            took[name].append(desk.ask(path, body)[1])
+    return {name: median(values) for name, values in took.items()}
+
+
+def _page(desk: _Desk, count: int, rounds: int) -> dict[str, float]:
+    """Page through the items of one batch: what its first and its last page take."""
+    wanted = {"input_file_id": desk.upload(count), "endpoint": ENDPOINT, "completion_window": "24h"}
+    path = f"/v1/batches/{desk.ask('/v1/batches', wanted)[0]['id']}"
+    desk.until(path, lambda batch: batch["status"] == "completed")
+    after, last = "", ""
+    while True:
+        page = desk.ask(f"{path}/items?limit=100{after}")[0]
+        if not page["has_more"]:
+            break
+        last, after = after, f"&after={page['last_id']}"
+    return {
+        "first page of items": median([desk.ask(f"{path}/items?limit=100")[1] for _ in range(rounds)]),
+        "last page of items": median([desk.ask(f"{path}/items?limit=100{last}")[1] for _ in range(rounds)]),
+    }
+
+
+def _act(desk: _Desk, count: int) -> dict[str, float]:
+    """Pause, resume and cancel batches that wait: what accepting takes, and when all of them are changed."""
+    file_id = desk.upload(ITEMS_EACH)
+    wanted = {
+        "input_file_id": file_id,
+        "endpoint": ENDPOINT,
+        "completion_window": "24h",
+        "metadata": {"acted": "yes"},
+        "not_before": int(time.time()) + 3600,
+    }
+    for _ in range(count):
+        desk.ask("/v1/batches", wanted)
+    waiting = "/admin/v1/batches?limit=1&metadata[acted]=yes&status=validating"
+    desk.until(waiting, lambda page: not page["data"])
+    found: dict[str, float] = {}
+    for action in ("pause", "resume", "cancel"):
+        scope = {"action": action, "filter": {"metadata": {"acted": "yes"}}}
+        made, found[f"{action} is accepted"] = desk.ask("/admin/v1/operations", scope)
+        if made["matched"]["items"] != count * ITEMS_EACH:
+            raise RuntimeError(f"{action} matched {made['matched']}")
+        took_ms = desk.until(f"/admin/v1/operations/{made['id']}", lambda one: one["status"] == "completed")
+        found[f"{action} is done"] = took_ms + found[f"{action} is accepted"]
+    return found
+
+
+def _key(data: Path, variables: dict[str, str], org: str, *scopes: str) -> str:
+    command = [sys.executable, "-m", "tidegate", "keys", "create", "--org", org, "--json", "--data", str(data)]
+    env = {**os.environ, **variables}
+    made = subprocess.run([*command, *scopes], env=env, check=True, stdout=subprocess.PIPE)
+    return str(json.loads(made.stdout)["key"])
+
+
+def _measure(data: Path, store_url: str, job_count: int, acted: int, paged: int, with_items: bool) -> dict[str, float]:
+    if store_url:
+        store = Store(PostgresDriver(store_url, pool_size=2, statement_timeout_ms=600_000, pooler="none"))
+    else:
+        store = Store(SqliteDriver(data / "tidegate.db", SystemClock().now_ms))
+
+    async def prepare() -> None:
+        try:
+            await fill(store, job_count, with_items=with_items)
+        finally:
+            await store.close()
+
+    uvloop.run(prepare())
+    found: dict[str, float] = {}
+    variables = {"TIDEGATE_LIMITS_PENDING_JOBS_MAX": "0"}
+    if store_url:
+        variables["TIDEGATE_STORE_URL"] = store_url
+    operator = _key(data, variables, "ops", "--scopes", "admin:write")
+    caller = _key(data, variables, "org-0")
+    with simulated_engine("--mode", "instant") as engine, serving(data, engine, **variables) as (url, _):
+        desk = _Desk(url, operator, caller)
+        rounds = max(3, min(ROUNDS, job_count // 2_000))
+        found |= _look(desk, rounds)
+        found |= _act(desk, acted)
+        found |= _page(desk, paged, rounds)
+    return found
+
+
+def _budget(name: str) -> str:
+    if name.endswith("is done"):
+        return f"under {DONE_MS:,} ms"
+    if name.endswith("is accepted"):
+        return f"under {ACCEPTED_MS} ms"
+    return f"under {LISTED_MS} ms"
+
+
+def main(quick: bool = False, items: bool = False) -> dict[str, float]:
+    job_count, acted, paged = (5_000, 20, 2_000) if quick else (100_000, ACTED_BATCHES, PAGED_ITEMS)
+    found: dict[str, float] = {}
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        # PostgreSQL does not run as root, so its own user must get into the directory.
+        Path(name).chmod(0o755)
+        server = PostgresServer(Path(name) / "postgres")
+        server.start()
+        try:
+            for kind in ("SQLite", "PostgreSQL"):
+                url = server.create_database() if kind == "PostgreSQL" else ""
+                took = _measure(Path(name) / kind, url, job_count, acted, paged, items)
+                found |= {f"{act}, {kind}": value for act, value in took.items()}
+                rows += [(f"{act}, {kind}", f"{value:.0f} ms", _budget(act)) for act, value in took.items()]
+        finally:
+            server.stop()
+    stored = f"{job_count:,} jobs" + (f" and {job_count * ITEMS_EACH:,} items" if items else "")
+    table(f"Lists, searches and actions with {stored} stored; {acted * ITEMS_EACH:,} items acted on (medians)", rows)
+    return found
+
+
+if __name__ == "__main__":
+    main(quick="--quick" in sys.argv, items="--items" in sys.argv)
