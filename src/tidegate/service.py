@@ -382,17 +382,28 @@ def _worker(make: Callable[[], Worker], parts: Parts, me: Registration, *, is_ke
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """A worker that runs beside the caller's own code, and what it stands on."""
+    """A worker beside the caller's own code, and what it stands on."""
 
     parts: Parts
     incarnation: Registration
     worker: RunsItems
     router: Router
 
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Have the worker run what is there, and let it finish what is in flight at the end."""
+        stop = asyncio.Event()
+        task = asyncio.create_task(self.worker.run(stop))
+        try:
+            yield
+        finally:
+            stop.set()
+            await task
+
 
 @asynccontextmanager
 async def working(settings: Settings) -> AsyncIterator[Working]:
-    """A worker beside the caller's own code in this process, without a server: what `tidegate run` stands on."""
+    """A worker that has not begun, in this process and without a server: what `tidegate run` stands on."""
     failpoints.arm(settings.failpoints)
     async with _traced(), opened(settings) as alone, _noticed(alone) as parts:
         await _bury_predecessors(parts)
@@ -402,15 +413,8 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
             callback_sender(settings) as files,
             _router(parts, me, Roles(api=False, worker=True)) as (router, live_config),
         ):
-            stop = asyncio.Event()
             make = functools.partial(build_worker, parts, me, router, live_config, files)
-            worker = _worker(make, parts, me, is_kept=True)
-            task = asyncio.create_task(worker.run(stop))
-            try:
-                yield Working(parts, me, worker, router)
-            finally:
-                stop.set()
-                await task
+            yield Working(parts, me, _worker(make, parts, me, is_kept=True), router)
 
 
 @dataclass(frozen=True, slots=True)

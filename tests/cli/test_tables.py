@@ -67,6 +67,21 @@ def test_rows_come_back_in_order_with_their_answers_and_failures(desk: Desk) -> 
     desk.verified(summary["batches"][0])
 
 
+def test_a_dry_run_of_a_table_says_what_it_would_take_and_sends_nothing(desk: Desk) -> None:
+    write_template(desk)
+    write_csv(desk.here / "in.csv", [["id", "text"], *([f"x{number}", f"say {number}"] for number in range(9))])
+    proc = begin(desk, "in.csv", "out.csv", "--dry-run")
+    assert proc.wait() == 0, proc.logs()
+    assert "requests 9\n" in proc.stderr()
+    assert "Nothing was sent" in proc.stderr()
+    as_json = begin(desk, "in.csv", "out.csv", "--dry-run", "--json")
+    assert as_json.wait() == 0
+    assert json.loads(as_json.stdout())["item_count"] == 9
+    assert not desk.called()
+    assert not (desk.here / "out.csv").exists()
+    assert desk.done("batches", "list").stdout().count("batch_") == 0, "nothing is kept"
+
+
 def test_a_killed_run_goes_on_and_calls_nothing_twice(desk: Desk) -> None:
     write_template(desk)
     table = pa.table({"n": list(range(120)), "text": [behaving("latency=100") + f" {n}" for n in range(120)]})

@@ -1,4 +1,4 @@
-"""`tidegate run` in a terminal: a bar that moves, a terminal left as it was, and Ctrl-C from the keyboard."""
+"""`tidegate run` in a terminal, narrow, wide, dumb or none: what matters is shown, and the terminal is left as it was."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ import time
 from collections.abc import Callable, Iterator
 from fcntl import ioctl
 from termios import TIOCSWINSZ
+from typing import Any
 
 import pytest
 
 from docs.pictures import Screen
-from tests.cli.conftest import QUICK, TIDEGATE, Desk, behaving
+from tests.cli.conftest import QUICK, TIDEGATE, Desk, behaving, chat
+from tests.support.engine import Engine
+from tests.support.processes import Processes
 
 CTRL_C = b"\x03"
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+ERASE_LINE = "\x1b[2K"
+_CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
 
 class Terminal:
     """A process whose terminal we hold the other end of."""
 
-    def __init__(self, desk: Desk, *arguments: str) -> None:
+    def __init__(self, desk: Desk, columns: int = 140, kind: str = "xterm-256color") -> None:
+        self.columns = columns
+        arguments = ("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl")
         self._ours, theirs = pty.openpty()
-        ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 24, 140, 0, 0))
+        ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.popen = subprocess.Popen(
             [TIDEGATE, *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             cwd=desk.here,
-            env={"PATH": os.environ["PATH"], "TERM": "xterm-256color", **QUICK},
+            env={"PATH": os.environ["PATH"], "TERM": kind, **QUICK},
             start_new_session=True,
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # noqa: PLW1509 - so the session has it as its terminal
         )
@@ -47,6 +53,17 @@ class Terminal:
     @property
     def text(self) -> str:
         return _CONTROL.sub("", self.raw)
+
+    @property
+    def screen(self) -> list[str]:
+        shown = Screen(self.columns)
+        shown.feed(self.raw)
+        return shown.text().splitlines()
+
+    def frames(self, start: int = 0) -> list[str]:
+        """The bars that were drawn behind this place, each as it was to be seen."""
+        drawn = [_CONTROL.sub("", piece) for piece in self.raw[start:].split(ERASE_LINE)[1:]]
+        return [line for line in (piece.splitlines()[0] for piece in drawn if piece.strip()) if "━" in line]
 
     def read_until(self, done: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -77,15 +94,25 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(desk: Desk) -> Iterator[Terminal]:
-    latency = behaving("latency=200").replace("{", "{{").replace("}", "}}")
-    desk.write_requests(160, latency)
-    opened = Terminal(desk, "run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl")
-    yield opened
-    opened.close()
+def open_terminal(desk: Desk) -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def open_one(**how: Any) -> Terminal:
+        opened.append(Terminal(desk, **how))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
 
 
-def test_a_bar_that_moves_and_a_terminal_left_as_it_was(terminal: Terminal, desk: Desk) -> None:
+OpenTerminal = Callable[..., Terminal]
+SLOW = behaving("latency=200").replace("{", "{{").replace("}", "}}")
+
+
+def test_a_bar_that_moves_and_a_terminal_left_as_it_was(open_terminal: OpenTerminal, desk: Desk) -> None:
+    desk.write_requests(160, SLOW)
+    terminal = open_terminal()
     terminal.read_until(
         lambda: re.search(r"\d+/160 · \d+ % · [\d.]+ items/s · [\d:. s]+left", terminal.text) is not None, "a bar"
     )
@@ -99,16 +126,61 @@ def test_a_bar_that_moves_and_a_terminal_left_as_it_was(terminal: Terminal, desk
     assert len(desk.results()) == 160
 
 
-def test_ctrl_c_from_the_keyboard(terminal: Terminal, desk: Desk) -> None:
-    terminal.read_until(lambda: re.search(r"[1-9]\d*/160", terminal.text) is not None, "some items")
+def test_ctrl_c_from_the_keyboard_clears_the_bar(open_terminal: OpenTerminal, desk: Desk) -> None:
+    """The keyboard's own ^C is shown behind the bar: a bar as wide as the terminal would stay on the line above."""
+    desk.write_requests(160, SLOW)
+    terminal = open_terminal(columns=80)
+    terminal.read_until(lambda: "…" in terminal.text and "tokens" in terminal.text, "a bar over the whole width")
     terminal.type(CTRL_C)
     assert terminal.end() == 130, terminal.text
     assert "Nothing is lost; run the same command again to go on." in terminal.text
     assert "Traceback" not in terminal.text
     assert terminal.raw.rfind(SHOW_CURSOR) > terminal.raw.rfind(HIDE_CURSOR)
-    screen = Screen(columns=140)
-    screen.feed(terminal.raw)
-    assert "━" not in screen.text(), "the bar is gone"
+    assert not [line for line in terminal.screen if "━" in line or "/160" in line], terminal.screen
     again = desk.run()
     assert again.wait(60) == 0, again.logs()
     assert len(desk.results()) == len(desk.called()) == 160
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_server_that_goes_away_and_comes_back(
+    open_terminal: OpenTerminal, desk: Desk, processes: Processes, columns: int
+) -> None:
+    fine, refused = behaving("latency=150"), behaving("400")
+    desk.write([chat(f"c{number}", refused if number < 9 else f"{fine} {number}") for number in range(90)])
+    terminal = open_terminal(columns=columns)
+    terminal.read_until(lambda: "9 failed" in terminal.text, "failures")
+    assert re.search(r"\x1b\[31m\d failed", terminal.raw), "failures are red"
+    desk.engine.proc.kill()
+    terminal.read_until(lambda: "The model server went away" in terminal.text, "the sentence that it went away")
+    gone = len(terminal.raw)
+    terminal.read_until(lambda: len(terminal.frames(gone)) >= 4, "bars without a server")
+    # The first of them may have been drawn before.
+    for frame in terminal.frames(gone)[1:]:
+        assert re.search(r"\d+/90 · \d+ % · 9 failed · waiting: http://127\.0\.0\.1", frame), frame
+        assert "left" not in frame
+    Engine(processes, desk.here / "again", port=desk.engine.port)
+    terminal.read_until(lambda: "The model server is back" in terminal.text, "the sentence that it is back")
+    assert terminal.end() == 1, terminal.text
+    assert max(len(frame) for frame in terminal.frames()) <= columns
+    shown = "\n".join(terminal.screen)
+    assert (shown.count("The model server went away"), shown.count("The model server is back")) == (1, 1)
+    assert "━" not in shown
+    assert "9 x 400 invalid_request_error: " in shown
+    assert "error" not in re.sub(r"\S*error\S*\.jsonl|invalid_request_error", "", shown), "no log line among them"
+
+
+@pytest.mark.parametrize("how", ["dumb", "piped"])
+def test_what_is_no_screen_gets_lines(open_terminal: OpenTerminal, desk: Desk, how: str) -> None:
+    desk.write_requests(40, SLOW)
+    if how == "dumb":
+        terminal = open_terminal(kind="dumb")
+        assert terminal.end() == 0, terminal.text
+        shown = terminal.raw.replace("\r\n", "\n")
+    else:
+        proc = desk.run()
+        assert proc.wait(60) == 0, proc.logs()
+        shown = proc.stderr()
+    assert re.search(r"^\d+/40 · \d+ %", shown, re.M)
+    assert "done     40 of 40 items succeeded" in shown
+    assert not {"\x1b", "\r", "━"} & set(shown)

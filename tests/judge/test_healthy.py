@@ -128,7 +128,7 @@ async def test_a_sweep_judges_every_job(judged_world: World) -> None:
 
 @pytest.mark.anyio
 async def test_a_job_is_judged_while_it_runs(engine: Engine, tmp_path: Path) -> None:
-    async with service.working(settings(tmp_path / "data", engine)) as working:
+    async with service.working(settings(tmp_path / "data", engine)) as working, working.running():
         parts = working.parts
         job = await create(working, b"".join(line(f"s{n}", "latency=30") for n in range(60)))
         await until(working, job, lambda job: job.answered_count >= 3)
@@ -149,7 +149,11 @@ async def test_a_healthy_job_on_postgresql_and_s3(
     engine: Engine, postgres_url: str, s3_server: S3Server, s3_bucket: str, tmp_path: Path
 ) -> None:
     chosen = on_postgres_and_s3(tmp_path / "data", engine, postgres_url, s3_server, s3_bucket)
-    async with service.working(chosen) as working, judge.postgres_records(postgres_url) as records:
+    async with (
+        service.working(chosen) as working,
+        working.running(),
+        judge.postgres_records(postgres_url) as records,
+    ):
         parts = working.parts
         job = await run_to_end(working, b"".join(MIXED))
         report = await judge.judge(records, parts.blobs, job.id, engine.calls_log)

@@ -235,7 +235,7 @@ async def build(directory: Path, engine: Engine) -> World:
     world = World(directory, engine.calls_log)
     slow = slow_lines(400)
     lenient = b"".join([line("x1"), b"not json\n", b"\n", line("x2"), line("x1"), b'{"custom_id":"x3"}\n', b"[1]\n"])
-    async with service.working(chosen) as working:
+    async with service.working(chosen) as working, working.running():
         parts = working.parts
         jobs = {
             "plain": await run_to_end(working, b"".join(line(f"p{n}") for n in range(25))),

@@ -31,6 +31,7 @@ STREAM = "-"
 NO_CONTROLS = JobControls()
 # More models than a caller would name on purpose: the rest are not checked beforehand.
 MODELS_MAX = 1_000
+SERIES_CHARS = 32
 # So much of a chunk is looked at again with the next one, for a url that stands across their border.
 PATH_BYTES_MAX = 256
 _PATH = re.compile(rb'"url"\s{0,8}:\s{0,8}"(/[^"\\]{1,200})"')
@@ -282,16 +283,27 @@ def check_target(path: Path, inputs: Sequence[Path], option: str) -> None:
 
 def job_id(source: Input, settings: Settings, run_options: RunOptions, turn: int) -> str:
     """The id of the batch for this input, upstream and options; `turn` counts those that ended early or were begun afresh."""
-    routes = {
+    upstream = _one_spelling(settings.upstream.url)
+    meant = (run_options.endpoint, run_options.model, run_options.answers)
+    encoded = msgspec.json.encode([1, source.sha256, upstream, _routes(settings), meant, turn])
+    return ids.make("batch", hashlib.sha256(encoded).digest()[: ids.RANDOM_BYTES])
+
+
+def series(settings: Settings, run_options: RunOptions, *names: str) -> str:
+    """The name of all runs that read and write under these names, whatever the input holds, with this upstream and these options."""
+    upstream = _one_spelling(settings.upstream.url)
+    encoded = msgspec.json.encode([names, upstream, _routes(settings), run_options.model, run_options.answers])
+    return hashlib.sha256(encoded).hexdigest()[:SERIES_CHARS]
+
+
+def _routes(settings: Settings) -> dict[str, list[str]]:
+    return {
         model: [
             _one_spelling(one.url) + (f"#{one.upstream_model}" if one.upstream_model else "")
             for one in entry.deployments
         ]
         for model, entry in sorted(settings.models.items())
     }
-    meant = (run_options.endpoint, run_options.model, run_options.answers)
-    encoded = msgspec.json.encode([1, source.sha256, _one_spelling(settings.upstream.url), routes, meant, turn])
-    return ids.make("batch", hashlib.sha256(encoded).digest()[: ids.RANDOM_BYTES])
 
 
 def _one_spelling(url: str) -> str:

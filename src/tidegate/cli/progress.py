@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -21,6 +22,7 @@ from tidegate.core.states import JOB_ENDED, JobState
 RATE_OVER_S = 20.0
 LINE_EVERY_S = 5.0
 BAR_WIDTH = 32
+CTRL_C_CELLS = len("^C")
 _DOING = {
     JobState.VALIDATING: "reading the input",
     JobState.IN_PROGRESS: "running",
@@ -145,7 +147,9 @@ class BarDisplay:
 
     def show(self, now: ProgressSnapshot) -> None:
         self._pace.add(now)
-        self._live.update(picture(now, self._pace, self._live.console.width), refresh=True)
+        # A terminal shows the keys of Ctrl-C behind the bar: a bar that left no room for them could not be cleared.
+        width = self._live.console.width - CTRL_C_CELLS
+        self._live.update(Constrain(picture(now, self._pace, width), width), refresh=True)
 
     def say(self, text: str) -> None:
         self._live.console.print(Text(terminal.clean(text)))

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from tidegate.cli import terminal
 from tidegate.core.errors import SettingsError
 from tidegate.core.ids import item_id
 
@@ -91,17 +92,17 @@ async def save(chunks: AsyncIterator[bytes], path: Path) -> int:
     return size_bytes
 
 
-def set_aside(path: Path, job_ids: Sequence[str]) -> Path | None:
-    """Rename a file that holds anything but results of these batches, so that nothing is overwritten; return its new name."""
+def set_aside(path: Path, job_ids: Sequence[str] = ()) -> None:
+    """Rename a file that holds anything but results of these batches, and say so: nothing is overwritten without a word."""
     if is_stream(path) or not path.exists() or not path.stat().st_size:
-        return None
+        return
     with path.open("rb") as stream:
         begin = stream.read(64)
     if begin.startswith(tuple(b'{"id":"' + item_id(one, 0)[:-ITEM_NUMBER_CHARS].encode() for one in job_ids)):
-        return None
+        return
     kept = next(one for number in count(1) if not (one := path.with_name(f"{path.name}.{number}.old")).exists())
     _meant(path).rename(kept)
-    return kept
+    terminal.say(f"{path} held other results than this run's; they are now in {kept}.")
 
 
 def _custom_id(line: bytes) -> str:

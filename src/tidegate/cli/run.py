@@ -143,9 +143,12 @@ def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
         run_options = replace(order.run_options, endpoint=_endpoint(order.run_options.endpoint, source))
         logs.configure(settings, quiet=True)
         begin = run_job.Begin(order.fresh, order.retry_failed, order.wait, order.is_checked)
-        errand = run_job.Errand(settings, source, targets, run_options, begin, order.where)
+        read_from = "" if source.is_spooled else _place(order.file)
+        written_to = order.remote_output or (_place(str(targets.results)) if targets.results is not None else "")
+        series = input_file.series(settings, run_options, read_from, written_to) if read_from else ""
+        errand = run_job.Errand(settings, source, targets, run_options, begin, order.where, series)
         if order.is_dry:
-            return uvloop.run(run_dry.report(errand, as_json=order.as_json))
+            return run_dry.report([errand], as_json=order.as_json)
         ending, exit_code = uvloop.run(run_job.perform(errand))
     finally:
         if source.is_spooled:
@@ -164,8 +167,10 @@ def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
 def _finish_empty(order: Order, targets: input_file.Targets, settings: Settings) -> int:
     """No requests are no results: nothing is sent, and the files are as after any other run."""
     if targets.results is not None:
+        results.set_aside(targets.results)
         uvloop.run(results.save_nothing(targets.results))
     if targets.errors is not None:
+        results.set_aside(targets.errors)
         results.remove(targets.errors)
     if order.remote_output:
         targets = uvloop.run(places.send_both(targets, order.remote_output, settings))
@@ -209,18 +214,12 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
     run_options = replace(
         order.run_options, endpoint=request.endpoint, ordered=True, invalid_lines=asked.InvalidLines.ERROR_FILE.value
     )
-    ending, exit_code = run_table.perform(
-        run_table.TableErrand(
-            table,
-            request,
-            target,
-            settings,
-            run_options,
-            run_job.Begin(order.fresh, order.retry_failed, order.wait, order.is_checked),
-            order.where,
-        ),
-        scratch,
-    )
+    begin = run_job.Begin(order.fresh, order.retry_failed, order.wait, order.is_checked)
+    names = (_place(order.file), order.remote_output or _place(str(target)))
+    errand = run_table.TableErrand(table, request, target, settings, run_options, begin, order.where, names)
+    if order.is_dry:
+        return run_dry.report((part for part, _ in run_table.parts(errand, scratch)), as_json=order.as_json)
+    ending, exit_code = run_table.perform(errand, scratch)
     if ending is None:
         return exit_code
     if order.remote_output:
@@ -231,6 +230,11 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
     else:
         terminal.say(ending.for_people(shown, order.where))
     return exit_code
+
+
+def _place(name: str) -> str:
+    """A name as it is the same from every directory."""
+    return name if places.is_remote(name) else str(Path(name).absolute())
 
 
 def _scratch(settings: Settings) -> AbstractContextManager[Path]:
@@ -251,8 +255,6 @@ def _local_output(order: Order, settings: Settings, passing: ExitStack) -> str |
 
 def _check_together(order: Order) -> None:
     """Refuse options that contradict each other."""
-    if order.is_dry and order.template:
-        raise SettingsError("--dry-run reads a file of requests; a table with --template has none yet.")
     if order.retry_failed and (order.fresh or order.is_dry):
         other = "--fresh begins again" if order.fresh else "--dry-run is about the whole file"
         raise SettingsError(f"{other}, while --retry-failed is about some lines of the last run: leave one out.")

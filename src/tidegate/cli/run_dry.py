@@ -1,8 +1,10 @@
 """`tidegate run --dry-run`: what a run would take, without sending anything and without keeping anything."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
+import uvloop
 
 from tidegate.cli import run_job, summary, terminal
 from tidegate.core.nouns import Caller
@@ -13,24 +15,32 @@ if TYPE_CHECKING:
 ERRORS_SHOWN_MAX = 10
 
 
-async def report(errand: run_job.Errand, *, as_json: bool) -> int:
-    """Read the input through, print what a run of it would take, and return the exit code."""
+def report(errands: Iterable[run_job.Errand], *, as_json: bool) -> int:
+    """Read each input through, print what a run of it would take, and return the exit code. A large table has several."""
+    exit_code = summary.ALL_SUCCEEDED
+    for errand in errands:
+        estimate = uvloop.run(_estimate(errand))
+        is_valid = not estimate.errors and not estimate.refused
+        if not is_valid:
+            exit_code = summary.UNUSABLE
+        if as_json:
+            shown = {"input": errand.source.name, **msgspec.to_builtins(estimate)}
+            terminal.show_json({**shown, "valid": is_valid, "exit_code": exit_code})
+        else:
+            terminal.say(f"input    {errand.source.name}\n{for_people(estimate, is_valid=is_valid)}")
+    return exit_code
+
+
+async def _estimate(errand: run_job.Errand) -> "JobEstimate":
     from tidegate import service
 
     async with service.estimating(errand.settings) as estimating:
         parts = estimating.parts
         wanted = await run_job.send_in(errand, parts, estimating.reception)
         try:
-            estimate = await estimating.validation.validate(Caller(parts.tenant_id), wanted)
+            return await estimating.validation.validate(Caller(parts.tenant_id), wanted)
         finally:
             await estimating.reception.delete_file(parts.tenant_id, wanted.input_file_id)
-    is_valid = not estimate.errors and not estimate.refused
-    exit_code = summary.ALL_SUCCEEDED if is_valid else summary.UNUSABLE
-    if as_json:
-        terminal.show_json({**msgspec.to_builtins(estimate), "valid": is_valid, "exit_code": exit_code})
-    else:
-        terminal.say(for_people(estimate, is_valid=is_valid))
-    return exit_code
 
 
 def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:

@@ -5,7 +5,20 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tidegate.cli import failures, input_file, progress, results, run_again, run_check, server_client, summary, terminal
+import msgspec
+
+from tidegate.cli import (
+    failures,
+    input_file,
+    progress,
+    results,
+    run_again,
+    run_changed,
+    run_check,
+    server_client,
+    summary,
+    terminal,
+)
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable
 from tidegate.core.job_controls import FollowUp, JobControls, RetryChoice
@@ -38,7 +51,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """Everything that one run was asked for."""
+    """Everything that one run was asked for. Runs of the same file, edited or not, are a series; an input without a name has none."""
 
     settings: Settings
     source: input_file.Input
@@ -46,47 +59,63 @@ class Errand:
     run_options: input_file.RunOptions
     begin: Begin
     where: str
+    series: str
 
 
 async def perform(errand: Errand) -> tuple[summary.Ending, int]:
     from tidegate import service
 
     async with service.working(errand.settings) as working:
-        began_s = time.monotonic()
-        stopping = Stopping().listen()
-        history = await _known_history(errand, working, stopping)
-        chain = [] if history is None else list(history.jobs)
-        again = [] if history is None else _retries(errand, history)
-        await _check_and_say(errand, history, again)
-        found_done_count = 0
-        if history is None:
-            chain.append(await _begin(errand, working))
-        else:
-            found = run_again.whole(chain)
-            found_done_count = found.answered_count if again else found.done_count
-        if chain[-1].state not in JOB_ENDED:
-            chain[-1] = await _watch(chain[-1], working, stopping)
-        for job, choice in again:
-            if stopping.asked.is_set():
-                break
-            if (retry := await _retry(errand, chain, (job, choice), working)) is not None:
-                chain.append(await _watch(retry, working, stopping))
-            if run_again.ran_nothing(chain[-1]):
-                refused = chain.pop()
-                why = refused.errors[0].message if refused.errors else f"{refused.id} ended before it ran anything."
-                terminal.say(why)
-        took_s = time.monotonic() - began_s
-        ending = summary.Ending(run_again.whole(chain), errand.targets, took_s, found_done_count, errand.where)
-        if chain[-1].state in JOB_ENDED and not stopping.asked.is_set():
-            if ending.exit_code != summary.UNUSABLE:
-                ending = await _deliver(errand, ending, chain[0], working.parts)
-            return ending, ending.exit_code
+        version = None if errand.begin.fresh else errand.source.sha256
+        # Before the worker begins, so that nothing of a version that was edited since is sent.
+        outdated = await run_changed.end_outdated(working.parts, errand.series, version)
+        async with working.running():
+            began_s = time.monotonic()
+            stopping = Stopping().listen()
+            chain, found_done_count = await _run(errand, outdated, working, stopping)
+            took_s = time.monotonic() - began_s
+            ending = summary.Ending(run_again.whole(chain), errand.targets, took_s, found_done_count, errand.where)
+            if chain[-1].state in JOB_ENDED and not stopping.asked.is_set():
+                if ending.exit_code != summary.UNUSABLE:
+                    ending = await _deliver(errand, ending, chain[0], working.parts)
+                return ending, ending.exit_code
     # The worker has finished what was in flight by now, so this look is the one to tell.
     async with server_client.reading(errand.settings) as parts:
         chain[-1] = await parts.store.get_job(parts.tenant_id, chain[-1].id) or chain[-1]
     job = run_again.whole(chain)
     _say_how_to_go_on(job)
     return replace(ending, job=job), stopping.exit_code
+
+
+async def _run(
+    errand: Errand, outdated: Sequence[Job], working: "Working", stopping: Stopping
+) -> tuple[list[Job], int]:
+    """Begin this run or go on with it, until it ends or a stop is asked for. Return its batches, and how many items were done before."""
+    for job in outdated:
+        job = await _watch(job, working, stopping)
+        if stopping.asked.is_set():
+            return [job], 0
+    history = await _known_history(errand, working, stopping)
+    again = [] if history is None else _retries(errand, history)
+    await _check_and_say(errand, history, again)
+    if history is None:
+        job = await _watch(await _begin(errand, working), working, stopping)
+        return [job], job.copied.reused
+    chain = list(history.jobs)
+    found = run_again.whole(chain)
+    found_done_count = found.answered_count if again else found.done_count
+    if chain[-1].state not in JOB_ENDED:
+        chain[-1] = await _watch(chain[-1], working, stopping)
+    for job, choice in again:
+        if stopping.asked.is_set():
+            break
+        if (retry := await _retry(errand, chain, (job, choice), working)) is not None:
+            chain.append(await _watch(retry, working, stopping))
+        if run_again.ran_nothing(chain[-1]):
+            refused = chain.pop()
+            why = refused.errors[0].message if refused.errors else f"{refused.id} ended before it ran anything."
+            terminal.say(why)
+    return chain, found_done_count
 
 
 def _retries(errand: Errand, history: run_again.History) -> list[tuple[Job, RetryChoice]]:
@@ -148,7 +177,21 @@ async def _begin(errand: Errand, working: "Working") -> Job:
     job_id = _id(errand, len([job async for job in _turns(errand, working)]))
     reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: working.incarnation.id)
     request = await send_in(errand, parts, reception)
-    job = await reception.replayed(lambda: parts.store.create_job(Caller(parts.tenant_id), job_id, request))
+    earlier = None if errand.begin.fresh else await run_changed.find_answered(parts, errand.series)
+    if earlier is not None:
+        request = replace(request, shape=msgspec.structs.replace(request.shape, reuse_from=earlier.id))
+        terminal.say(
+            f"{errand.source.name} changed since the last run: lines that were answered then are kept, the others run. "
+            "--fresh runs them all."
+        )
+    try:
+        job = await reception.replayed(lambda: parts.store.create_job(Caller(parts.tenant_id), job_id, request))
+    except ApiProblem as problem:
+        if earlier is None or problem.param != "reuse_from":
+            raise
+        terminal.say(f"Every line runs: {problem}")
+        whole = replace(request, shape=msgspec.structs.replace(request.shape, reuse_from=""))
+        job = await reception.replayed(lambda: parts.store.create_job(Caller(parts.tenant_id), job_id, whole))
     await hit("create_committed")
     parts.wakes.inputs.notify()
     return job
@@ -212,7 +255,7 @@ async def send_in(errand: Errand, parts: "Parts", reception: "Reception") -> Job
         input_file_id=file.id,
         window_ms=WINDOW_MS,
         window_text=WINDOW_TEXT,
-        metadata={"command": "run", "input": source.name[:NAME_CHARS_MAX]},
+        metadata={"command": "run", "input": source.name[:NAME_CHARS_MAX], **_series(errand)},
         ordered=run_options.ordered,
         prefix_order=run_options.prefix_order,
         invalid_lines=run_options.invalid_lines,
@@ -221,6 +264,10 @@ async def send_in(errand: Errand, parts: "Parts", reception: "Reception") -> Job
         answers=run_options.answers,
         shape=JobShape(overrides={"model": run_options.model} if run_options.model else {}, dedupe=run_options.dedupe),
     )
+
+
+def _series(errand: Errand) -> dict[str, str]:
+    return {run_changed.SERIES: errand.series} if errand.series else {}
 
 
 def _controls(errand: Errand, line_count: int) -> JobControls:
@@ -286,6 +333,10 @@ async def _deliver(errand: Errand, ending: summary.Ending, first: Job, parts: "P
     def placed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         return chunks if order is None else results.in_order(chunks, order)
 
+    job_ids = [one.id for one in history.jobs]
+    for path in (targets.results, targets.errors):
+        if path is not None:
+            results.set_aside(path, job_ids)
     causes = await failures.causes(history.error_lines(parts))
     if targets.errors is not None and causes:
         await results.save(placed(history.error_lines(parts)), targets.errors)
@@ -293,8 +344,6 @@ async def _deliver(errand: Errand, ending: summary.Ending, first: Job, parts: "P
         results.remove(targets.errors)
     answers = placed(_answers(history.jobs, parts))
     if targets.results is not None:
-        if (kept := results.set_aside(targets.results, [one.id for one in history.jobs])) is not None:
-            terminal.say(f"{targets.results} held other results than this run's; they are now in {kept}.")
         await results.save(answers, targets.results)
     else:
         await results.pour(answers)

@@ -5,18 +5,19 @@ same command finds finished parts done. Results come in the order of the rows, s
 neither is ever whole in memory.
 """
 
+import filecmp
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import msgspec
 import uvloop
 
-from tidegate.cli import input_file, run_job, summary, terminal
+from tidegate.cli import input_file, results, run_job, summary, terminal
 from tidegate.cli.answer_columns import AnswerColumns
 from tidegate.cli.tables import ROWS_PER_BATCH, RowTable, TableWriter, format_of, open_writer
 from tidegate.cli.template import Row, Template
@@ -30,7 +31,7 @@ PART_BYTES_MAX = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class TableErrand:
-    """A table, how its rows become requests, and where the rows with answers go."""
+    """A table, how its rows become requests, and where the rows with answers go; `names` are what the caller calls table and results."""
 
     table: RowTable
     template: Template
@@ -39,6 +40,7 @@ class TableErrand:
     run_options: input_file.RunOptions
     begin: run_job.Begin
     where: str
+    names: tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -115,24 +117,18 @@ def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]
     ending = TableEnding()
     temporary = asked.target.with_name(f".{asked.target.name}.{secrets.token_hex(4)}.part")
     writer = open_writer(temporary, format_of(asked.target.name, "written"), asked.table, columns.kinds)
-    targets = input_file.Targets(scratch / "results.jsonl", scratch / "errors.jsonl")
+    to_join = enumerate(asked.table.rows(), 1)
     try:
-        to_send, to_join = enumerate(asked.table.rows(), 1), enumerate(asked.table.rows(), 1)
-        while part := write_part(to_send, asked.template, scratch, asked.settings.limits.file_bytes_max):
-            source, row_count = part
+        for errand, row_count in parts(asked, scratch):
             terminal.say(f"Rows {ending.row_count + 1:,} to {ending.row_count + row_count:,}:")
-            done, exit_code = uvloop.run(
-                run_job.perform(
-                    run_job.Errand(asked.settings, source, targets, asked.run_options, asked.begin, asked.where)
-                )
-            )
+            done, exit_code = uvloop.run(run_job.perform(errand))
             if done.job.state not in JOB_ENDED:
                 return None, exit_code
             if exit_code == summary.UNUSABLE:
                 terminal.say(summary.for_people(done))
                 return None, exit_code
             ending.add(done)
-            _join(islice(to_join, row_count), targets, columns, writer)
+            _join(islice(to_join, row_count), errand.targets, columns, writer)
             if done.job.stopped_by is not None:
                 ending.stopped = done.job.errors[0].message
                 break
@@ -142,6 +138,25 @@ def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]
         with suppress(OSError):
             temporary.unlink()
     return ending, ending.exit_code
+
+
+def parts(asked: TableErrand, scratch: Path) -> Iterator[tuple[run_job.Errand, int]]:
+    """Yield each part of the table as an errand of its own, and how many rows it has; its files go when the next one is asked for."""
+    rows = enumerate(asked.table.rows(), 1)
+    answers, failures = scratch / "results.jsonl", scratch / "errors.jsonl"
+    targets = input_file.Targets(answers, failures)
+    for number in count():
+        part = write_part(rows, asked.template, scratch, asked.settings.limits.file_bytes_max)
+        if part is None:
+            return
+        source, row_count = part
+        series = input_file.series(asked.settings, asked.run_options, *asked.names, f"part {number}")
+        yield (
+            run_job.Errand(asked.settings, source, targets, asked.run_options, asked.begin, asked.where, series),
+            row_count,
+        )
+        for path in (answers, failures):
+            results.remove(path)
 
 
 def write_part(
@@ -214,4 +229,6 @@ def _take_name(temporary: Path, target: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    if target.exists() and not filecmp.cmp(temporary, target, shallow=False):
+        results.set_aside(target)
     os.replace(temporary, target)

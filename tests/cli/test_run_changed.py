@@ -1,0 +1,133 @@
+"""`tidegate run` of a file that was edited since the last run: its changed lines run, and no result is lost or paid for twice."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from tests.cli.conftest import QUICK, Desk, behaving, chat
+from tests.cli.test_tables import begin, read_csv, write_csv, write_template
+from tests.support.processes import Proc, wait_until
+
+WAIT_S = 90
+SLOW = behaving("latency=100")
+# A kill may leave so many answers unrecorded: two flushes of what is in flight.
+UNRECORDED_MAX = 4 * int(QUICK["TIDEGATE_WORKER_IN_FLIGHT_MAX"])
+
+
+def told(proc: Proc) -> dict[str, Any]:
+    assert proc.wait(WAIT_S) in (0, 1), proc.logs()
+    summary = json.loads(proc.stdout())
+    assert isinstance(summary, dict)
+    return summary
+
+
+def lines(count: int, edited: range = range(0), text: str = SLOW) -> list[str]:
+    return [chat(f"c{number}", f"{text} {number}{' edited' if number in edited else ''}") for number in range(count)]
+
+
+def ids(desk: Desk) -> list[str]:
+    return [line["custom_id"] for line in desk.results()]
+
+
+def test_a_changed_file_runs_its_changed_lines_and_keeps_the_old_results(desk: Desk) -> None:
+    desk.write([*lines(12, text="say"), chat("refused", behaving("400"))])
+    first = told(desk.run("--json"))
+    desk.write([*lines(13, edited=range(3), text="say"), chat("refused", behaving("400"))])
+    proc = desk.run("--json")
+    second = told(proc)
+    assert "requests.jsonl changed since the last run" in proc.stderr()
+    assert (second["total"], second["succeeded"], second["failed"], second["found_done"]) == (14, 13, 1, 9)
+    assert len(desk.called()) == 13 + 5, "three edited lines, a new one, and one that has no answer"
+    assert ids(desk) == [f"c{number}" for number in range(13)]
+    assert [len((desk.here / f"results{kind}jsonl.1.old").read_text().splitlines()) for kind in (".", ".errors.")] == [
+        12,
+        1,
+    ]
+    assert "results.jsonl.1.old" in proc.stderr()
+    assert "results.errors.jsonl.1.old" in proc.stderr()
+    desk.verified(second["batch"])
+    desk.write([*lines(12, text="say"), chat("refused", behaving("400"))])
+    assert told(desk.run("--json"))["batch"] == first["batch"], "the file as it was is the run as it was"
+    assert len(desk.called()) == 18
+    everything = told(desk.run("--json", "--fresh"))
+    assert everything["found_done"] == 0
+    assert len(desk.called()) == 18 + 13
+
+
+def test_a_broken_line_that_is_fixed_again_costs_nothing_twice(desk: Desk) -> None:
+    desk.write(lines(8, text="say"))
+    told(desk.run("--json"))
+    desk.write([*lines(8, text="say"), "{broken"])
+    assert desk.run().wait(WAIT_S) == 2
+    assert len(ids(desk)) == 8, "a refused input changes no result"
+    desk.write(lines(9, text="say"))
+    assert told(desk.run("--json"))["found_done"] == 8
+    assert len(desk.called()) == 9
+
+
+def test_answers_of_another_server_another_output_or_none_are_not_taken(desk: Desk) -> None:
+    desk.write(lines(3, text="say"))
+    told(desk.run("--json"))
+    desk.write(lines(4, text="say"))
+    told(desk.run("--json", "-o", "other.jsonl"))
+    assert len(desk.called()) == 3 + 4
+    for job in json.loads(desk.done("batches", "list", "--json").stdout()):
+        desk.done("batches", "delete", job["id"], "--yes")
+    desk.write(lines(5, text="say"))
+    assert told(desk.run("--json"))["succeeded"] == 5
+    assert len(desk.called()) == 3 + 4 + 5
+
+
+def test_a_file_that_was_edited_in_the_middle_of_a_killed_run(desk: Desk) -> None:
+    """Both versions are killed in the middle. What was recorded is kept, and the first version sends nothing more."""
+    desk.write(lines(60))
+    first = desk.run()
+    wait_until(lambda: len(desk.called()) >= 24, what="some calls")
+    first.kill()
+    edited = range(40, 60)
+    desk.write(lines(60, edited))
+    before = len(desk.called())
+    second = desk.run()
+    wait_until(lambda: len(desk.called()) >= before + 8, what="calls of the other version")
+    second.kill()
+    last = told(desk.run("--json"))
+    assert (last["total"], last["succeeded"], last["exit_code"]) == (60, 60, 0)
+    assert ids(desk) == [f"c{number}" for number in range(60)]
+    calls = desk.called()
+    assert len(calls) <= 60 + 2 * UNRECORDED_MAX
+    assert len({call["idempotency_key"] for call in calls[before:]}) < 60, "answers of the first version were kept"
+    desk.done("verify", last["batch"])
+    states = Counter(job["status"] for job in json.loads(desk.done("batches", "list", "--json").stdout()))
+    assert states == {"cancelled": 1, "completed": 1}
+
+
+def test_an_empty_input_overwrites_no_results(desk: Desk) -> None:
+    desk.write([*lines(2, text="say"), chat("refused", behaving("400"))])
+    told(desk.run("--json"))
+    desk.write([])
+    proc = desk.run()
+    assert proc.wait(WAIT_S) == 0, proc.logs()
+    assert (desk.here / "results.jsonl").read_bytes() == b""
+    assert not (desk.here / "results.errors.jsonl").exists()
+    assert len((desk.here / "results.jsonl.1.old").read_text().splitlines()) == 2
+    assert "results.errors.jsonl.1.old" in proc.stderr()
+
+
+def test_a_changed_table_runs_its_changed_rows(desk: Desk) -> None:
+    write_template(desk)
+    rows = [["id", "text"], *([f"x{number}", f"say {number}"] for number in range(6))]
+    write_csv(desk.here / "in.csv", rows)
+    assert begin(desk, "in.csv", "out.csv").wait(WAIT_S) == 0
+    rows[2][1] = "say something else"
+    write_csv(desk.here / "in.csv", rows)
+    proc = begin(desk, "in.csv", "out.csv", "--json")
+    assert told(proc)["found_done"] == 5
+    assert len(desk.called()) == 7
+    assert len(read_csv(desk.here / "out.csv")) == 6
+    assert len(read_csv(desk.here / "out.csv.1.old")) == 6
+    assert "out.csv.1.old" in proc.stderr()
+    same = begin(desk, "in.csv", "out.csv")
+    assert same.wait(WAIT_S) == 0
+    assert "old" not in same.stderr()
