@@ -484,13 +484,11 @@ async def knows_model(settings: Settings, model: str) -> bool:
 
 async def queue_states(served: Iterable[Deployment]) -> list[tuple[Deployment, QueueState | QueueAway]]:
     """How the queue of each of these stands that has one; needs no store."""
-    from tidegate.backends.queue_redis import RedisQueue
-
     found: list[tuple[Deployment, QueueState | QueueAway]] = []
     for one in served:
         if one.queue is None:
             continue
-        queue = RedisQueue(one.queue, owner="doctor")
+        queue = _open_queue(one.queue, owner="doctor")
         try:
             found.append((one, await queue.state()))
         except QueueAway as away:

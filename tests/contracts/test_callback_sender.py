@@ -208,14 +208,15 @@ async def test_a_certificate_must_be_trusted_and_bear_the_name(tmp_path: Path) -
     cert, key = self_signed(tmp_path, "hooks.example")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
-    sender = CallbackSender(ALLOWED, "Tidegate/test", answers("127.0.0.1"))
+    stranger = CallbackSender(ALLOWED, "Tidegate/test", answers("127.0.0.1"))
+    sender = CallbackSender(ALLOWED, "Tidegate/test", answers("127.0.0.1"), ssl.create_default_context(cafile=cert))
     async with RawServer(tls=context) as receiver:
         url = f"https://hooks.example:{receiver.port}/hook"
-        assert (await sender.post(url, b"{}", HEADERS)).failure == "tls_failed"
-        sender._tls.load_verify_locations(cert)
+        assert (await stranger.post(url, b"{}", HEADERS)).failure == "tls_failed"
         assert (await sender.post(url, b"{}", HEADERS)).is_success
         assert receiver.requests[0].headers["Host"] == f"hooks.example:{receiver.port}"
         assert (await sender.post(url.replace("hooks.example", "localhost"), b"{}", HEADERS)).failure == "tls_failed"
+    await stranger.close()
     await sender.close()
 
 

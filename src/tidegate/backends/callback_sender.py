@@ -55,12 +55,15 @@ def resolve(host: str, port: int) -> Sequence[Address]:
 
 
 class CallbackSender:
-    def __init__(self, rules: TargetRules, user_agent: str, resolve: Resolve = resolve) -> None:
+    def __init__(
+        self, rules: TargetRules, user_agent: str, resolve: Resolve = resolve, tls: ssl.SSLContext | bool = True
+    ) -> None:
+        """`tls` says which certificates are trusted; True: those that the system trusts, which aiohttp has read already."""
         self._rules = rules
         self._user_agent = user_agent
         self._resolve = resolve
         self._threads = ThreadPoolExecutor(RESOLVE_THREADS, thread_name_prefix="callback-resolve")
-        self._tls = ssl.create_default_context()
+        self._tls = tls
         self._hosts: dict[str, _HostSlots] = {}
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> CallbackReply:

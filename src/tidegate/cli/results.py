@@ -44,10 +44,10 @@ _id = msgspec.json.Decoder(_NamedLine)
 
 async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0) -> AsyncIterator[bytes]:
     """The bytes of a result file from one place up to another; without a file there are none."""
-    from tidegate.web.http.content import chunks
+    from tidegate.store.file_bytes import file_bytes
 
     if file_id is not None and end > start:
-        async for chunk in chunks(parts.store, parts.blobs, file_id, start, end):
+        async for chunk in file_bytes(parts.store, parts.blobs, file_id, start, end):
             yield chunk
 
 

@@ -287,13 +287,13 @@ def _without_public_limits(settings: Settings) -> Settings:
 
 def _answers(schema: str | None) -> AnswerTerms | None:
     """What `--schema` asks of answers: a schema in a file, or what each line asks for itself."""
-    # Loading the validator takes a while, and most runs need none.
-    from tidegate.core.answers.answer_checks import InvalidSchema, check_schema
-
     if schema is None:
         return None
     if schema == OWN_SCHEMA:
         return AnswerTerms()
+    # Loading the validator takes a while, and most runs need none.
+    from tidegate.core.answers.answer_checks import InvalidSchema, check_schema
+
     try:
         text = Path(schema).read_text()
         check_schema(text)
@@ -306,9 +306,12 @@ def _answers(schema: str | None) -> AnswerTerms | None:
 
 def _canary(items: int | None) -> Canary | None:
     """The sample that `--canary` asks for, with the same share of failures as one that the API is asked for."""
+    if items is None:
+        return None
+    # It belongs to the API, which other runs do without.
     from tidegate.web.http.control_requests import CanaryAsk, job_canary
 
-    return None if items is None else job_canary(CanaryAsk(items))
+    return job_canary(CanaryAsk(items))
 
 
 def _nano(amount: str) -> int:

@@ -16,6 +16,7 @@ from tidegate.cli import (
     run_changed,
     run_check,
     server_client,
+    settle_memory,
     summary,
     terminal,
 )
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from tidegate.service import Parts, Working
     from tidegate.stages.accept import Reception
 
-LOOK_EVERY_S = 0.2
+# A short run is looked at more often, so that its end is not waited for.
+LOOK_EVERY_S_MIN, LOOK_EVERY_S = 0.01, 0.2
+LOOK_SHARE = 0.1
 # A run has no deadline of its own: a caller who comes back after a holiday finds the work where it was.
 WINDOW_TEXT, WINDOW_MS = "365d", 365 * 86_400_000
 NAME_CHARS_MAX = 255
@@ -65,6 +68,7 @@ class Errand:
 async def perform(errand: Errand) -> tuple[summary.Ending, int]:
     from tidegate import service
 
+    settle_memory()
     async with service.working(errand.settings) as working:
         version = None if errand.begin.fresh else errand.source.sha256
         # Before the worker begins, so that nothing of a version that was edited since is sent.
@@ -284,6 +288,7 @@ async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
     """Show the batch until it ends or a stop is asked for."""
     parts = working.parts
     display = progress.display()
+    began_s = time.monotonic()
     away = ""
     try:
         while True:
@@ -297,8 +302,9 @@ async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
                 trouble = str(error)
             if job.state in JOB_ENDED:
                 return job
-            display.show(progress.snapshot(job, time.monotonic(), trouble))
-            if await stopping.wait(LOOK_EVERY_S):
+            now_s = time.monotonic()
+            display.show(progress.snapshot(job, now_s, trouble))
+            if await stopping.wait(min(LOOK_EVERY_S, max(LOOK_EVERY_S_MIN, LOOK_SHARE * (now_s - began_s)))):
                 return job
     finally:
         # What is printed while the bar is drawn would stay behind it.

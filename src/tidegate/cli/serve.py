@@ -7,7 +7,7 @@ import structlog
 import typer
 import uvloop
 
-from tidegate.cli import logs, options, summary, terminal
+from tidegate.cli import logs, options, settle_memory, summary, terminal
 from tidegate.cli.signals import Stopping, exit_now
 from tidegate.core.errors import SettingsError, TidegateError, WorkerBroken
 from tidegate.settings import Loaded, Settings, deployments, redacted
@@ -140,6 +140,8 @@ def _say_started(settings: Settings, started: "Started") -> None:
 
 async def _serve(settings: Settings, file: SettingsFile | None, *, api: bool, worker: bool) -> None:
     from tidegate import service
+
+    settle_memory()
 
     def on_ready(started: "Started") -> None:
         _say_started(settings, started)

@@ -20,9 +20,9 @@ from tidegate.settings.allowed import Allowed
 from tidegate.settings.capacity import ModelDeployment, ModelTerms, ResourceEntry
 from tidegate.settings.check import Checker, RefusedSettings
 from tidegate.settings.groups import Settings
+from tidegate.settings.key_path import KeyPath
 from tidegate.settings.renewal import Renewal
 from tidegate.settings.rules import is_http_url
-from tidegate.settings.yaml_file import KeyPath
 
 Kind = Literal["deployment", "resource", "model"]
 

@@ -8,7 +8,7 @@ from tidegate.core.body_rules.media_hosts import is_host_pattern
 from tidegate.core.deployments import Deployment, EngineKind, Resource, fallbacks
 from tidegate.settings.capacity import ModelSettings, ModelTerms
 from tidegate.settings.groups import Settings
-from tidegate.settings.yaml_file import KeyPath
+from tidegate.settings.key_path import KeyPath
 
 
 def field_rules(

@@ -16,7 +16,7 @@ from msgspec import inspect
 from tidegate.core.deployments import Secret
 from tidegate.core.errors import SettingsError
 from tidegate.settings import catalog, quantities
-from tidegate.settings.yaml_file import KeyPath, parse
+from tidegate.settings.key_path import KeyPath
 
 SHOWN_MAX = 60
 _TRUE = {"true", "yes", "on", "1"}
@@ -161,6 +161,9 @@ def from_text(kind: inspect.Type, text: str, name: str) -> object:
         case inspect.VarTupleType() | inspect.DictType():
             if isinstance(kind, inspect.VarTupleType) and not text.lstrip().startswith("["):
                 return [part.strip() for part in text.split(",") if part.strip()]
+            # The parser is loaded where a variable holds YAML.
+            from tidegate.settings.yaml_file import parse
+
             return parse(text, name).values
     return text
 

@@ -9,13 +9,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidegate.core.deployments import Secret
 from tidegate.core.errors import SettingsError
-from tidegate.settings import catalog, rules, secrets, yaml_file
+from tidegate.settings import catalog, rules, secrets
 from tidegate.settings.check import Checker, RefusedSettings, from_text, nearest
 from tidegate.settings.groups import Settings
-from tidegate.settings.yaml_file import KeyPath
+from tidegate.settings.key_path import KeyPath
+
+if TYPE_CHECKING:
+    from tidegate.settings.yaml_file import YamlFile
 
 CONFIG_VARIABLE = "TIDEGATE_CONFIG"
 PROBLEMS_SHOWN_MAX = 20
@@ -54,7 +58,7 @@ class _Layers:
         self.problems: list[str] = []
         self._environ = environ
         self._calls_models = calls_models
-        self._file: yaml_file.YamlFile | None = None
+        self._file: YamlFile | None = None
 
     def add(self, path: KeyPath, text: str) -> None:
         name = ".".join(str(part) for part in path)
@@ -73,6 +77,9 @@ class _Layers:
         return DEFAULT
 
     def read_file(self, path: Path) -> None:
+        # Loading the parser takes a while, and a run without a file needs none.
+        from tidegate.settings import yaml_file
+
         self._file = taken = yaml_file.read(path)
         if taken.values is None:
             return

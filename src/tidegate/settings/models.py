@@ -13,7 +13,7 @@ from tidegate.core.retry import RetryPolicy
 from tidegate.core.usage.prices import Price, nano_of
 from tidegate.settings.capacity import LimitEntry, ModelDeployment, ModelSettings, ModelTerms, ResourceEntry
 from tidegate.settings.groups import Settings
-from tidegate.settings.yaml_file import KeyPath
+from tidegate.settings.key_path import KeyPath
 
 ANY_MODEL = "upstream"
 GLOBAL_SLOTS = "global"

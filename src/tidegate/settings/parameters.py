@@ -11,7 +11,7 @@ from tidegate.core.input.parameters import check_parameters
 from tidegate.core.job_shape import ParameterLevel
 from tidegate.settings.declare import DeclaredSetting, Group
 from tidegate.settings.declare import about as _about
-from tidegate.settings.yaml_file import KeyPath
+from tidegate.settings.key_path import KeyPath
 
 ParameterName = Annotated[str, Meta(min_length=1, max_length=128)]
 

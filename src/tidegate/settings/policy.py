@@ -13,8 +13,8 @@ from tidegate.core.schedule.policy import Mode, Policy, RankKey
 from tidegate.core.schedule.queues import QueueOrder, StrictOrder, WeightedOrder
 from tidegate.settings.groups import Settings
 from tidegate.settings.guards import BoundSettings, GuardrailEntry, HookEntry
+from tidegate.settings.key_path import KeyPath
 from tidegate.settings.plugins import load_hook, load_queue_order, load_rank
-from tidegate.settings.yaml_file import KeyPath
 
 NO_SHADOW = "none"
 

@@ -10,7 +10,7 @@ import msgspec
 from tidegate.core.deployments import Secret
 from tidegate.settings import body_fields, models, parameters, policy, tenants
 from tidegate.settings.groups import Settings
-from tidegate.settings.yaml_file import KeyPath
+from tidegate.settings.key_path import KeyPath
 
 STORE_SCHEMES = ("sqlite", "postgresql", "postgres")
 BLOB_SCHEMES = ("file", "s3")

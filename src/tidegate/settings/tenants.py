@@ -7,8 +7,8 @@ from tidegate.core.budgets.budget import Budget, Limit, LimitBound, budgets_of, 
 from tidegate.settings.capacity import TenantEntry
 from tidegate.settings.check import nearest
 from tidegate.settings.groups import Settings
+from tidegate.settings.key_path import KeyPath
 from tidegate.settings.models import limit_problems, limits_of
-from tidegate.settings.yaml_file import KeyPath
 
 
 @dataclass(frozen=True, slots=True)

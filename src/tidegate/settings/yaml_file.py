@@ -9,12 +9,11 @@ from pathlib import Path
 import yaml
 
 from tidegate.core.errors import SettingsError
+from tidegate.settings.key_path import KeyPath
 
 FILE_BYTES_MAX = 4 << 20
 NODES_MAX = 200_000
 DEPTH_MAX = 32
-
-KeyPath = tuple[str | int, ...]
 
 
 class YamlFile:

@@ -20,9 +20,10 @@ from tidegate.core.problems import no_such_response
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.states import JOB_ENDED, JobKind, JobState
 from tidegate.stages.accept import Reception
+from tidegate.store.file_bytes import file_bytes
 from tidegate.web.background import shapes
 from tidegate.web.context import WebContext
-from tidegate.web.http import content, requests
+from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.rate_limits import LIMIT_HEADERS
 from tidegate.web.http.routes import Guarded
@@ -174,7 +175,7 @@ class BackgroundRoutes:
         return (await self._read(file.id, file.size_bytes))[len(_HEAD) : -len(_TAIL)]
 
     async def _read(self, file_id: str, size_bytes: int) -> bytes:
-        return b"".join([chunk async for chunk in content.chunks(self._store, self._blobs, file_id, 0, size_bytes)])
+        return b"".join([chunk async for chunk in file_bytes(self._store, self._blobs, file_id, 0, size_bytes)])
 
 
 def _absent(request: Request) -> ApiProblem:

@@ -19,12 +19,12 @@ from tidegate.core.ids import item_id, split_item_id
 from tidegate.core.nouns import Job, Usage
 from tidegate.core.ports import Blobs
 from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.store.file_bytes import file_bytes
 from tidegate.store.job_events import OutcomePlace, RecordedTo
 from tidegate.store.store import Store
 from tidegate.web.completion_batch import shapes
 from tidegate.web.completion_batch.inline_items import ItemName, estimated_tokens, read_name
 from tidegate.web.completion_batch.shapes import DoorNotes, ItemEntity
-from tidegate.web.http import content
 
 OUTPUT, ERRORS = 1, 2
 WINDOW_ITEMS = 256
@@ -149,7 +149,7 @@ class ItemReader:
 
     def lines(self, file_id: str, start: int, end: int) -> AsyncGenerator[bytes, None]:
         """The lines between two places of a file, which are ends of lines."""
-        return _lines(content.chunks(self._store, self._blobs, file_id, start, end))
+        return _lines(file_bytes(self._store, self._blobs, file_id, start, end))
 
     async def all(self, job: Job, notes: DoorNotes) -> AsyncGenerator[bytes, None]:
         """Yield every item in the order of the create, each as JSON; nothing before ingest is done. Of a job that ended before that, the
@@ -273,7 +273,7 @@ class ItemReader:
         self, file_id: str, group: list[tuple[int, int]], found: dict[tuple[int, int], bytes]
     ) -> None:
         start, end = group[0][0], max(end for _, end in group)
-        stream = content.chunks(self._store, self._blobs, file_id, start, end)
+        stream = file_bytes(self._store, self._blobs, file_id, start, end)
         data = b"".join([chunk async for chunk in stream])
         for one in group:
             found[one] = data[one[0] - start : one[1] - start]

@@ -10,8 +10,8 @@ import msgspec
 from tidegate.core.errors import BlobError
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs
+from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
-from tidegate.web.http.content import chunks
 
 READ_BYTES_MAX = 1 << 20
 EXAMPLES_MAX = 5
@@ -54,7 +54,7 @@ async def error_groups(store: Store, blobs: Blobs, job: Job) -> ErrorGroups:
     groups.is_partial = end < job.error_bytes
     data = bytearray()
     try:
-        async with aclosing(chunks(store, blobs, job.error_file_id, 0, end)) as stream:
+        async with aclosing(file_bytes(store, blobs, job.error_file_id, 0, end)) as stream:
             async for chunk in stream:
                 data += chunk
     except BlobError:

@@ -8,40 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tidegate.core.errors import ApiProblem, BlobMissing
+from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Blobs
+from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
 from tidegate.web.http import problems, ranges
 from tidegate.web.http.parts import body_part, send_parts
 
-EXTENTS_PAGE_COUNT = 64
 _SANDBOX = "sandbox; default-src 'none'"
-
-
-async def chunks(store: Store, blobs: Blobs, file_id: str, start: int, end: int) -> AsyncGenerator[bytes, None]:
-    """The bytes of a file from one place up to another.
-
-    Extents may be copied together while this reads, and their old blobs collected: then the list is read again, from where it was."""
-    at, missed_at = start, -1
-    while at < end:
-        extents = await store.list_extents(file_id, at, EXTENTS_PAGE_COUNT)
-        if not extents or extents[0].at > at:
-            raise BlobMissing(f"{file_id} has no bytes at {at}, though it should have {end}")
-        for extent in extents:
-            skip = at - extent.at
-            count = min(extent.size_bytes - skip, end - at)
-            if count <= 0:
-                break
-            try:
-                async with aclosing(blobs.stream(extent.blob_id, extent.blob_at + skip, count)) as stream:
-                    async for chunk in stream:
-                        at += len(chunk)
-                        yield chunk
-            except BlobMissing:
-                if missed_at == at:
-                    raise
-                missed_at = at
-                break
 
 
 class FileContents:
@@ -77,7 +51,7 @@ class FileContents:
         media_type = "application/octet-stream"
         if request.method == "HEAD" or file_id is None or start == end:
             return Response(None, status, headers, media_type)
-        stream = chunks(self._store, self._blobs, file_id, start, end)
+        stream = file_bytes(self._store, self._blobs, file_id, start, end)
         # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
         first = await anext(stream)
         return Download(first, stream, status, headers, media_type)

@@ -17,9 +17,9 @@ from tidegate.core.schedule.outlooks import ModelOutlook, Outlook
 from tidegate.core.states import JobState
 from tidegate.core.usage import estimate
 from tidegate.core.window import spoken
+from tidegate.store.file_bytes import file_bytes
 from tidegate.store.rows import limits_from
 from tidegate.web.context import WebContext
-from tidegate.web.http import content
 from tidegate.web.jobs.forecast_shapes import UNKNOWN, EtaShown, Forecast
 
 SAMPLE_BYTES_MAX = 64 * 1024
@@ -143,7 +143,7 @@ class Forecaster:
     async def _sampled(self, file: File) -> list[bytes]:
         """The lines that an input begins with."""
         end = min(file.size_bytes, SAMPLE_BYTES_MAX)
-        data = b"".join([chunk async for chunk in content.chunks(self._store, self._blobs, file.id, 0, end)])
+        data = b"".join([chunk async for chunk in file_bytes(self._store, self._blobs, file.id, 0, end)])
         lines = data.split(b"\n")
         if end < file.size_bytes:
             lines.pop()

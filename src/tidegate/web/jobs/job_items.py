@@ -19,8 +19,8 @@ from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs
 from tidegate.core.problems import no_such_file, shown_id
 from tidegate.core.states import JOB_ENDED, Outcome
+from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
-from tidegate.web.http import content
 from tidegate.web.http.tenant_slots import lookup_slots
 
 MESSAGE_CHARS_MAX = 500
@@ -135,7 +135,7 @@ class JobItems:
         if (place := await self._place(job, name)) is not None:
             file_name, at, end = place
             file_id, _ = await self._file(job, file_name)
-            pieces = content.chunks(self._store, self._blobs, file_id or "", at, end)
+            pieces = file_bytes(self._store, self._blobs, file_id or "", at, end)
             line = b"".join([piece async for piece in pieces]).rstrip(b"\n")
         else:
             for file_name in (OUTPUT, ERRORS):
@@ -186,7 +186,7 @@ class JobItems:
         file_id, size_bytes = await self._file(job, name)
         if file_id is None or at >= size_bytes:
             return
-        async with aclosing(_whole_lines(content.chunks(self._store, self._blobs, file_id, at, size_bytes))) as blocks:
+        async with aclosing(_whole_lines(file_bytes(self._store, self._blobs, file_id, at, size_bytes))) as blocks:
             async for block in blocks:
                 for line in block.split(b"\n")[:-1]:
                     yield line
@@ -205,7 +205,7 @@ class JobItems:
             return None
         spelled = dict.fromkeys((msgspec.json.encode(custom_id), json.dumps(custom_id).encode()))
         for needles in (tuple(spelled), (b"\\",)):
-            stream = content.chunks(self._store, self._blobs, file_id, 0, size_bytes)
+            stream = file_bytes(self._store, self._blobs, file_id, 0, size_bytes)
             async with aclosing(_whole_lines(stream)) as blocks:
                 async for block in blocks:
                     for needle in needles:

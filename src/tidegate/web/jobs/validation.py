@@ -25,8 +25,8 @@ from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.usage.prices import nano_of, units_text
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.stages.ingest.input_rules import line_rules
+from tidegate.store.file_bytes import file_bytes
 from tidegate.web.context import WebContext
-from tidegate.web.http import content
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.forecast import position_of
 from tidegate.web.jobs.limit_rooms import CallerLimit, LimitRooms, LimitSides
@@ -145,7 +145,7 @@ class JobValidation:
         with _passing(self._scratch, 2 + len(files)) as (joined_path, work_path, *paths):
             for file, path in zip(files, paths, strict=True):
                 with path.open("xb") as copy:
-                    async for chunk in content.chunks(self._store, self._blobs, file.id, 0, file.size_bytes):
+                    async for chunk in file_bytes(self._store, self._blobs, file.id, 0, file.size_bytes):
                         await asyncio.to_thread(copy.write, chunk)
             if len(files) == 1 and not rules.levels:
                 return await self._passes(paths[0], work_path, rules, lane)

@@ -13,8 +13,8 @@ from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs
 from tidegate.core.states import JobState
 from tidegate.core.translate import error_to_anthropic, is_error_of
+from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
-from tidegate.web.http import content
 
 _PIECE_BYTES = 32_768
 _BAD_REQUEST, _NOT_FOUND, _OURS = 400, 404, 500
@@ -59,7 +59,7 @@ async def results(store: Store, blobs: Blobs, job: Job) -> AsyncGenerator[bytes,
             message = "The results of this message batch are not kept any more. Read results while they are kept."
             raise ApiProblem(404, "file_not_found", message)
         piece = bytearray()
-        async with aclosing(content.chunks(store, blobs, file.id, 0, file.size_bytes)) as stream:
+        async with aclosing(file_bytes(store, blobs, file.id, 0, file.size_bytes)) as stream:
             async for line in _lines(stream):
                 piece += convert(line)
                 if len(piece) >= _PIECE_BYTES:

@@ -9,8 +9,8 @@ from tidegate.core.answers.outcome_lines import ItemError, read_line
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs
 from tidegate.core.states import JOB_ENDED
+from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
-from tidegate.web.http import content
 
 MESSAGE_CHARS_MAX = 500
 
@@ -48,7 +48,7 @@ async def item_events(
     if file_id is None:
         return
     at, held = start, b""
-    async with aclosing(content.chunks(store, blobs, file_id, start, end)) as stream:
+    async with aclosing(file_bytes(store, blobs, file_id, start, end)) as stream:
         async for chunk in stream:
             *lines, held = (held + chunk).split(b"\n")
             for line in lines:
@@ -62,7 +62,7 @@ async def is_line_end(store: Store, blobs: Blobs, job: Job, name: str, at: int) 
         return True
     if at > readable_bytes(job)[name != "output"]:
         return False
-    return b"".join([chunk async for chunk in content.chunks(store, blobs, file_id, at - 1, at)]) == b"\n"
+    return b"".join([chunk async for chunk in file_bytes(store, blobs, file_id, at - 1, at)]) == b"\n"
 
 
 async def _file_id(store: Store, job: Job, name: str) -> str | None:
