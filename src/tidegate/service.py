@@ -546,6 +546,7 @@ async def _router(
             in_flight_max_global=settings.worker.in_flight_max_global,
             in_flight_max=settings.worker.in_flight_max,
             runs_items=roles.worker,
+            safe_until_ms=lambda: me.safe_until_ms,
         )
         router = open_router(
             http,

@@ -73,6 +73,7 @@ def build_road(process: Process, store: Store, me: Registration, plan: Plan, pro
         fleet=store,
         model_in_flight_max=estate.model_in_flight_max,
         in_flight_max_global=estate.in_flight_max_global,
+        safe_until_ms=lambda: me.safe_until_ms,
     )
     line = ProcessTransport(process, provider)
     router = Router(line, line, process, process, _LANE, capacity)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import RawServer, eventually
 from tests.upstream.routing.test_slots import PATIENT, Air, calls, processes
 from tests.upstream.world import CHAT_ENDPOINT, World, deployment
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period
+from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import PoolExhausted
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
@@ -18,6 +21,7 @@ from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped
 from tidegate.upstream.routing import slots
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 
@@ -154,3 +158,56 @@ async def test_a_learned_number_does_not_bind_users() -> None:
             await eventually(lambda: air.flying.get(b"user") == 4, "users to be served beside it")
             air.landing.set()
             await asyncio.gather(*users, *items)
+
+
+class PausedLimits(MemoryLimits):
+    """The first question about a budget takes so long that the others take this process for dead and use its slots."""
+
+    async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
+        if not self.questions:
+            self.clock.advance(30_000)
+            self.shares["another"] = {"one": 4}
+            self.shares.pop("me", None)
+        return await super().debit(asks)
+
+
+@pytest.mark.parametrize("flex_wait_s", [0.0, 30.0])
+async def test_a_call_that_was_admitted_before_a_pause_asks_for_a_slot_again(flex_wait_s: float) -> None:
+    world, air = World(), Air()
+    air.landing.set()
+    limits, safe_until_ms = PausedLimits(world.clock), [world.clock.monotonic + 25_000]
+    capacity = Capacity(limits, lambda: "me", safe_until_ms=lambda: safe_until_ms[0])
+    many = Budget(LimitBound.TENANT, "t", (Limit(Period.MINUTE, 100),))
+    async with RawServer(air) as server:
+        place = deployment(server.url, max_in_flight=4)
+        async with world.router(place, limits=PATIENT, capacity=capacity) as router:
+            traffic = Traffic(lambda engine: Shaped(CHAT_ENDPOINT, b"user"), False, flex_wait_s)
+            call = asyncio.ensure_future(router.open(world.call(budgets=(many,), left_ms=600_000), traffic))
+            await eventually(lambda: bool(limits.questions), "the pause", 10)
+            # The next life has what is left, and that is nothing.
+            safe_until_ms[0] = world.clock.monotonic + 25_000
+            await eventually(lambda: "me" in limits.shares, "the next question about slots", 10)
+            assert (len(server.posts), call.done()) == (0, False)
+            limits.shares["another"] = {"one": 3}
+            await call
+    assert len(server.posts) == 1
+
+
+async def test_no_user_is_let_in_under_slots_that_may_be_anothers() -> None:
+    """The store is away for longer than the lease: it may have declared this process gone."""
+    world, air = World(), Air()
+    air.landing.set()
+    limits, safe_until_ms = MemoryLimits(world.clock), [world.clock.monotonic + 25_000]
+    capacity = Capacity(limits, lambda: "me", safe_until_ms=lambda: safe_until_ms[0])
+    async with RawServer(air) as server:
+        place = deployment(server.url, max_in_flight=4)
+        async with world.router(place, limits=HttpLimits(pool_timeout_s=0.2), capacity=capacity) as router:
+            await ask(world, router)
+            limits.away = True
+            await ask(world, router)
+            world.clock.advance(25_000)
+            with pytest.raises(PoolExhausted):
+                await ask(world, router)
+            limits.away, safe_until_ms[0] = False, world.clock.monotonic + 25_000
+            await ask(world, router)
+    assert len(server.posts) == 3

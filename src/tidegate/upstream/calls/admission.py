@@ -27,9 +27,22 @@ BUSY = (429, 503, 529)
 
 
 class Admission:
-    """One call at one deployment. `number` is which of its deployment's calls it is, once it goes out."""
+    """One call at one deployment. `number` is which of its deployment's calls it is, once it goes out. It may begin until `begin_by_ms`:
+    then its slot may be another process's."""
 
-    __slots__ = ("attempt", "call", "flight", "is_awaiting", "is_probe", "model", "number", "state", "timer", "traffic")
+    __slots__ = (
+        "attempt",
+        "begin_by_ms",
+        "call",
+        "flight",
+        "is_awaiting",
+        "is_probe",
+        "model",
+        "number",
+        "state",
+        "timer",
+        "traffic",
+    )
 
     def __init__(
         self,
@@ -46,11 +59,16 @@ class Admission:
         self.model = model
         self.attempt = attempt
         self.is_probe = is_probe
+        self.begin_by_ms = call.begin_by_ms
         self.number = 0
         self.flight: BackgroundFlight | None = None
         # An interactive call that has no first token yet.
         self.is_awaiting = False
         self.timer: asyncio.TimerHandle | None = None
+
+    def begin_by(self, moment_ms: float) -> None:
+        """Begin by this moment, or earlier."""
+        self.begin_by_ms = min(self.begin_by_ms, moment_ms)
 
     def go_out(self, tokens: int) -> None:
         """The call is sent now, and takes so many tokens by our estimate."""
@@ -88,6 +106,9 @@ class Admissions:
         # A resource may lead to another model by the time the call ends.
         model = route.model_of(call.model)
         admission = Admission(state, call, traffic, model, attempt, is_probe)
+        if traffic is not None and (state.counts_interactive or traffic.flex_wait_s):
+            # An item's own moment is that of its lease.
+            admission.begin_by(self._demand.own_until_ms())
         if traffic is not None and not traffic.flex_wait_s:
             # Before its slot is taken. A worker notes what its items need when it asks what is free.
             self._demand.note_interactive(route.interactive_states, traffic.owner)

@@ -50,7 +50,7 @@ class Availability:
     def _free_of_one(self, route: NameRoute, model: str) -> int:
         now_ms = self._clock.monotonic_ms()
         free = 0
-        for state in route.states if self._demand.is_current else ():
+        for state in route.states if self._demand.own_until_ms() > now_ms else ():
             if (state.budgets or route.own_budgets) and self._view.opens_at_ms(route, state) > now_ms:
                 continue
             slots = state.free_slots(now_ms)

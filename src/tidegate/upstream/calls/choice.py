@@ -28,7 +28,7 @@ def choose(
     meanwhile, or no other is there.
     """
     is_user = traffic is not None and not traffic.flex_wait_s
-    if not is_user and not view.has_model_slots(route, call):
+    if not is_user and not view.has_model_slots(route, call, now_ms):
         return None
     states = route.interactive_states if is_user else route.states
     best = spent = again = shut = None
@@ -38,7 +38,7 @@ def choose(
             continue
         if is_user:
             assert traffic is not None
-            if state.ready_at_ms() > now_ms or not view.has_slot_for_user(state, traffic.owner):
+            if state.ready_at_ms() > now_ms or not view.has_slot_for_user(state, traffic.owner, now_ms):
                 continue
         elif not view.takes_item(state, call, now_ms):
             continue

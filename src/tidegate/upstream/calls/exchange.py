@@ -14,7 +14,7 @@ import structlog
 from tidegate.core.answers import answer as answers
 from tidegate.core.deployments import Estimate
 from tidegate.core.errors import BrokenAnswer, UpstreamError, Withheld
-from tidegate.core.nouns import Answer, Call
+from tidegate.core.nouns import Answer
 from tidegate.core.ports import Clock
 from tidegate.upstream.budgets.budget_client import FREE, BudgetClient
 from tidegate.upstream.budgets.call_receipt import CallEnd, CallReceipt, end_of_failed
@@ -28,7 +28,6 @@ from tidegate.upstream.http import classify
 from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
 from tidegate.upstream.http.streams import Stream
 from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
-from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
 from tidegate.upstream.routing.usage_asking import UsageAsking, names_the_option
 
@@ -153,7 +152,7 @@ class Exchange:
                     self._budgets, self._estimator, call, permit, deployment, is_batch=is_item, on_usage=on_usage
                 )
                 try:
-                    self._look_again(state, permit, call, tokens)
+                    self._look_again(admission, permit, tokens)
                     admission.go_out(tokens)
                     return await go(admission, shaped, total_s, permit, receipt)
                 except PermitExpired:
@@ -169,11 +168,12 @@ class Exchange:
             "every permit to send ran out before a connection was there", until_ms=until_ms, code="permit_expired"
         )
 
-    def _look_again(self, state: DeploymentState, permit: SendPermit, call: Call, tokens: int) -> None:
+    def _look_again(self, admission: Admission, permit: SendPermit, tokens: int) -> None:
         """Refuse to begin what may not begin any more: a permit may have been waited for.
 
-        Nothing begins when the lease that covers the call may be over, after its job's window, or at a deployment that asked for a rest
-        meanwhile or reported that less is left."""
+        Nothing begins when the lease that covers the call may be over or its slot another's, after its job's window, or at a deployment
+        that asked for a rest meanwhile or reported that less is left."""
+        call, state = admission.call, admission.state
         now_ms = self._clock.monotonic_ms()
         opens_at_ms = state.quota.opens_at_ms(tokens)
         if opens_at_ms > now_ms:
@@ -181,11 +181,11 @@ class Exchange:
         if state.rests_until_ms > now_ms:
             until_ms = min(state.rests_until_ms, state.rest_ends_ms(now_ms))
             raise Withheld("the deployment asked for a rest, or is drained", until_ms=until_ms, code="upstream_rests")
-        if now_ms >= call.begin_by_ms:
+        if now_ms >= admission.begin_by_ms:
             raise Withheld("the lease may be over before the call was sent", until_ms=now_ms, code="lease_over")
         if now_ms >= call.deadline_ms:
             raise Withheld("the call's deadline passed before it was sent", until_ms=now_ms, code="deadline_passed")
-        permit.expire_by(min(call.begin_by_ms, call.deadline_ms))
+        permit.expire_by(min(admission.begin_by_ms, call.deadline_ms))
 
     async def _send_once(
         self, admission: Admission, shaped: Shaped, total_s: float, permit: SendPermit, receipt: CallReceipt

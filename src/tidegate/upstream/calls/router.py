@@ -68,7 +68,7 @@ class Router:
         self._model_slots = ModelSlots(
             capacity.model_in_flight_max, capacity.in_flight_max_global, is_alone=worker_id is None
         )
-        demand = SlotDemand(worker_id, self._model_slots)
+        demand = SlotDemand(worker_id, self._model_slots, capacity.safe_until_ms)
         tide_for = partial(
             tide_of, clock=clock, opened=self._room.announce, wake=self._room.wake, runs_items=capacity.runs_items
         )

@@ -34,15 +34,15 @@ class View:
 
     # Slots.
 
-    def has_model_slots(self, route: NameRoute, call: Call) -> bool:
+    def has_model_slots(self, route: NameRoute, call: Call, now_ms: float) -> bool:
         """Whether the call's model has a slot for batch work, and the slots at hand are this process's."""
         slots = self._model_slots
-        return (self._demand.is_alone or self._demand.is_current) and (
+        return (self._demand.is_alone or self._demand.own_until_ms() > now_ms) and (
             not slots.has_caps or slots.room(route.model_of(call.model)) >= 1
         )
 
-    def has_slot_for_user(self, state: DeploymentState, owner: str) -> bool:
-        return state.takes_interactive(owner) and (not state.counts_interactive or self._demand.is_current)
+    def has_slot_for_user(self, state: DeploymentState, owner: str, now_ms: float) -> bool:
+        return state.takes_interactive(owner) and (not state.counts_interactive or self._demand.own_until_ms() > now_ms)
 
     def takes_item(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
         """Whether a deployment has a slot for this call of batch work, and nothing of its own against it."""

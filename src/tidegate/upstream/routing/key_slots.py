@@ -70,14 +70,15 @@ class KeySlots:
 
     def _lacking(self, wanted: Wanted) -> _Places | None:
         """The first of these names without a free place."""
-        is_alone, is_current = self._demand.is_alone, self._demand.is_current
+        is_alone = self._demand.is_alone
+        is_ours = self._demand.own_until_ms() > self._clock.monotonic_ms()
         for name, cap in wanted:
             places = self._names.get(name)
             if places is None:
                 places = self._names[name] = _Places(name, cap, cap if is_alone else 0)
             elif places.cap != cap:
                 places.set_cap(cap, is_alone=is_alone)
-            if places.free < 1 or not is_current:
+            if places.free < 1 or not is_ours:
                 return places
         return None
 

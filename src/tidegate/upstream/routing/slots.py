@@ -2,8 +2,8 @@
 
 A name is a deployment's, a model's, a key's, or that of everything. With the embedded store there is one process and the caps are its own.
 With several, one loop asks the Limits port for this process's share of each: often while it needs more, twice a second otherwise. Before
-the first answer it has none. A share is kept while the store cannot be reached; that no call begins when this process may be taken for
-dead is what a call's `begin_by_ms` is for.
+the first answer it has none. A share is kept while the store cannot be reached, until this process may be taken for dead: then its slots
+are others'. A call that was admitted before that moment looks at it once more right before it is sent.
 """
 
 import asyncio
@@ -35,9 +35,10 @@ class Capacity:
     """What is shared with other processes, and how much of it there is in all.
 
     `limits` keeps the budgets. With `worker_id` slots are shared too: it names this process, and is asked each time. Without it this is the
-    only process. `rests` tells others who asked to be left alone, `fleet` what calls each has out, `notices` at once how many of them are
-    interactive. 0 and no entry mean no cap; `in_flight_max` is this process's own. Without `runs_items` this process has no worker: its
-    only batch calls are flex calls.
+    only process. `safe_until_ms` is the monotonic moment until which the others surely count this process as alive, asked each time too.
+    `rests` tells others who asked to be left alone, `fleet` what calls each has out, `notices` at once how many of them are interactive. 0
+    and no entry mean no cap; `in_flight_max` is this process's own. Without `runs_items` this process has no worker: its only batch calls
+    are flex calls.
     """
 
     limits: Limits | None = None
@@ -50,6 +51,7 @@ class Capacity:
     in_flight_max_global: int = 0
     in_flight_max: int = 0
     runs_items: bool = True
+    safe_until_ms: Callable[[], float] = lambda: math.inf
 
 
 class Slots:
@@ -279,20 +281,28 @@ class SlotDemand:
     """What calls note for the loop that shares slots: which they found, and which they lack. It also knows whose the slots at hand are.
 
     `worker_id` is asked each time, for a process may begin a new life. Without it this is the only process, and all slots are its own.
+    `safe_until_ms` is the moment until which this life surely lasts.
     """
 
-    def __init__(self, worker_id: Callable[[], str] | None, model_slots: ModelSlots) -> None:
+    def __init__(
+        self,
+        worker_id: Callable[[], str] | None,
+        model_slots: ModelSlots,
+        safe_until_ms: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         self.is_alone = worker_id is None
         self._worker_id = worker_id
+        self._safe_until_ms = safe_until_ms
         self._model_slots = model_slots
         self._given_to = ""
         self._hurry = asyncio.Event()
         self._urgent = asyncio.Event()
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the slots at hand were given to the life that this process leads now: those of one that was declared gone are others'."""
-        return self._worker_id is None or self._given_to == self._worker_id()
+    def own_until_ms(self) -> float:
+        """The moment until which the slots at hand are this process's; in the past when a life had them that was declared gone."""
+        if self._worker_id is None:
+            return math.inf
+        return self._safe_until_ms() if self._given_to == self._worker_id() else -math.inf
 
     def worker_id(self) -> str:
         assert self._worker_id is not None
@@ -305,7 +315,7 @@ class SlotDemand:
         """Note whether background calls for this model find slots at these deployments."""
         if self.is_alone:
             return
-        if not self.is_current or self._model_slots.room(model) < 1:
+        if self.own_until_ms() <= now_ms or self._model_slots.room(model) < 1:
             self.ask(states, model)
             self._model_slots.note_short(model)
             return
