@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tests.simulation.world.estate import EMBEDDINGS, MESSAGES
-from tests.simulation.world.witness import Witnessed, mark_of
+from tests.simulation.world.witness import INVALID, Witnessed, mark_of
 from tidegate.core.grouping.chat import BATCH_ENDPOINT
 
 
@@ -31,8 +31,18 @@ def pieces(one: Witnessed, body: bytes, *, is_stream: bool) -> list[bytes]:
     return [b"data: %b\n\n" % msgspec.json.encode(delta), last]
 
 
+def _text(one: Witnessed) -> str:
+    """What the model writes: its mark, as JSON where that is asked for. One that does not fit is JSON of another shape, or none."""
+    mark = mark_of(one.serial, one.tag)
+    if not one.wants_json:
+        return mark
+    if one.mood != INVALID:
+        return f'{{"mark":"{mark}"}}'
+    return f'{{"mork":"{mark}"}}' if one.serial % 2 else mark
+
+
 def _chat(one: Witnessed) -> dict[str, Any]:
-    message = {"role": "assistant", "content": mark_of(one.serial, one.tag)}
+    message = {"role": "assistant", "content": _text(one)}
     return {
         "id": f"call-{one.serial}",
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
@@ -46,7 +56,7 @@ def _message(one: Witnessed) -> dict[str, Any]:
         "type": "message",
         "role": "assistant",
         "model": "any",
-        "content": [{"type": "text", "text": mark_of(one.serial, one.tag)}],
+        "content": [{"type": "text", "text": _text(one)}],
         "stop_reason": "end_turn",
         "usage": {"input_tokens": one.usage.input_tokens, "output_tokens": one.usage.output_tokens},
     }

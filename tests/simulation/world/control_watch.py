@@ -41,7 +41,7 @@ _ON_JOBS = (
     ),
 )
 _GOING_ON = """
-select id, answered_count, failed_count, item_count, cost_nano, canary_state from jobs
+select id, answered_count, failed_count, item_count - deduplicated_count - reused_count, cost_nano, canary_state from jobs
 where state in ('in_progress', 'finalizing') and (closing is null or closing = 'completed')
 """
 _MILLION = 1_000_000
@@ -118,14 +118,14 @@ class ControlWatch:
         if not self._watches:
             return
         rows: list[Any] = self._connection.execute(_GOING_ON).fetchall()
-        for job_id, answered, failed, item_count, cost_nano, canary_state in rows:
+        for job_id, answered, failed, run_count, cost_nano, canary_state in rows:
             order = self._orders[job_id]
-            if job_id in self.bound and (passed := _passed(order, answered, failed, cost_nano, item_count)):
+            if job_id in self.bound and (passed := _passed(order, answered, failed, cost_nano, run_count)):
                 self._broken(
                     f"thresholds: {order.name} goes on past {passed}: {answered} answered, {failed} failed, {cost_nano}"
                 )
             canary = order.wishes.canary
-            if canary_state == "running" and canary and answered + failed >= min(canary.items, item_count):
+            if canary_state == "running" and canary and answered + failed >= min(canary.items, run_count):
                 self._broken(f"canary: that of {order.name} is done, and nothing follows")
 
     def check_call(self, call: Witnessed) -> None:
@@ -142,7 +142,8 @@ class ControlWatch:
 
     def judge(self, file_bytes: Callable[[str | None], bytes]) -> None:
         """What a job cost is what its answers cost; a retry's merged file holds the answers of its chain, and each retry is made once."""
-        for order in self._orders.values():
+        orders = {id(order): order for order in self._orders.values()}.values()
+        for order in orders:
             row: list[Any] = self._connection.execute(
                 "select merged_file_id, output_file_id, retry_of, input_tokens, output_tokens, cost_nano from jobs where id = ?",
                 (order.job_id,),
@@ -164,15 +165,15 @@ class ControlWatch:
             if merged_id is None and output_id is not None:
                 self._broken(f"retry: {order.name} has answers and no merged output")
         made = len(self._connection.execute("select id from jobs").fetchall())
-        if made != len(self._orders):
-            self._broken(f"retry: there are {made} jobs, and {len(self._orders)} were asked for")
+        if made != len(orders):
+            self._broken(f"P1: there are {made} jobs, and {len(orders)} were asked for")
 
 
 def _share_is_over(ppm: int, answered: int, failed: int) -> bool:
     return failed > ppm / _MILLION * (answered + failed) + 1e-9
 
 
-def _passed(order: Order, answered: int, failed: int, cost_nano: int, item_count: int | None = None) -> set[str]:
+def _passed(order: Order, answered: int, failed: int, cost_nano: int, run_count: int | None = None) -> set[str]:
     """Which thresholds of its caller a job has passed."""
     given, passed = order.wishes.thresholds, set()
     if given.max_cost_nano is not None and cost_nano > given.max_cost_nano:
@@ -182,7 +183,7 @@ def _passed(order: Order, answered: int, failed: int, cost_nano: int, item_count
         return passed
     if errors.count is not None and failed > errors.count:
         passed.add("max_errors")
-    enough = answered + failed >= min(errors.after, len(order.tags) if item_count is None else item_count)
+    enough = answered + failed >= min(errors.after, len(order.tags) if run_count is None else run_count)
     if errors.share_ppm is not None and enough and _share_is_over(errors.share_ppm, answered, failed):
         passed.add("max_errors")
     return passed

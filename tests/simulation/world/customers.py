@@ -1,8 +1,9 @@
 """The callers of one run: what they send in, when they cancel, and what they must get back. They meet a healthy front door."""
 
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -12,6 +13,7 @@ from tests.simulation.world.plan import Plan
 from tests.simulation.world.provider import usage_of
 from tests.simulation.world.trace import Trace
 from tidegate.core import ids
+from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_controls import (
@@ -38,6 +40,8 @@ COMPANY_AFTER_S = 25.0
 USER_COUNT = 2
 KEY_COUNT = 2
 _REVOKED_WITHIN_S = 6.0
+# An answer that fits says which call it is.
+SCHEMA = '{"type":"object","properties":{"mark":{"type":"string"}},"required":["mark"]}'
 _AFTER_CANARY = ("continue", "continue", "wait", "stop")
 _THRESHOLDS = (
     *(JobControls(max_cost_nano=nano) for nano in (100, 800, 2_500)),
@@ -58,7 +62,8 @@ class Wishes:
 
     `pauses` are pairs of pause and resume; without a resume it stays paused. It begins `later_s` after its creation, until that is changed
     at `moved_s`. Thresholds are given at its creation, or at `changed_s`. `word` is what is said after a canary, from `word_s` on.
-    `retries` are made one after the other."""
+    `retries` are made one after the other. Once it has ended, an `edited` input is sent again. Its answers must fit `answers`. With `door`
+    what becomes of each item is noted."""
 
     pauses: tuple[tuple[float, float | None], ...] = ()
     later_s: float = 0.0
@@ -70,6 +75,9 @@ class Wishes:
     word: str = ""
     word_s: float = 0.0
     retries: tuple[RetryChoice, ...] = ()
+    is_edited: bool = False
+    answers: AnswerTerms | None = None
+    door: str | None = None
 
 
 NO_WISHES = Wishes()
@@ -79,7 +87,8 @@ NO_WISHES = Wishes()
 class Order:
     """One job as its caller knows it. `asked` is which model or resource each line asks for, by its custom_id's number, and `usages` is
     what each really takes; a line that is no request has neither. `wishes` is what its caller does to it while it runs. `retry_of` is the
-    order of which it runs some lines again."""
+    order of which it runs some lines again. `copies` are lines that are the same request as another: which. `reuse_of` is the order whose
+    input was edited, and `unchanged` are the lines that are in both."""
 
     name: str
     caller: Caller
@@ -99,10 +108,19 @@ class Order:
     shape: JobShape = PLAIN
     wishes: Wishes = NO_WISHES
     retry_of: "Order | None" = None
+    reuse_of: "Order | None" = None
+    unchanged: frozenset[str] = frozenset()
+    copies: dict[str, str] = field(default_factory=dict)
+    requests: dict[str, dict[str, object]] = field(default_factory=dict)
     bodies: list[bytes] = field(default_factory=list)
     asked: dict[str, str] = field(default_factory=dict)
     usages: dict[str, Usage] = field(default_factory=dict)
     units: dict[str, int] = field(default_factory=dict)
+
+    def source_of(self, custom_id: str) -> str:
+        """The line whose request a line is: its own, or that of which it is a copy."""
+        tag = custom_id.removeprefix("id-")
+        return self.copies.get(tag, tag)
 
     def sizes(self) -> list[tuple[int, int, str]]:
         """Real cost, estimated units and model of every request."""
@@ -134,6 +152,7 @@ class Customers:
         self._endpoints = random.Random(f"endpoints/{plan.seed}")
         self._shapes = random.Random(f"shapes/{plan.seed}")
         self._wishes = random.Random(f"wishes/{plan.seed}")
+        self._lines = random.Random(f"lines/{plan.seed}")
 
     async def prepare(self) -> None:
         """Upload every input; jobs are created later, at their moments."""
@@ -177,7 +196,7 @@ class Customers:
                 self.revocations[key_id] = dice.uniform(0.5, self._plan.arrival_s + _REVOKED_WITHIN_S)
 
     def key_of(self, job_id: str) -> str | None:
-        return next(order.caller.key_id for order in self.orders if order.job_id == job_id)
+        return self.by_job[job_id].caller.key_id
 
     async def revoke(self, key_id: str) -> None:
         await self._store.revoke_key(key_id)
@@ -191,6 +210,9 @@ class Customers:
                 order.window_ms = min(order.window_ms, POISON_WINDOW_MS)
             elif self.poison and order.cancel_s is None and self._plan.shape is Shape.ANY:
                 order.begin_s += COMPANY_AFTER_S
+
+    def new_job_id(self) -> str:
+        return self._id("batch")
 
     def _id(self, kind: str) -> str:
         return ids.make(kind, self._dice.randbytes(16))
@@ -231,9 +253,27 @@ class Customers:
         if plan.shaped:
             order.shape = self._shape()
         order.wishes = self._draw_wishes(order, is_odd=odd)
+        self._draw_line_wishes(order, is_odd=odd)
         for number in range(count):
-            self._add_line(order, number, odd=odd and number == count - 1)
+            is_odd = odd and number == count - 1
+            if order.shape.dedupe and order.tags and not is_odd and self._lines.random() < 0.5:
+                self._add_copy(order, number)
+            else:
+                self._add_line(order, number, odd=is_odd)
         return order
+
+    def _draw_line_wishes(self, order: Order, *, is_odd: bool) -> None:
+        """What is asked of lines and answers."""
+        dice, plan = self._lines, self._plan
+        if dice.random() < plan.strength("job_same"):
+            order.shape = msgspec.structs.replace(order.shape, dedupe=True)
+        elif dice.random() < plan.strength("job_edit") and not is_odd:
+            order.wishes = replace(order.wishes, is_edited=True)
+        if dice.random() < plan.strength("job_schema") and order.endpoint != EMBEDDINGS:
+            terms = AnswerTerms(SCHEMA, tries_max=dice.choice((0, 1, 2)), feedback=dice.random() < 0.5)
+            order.wishes = replace(order.wishes, answers=terms)
+        if dice.random() < plan.strength("job_door"):
+            order.wishes, order.ordered = replace(order.wishes, door="{}"), False
 
     def _draw_wishes(self, order: Order, *, is_odd: bool) -> Wishes:
         dice, plan = self._wishes, self._plan
@@ -294,13 +334,99 @@ class Customers:
             max_tokens = shape.defaults["max_tokens"]
         if order.endpoint != EMBEDDINGS:
             max_tokens = shape.overrides.get("max_tokens", max_tokens)
-        order.asked[tag] = model
+        if shape.dedupe and order.endpoint != EMBEDDINGS:
+            body["temperature"] = 0
+        self._note_request(order, tag, body, max_tokens)
+        self.runnable_count += model != UNKNOWN_MODEL
+
+    def _note_request(self, order: Order, tag: str, body: dict[str, object], max_tokens: int) -> None:
+        """Add a line with this request, which really takes so many tokens at most."""
+        content = body["input"] if order.endpoint == EMBEDDINGS else body["messages"][0]["content"]  # type: ignore[index]
+        order.requests[tag] = body
+        order.asked[tag] = str(body["model"])
         order.units[tag] = work_units(len(msgspec.json.encode(body.get("messages", content))), max_tokens)
-        order.usages[tag] = usage_of(content, max_tokens, estate.usage_factor)
+        order.usages[tag] = usage_of(str(content), max_tokens, self._plan.estate.usage_factor)
         order.custom_ids.append(f"id-{tag}")
         order.tags.append(tag)
-        self.runnable_count += model != UNKNOWN_MODEL
         order.bodies.append(msgspec.json.encode({"custom_id": f"id-{tag}", "url": order.endpoint, "body": body}))
+
+    def add_request(self, order: Order, dice: random.Random) -> None:
+        """Give an order that comes without a file its one request."""
+        tag = f"{order.name}-0"
+        message = {"role": "user", "content": f"{tag} {'x' * dice.choice((0, 20, 120))}"}
+        model = dice.choice(self._plan.estate.names)
+        self._note_request(order, tag, {"model": model, "messages": [message], "max_tokens": 20}, 20)
+        self.orders.append(order)
+
+    def _add_copy(self, order: Order, number: int) -> None:
+        """Add a line that is the same request as another, but for white space."""
+        dice, tag = self._lines, f"{order.name}-{number}"
+        order.copies[tag] = dice.choice(order.tags)
+        body = msgspec.json.encode(order.requests[order.copies[tag]])
+        if dice.random() < 0.5:
+            body = body.replace(b'":', b'" : ')
+        order.custom_ids.append(f"id-{tag}")
+        order.bodies.append(
+            b'{"custom_id":"id-%b","url":"%b","body":%b}' % (tag.encode(), order.endpoint.encode(), body)
+        )
+
+    async def send_edited(self, order: Order, job_id: str) -> Order | None:
+        """Send the input of an ended job again, with some lines changed and some added; None when that is refused."""
+        dice = self._lines
+        edited = replace(
+            order,
+            name=f"{order.name}e",
+            file_id=self._id("file"),
+            job_id=job_id,
+            custom_ids=[],
+            tags=[],
+            window_ms=POISON_WINDOW_MS if self.poison.intersection(order.tags) else LONG_WINDOW_MS,
+            cancel_s=None,
+            shape=msgspec.structs.replace(order.shape, reuse_from=order.job_id, more_inputs=()),
+            wishes=Wishes(answers=order.wishes.answers),
+            reuse_of=order,
+            requests={},
+            bodies=[],
+            asked={},
+            usages={},
+            units={},
+        )
+        unchanged = set()
+        for tag, body in order.requests.items():
+            if dice.random() < 0.15:
+                continue
+            max_tokens = self._tokens_of(order, body)
+            if dice.random() < 0.3:
+                body = _changed(body)
+            else:
+                unchanged.add(tag)
+            self._note_request(edited, tag, body, max_tokens)
+        for number in range(dice.choice((0, 1, 3))):
+            first = dict(order.requests[order.tags[0]])
+            tag = f"{order.name}-{len(order.custom_ids) + number}"
+            self._note_request(edited, tag, _renamed(first, tag), self._tokens_of(order, first))
+        edited.unchanged = frozenset(unchanged)
+        if not edited.tags:
+            return None
+        await self._put_file(edited, edited.file_id, edited.bodies)
+        try:
+            await self._store.create_job(
+                edited.caller, job_id, self._request(edited), share_owner=self._share_owner(order)
+            )
+        except ApiProblem as problem:
+            self._trace.note("customer", "cannot send again", order.name, problem.code)
+            return None
+        self._trace.note("customer", "sent again", edited.name, job_id)
+        self._add(edited)
+        return edited
+
+    def _tokens_of(self, order: Order, body: dict[str, object]) -> int:
+        """How many tokens an answer may have: as the line says, unless its job says otherwise."""
+        if order.endpoint == EMBEDDINGS:
+            return 0
+        shape = order.shape
+        said = body.get("max_tokens", shape.defaults.get("max_tokens", 0))
+        return int(shape.overrides.get("max_tokens", said))
 
     async def _upload(self, order: Order) -> None:
         files = {order.file_id: order.bodies}
@@ -309,14 +435,17 @@ class Customers:
             files = {order.file_id: order.bodies[:at], more: order.bodies[at:]}
             order.shape = msgspec.structs.replace(order.shape, more_inputs=(more,))
         for file_id, lines in files.items():
-            blob_id = self._id("blob")
-            await self._store.begin_blob(blob_id, "upload", "front-door")
-            stamp = self._disk.put(blob_id, b"\n".join(lines) + b"\n")
-            await self._store.create_file(
-                order.caller,
-                NewFile(file_id, blob_id, stamp, "batch", f"{order.name}.jsonl", len(lines), None),
-            )
+            await self._put_file(order, file_id, lines)
         self._add(order)
+
+    async def _put_file(self, order: Order, file_id: str, lines: list[bytes]) -> None:
+        blob_id = self._id("blob")
+        await self._store.begin_blob(blob_id, "upload", "front-door")
+        stamp = self._disk.put(blob_id, b"\n".join(lines) + b"\n")
+        await self._store.create_file(
+            order.caller,
+            NewFile(file_id, blob_id, stamp, "batch", f"{order.name}.jsonl", len(lines), None),
+        )
 
     def _add(self, order: Order) -> None:
         self.orders.append(order)
@@ -328,7 +457,13 @@ class Customers:
         controls = wishes.thresholds if wishes.changed_s is None else NO_CONTROLS
         if wishes.later_s:
             controls = replace(controls, not_before=await self._moment_ms(wishes.later_s))
-        request = JobRequest(
+        request = replace(self._request(order), controls=controls, canary=wishes.canary)
+        for _ in range(self._dice.choice((1, 1, 2))):
+            await self._store.create_job(order.caller, order.job_id, request, share_owner=self._share_owner(order))
+        self._trace.note("customer", "created", order.name, order.job_id)
+
+    def _request(self, order: Order) -> JobRequest:
+        return JobRequest(
             order.endpoint,
             order.file_id,
             order.window_ms,
@@ -337,13 +472,12 @@ class Customers:
             invalid_lines=order.invalid_lines,
             limits=order.limits,
             shape=order.shape,
-            controls=controls,
-            canary=wishes.canary,
+            answers=order.wishes.answers,
+            door=order.wishes.door,
         )
-        share_owner = share_owner_of(order.caller, self._plan.estate.scope_preference)
-        for _ in range(self._dice.choice((1, 1, 2))):
-            await self._store.create_job(order.caller, order.job_id, request, share_owner=share_owner)
-        self._trace.note("customer", "created", order.name, order.job_id)
+
+    def _share_owner(self, order: Order) -> str:
+        return share_owner_of(order.caller, self._plan.estate.scope_preference)
 
     async def cancel(self, order: Order) -> None:
         try:
@@ -383,7 +517,7 @@ class Customers:
 
     async def retry(self, order: Order, choice: RetryChoice) -> str | None:
         """Ask for lines of an ended job again; return the job that runs them, or None when that is refused."""
-        share_owner = share_owner_of(order.caller, self._plan.estate.scope_preference)
+        share_owner = self._share_owner(order)
         secret = self._wishes.randbytes(SECRET_BYTES)
         new = FollowUp(order.job_id, choice, self._id("batch"), self._id("file"), self._id("file"), secret)
         try:
@@ -402,11 +536,12 @@ class Customers:
             order,
             name=f"{order.name}r",
             job_id=job_id,
-            custom_ids=[f"id-{tag}" for tag in tags],
+            custom_ids=[one for one in order.custom_ids if one in custom_ids],
             tags=tags,
-            wishes=NO_WISHES,
+            wishes=Wishes(answers=order.wishes.answers),
             retry_of=order,
             refused=not tags,
+            copies={tag: leader for tag, leader in order.copies.items() if f"id-{tag}" in custom_ids},
             asked={tag: order.asked[tag] for tag in tags},
             usages={tag: order.usages[tag] for tag in tags},
             units={tag: order.units[tag] for tag in tags},
@@ -423,3 +558,20 @@ class Customers:
             return False
         self._trace.note("customer", what, order.name)
         return True
+
+
+def _changed(body: dict[str, object]) -> dict[str, object]:
+    """Another request for the same item: its prompt is longer."""
+    return _with_content(body, lambda content: f"{content} changed")
+
+
+def _renamed(body: dict[str, object], tag: str) -> dict[str, object]:
+    """The request of another item."""
+    return _with_content(body, lambda content: f"{tag} {content.partition(' ')[2]}")
+
+
+def _with_content(body: dict[str, object], change: Callable[[str], str]) -> dict[str, object]:
+    if "input" in body:
+        return {**body, "input": change(str(body["input"]))}
+    messages: Any = body["messages"]
+    return {**body, "messages": [{**one, "content": change(one["content"])} for one in messages]}

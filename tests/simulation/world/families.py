@@ -298,6 +298,36 @@ FAMILIES: dict[str, Family] = {
         plan={**_QUICK, "job_count": 4, "item_count_max": 12, "item_count_min": 8, "in_flight_max": 2, "call_s_max": 1.0},
         estate={**_OPEN, "endpoints": (CHAT,)},
     ),
+    # The same request stands in an input more than once, and processes die while its lines are published.
+    "same": Family(
+        {"job_same": 1.0, "refuse": 0.15, "cancel": 0.2, "expire": 0.2, "kill": 0.04, "store_unknown": 0.1},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 12, "item_count_min": 8, "call_s_max": 1.0},
+        estate={**_OPEN, "endpoints": (CHAT,)},
+    ),
+    # An input is edited and sent again.
+    "edited": Family(
+        {"job_edit": 1.0, "refuse": 0.15, "cancel": 0.2, "kill": 0.04, "store_unknown": 0.1},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 12, "item_count_min": 8, "call_s_max": 0.6},
+        estate={**_OPEN, "endpoints": (CHAT,)},
+    ),
+    # Answers must fit a schema, and many do not.
+    "fitting": Family(
+        {"job_schema": 1.0, "error": 0.05, "throttle": 0.05},
+        plan={**_QUICK, "retry_after_s_max": 0.5, "job_count": 3, "item_count_max": 12, "item_count_min": 8, "call_s_max": 0.6},
+        estate={**_OPEN, "endpoints": (CHAT,)},
+    ),
+    # What becomes of each item is noted, while leases change hands.
+    "doors": Family(
+        {"job_door": 1.0, "refuse": 0.15, "cancel": 0.3, "throttle": 0.1, "kill": 0.05, "store_unknown": 0.1},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 12, "item_count_min": 8, "slice_items": 2, "call_s_max": 1.0},
+        estate={**_OPEN, "endpoints": (CHAT,)},
+    ),
+    # Jobs of one item are accepted by processes that die.
+    "background": Family(
+        {"background": 1.0, "kill": 0.08, "border_kill": 0.02, "store_unknown": 0.2, "store_fail": 0.05},
+        plan={**_QUICK, "job_count": 1, "item_count_max": 4, "call_s_max": 0.6},
+        estate={**_OPEN, "endpoints": (CHAT,)},
+    ),
     # The power is cut while results are written.
     "power": Family(
         {"power": 0.1, "disk_slow": 0.1},

@@ -11,11 +11,12 @@ import msgspec
 from tests.simulation.world.customers import Order
 from tests.simulation.world.disk import Disk
 from tests.simulation.world.estate import EMBEDDINGS, UNKNOWN_MODEL
-from tests.simulation.world.plan import Plan
+from tests.simulation.world.line_judge import LineJudge
+from tests.simulation.world.plan import DEATHS, DELAYS, Plan
 from tests.simulation.world.rules import Rules
 from tests.simulation.world.search import Search
 from tests.simulation.world.tide_watch import TideWatch
-from tests.simulation.world.witness import MARK, Witnessed, mark_of
+from tests.simulation.world.witness import INVALID, MARK, Witnessed, mark_of
 from tidegate.core.errors import BlobMissing
 from tidegate.core.ids import split_item_id
 from tidegate.core.job_controls import RetryChoice
@@ -24,9 +25,6 @@ from tidegate.core.retry import ALONE_LOSSES_MAX
 
 _BILLED_FAILURES = ("error", "reset", "hang", "broken", "cut")
 _UNBILLED = ("throttle", "away")
-_DEATHS = frozenset({"kill", "border_kill", "pause", "stop", "store_fail", "store_unknown", "store_slow", "store_away"})
-_DELAYS = _DEATHS | {"disk_append", "disk_full", "disk_read", "disk_slow"}
-
 # How many workers a poison item may kill before it fails: its group is halved with each, then it is run alone.
 DEADLY_MAX = 12
 
@@ -58,6 +56,7 @@ class Judge:
         self._revoked = revoked
         self._broken = broken
         self._asked: dict[str, str] = {}
+        self._lines = LineJudge(connection, plan, self.file_bytes, broken)
 
     def _rows(self, sql: str, *parameters: object) -> list[Line]:
         cursor = self._connection.execute(sql, parameters)
@@ -93,7 +92,7 @@ class Judge:
         self._asked = {tag: name for order in orders for tag, name in order.asked.items()}
         calls: dict[str, list[Witnessed]] = {order.job_id: [] for order in orders}
         for call in self._calls:
-            calls[call.job_id].append(call)
+            calls.setdefault(call.job_id, []).append(call)
         for order in orders:
             self._judge_job(order, calls[order.job_id])
         self._judge_flows(orders)
@@ -142,7 +141,10 @@ class Judge:
         self._judge_parts(order, job, {"output": output, "error": errors})
         self._judge_lines(order, job, good, bad)
         self._judge_places(job, output, errors)
-        self._judge_answers(order, job, good, calls)
+        self._judge_answers(order, job, good, bad, calls)
+        self._lines.judge_copies(order, good + bad, calls)
+        if order.wishes.door is not None:
+            self._lines.judge_events(order, job, len(good) + len(bad), calls)
         self._judge_errors(order, job, bad, calls)
         if order.cancel_s is not None and job["state"] == "cancelled":
             self._judge_aborts(order, order.cancel_s, calls)
@@ -193,7 +195,7 @@ class Judge:
             self._broken(f"P3: {order.name} shows a file without lines, or hides one with lines")
         parts = [one for ids in (msgspec.json.decode(job["parts"]) if job["parts"] else {}).values() for one in ids]
         for file in self._rows("select * from files where job_id = ?", order.job_id):
-            if file["id"] in (*parts, job["retry_file_id"]):
+            if file["id"] in (*parts, job["retry_file_id"], job["input_file_id"]):
                 continue
             lines = good if file["id"] == job["output_file_id"] else bad
             if file["id"] == job["merged_file_id"]:
@@ -223,13 +225,16 @@ class Judge:
             if split is None or split[1] != row["number"]:
                 self._broken(f"P3: the place of item {row['number']} of {job['id']} holds {line[:60]!r}")
 
-    def _judge_answers(self, order: Order, job: Line, good: list[Line], calls: list[Witnessed]) -> None:
+    def _judge_answers(
+        self, order: Order, job: Line, good: list[Line], bad: list[Line], calls: list[Witnessed]
+    ) -> None:
         used: set[tuple[int, str]] = set()
         by_mark = {(call.serial, call.tag): call for call in calls}
-        for line in good:
+        for line in self._lines.without_reused(order, good, calls):
             marks = MARK.findall(msgspec.json.encode(line["response"]["body"]))
             call = by_mark.get((int(marks[0][0]), marks[0][1].decode())) if len(marks) == 1 else None
-            if call is None or call.mood != "ok" or f"id-{call.tag}" != line["custom_id"] or call.heard_s is None:
+            source = order.source_of(line["custom_id"])
+            if call is None or call.mood != "ok" or call.tag != source or call.heard_s is None:
                 self._broken(f"P3: {order.name} has an answer that nobody gave: {line}")
                 return
             if order.endpoint != EMBEDDINGS and _said_usage(line["response"]["body"]) != call.usage:
@@ -238,6 +243,7 @@ class Judge:
                 self._broken(f"parameters: {order.name} was sent with other parameters than its caller wants: {line}")
             used.add((call.serial, call.tag))
         usages = [by_mark[mark].usage for mark in used]
+        usages += self._lines.rejected_usages(order, good, bad, calls)
         counted = (sum(usage.input_tokens for usage in usages), sum(usage.output_tokens for usage in usages))
         # What a call for several items took is divided between them, and one of them may have been answered before.
         is_divided = order.endpoint == EMBEDDINGS and not all(_is_whole(by_mark[mark], used, calls) for mark in used)
@@ -256,7 +262,7 @@ class Judge:
             self._broken(
                 f"P4: {order.name} counts {job['unused_count']} unused answers; between {sure} and {len(unused)} came"
             )
-        if not _DELAYS & set(self._plan.kinds):
+        if not DELAYS & set(self._plan.kinds):
             self._judge_kept(order, job, unused)
 
     def _judge_kept(self, order: Order, job: Line, unused: list[Witnessed]) -> None:
@@ -274,6 +280,11 @@ class Judge:
             split = split_item_id(line["id"])
             number = split[1] if split else -1
             same = [call for call in calls if call.number == number]
+            if (
+                line["custom_id"] is not None
+                and (source := order.source_of(line["custom_id"])) in order.copies.values()
+            ):
+                same = [call for call in calls if call.tag == source]
             moods = Counter(call.mood for call in same)
             code = line["error"]["code"] if line["error"] else "upstream_refused"
             billed = sum(moods[mood] for mood in _BILLED_FAILURES)
@@ -290,10 +301,11 @@ class Judge:
                 "model_not_found": UNKNOWN_MODEL.encode() in b"".join(order.bodies),
                 "key_revoked": order.caller.key_id in self._revoked,
                 "invalid_json_line": order.invalid_lines == "error_file",
+                "schema_invalid": moods[INVALID] > (order.wishes.answers.tries_max if order.wishes.answers else 1e9),
             }
             if not expected.get(code, False):
                 self._broken(f"P5: item {number} of {order.name} failed with {code} after {dict(moods)}")
-            sure = code == "worker_lost" and not _DEATHS & set(self._plan.kinds)
+            sure = code == "worker_lost" and not DEATHS & set(self._plan.kinds)
             if sure and not (same and same[0].tag in self._poison):
                 self._broken(f"poison: item {number} of {order.name} failed for another one's poison")
 
@@ -301,7 +313,8 @@ class Judge:
 
     def _judge_repeats(self, job: Line, calls: list[Witnessed]) -> None:
         # A call for several items has a key of its own, which names them all.
-        if len({call.key for call in calls if call.item_count == 1}) > 1:
+        # So has each try of one whose answer must fit.
+        if len({call.key for call in calls if call.item_count == 1 and not call.wants_json}) > 1:
             self._broken(f"P5: item {calls[0].number} of {job['id']} was sent under several idempotency keys")
         deadly = sum(1 for call in calls if call.mood == "poison" and not call.aborted)
         if deadly > DEADLY_MAX and job["state"] == "completed":
@@ -310,7 +323,9 @@ class Judge:
         for earlier, later in combinations(calls, 2):
             if earlier.mood == "throttle" and earlier.heard_s is not None and self._has_no_other_way(earlier):
                 self._judge_wait(earlier, later)
-            if earlier.mood in _UNBILLED or (earlier.mood in _BILLED_FAILURES and earlier.heard_s is not None):
+            if earlier.mood in _UNBILLED or (
+                earlier.mood in (*_BILLED_FAILURES, INVALID) and earlier.heard_s is not None
+            ):
                 continue
             if earlier.mood == "refuse" and earlier.item_count > 1:
                 # One of them is at fault: each is asked for by itself.
@@ -347,7 +362,7 @@ class Judge:
         assert earlier.heard_s is not None
         if later.sent_s >= earlier.heard_s + earlier.wait_s - 0.002:
             return
-        delayed = _DELAYS & set(self._plan.kinds) - {"kill", "stop"}
+        delayed = DELAYS & set(self._plan.kinds) - {"kill", "stop"}
         excused_s = earlier.heard_s + (1e9 if delayed else _margin_s(self._plan))
         if not any(earlier.sent_s <= lost_s <= excused_s for lost_s in earlier.process.lost_at_s):
             self._broken(f"P17: call {later.serial} came before the Retry-After that call {earlier.serial} was given")
@@ -362,6 +377,8 @@ class Judge:
                 self._broken(
                     f"garbage: {blob_id} ({row['kind']}) is {row['state']} with {row['uses']} uses, {needed[blob_id]} needed"
                 )
+        if missing := set(needed) - set(rows):
+            self._broken(f"P1: files are made of blobs that are gone: {sorted(missing)}")
         if set(rows) != set(self._disk.blobs):
             self._broken(f"garbage: rows and bytes differ: {set(rows) ^ set(self._disk.blobs)}")
 

@@ -14,6 +14,7 @@ from tests.simulation.world.disk import Disk
 from tests.simulation.world.mutants_capacity import CAPACITY
 from tests.simulation.world.mutants_controls import CONTROLS
 from tests.simulation.world.mutants_doors import DOORS
+from tests.simulation.world.mutants_lines import LINES
 from tests.simulation.world.mutants_shape import SHAPE
 from tests.simulation.world.planting import Mutant, both, patch, sql
 from tests.simulation.world.witness import MARK
@@ -242,6 +243,7 @@ MUTANTS: dict[str, Mutant] = {
     **DOORS,
     **SHAPE,
     **CONTROLS,
+    **LINES,
 }
 
 

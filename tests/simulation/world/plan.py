@@ -55,16 +55,25 @@ KINDS: dict[str, tuple[float, ...]] = {
     "job_threshold": (0.3, 1.0),
     "job_canary": (0.3, 1.0),
     "job_retry": (0.3, 1.0),
+    "job_same": (0.3, 1.0),
+    "job_edit": (0.3, 1.0),
+    "job_schema": (0.3, 1.0),
+    "job_door": (0.3, 1.0),
+    "background": (0.3, 1.0),
 }
 # Kinds that came later are drawn apart, so that the seeds still mean what they meant.
 _APART = (
     "revoke", "power", "machine_clock", "users", "receiver",
-    "job_pause", "job_later", "job_threshold", "job_canary", "job_retry",
+    "job_pause", "job_later", "job_threshold", "job_canary", "job_retry", "job_same", "job_edit", "job_schema", "job_door", "background",
 )  # fmt: skip
 _APART_SHARE = 0.12
 
 # What may go wrong while it is watched how flows share a model: nothing that takes work away from those who hold it.
 MILD = ("error", "throttle", "reset", "slow", "refuse", "connect_slow", "redis_flush", "redis_lost")
+
+# What may lose an answer, and what may hold one up.
+DEATHS = frozenset({"kill", "border_kill", "pause", "stop", "store_fail", "store_unknown", "store_slow", "store_away"})
+DELAYS = DEATHS | {"disk_append", "disk_full", "disk_read", "disk_slow"}
 
 # Troubles that are worst together. Half of the seeds have one of these beside what they draw by chance.
 THEMES: tuple[dict[str, float], ...] = (

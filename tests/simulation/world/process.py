@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 from tests.simulation.world.loop import OWNER, VirtualLoop
 from tests.simulation.world.weather import Weather
+from tidegate.core.ports import Blobs
 from tidegate.interactive_usage import InteractiveUsageBook
+from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
 from tidegate.worker.registration import Registration
 from tidegate.worker.worker import Worker
@@ -50,6 +52,8 @@ class Process:
         self.worker: Worker | None = None
         self.router: Router | None = None
         self.book: InteractiveUsageBook | None = None
+        self.store: Store | None = None
+        self.blobs: Blobs | None = None
 
     @property
     def takes_users(self) -> bool:

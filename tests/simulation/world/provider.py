@@ -6,6 +6,7 @@ and breakers: only the transport is simulated.
 """
 
 import asyncio
+import random
 from collections.abc import Callable, Iterable
 from zlib import crc32
 
@@ -18,7 +19,7 @@ from tests.simulation.world.loop import VirtualLoop
 from tests.simulation.world.process import Over, Process, outside
 from tests.simulation.world.trace import Trace
 from tests.simulation.world.weather import Weather
-from tests.simulation.world.witness import NOTHING, User, Witnessed
+from tests.simulation.world.witness import INVALID, NOTHING, User, Witnessed
 from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import Ambiguous, Unavailable, UpstreamError
 from tidegate.core.grouping.chat import BATCH_ENDPOINT
@@ -34,6 +35,7 @@ HANG_S = 6.0
 CONNECTIONS_MAX = 1_000
 POOL_TIMEOUT_S = 10.0
 ANSWER_BYTES_MAX = 1 << 20
+_INVALID_SHARE = 0.35
 _MOODS = ("error", "throttle", "reset", "hang", "broken", "away", "refuse")
 
 # What a call ends with: an answer, or none.
@@ -61,7 +63,8 @@ class _Body(msgspec.Struct):
             return [self.input] if isinstance(self.input, str) else self.input
         conversations = [one for one in self.messages if isinstance(one, list)]
         single = [one for one in self.messages if isinstance(one, _Message)]
-        contents = [one[-1].content for one in conversations or [single]]
+        # What comes behind the first message is said of an answer that did not fit.
+        contents = [one[0].content for one in conversations or [single]]
         return [said if isinstance(said, str) else said[0].text for said in contents]
 
 
@@ -102,6 +105,9 @@ class Provider:
         self.poison: set[str] = set()
         self.job_ids: dict[str, list[str]] = {}
         self.users: dict[str, User] = {}
+        # Jobs whose answers are held to a schema.
+        self.held_to_schema: set[str] = set()
+        self._schema_dice = random.Random(f"schemas/{weather.plan.seed}")
 
     # ---- items
 
@@ -160,6 +166,7 @@ class Provider:
                 item_count=len(contents),
                 whole_usage=NOTHING if seen else whole,
                 user=user,
+                wants_json=job_id in self.held_to_schema,
             )
             seen.append(one)
         return seen
@@ -167,13 +174,14 @@ class Provider:
     def _job_of(self, tag: str, key: str) -> str:
         """The job whose line a tag names; where some of them run again, the one that the key names."""
         first, *again = self.job_ids[tag.partition("-")[0]]
-        item = split_item_id(key.rpartition("-")[0])
-        return next((one for one in again if item and one.startswith(f"batch_{item[0]}")), first)
+        item = _item_of(key)
+        part = item[0] if item else key.removeprefix("batch_grp_").partition("_")[0]
+        return next((one for one in again if one.startswith(f"batch_{part}")), first)
 
     def _number(self, job_id: str, tag: str, key: str, item_count: int) -> int:
         if item_count > 1:
             return self._number_of(job_id, tag)
-        item = split_item_id(key.rpartition("-")[0])
+        item = _item_of(key)
         assert item is not None, "every key begins with its item"
         return item[1]
 
@@ -199,7 +207,10 @@ class Provider:
     def _mood(self, seen: list[Witnessed]) -> str:
         if any(one.tag in self.poison for one in seen):
             return "poison"
-        return next((mood for mood in _MOODS if self._weather.strikes(mood)), "ok")
+        mood = next((mood for mood in _MOODS if self._weather.strikes(mood)), "ok")
+        if mood == "ok" and seen[0].wants_json and self._schema_dice.random() < _INVALID_SHARE:
+            return INVALID
+        return mood
 
     def _end(self, seen: list[Witnessed], path: str, ended: "asyncio.Future[End]") -> None:
         lead = seen[0]
@@ -295,6 +306,11 @@ class Provider:
         running = sum(one.deployment == deployment for one in out)
         page = f"vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.2\n"
         return HttpReply(200, {}, page.encode())
+
+
+def _item_of(key: str) -> tuple[str, int] | None:
+    """The item that an idempotency key begins with: a digest follows, and the number of the try where answers must fit."""
+    return split_item_id(key.partition("-")[0])
 
 
 class _Payload:

@@ -23,7 +23,8 @@ from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.webhooks import ATTEMPTS_MAX
 
 _SENT = """
-select d.event_id, d.endpoint_id, d.job_id, d.event_type, d.state, d.attempt_count, e.tenant_id, e.url, j.tenant_id, j.state
+select d.event_id, d.endpoint_id, d.job_id, d.event_type, d.state, d.attempt_count, e.tenant_id, e.url, j.tenant_id, j.state, j.kind,
+    j.answered_count
 from webhook_deliveries d join webhook_endpoints e on e.id = d.endpoint_id join jobs j on j.id = d.job_id
 """
 
@@ -60,7 +61,8 @@ class Receiver:
         status = self._dice.choice((500, 503, 0, 410 if self._dice.random() < 0.1 else 429)) if fails else 200
         # One that says nothing may have taken it all the same.
         is_taken = status == 200
-        self._receipts.append(Receipt(url, event["id"], event["type"], event["data"]["id"], is_taken))
+        name = event["data"]["id"].partition("_")[2]
+        self._receipts.append(Receipt(url, event["id"], event["type"], f"batch_{name}", is_taken))
         self._trace.note("receiver", "got", event["type"], event["data"]["id"], status)
         return CallbackReply(status, "" if status else "timed_out")
 
@@ -77,12 +79,13 @@ class Receiver:
         """Look at what every job's end led to."""
         rows: list[Any] = connection.execute(_SENT).fetchall()
         found = set()
-        for event_id, endpoint_id, job_id, event_type, state, attempts, owner, url, job_owner, job_state in rows:
+        for event_id, endpoint_id, job_id, event_type, state, attempts, owner, url, *job in rows:
+            job_owner, job_state, kind, answered = job
             found.add((url, job_id))
             same = [one for one in self._receipts if (one.url, one.job_id) == (url, job_id)]
             if owner != job_owner:
                 self._broken(f"P21: {endpoint_id} of {owner} gets the events of {job_id} of {job_owner}")
-            if event_type != f"batch.{job_state}" or {one.event_type for one in same} - {event_type}:
+            if event_type != _type_of(kind, job_state, answered) or {one.event_type for one in same} - {event_type}:
                 self._broken(f"P24: {job_id} is {job_state}, and {url} was told {event_type}")
             if {one.event_id for one in same} - {event_id}:
                 self._broken(f"P24: {url} got the end of {job_id} under several ids")
@@ -94,6 +97,13 @@ class Receiver:
                 self._broken(f"P24: the end of {job_id} still waits to be sent to {url}")
         for url, job_id in self._customers.awaited_events() - found:
             self._broken(f"P24: {url} will never hear of the end of {job_id}")
+
+
+def _type_of(kind: str, state: str, answered: int) -> str:
+    """What the end of a job is called."""
+    if kind == "batch":
+        return f"batch.{state}"
+    return "response.cancelled" if state == "cancelled" else "response.completed" if answered else "response.failed"
 
 
 class ProcessCallbacks:

@@ -56,7 +56,8 @@ _TRIGGERS: list[tuple[str, str, str, str]] = [
      "P11: a job was published by a process that does not hold its step"),
     ("outcome_late", "insert on outcomes",
      "exists (select 1 from jobs j where j.id = new.job_id and (j.state = 'finalizing'"
-     " or (new.outcome = 'answered' and j.state in ('completed', 'failed', 'expired', 'cancelled'))))",
+     " or (new.outcome = 'answered' and j.state in ('completed', 'failed', 'expired', 'cancelled')"
+     " and new.number < j.item_count - j.deduplicated_count - j.reused_count)))",
      "ship: an outcome was recorded after its job closed"),
     ("outcome_changed", "update on outcomes",
      "old.outcome <> new.outcome or old.number <> new.number or old.size_bytes <> new.size_bytes",
@@ -159,6 +160,10 @@ class Rules:
         self._process = process
         try:
             yield
+        except BaseException:
+            # What it touched was rolled back.
+            self._touched.clear()
+            raise
         finally:
             self._process = None
 
@@ -190,9 +195,9 @@ class Rules:
         return self._connection.execute(sql, parameters).fetchall()[0]
 
     def _check_job(self, job_id: str) -> None:
-        state, item_count, answered, failed, expired, cancelled, output_bytes, error_bytes, output, errors = self._one(
-            "select state, item_count, answered_count, failed_count, expired_count, cancelled_count, output_bytes, error_bytes,"
-            " output_file_id, error_file_id from jobs where id = ?",
+        state, run_count, answered, failed, expired, cancelled, output_bytes, error_bytes, output, errors = self._one(
+            "select state, item_count - deduplicated_count - reused_count, answered_count, failed_count, expired_count,"
+            " cancelled_count, output_bytes, error_bytes, output_file_id, error_file_id from jobs where id = ?",
             job_id,
         )
         rows = dict(
@@ -208,13 +213,18 @@ class Rules:
             if held != size_bytes:
                 self._broken(f"P3: {file_id} of {job_id} has {held} bytes in extents and {size_bytes} on the job")
         (done_count,) = self._one("select coalesce(sum(done_count), 0) from job_models where job_id = ?", job_id)
+        (copied,) = self._one(
+            "select count(*) from outcomes where job_id = ? and number >= ? and outcome in ('answered', 'failed')",
+            job_id,
+            run_count,
+        )
         # What a job that was stopped never ran is counted as failed when it ends.
-        if done_count != answered + failed and state not in ("validating", "failed"):
-            self._broken(f"P3: {job_id} has {answered + failed} items done, and {done_count} by its models")
+        if done_count != answered + failed - copied and state not in ("validating", "failed"):
+            self._broken(f"P3: {job_id} has {answered + failed - copied} items done, and {done_count} by its models")
         if state in states.JOB_ENDED:
             self.on_ended(job_id)
         elif state != "validating":
-            self._check_slices(job_id, item_count - answered - failed)
+            self._check_slices(job_id, run_count - answered - failed)
 
     def _check_slices(self, job_id: str, left: int) -> None:
         (waiting,) = self._one(

@@ -13,7 +13,8 @@ from tidegate.core.nouns import Usage
 # In every answer: which call it is, and for which item.
 MARK = re.compile(rb"call-([0-9]+) ([a-z0-9-]+)")
 
-
+# How a call is met whose answer does not fit the schema of its job.
+INVALID = "invalid"
 NOTHING = Usage()
 
 
@@ -39,7 +40,8 @@ class Witnessed:
     """One item's call as the model server saw it. `mood` says how it was met; `heard_s` when its sender had the whole answer.
 
     `reserved` is what its sender had a permit for, in tokens. `usage` is the item's own, `whole_usage` that of the call, where it leads.
-    `item_count` is how many items share the call. A user's call has its first token at `first_s`, and may be left before it ends."""
+    `item_count` is how many items share the call. `wants_json`: its answer is held to a schema.
+    A user's call has its first token at `first_s`, and may be left before it ends."""
 
     serial: int
     process: Process
@@ -56,6 +58,7 @@ class Witnessed:
     item_count: int = 1
     whole_usage: Usage = NOTHING
     user: User | None = None
+    wants_json: bool = False
     mood: str = ""
     first_s: float | None = None
     is_streamed: bool = False

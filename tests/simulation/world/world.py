@@ -13,9 +13,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from tests.simulation.world.background import BackgroundCallers
 from tests.simulation.world.control_watch import ControlWatch
 from tests.simulation.world.customers import Customers, Order
-from tests.simulation.world.disk import Disk
+from tests.simulation.world.disk import Disk, ProcessBlobs
 from tests.simulation.world.driver import ProcessDriver, now
 from tests.simulation.world.engine import build_road, build_worker
 from tests.simulation.world.fairness import Fairness
@@ -98,6 +99,7 @@ class World:
         self.work_files = WorkFiles(self.connection, self.disk)
         self.provider = Provider(self.loop, self.weather, self.trace, self._check_call, self.work_files.number_of)
         self.customers = Customers(plan, self._store, self.disk, self.trace)
+        self.background = BackgroundCallers(plan, self.customers, self.trace)
         self.users = Users(plan, self.customers, self.provider, self.trace, self.breaks)
         self.controls = ControlWatch(plan, self.connection, self.customers.by_job, self.loop.time, self.breaks)
         self.tides = TideWatch(plan, self.provider.user_calls, self.breaks)
@@ -122,7 +124,8 @@ class World:
     async def run(self) -> None:
         await self.customers.prepare()
         self.provider.poison = self.customers.poison
-        self.provider.job_ids = {order.name: [order.job_id] for order in self.customers.orders}
+        for order in self.customers.orders:
+            self._expect(order)
         calls, poison = self.provider.calls, self.customers.poison
         self.search = Search(self.plan, self.connection, calls, self.breaks)
         self.judge = Judge(
@@ -146,6 +149,8 @@ class World:
                 self._visits.append(self.loop.create_task(act))
         for key_id, at_s in self.customers.revocations.items():
             self._visits.append(self.loop.create_task(self._revoke(key_id, at_s)))
+        for order in self.background.orders():
+            self._visits.append(self.loop.create_task(self._accept(order)))
         if self.plan.estate.override_mode is not None:
             self._visits.append(self.loop.create_task(self._override(self.plan.estate.override_mode)))
         for _ in range(self.plan.process_count):
@@ -209,6 +214,17 @@ class World:
             await asyncio.sleep(order.cancel_s - order.begin_s)
             await self.customers.cancel(order)
 
+    async def _accept(self, order: Order) -> None:
+        await self.background.call(order, lambda: self.processes, self._may_become)
+        if order.cancel_s is not None:
+            await asyncio.sleep(max(0.0, order.cancel_s - self.loop.time()))
+            await self.customers.cancel(order)
+
+    def _may_become(self, order: Order, job_id: str) -> None:
+        """A process may make this job of the order; whether it did is not known yet."""
+        self.customers.by_job[job_id] = order
+        self.provider.job_ids.setdefault(order.name, []).append(job_id)
+
     def _acts(self, order: Order) -> Iterator[Coroutine[Any, Any, None]]:
         """What the caller of an order does beside creating and cancelling it."""
         wishes, customers = order.wishes, self.customers
@@ -224,6 +240,8 @@ class World:
             yield self._say(order)
         if wishes.retries:
             yield self._retry(order)
+        if wishes.is_edited:
+            yield self._edit(order)
 
     async def _later(self, order: Order, after_s: float, act: Callable[[Order], Awaitable[Any]]) -> None:
         await asyncio.sleep(order.begin_s + after_s)
@@ -255,11 +273,28 @@ class World:
                 return
             if same != job_id:
                 self.breaks(f"retry: {order.name} was asked for twice and is both {job_id} and {same}")
-            self.provider.job_ids[order.name.rstrip("r")].append(job_id)
             order = self.customers.add_retry(order, job_id, custom_ids)
-            if self.customers.poison.intersection(order.tags):
-                # With nothing to be compared with, poison runs until its deadline, which is that of the retry.
-                self._poison_until_s = self.loop.time() + order.window_ms / 1000 + SETTLED_S
+            self._expect_again(order)
+
+    async def _edit(self, order: Order) -> None:
+        """Send an edited input when its first version has ended; what was answered is not run again."""
+        await self._until(lambda: self._has_ended(order))
+        edited = await self.customers.send_edited(order, self.customers.new_job_id())
+        if edited is not None:
+            self._expect_again(edited)
+
+    def _expect_again(self, order: Order) -> None:
+        """Expect an order with lines that ran before."""
+        self._expect(order)
+        if self.customers.poison.intersection(order.tags):
+            # With nothing to be compared with, poison runs until its deadline.
+            self._poison_until_s = self.loop.time() + order.window_ms / 1000 + SETTLED_S
+
+    def _expect(self, order: Order) -> None:
+        """Let the model servers know whose calls come."""
+        self.provider.job_ids.setdefault(order.name.rstrip("re"), []).append(order.job_id)
+        if order.wishes.answers is not None:
+            self.provider.held_to_schema.add(order.job_id)
 
     def _has_ended(self, order: Order) -> bool:
         return any(
@@ -442,6 +477,7 @@ class World:
             await me.begin()
             road = build_road(process, store, me, plan, self.provider)
             process.router, process.book = road.router, InteractiveUsageBook(store, process)
+            process.store, process.blobs = store, ProcessBlobs(process, self.disk)
             callbacks = self.receiver.line_of(process)
             deliveries = WebhookDeliveries(store, callbacks, process, process, lambda: me.id)
             worker = process.worker = build_worker(process, store, me, plan, self._scratch, self.disk, road.router)
