@@ -538,7 +538,8 @@ class Customers:
             job_id=job_id,
             custom_ids=[one for one in order.custom_ids if one in custom_ids],
             tags=tags,
-            wishes=Wishes(answers=order.wishes.answers),
+            # What a job may cost and fail holds for its retry too.
+            wishes=Wishes(answers=order.wishes.answers, thresholds=order.wishes.thresholds),
             retry_of=order,
             refused=not tags,
             copies={tag: leader for tag, leader in order.copies.items() if f"id-{tag}" in custom_ids},
