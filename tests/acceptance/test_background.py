@@ -71,6 +71,7 @@ def test_a_response_that_waited_through_a_kill_goes_like_an_interactive_call(sit
     again = openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0)
     waited = again.responses.retrieve(made.id, extra_headers={"Prefer": "wait=60"})
     assert (waited.status, waited.service_tier) == ("completed", "default")
+    site.verify(made.id.replace("resp_", "batch_"))
 
 
 class Callers:
@@ -130,6 +131,8 @@ def run_with_kills(site: Site, count: int, kills: int) -> None:
     for number in random.sample(range(count), min(count, 100)):
         again = httpx2.get(f"{site.url}{PATH}/{callers.ids[number]}").json()
         assert again == callers.answers[number]
+    for number in random.sample(range(count), 5):
+        site.verify(callers.ids[number].replace("resp_", "batch_"))
     called = Counter(call["idempotency_key"] for call in site.engine.calls())
     repeats = sum(called.values()) - len(called)
     print(f"{count} calls, {kills} kills: {repeats} repeated", file=sys.stderr)
