@@ -101,6 +101,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         Why.URGENT: "its deadline presses",
         Why.LARGE: "it is large and had no slice for a while",
         Why.FAST_LANE: "it is small and takes the fast lane",
+        Why.INTERACTIVE: "it has waited until it goes like an interactive call",
     }
 )
 
