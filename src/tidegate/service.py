@@ -151,6 +151,15 @@ async def migrate(settings: Settings) -> list[int]:
         await store.close()
 
 
+async def is_empty(settings: Settings) -> bool:
+    """Return whether the database is there and has no schema yet."""
+    store = Store(_driver(settings, SystemClock(), read_only=True))
+    try:
+        return await store.schema_version() == 0
+    finally:
+        await store.close()
+
+
 def _driver(settings: Settings, clock: Clock, *, read_only: bool) -> Driver:
     if settings.store.is_postgresql:
         from tidegate.store.postgres import PostgresDriver

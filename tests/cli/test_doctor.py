@@ -10,6 +10,8 @@ import pytest
 from tests.cli.conftest import TIDEGATE, Desk
 from tests.cli.test_server_client import Serving
 from tests.support.processes import free_port
+from tests.support.s3 import S3Server
+from tests.support.tidegate import s3_env
 
 CONFIG = "models: {{fixed: {{deployments: [{{url: '{url}', name: steady}}]}}}}"
 
@@ -42,7 +44,8 @@ def test_what_was_added_is_tried_and_said(prepared: Desk) -> None:
     added(prepared, "resources", "add", "chat", "--model", "m", "--set", "fallbacks=[fixed]")
     added(prepared, "resources", "add", "lonely", "--model", "m")
     upstreams = found(prepared, "upstream", code=1)
-    assert only(upstreams, "steady at ")[0] == "warning", "the simulated server lists one name of its own"
+    grade, text = only(upstreams, "steady at ")
+    assert (grade, "is `tidegate simulate`: it serves every model" in text) == ("warning", True)
     assert only(upstreams, "well (added) at ")[0] in ("ok", "warning")
     grade, text = only(upstreams, "gone (added) at http://127.0.0.1:1/v1 does not answer")
     assert (grade, "tidegate deployments change gone" in text) == ("wrong", True)
@@ -125,3 +128,27 @@ def test_too_few_open_files_for_the_connections_are_found(prepared: Desk) -> Non
     assert (wrong["grade"], wrong["text"]) == ("wrong", "700 open files are allowed, 756 are needed")
     assert "ulimit -n 756" in wrong["to_do"]
     assert "http.connections_max" in wrong["to_do"]
+
+
+def test_an_empty_database_keys_of_another_pepper_and_wrong_keys_of_an_object_store(
+    desk: Desk, postgres_url: str, s3_server: S3Server, s3_bucket: str
+) -> None:
+    place = {"TIDEGATE_STORE_URL": postgres_url, **s3_env(s3_server, s3_bucket)}
+    (desk.here / "c.yaml").write_text("")
+
+    def looked(*about: str, code: int = 0, data: str = "data", **more: str) -> list[tuple[str, str]]:
+        return found(desk, *about, code=code, **place | {"TIDEGATE_DATA": data} | more)
+
+    assert only(looked("store"), "is an empty database")[0] == "ok"
+    wrong = {"TIDEGATE_BLOBS_SECRET_ACCESS_KEY": "wrong"}
+    grade, text = only(looked("blobs", code=1, **wrong), f"s3://{s3_bucket}")
+    assert (grade, "blobs.secret_access_key" in text) == ("wrong", True)
+    desk.done("keys", "create", "--org", "acme", "--data", "data", **place)
+    assert only(looked("keys"), "every call needs one")[0] == "ok"
+    assert only(looked("keys", data="elsewhere"), "can run workers only")[0] == "warning"
+    other = {"TIDEGATE_AUTH_PEPPER": "another pepper of thirty-two letters"}
+    grade, text = only(looked("keys", code=1, **other), "hashed with another pepper")
+    assert (grade, "auth.pepper" in text) == ("wrong", True)
+    assert not (desk.here / "elsewhere" / "pepper").exists(), "looking makes none"
+    refused = desk.done("api", "--port", "0", "--data", "data", code=2, **place | other)
+    assert "hashed with another pepper" in refused.stderr()

@@ -114,6 +114,42 @@ def test_workers_and_top_here_and_elsewhere(office: Desk) -> None:
         assert "admin:read" in away(office, *command, code=2, TIDEGATE_REMOTE_KEY=tenant["key"])
 
 
+def test_every_group_of_commands_from_another_machine(office: Desk) -> None:
+    office.done("batches", "watch", office.done("batches", "create", "requests.jsonl").stdout().strip())
+    made = office.done("keys", "create", "--org", "ops", "--scopes", "admin:read,admin:write", "--json").stdout()
+    operator = {"TIDEGATE_REMOTE_KEY": json.loads(made)["key"]}
+    limit = ("--limit", "day:requests=5,cost=2.50", "--label", "nightly")
+    key = json.loads(away(office, "keys", "create", "--org", "acme", *limit, "--json", **operator))
+    tenant = {"TIDEGATE_REMOTE_KEY": key["key"]}
+    there = json.loads(away(office, "keys", "list", "--json", **operator))
+    here = json.loads(office.done("keys", "list", "--json").stdout())
+    for one in (*there, *here):
+        for changing in ("last_used", "old_secret_until"):
+            one.pop(changing, None)
+    assert sorted(there, key=str) == sorted(here, key=str)
+    assert "nightly" in away(office, "keys", "show", key["id"], **operator)
+    left = json.loads(away(office, "limits", "--json", **tenant))
+    assert [(one["bound"], one["remaining"]["requests"], one["remaining"]["cost"]) for one in left] == [
+        ("key", 5, "2.5")
+    ]
+    assert "5 of 5" in away(office, "limits", **tenant)
+    assert "No limit binds" in office.done("limits").stderr()
+    [used] = [json.loads(line) for line in away(office, "usage", "--by", "organization", **operator).splitlines()]
+    assert (used["organization"], used["calls"]) == ("default", 20)
+    assert "no organization" in away(office, "usage", "--org", "nowhere", code=2, **operator)
+    assert "healthy" in away(office, "deployments", "list", **operator)
+    assert "set_in_settings" not in away(office, "resources", "list", **operator)
+    assert "smart_v1" in away(office, "scheduler", "show", **operator)
+    away(office, "scheduler", "set", "fifo_v1", **operator)
+    assert "fifo_v1 (switched at run time)" in office.done("scheduler", "show").stdout()
+    assert "no webhook endpoints" in away(office, "webhooks", "list", **tenant)
+    assert "No delivery has failed" in away(office, "webhooks", "list", "--failed", **tenant)
+    for command in (["keys", "list"], ["usage"], ["deployments", "list"], ["scheduler", "show"]):
+        assert "admin:read" in away(office, *command, code=2, **tenant)
+    away(office, "keys", "revoke", key["id"], **operator)
+    wait_until(lambda: "API key" in away(office, "limits", code=2, **tenant), what="the key to stop working")
+
+
 def test_a_first_key_lets_a_new_store_listen_everywhere(desk: Desk) -> None:
     text = desk.done("keys", "generate").stdout().strip()
     assert text != desk.done("keys", "generate").stdout().strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -17,6 +18,7 @@ from termios import TIOCSWINSZ
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from docs.pictures import Screen
 from tests.cli.conftest import QUICK, TIDEGATE, Desk, behaving, chat
@@ -32,9 +34,12 @@ _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 class Terminal:
     """A process whose terminal we hold the other end of."""
 
-    def __init__(self, desk: Desk, columns: int = 140, kind: str = "xterm-256color") -> None:
+    def __init__(
+        self, desk: Desk, columns: int = 140, kind: str = "xterm-256color", arguments: tuple[str, ...] = ()
+    ) -> None:
+        """`arguments` are a command; the default is a run of the desk's requests."""
         self.columns = columns
-        arguments = ("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl")
+        arguments = arguments or ("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl")
         self._ours, theirs = pty.openpty()
         ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.popen = subprocess.Popen(
@@ -184,3 +189,38 @@ def test_what_is_no_screen_gets_lines(open_terminal: OpenTerminal, desk: Desk, h
     assert re.search(r"^\d+/40 · \d+ %", shown, re.M)
     assert "done     40 of 40 items succeeded" in shown
     assert not {"\x1b", "\r", "━"} & set(shown)
+
+
+def test_tables_fit_a_terminal_of_80_columns(desk: Desk) -> None:
+    """Also with names that are long or would move the cursor; where the output leads elsewhere, nothing is cut."""
+    long, hostile = "organization-" + "x" * 200, "n\x1b[2J\r" + "漢" * 60
+    desk.write_requests(3)
+    desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl")
+    desk.done("keys", "create", "--org", long, "--label", hostile.replace("\x1b[2J\r", ""), "--models", "a" * 150)
+    models = {"m" * 90: {"deployments": [{"url": f"http://{'h' * 60}.example/v1", "name": "gpu" * 40}]}}
+    (desk.here / "c.yaml").write_text(json.dumps({"models": models}))
+    [batch] = [one["id"] for one in json.loads(desk.done("batches", "list", "--json").stdout())]
+    key_id = json.loads(desk.done("keys", "list", "--json").stdout())[0]["id"]
+    whole = {
+        "batches list": batch,
+        "batches show " + batch: batch,
+        "keys list": key_id,
+        "keys show " + key_id: key_id,
+        "deployments list --config c.yaml": "gpu",
+        "config": "server.port",
+        "verify " + batch: "every promise holds",
+    }
+    for command, first in whole.items():
+        shown = Terminal(desk, 80, arguments=tuple(command.split()))
+        try:
+            assert shown.end() == 0, shown.text
+        finally:
+            shown.close()
+        lines = shown.text.replace("\r", "").splitlines()
+        assert first in shown.text
+        too_long = [line for line in lines if cell_len(line) > 80]
+        assert not too_long or command.startswith("verify"), command
+    assert long in desk.done("keys", "list").stdout()
+    # The verdict on a batch that is all right is one line; all of it is there for the asking.
+    assert len(desk.done("verify", batch).stdout().splitlines()) == 1
+    assert len(desk.done("verify", batch, "--details").stdout().splitlines()) > 20

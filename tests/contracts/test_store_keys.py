@@ -256,8 +256,10 @@ async def test_a_rotated_key_keeps_its_old_secret_for_a_while(world: World) -> N
 async def test_keys_are_hashed_with_one_pepper(world: World) -> None:
     """While there are no keys any pepper will do; from the first key on it is the one that was noted last."""
     tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
+    assert await world.store.pepper_fingerprint() is None
     assert await world.store.claim_pepper("a")
     assert await world.store.claim_pepper("b")
+    assert await world.store.pepper_fingerprint() == "b"
     await put(world, "k1", tenant_id)
     assert await world.store.claim_pepper("b")
     assert not await world.store.claim_pepper("a")

@@ -348,8 +348,8 @@ async def test_right_bytes_pass_without_a_telling_etag(settings: S3Settings, siz
 async def test_a_missing_bucket_and_a_wrong_key_are_named(settings: S3Settings, tmp_path: Path) -> None:
     for change, said in (
         ({"bucket": "no-such-bucket"}, "create it"),
-        ({"secret_access_key": "wrong-secret-of-ours"}, "keys are right"),
-        ({"access_key_id": "unknown"}, "keys are right"),
+        ({"secret_access_key": "wrong-secret-of-ours"}, "check blobs.secret_access_key"),
+        ({"access_key_id": "unknown"}, "check blobs.access_key_id"),
     ):
         wrong = dataclasses.replace(settings, **change)  # type: ignore[arg-type]
         blobs = S3Blobs(wrong, tmp_path / "spool")

@@ -45,6 +45,12 @@ EXIT_PAUSE_MS = 100
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+# Refusals that waiting does not change, and what to do about each.
+_REJECTED = {
+    "SignatureDoesNotMatch": "check blobs.secret_access_key",
+    "InvalidAccessKeyId": "check blobs.access_key_id",
+    "AccessDenied": "let these keys (blobs.access_key_id) read, write, list and delete there",
+}
 _TRANSIENT_STATUSES = frozenset({"408", "409", "425", "429"})
 
 
@@ -286,6 +292,8 @@ class Objects:
         """An error of the store as one sentence, without the pages of detail that come with it."""
         text = str(failure)
         code = _CODE.search(text)
+        if code is not None and (what := _REJECTED.get(code.group(1))) is not None:
+            return BlobUnavailable(f"{doing} in {self._where} was refused ({code.group(1)}): {what}")
         reason = (code.group(1) + ", " if code else "") + text.split("\n", 1)[0].split("<?xml", 1)[0][:300].strip()
         return BlobUnavailable(
             f"{doing} in {self._where} failed ({reason}): check that the store is up, that the endpoint and the keys are "

@@ -15,6 +15,7 @@ import uvloop
 from tidegate.cli import examine, examine_blobs, examine_routing, options, terminal
 from tidegate.cli.examine import DoctorFinding, Grade
 from tidegate.core.errors import SettingsError, TidegateError
+from tidegate.core.ports import Blobs
 from tidegate.settings import Loaded, Settings, load, local_path, redacted
 
 if TYPE_CHECKING:
@@ -147,36 +148,75 @@ async def _store(settings: Settings) -> AsyncIterator[DoctorFinding]:
         yield DoctorFinding("server", Grade.OK, f"pid {control.pid} serves this data at {control.url}")
     if not settings.store.is_postgresql and not local_path(settings.store.location).exists():
         yield DoctorFinding("store", Grade.OK, f"{where} does not exist yet; the first command that needs it makes it")
+        async for finding in _bucket(settings):
+            yield finding
         return
     try:
+        if await service.is_empty(settings):
+            text = f"{where} is an empty database; the first `tidegate serve`, `api` or `worker` makes its tables"
+            yield DoctorFinding("store", Grade.OK, text)
+            async for finding in _bucket(settings):
+                yield finding
+            return
         async with service.opened(settings, read_only=True) as parts:
             yield DoctorFinding("store", Grade.OK, f"{where} is there, at this program's version")
             async for finding in _contents(parts):
                 yield finding
     except TidegateError as error:
         yield DoctorFinding("store", Grade.WRONG, f"{where}: {error}", "see the sentence above; nothing was changed")
+        async for finding in _bucket(settings):
+            yield finding
+
+
+async def _bucket(settings: Settings) -> AsyncIterator[DoctorFinding]:
+    """Look at an object store where no store of ours can be read; a directory is made with the store."""
+    from tidegate import service
+
+    if settings.blobs.is_s3:
+        async with service.open_blobs(settings) as blobs:
+            yield await _written(settings, blobs)
+
+
+async def _written(settings: Settings, blobs: Blobs) -> DoctorFinding:
+    try:
+        await blobs.check()
+    except TidegateError as error:
+        to_do = "check blobs.* in `tidegate config`"
+        return DoctorFinding("blobs", Grade.WRONG, f"{settings.blobs.url}: {error}", to_do)
+    return DoctorFinding("blobs", Grade.OK, f"{settings.blobs.url} can be written and read")
 
 
 async def _contents(parts: "Parts") -> AsyncIterator[DoctorFinding]:
-    from tidegate.web.http.loopback import is_loopback
-
-    try:
-        await parts.blobs.check()
-        yield DoctorFinding("blobs", Grade.OK, f"{parts.settings.blobs.url} can be written and read")
+    written = await _written(parts.settings, parts.blobs)
+    yield written
+    if written.grade is Grade.OK:
         async for finding in examine_blobs.findings(parts):
             yield finding
-    except TidegateError as error:
-        yield DoctorFinding(
-            "blobs", Grade.WRONG, f"{parts.settings.blobs.url}: {error}", "check blobs.* in `tidegate config`"
-        )
     counts = await parts.store.state_counts()
     text = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items())) or "none yet"
     yield DoctorFinding("batches", Grade.OK, text)
     async for finding in examine.tenants(parts):
         yield finding
+    async for finding in _keys(parts):
+        yield finding
+
+
+async def _keys(parts: "Parts") -> AsyncIterator[DoctorFinding]:
+    from tidegate.web.http.loopback import is_loopback
+    from tidegate.web.http.pepper import can_check_keys
+
     host = parts.settings.server.host
     if await parts.store.any_key():
-        yield DoctorFinding("keys", Grade.OK, "keys exist: every call needs one")
+        can_check = await can_check_keys(parts.settings, parts.store)
+        to_do = "set auth.pepper as the other processes have it, or copy the file `pepper` of their data directory"
+        if can_check is None:
+            text = "keys exist, and this machine lacks the pepper that they are hashed with, so it can run workers only"
+            yield DoctorFinding("keys", Grade.WARNING, text, to_do)
+        elif not can_check:
+            text = "keys exist, and they are hashed with another pepper, so an API process refuses to start here"
+            yield DoctorFinding("keys", Grade.WRONG, text, to_do)
+        else:
+            yield DoctorFinding("keys", Grade.OK, "keys exist: every call needs one")
     elif is_loopback(host):
         yield DoctorFinding("keys", Grade.OK, "no keys: any program on this machine may call, nothing else can")
     else:

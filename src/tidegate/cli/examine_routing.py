@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 NAMES_SHOWN_MAX = 5
 CHAT = "/v1/chat/completions"
+# The one model that `tidegate simulate` lists.
+SIMULATED = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,9 @@ def _tried(one: Deployment, probe: "Probe", *, is_added: bool) -> DoctorFinding:
     if probe.message:
         grade = Grade.WRONG if probe.status in (401, 403) else Grade.WARNING
         return DoctorFinding("upstream", grade, f"{where} answers, but {probe.message}", "fix it, then ask again")
+    if probe.models == (SIMULATED,) and probe.listed[SIMULATED].owned_by == "tidegate":
+        text = f"{where} is `tidegate simulate`: it serves every model, and its answers are made up"
+        return DoctorFinding("upstream", Grade.WARNING, text, "name a real model server before you rely on the answers")
     expected = (one.upstream_model,) if one.upstream_model else one.models
     if expected and probe.is_whole and not set(expected) & set(probe.models):
         served = ", ".join(probe.models[:NAMES_SHOWN_MAX]) or "none"

@@ -168,6 +168,12 @@ class Keys(Table):
         return await tx.one("pepper_claim", fingerprint=fingerprint) is not None
 
     @reads
+    async def pepper_fingerprint(self, tx: Tx) -> str | None:
+        """Which pepper this store's keys are hashed with, as it was claimed; None while none was."""
+        row = await tx.one("pepper_fingerprint")
+        return None if row is None else str(row[0])
+
+    @reads
     async def any_key(self, tx: Tx) -> bool:
         """Whether any key was ever made: then every call needs one."""
         return await tx.one("key_any") is not None

@@ -68,6 +68,9 @@ where k.deleted_at is null and (cast(:org as text) is null or t.name = :org)
 order by k.created_at desc, k.id desc
 limit :count_max;
 
+-- pepper_fingerprint --
+select value from meta where name = 'pepper_fingerprint';
+
 -- pepper_claim --
 -- Notes which pepper keys are hashed with. Gives nothing when there are keys already and another was noted.
 insert into meta (name, value) values ('pepper_fingerprint', :fingerprint)

@@ -38,14 +38,28 @@ def pepper_of(settings: Settings) -> bytes:
 async def agreed_pepper(settings: Settings, store: Store) -> bytes:
     """Return the pepper; refuse one that the keys of this store are not hashed with, because each of them would be rejected."""
     pepper = pepper_of(settings)
-    fingerprint = hmac.new(pepper, b"the fingerprint of a pepper", sha256).hexdigest()
-    if not await store.claim_pepper(fingerprint):
+    if not await store.claim_pepper(_fingerprint(pepper)):
         raise SettingsError(
             "The API keys of this store are hashed with another pepper, so none of them would work here. Set auth.pepper as the other "
             f"processes have it, or use their data directory or a copy of its file `{NAME}`. If the pepper is lost, delete the keys with "
             "`tidegate keys delete` and make new ones."
         )
     return pepper
+
+
+async def can_check_keys(settings: Settings, store: Store) -> bool | None:
+    """Return whether an API process with these settings could check the keys of this store; None where it has no pepper yet. Nothing is
+    made or claimed for it."""
+    noted = await store.pepper_fingerprint()
+    if noted is None or not await store.list_keys(1):
+        return True
+    if settings.auth.pepper is None and not (settings.data_dir / NAME).exists():
+        return None
+    return hmac.compare_digest(noted, _fingerprint(pepper_of(settings)))
+
+
+def _fingerprint(pepper: bytes) -> str:
+    return hmac.new(pepper, b"the fingerprint of a pepper", sha256).hexdigest()
 
 
 def _make(path: Path) -> None:
