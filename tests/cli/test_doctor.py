@@ -133,7 +133,7 @@ def test_too_few_open_files_for_the_connections_are_found(prepared: Desk) -> Non
 def test_an_empty_database_keys_of_another_pepper_and_wrong_keys_of_an_object_store(
     desk: Desk, postgres_url: str, s3_server: S3Server, s3_bucket: str
 ) -> None:
-    place = {"TIDEGATE_STORE_URL": postgres_url, **s3_env(s3_server, s3_bucket)}
+    place: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url, **s3_env(s3_server, s3_bucket)}
     (desk.here / "c.yaml").write_text("")
 
     def looked(*about: str, code: int = 0, data: str = "data", **more: str) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from urllib.request import urlopen
 
 import httpx2
@@ -87,3 +88,27 @@ def test_models_prices_and_tenants_follow_the_file_without_a_restart(desk: Desk)
     for status in (200, 429):
         answer = httpx2.post(f"{url}/v1/chat/completions", content=body, headers=headers, timeout=30)
         assert answer.status_code == status, answer.text
+
+
+def test_a_price_that_is_changed_in_the_file_is_what_the_next_batch_costs(desk: Desk) -> None:
+    def write(price: float) -> None:
+        place = {"name": "gpu", "url": desk.engine.url, "price": {"input": price, "output": price}}
+        new = desk.here / "new.yaml"
+        new.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
+        new.replace(desk.here / "c.yaml")
+
+    def cost() -> Decimal:
+        batch = desk.done("batches", "create", "requests.jsonl", "--config", "c.yaml").stdout().strip()
+        desk.done("batches", "watch", batch, "--config", "c.yaml")
+        shown = json.loads(desk.done("batches", "show", batch, "--config", "c.yaml", "--json").stdout())
+        return Decimal(shown["cost"])
+
+    write(1)
+    desk.write_requests(3)
+    proc = desk.start(*SERVE, "--config", "c.yaml")
+    proc.wait_for_line("^tidegate listening on")
+    before = cost()
+    assert before > 0
+    write(7)
+    proc.wait_for_line("settings_reloaded")
+    assert cost() == 7 * before

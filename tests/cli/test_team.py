@@ -12,6 +12,7 @@ from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
 from tests.support.tidegate import TIDEGATE, Site, requests, s3_env
 
+NOWHERE = "http://127.0.0.1:9/v1"
 CONFIG: dict[str, Any] = {
     "tenants": {"small": {"limits": [{"period": "month", "requests": 3}]}},
     "worker": {"grace_ms": 2_000},
@@ -68,7 +69,8 @@ def office(processes: Processes, tmp_path: Path, migrated_postgres_url: str, s3_
     site = Site("cluster", processes, tmp_path, engine, env)
     places = {
         "m": {"deployments": [{"url": engine.url, "name": "gpu-1"}]},
-        "away": {"deployments": [{"url": "http://127.0.0.1:9/v1", "name": "gpu-2"}]},
+        "two": {"deployments": [{"url": NOWHERE, "name": "gpu-0"}, {"url": engine.url, "name": "gpu-3", "order": 2}]},
+        "away": {"deployments": [{"url": NOWHERE, "name": "gpu-2"}]},
         "cloud": {"deployments": [{"url": engine.url, "name": "provider", "api_key": "env:PROVIDER_KEY"}]},
     }
     return Office(site, tmp_path, CONFIG | {"models": places})
@@ -97,10 +99,13 @@ def test_why_a_batch_waits_for_the_operator_and_for_its_owner(office: Office) ->
     named = "the budget of organization small is used up (3 requests a month)"
     office.until_explained(small, bound, named)
     assert named in office.away(office.operator, "explain", bound)
+    office.site.as_caller(acme).until_status(office.submit(acme, "two"), "completed")
+    worker.wait_for_line(r"upstream_failover deployment=gpu-0 to=gpu-3 why=upstream_\w+ model=two")
     worker.kill()
     worker.wait()
     gone = office.until_explained(office.operator, batch, "No worker is alive")
     assert "The last one ran on" in gone
+    office.site.worker(name="relief").wait_for_line(r"worker_lost worker=worker_\w+ host=\S+", 60)
 
 
 def test_a_provider_that_rejects_our_key_is_named(office: Office) -> None:

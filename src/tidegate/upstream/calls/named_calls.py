@@ -113,7 +113,7 @@ class NamedCalls:
         ways = route.ways(call.models)
         if call.attempt_count:
             ways = tuple(sorted(ways, key=lambda one: one.has_failed(call)))
-        for one in ways:
+        for one, after in zip(ways, (*ways[1:], None), strict=True):
             try:
                 if traffic is None:
                     return await self._send_by(one, call)
@@ -123,13 +123,24 @@ class NamedCalls:
                     raise
                 if not route.fallbacks or error.code in ("deadline_passed", "lease_over"):
                     raise
-                log.info("upstream_fallback", model=call.model, failed=one.model_of(call.model), why=error.code)
+                if after is not None:
+                    log.info(
+                        "upstream_failover",
+                        deployment=_names(one),
+                        to=_names(after),
+                        why=error.code,
+                        model=call.model,
+                    )
                 failed = failed or error
         assert failed is not None
         if failed.retry_after_ms is None:
             # When it failed, those after it still took calls.
             failed.put_off(self._view.wait_ms(route, self._clock.monotonic_ms(), call))
         raise failed
+
+
+def _names(route: NameRoute) -> str:
+    return ", ".join(state.deployment.name for state in (route.states or route.interactive_states))
 
 
 async def _out_at(route: NameRoute, call: Call) -> DeploymentState | None:
