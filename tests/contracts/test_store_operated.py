@@ -31,6 +31,8 @@ async def test_jobs_of_every_tenant(world: World) -> None:
     assert await store.search_every_job(None, JobFilter(), after=world.id("batch"), count_max=10) is None
     assert await store.job_of_anyone(first.id) == every[1]
     assert await store.job_of_anyone(world.id("batch")) is None
+    assert [job.id for job in await store.runs_of_file(one.tenant_id, first.input_file_id)] == [first.id]
+    assert await store.runs_of_file(two.tenant_id, first.input_file_id) == []
     orgs = await store.list_orgs(after=None, count_max=10)
     assert orgs is not None
     assert sorted((row["name"], row["open_count"], row["key_count"]) for row in orgs) == [("one", 1, 0), ("two", 1, 0)]

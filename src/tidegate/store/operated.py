@@ -21,6 +21,7 @@ RATE_MINUTES = 5
 HISTORY_MINUTES = 60
 MODELS_MAX = 1_000
 STUCK_MAX = 20
+RUNS_MAX = 10
 DUE_MAX = 10_000
 SOON_MS = 600_000
 FAILED_BY_OPERATOR = LineError("failed_by_operator", "An operator ended this batch.", None)
@@ -67,6 +68,12 @@ class OperatedStore(Table):
         """Return a batch and whose it is."""
         rows = await tx.dicts("job_of_anyone", id=job_id)
         return (job_from(rows[0]), rows[0]["org"]) if rows else None
+
+    @reads
+    async def runs_of_file(self, tx: Tx, tenant_id: str, file_id: str, count_max: int = RUNS_MAX) -> list[Job]:
+        """Return the last batches of a tenant that were made of a file, newest first."""
+        rows = await tx.dicts("runs_of_file", tenant_id=tenant_id, file_id=file_id, count_max=count_max)
+        return [job_from(row) for row in rows]
 
     @writes
     async def retry_finalization(self, tx: Tx, job_id: str) -> Job | None:

@@ -291,7 +291,7 @@ create index jobs_ended on jobs (coalesce(completed_at, failed_at, expired_at, c
 create index jobs_waiting_long on jobs (interactive_at) where interactive_at is not null and state = 'in_progress';
 create index jobs_deleted on jobs (id) where kind = 'deleted';
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
-create index jobs_by_input on jobs (input_file_id) where state = 'validating';
+create index jobs_by_input on jobs (input_file_id);
 create index jobs_to_ingest on jobs (tenant_id, (ingest_bytes + 100 * created_at), id) where state = 'validating';
 create index jobs_ingesting on jobs (step_worker_id) where state = 'validating' and step_worker_id is not null;
 

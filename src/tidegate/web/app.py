@@ -11,6 +11,7 @@ from tidegate.web import scrape
 from tidegate.web.admin.audit import AuditRoutes
 from tidegate.web.admin.autoscale import AutoscaleRoutes
 from tidegate.web.admin.batches import AdminBatchRoutes
+from tidegate.web.admin.budgets import BudgetRoutes
 from tidegate.web.admin.deliveries import DeliveryRoutes
 from tidegate.web.admin.deployments import DeploymentRoutes
 from tidegate.web.admin.items import AdminItemRoutes
@@ -124,6 +125,7 @@ def build_app(context: WebContext) -> Api:
         *SchedulerRoutes(context).routes(),
         *DeploymentRoutes(context).routes(),
         *UsageRoutes(context).routes(),
+        *BudgetRoutes(context).routes(),
     ]
     settings = context.settings
     room = BodyRoom(

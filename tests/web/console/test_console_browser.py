@@ -14,7 +14,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.web import stages
-from tests.web.console.test_console import FORMS, PAGES, Console
+from tests.web.console.test_console import FORMS, HOSTILE, PAGES, Console
+from tidegate.core.ports import Present
+from tidegate.settings.capacity import ModelDeployment, ModelSettings
 
 # Where a reviewer finds a picture of each page after a run.
 PICTURES = Path(__file__).parents[3] / "build" / "console"
@@ -134,3 +136,84 @@ def test_it_fits_a_phone_in_the_dark_and_axe_finds_nothing(browser: Browser, con
     reading.page.goto(f"/console/batches/{console.batch}")
     expect(reading.page.get_by_role("button", name="Pause")).to_have_count(0)
     assert reading.troubles == []
+
+
+def test_charts_follow_the_load_and_stop_when_the_page_is_hidden(browser: Browser, start_web: Any, axe: str) -> None:
+    """Deployments of hostile names too; without script the tables show the same."""
+    places = tuple(ModelDeployment("http://127.0.0.1:9/v1", name=name) for name in ("gpu-1", HOSTILE))
+    console = Console(start_web(models={"m": ModelSettings(places)}))
+    report = {"gpu-1": Present(1, 5, 2, 0, True, "5 calls (quiet)", 8), HOSTILE: Present(1, 3, 0, 0, tide=4)}
+    console.web.run(console.web.store.report_to_fleet("worker_x", report))
+    for options, name in (
+        ({}, "light"),
+        ({"color_scheme": "dark", "viewport": {"width": 390, "height": 800}}, "phone"),
+    ):
+        visit = Visit(browser, console, **options)
+        visit.sign_in(console.reader_key)
+        page = visit.page
+        figure = page.locator("figure", has_text="gpu-1")
+        expect(figure.locator("canvas")).to_be_visible()
+        expect(figure.locator(".legend")).to_contain_text("background calls 5")
+        expect(figure.locator(".legend")).to_contain_text("tide 8")
+        assert page.locator("figure").count() == 4
+        report["gpu-1"] = Present(1, 5, 7, 0, True, "5 calls (busy)", 6)
+        console.web.run(console.web.store.report_to_fleet("worker_x", report))
+        expect(figure.locator(".legend")).to_contain_text("interactive calls 7", timeout=30_000)
+        report["gpu-1"] = Present(1, 5, 2, 0, True, "5 calls (quiet)", 8)
+        console.web.run(console.web.store.report_to_fleet("worker_x", report))
+        visit.keep(f"{name}-charts")
+        assert violations(page, axe) == []
+        assert visit.troubles == []
+    asked: list[str] = []
+    page.evaluate("Object.defineProperty(document, 'hidden', {value: true})")
+    page.wait_for_timeout(500)
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(4_000)
+    assert asked == [], "a page that is not looked at asks for nothing"
+    plain = Visit(browser, console, java_script_enabled=False)
+    plain.sign_in(console.reader_key)
+    expect(plain.page.locator("#charts")).to_be_hidden()
+    expect(plain.page.get_by_role("row", name="gpu-1")).to_contain_text("8")
+
+
+def test_keys_lead_to_pages_and_through_lists(browser: Browser, console: Console, axe: str) -> None:
+    visit = Visit(browser, console)
+    visit.sign_in(console.writer_key)
+    page = visit.page
+    palette = page.get_by_role("dialog")
+    page.keyboard.press("Control+k")
+    expect(palette).to_be_visible()
+    assert violations(page, axe) == []
+    visit.keep("light-palette")
+    page.keyboard.type("depl")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Deployments")).to_be_visible()
+    page.keyboard.press("/")
+    expect(palette).to_be_visible()
+    page.keyboard.type(console.batch)
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("of 3 requests done")).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("<img src=x onerror=alert(1)>")
+    expect(palette.get_by_role("option")).to_contain_text("Search batches for")
+    page.keyboard.press("Escape")
+    expect(palette).to_be_hidden()
+    page.goto("/console/batches")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.textContent") == console.batch
+    # A refresh does not take the focus away.
+    with page.expect_response("**/console/batches"):
+        pass
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.activeElement.textContent") == console.batch
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("of 3 requests done")).to_be_visible()
+    page.goto("/console/batches/new")
+    page.get_by_label("File of requests").set_input_files({"name": "a.jsonl", "mimeType": "", "buffer": b"not json"})
+    page.get_by_role("button", name="Check the file").click()
+    expect(page.get_by_text("This cannot be run")).to_be_visible()
+    assert violations(page, axe) == []
+    visit.keep("light-check")
+    assert visit.troubles == []

@@ -100,6 +100,12 @@ update flows set wakes_at = now_ms() where state = 'asleep' and wakes_at > now_m
 -- org_cursor --
 select created_at, id from tenants where id = :id;
 
+-- runs_of_file --
+select j.* from jobs j
+where j.input_file_id = :file_id and j.tenant_id = :tenant_id and j.kind = 'batch'
+order by j.created_at desc, j.id desc
+limit :count_max;
+
 -- org_page --
 select t.id, t.name, t.created_at,
     (select count(*) from keys k where k.tenant_id = t.id and k.deleted_at is null) as key_count,

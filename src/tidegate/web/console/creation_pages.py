@@ -143,7 +143,7 @@ class CreationPages:
         """Return whose the file and the batch are."""
         tenant_id = await self._store.tenant_by_name(org) if org else None
         if tenant_id is None:
-            raise ApiProblem(404, "entry_not_found", "There is no organization of this name.", param="org")
+            raise ApiProblem(404, "tenant_not_found", "There is no organization of this name.", param="org")
         return Caller(tenant_id)
 
 

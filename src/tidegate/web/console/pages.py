@@ -16,13 +16,15 @@ from tidegate.store.audit import AuditFilter
 from tidegate.web.admin.batches import BatchActions, job_named, moments
 from tidegate.web.admin.operations import ACTIONS
 from tidegate.web.admin.overview import FLOWS_MAX, WORKERS_MAX, Overviews, flow_shown, worker_shown
+from tidegate.web.console.compare_pages import ComparePages
 from tidegate.web.console.creation_pages import CreationPages
 from tidegate.web.console.deployment_pages import DeploymentPages
-from tidegate.web.console.error_groups import error_groups
+from tidegate.web.console.error_groups import ErrorReader
 from tidegate.web.console.guard import SIGN_IN, ConsoleGuard, Show
 from tidegate.web.console.item_pages import ItemPages
 from tidegate.web.console.load_history import LoadHistory
 from tidegate.web.console.operation_pages import OperationPages
+from tidegate.web.console.org_pages import OrgPages
 from tidegate.web.console.playground import PlaygroundPages
 from tidegate.web.console.session import Sessions, Visitor, form_of, set_cookie
 from tidegate.web.context import WebContext
@@ -37,6 +39,9 @@ from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.webhooks.webhooks import delivery_object, delivery_parts
 
 LIST_COUNT = 50
+# The page of queues says of so many batches why they wait.
+EXPLAINED_MODELS_MAX = 8
+EXPLAINED_JOBS_MAX = 3
 
 
 class ConsolePages:
@@ -48,6 +53,7 @@ class ConsolePages:
         self._sessions = Sessions(context, authenticator)
         self._guard = ConsoleGuard(context, self._sessions)
         self._overviews = Overviews(context)
+        self._errors = ErrorReader(context.store, context.blobs)
         self._load_history = LoadHistory(context.store)
         self._forecaster = Forecaster(context)
         self._explainer = Explainer(context.store, context.live_settings, context.router)
@@ -59,7 +65,6 @@ class ConsolePages:
             "/batches": self.batches,
             "/batches/{batch_id}": self.batch,
             "/queues": self.queues,
-            "/orgs": self.orgs,
             "/deliveries": self.deliveries,
             "/audit": self.audit,
         }
@@ -76,6 +81,8 @@ class ConsolePages:
             *OperationPages(self._context, self._guard).routes(),
             *ItemPages(self._context, self._guard).routes(),
             *DeploymentPages(self._context, self._guard).routes(),
+            *OrgPages(self._context, self._guard).routes(),
+            *ComparePages(self._context, self._guard).routes(),
             *self._guard.routes(looks, changes),
         ]
 
@@ -147,7 +154,8 @@ class ConsolePages:
             ended=job.state in JOB_ENDED,
             forecast=await self._forecaster.of_job(job),
             why=explain(job, await self._explainer.inputs(job)),
-            groups=await error_groups(self._store, self._context.blobs, job),
+            groups=await self._errors.groups_of(job),
+            runs=[one for one in await self._store.runs_of_file(job.tenant_id, job.input_file_id) if one.id != job.id],
             timeline=sorted(timeline),
             actions=_possible(job),
         )
@@ -168,15 +176,27 @@ class ConsolePages:
     async def queues(self, request: Request, visitor: Visitor) -> Response:
         overview = await self._overviews.look()
         flows = [flow_shown(row) for row in await self._store.list_flows(None, FLOWS_MAX)]
-        return page("console/queues.html", visitor=visitor, here="queues", models=overview.models, flows=flows)
+        return page(
+            "console/queues.html",
+            visitor=visitor,
+            here="queues",
+            models=overview.models,
+            flows=flows,
+            waiting=await self._waiting([one.model for one in overview.models if one.requests]),
+        )
 
-    async def orgs(self, request: Request, visitor: Visitor) -> Response:
-        orgs = await self._store.list_orgs(after=_after(request, "tenant"), count_max=LIST_COUNT + 1)
-        if orgs is None:
-            raise requests.unknown_cursor()
-        keys = await self._store.key_page(None, after=None, count_max=LIST_COUNT) or []
-        older = older_link(request, orgs[LIST_COUNT - 1]["id"]) if len(orgs) > LIST_COUNT else None
-        return page("console/orgs.html", visitor=visitor, here="orgs", orgs=orgs[:LIST_COUNT], keys=keys, older=older)
+    async def _waiting(self, models: list[str]) -> list[tuple[Job, str, list[str]]]:
+        """Return the newest batches that wait for these models, whose they are, and why each waits or runs."""
+        found: list[tuple[Job, str, list[str]]] = []
+        for model in models[:EXPLAINED_MODELS_MAX]:
+            wanted = JobFilter(status=JobState.IN_PROGRESS, model=model)
+            for job, org in (
+                await self._store.search_every_job(None, wanted, after=None, count_max=EXPLAINED_JOBS_MAX) or ()
+            ):
+                inputs = await self._store.explain_inputs(job.id)
+                if inputs is not None:
+                    found.append((job, org, explain(job, inputs)))
+        return found
 
     async def deliveries(self, request: Request, visitor: Visitor) -> Response:
         requests.refuse_unknown(request.query_params, ("after",))

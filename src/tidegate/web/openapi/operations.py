@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.web.admin import audit, autoscale, batches, deliveries, deployments, keys, operations, overview, scheduler
+from tidegate.web.admin import (
+    audit,
+    autoscale,
+    batches,
+    budgets,
+    deliveries,
+    deployments,
+    keys,
+    operations,
+    overview,
+    scheduler,
+)
 from tidegate.web.completion_batch import shapes as completion_batch
 from tidegate.web.http import requests
 from tidegate.web.http.answers import Page
@@ -169,6 +180,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/admin/v1/flows"): Operation("List flows", gives=Page[overview.FlowShown], query=("limit", "model")),
     ("POST", "/admin/v1/flows/refresh"): Operation("Look again at resting flows", gives=overview.FlowsRefreshed),
     ("GET", "/admin/v1/orgs"): Operation("List organizations", gives=Page[overview.OrgShown], query=PAGE),
+    ("GET", "/admin/v1/budgets"): Operation(
+        "List what organizations' limits have left", gives=Page[budgets.OrgBudgets], query=(*PAGE, "org")
+    ),
     ("GET", "/admin/v1/model_capacity"): Operation(
         "Show what may be sent to each model", gives=Page[overview.ModelCapacity]
     ),

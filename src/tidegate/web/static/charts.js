@@ -55,7 +55,7 @@
       tzDate: (at) => window.uPlot.tzDate(new Date(at * 1e3), "Etc/UTC"),
       // At least five minutes, so that the first point is no chart of years.
       scales: { x: { range: (_, low, high) => [Math.min(low, high - 300), high] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-      axes: [{ ...axis, space: 70 }, { ...axis, size: 48, space: 32, values: (_, marks) => marks.map(short) }],
+      axes: [{ ...axis, space: 60, size: 28, values: (_, marks) => marks.map((at) => new Date(at * 1e3).toISOString().slice(11, 16)) }, { ...axis, size: 48, space: 32, values: (_, marks) => marks.map(short) }],
       series: [{}, ...lines.map(([, variable], at) => ({
         stroke: color(variable), width: 1.5, points: { show: false }, dash: variable === "--good" ? [5, 4] : undefined,
         fill: at === 0 ? color(variable) + "22" : undefined,

@@ -1,0 +1,66 @@
+"""Errors by fingerprint: messages that differ only in numbers, ids and quotes are one group."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.web.console import error_groups as module
+from tidegate.web.console.error_groups import ErrorGroups, fingerprint
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("Rate limit reached for 'gpt-4' after 37 tokens", "Rate limit reached for 'llama 3' after 9,999 tokens"),
+        ("request req_0AbC9 timed out after 30.5s", "request req_zz81 timed out after 2s"),
+        ('Invalid value: "<b>secret</b>".', 'Invalid value: "other".'),
+        ("cannot reach http://10.0.0.7:8000/v1/x?y", "cannot reach https://example.com/"),
+        ("at 2026-11-16T16:00:00Z  it\nfailed", "at 2025-01-01T00:00:00Z it failed"),
+    ],
+)
+def test_what_differs_between_requests_is_taken_out(one: str, two: str) -> None:
+    assert fingerprint(one) == fingerprint(two)
+    assert not any(letter.isdigit() for letter in fingerprint(one))
+
+
+def test_other_words_are_other_groups_and_none_is_long() -> None:
+    assert fingerprint("the model is overloaded") != fingerprint("the model is unknown")
+    assert len(fingerprint("x " * 100_000)) <= module.FINGERPRINT_CHARS_MAX
+    assert fingerprint("'" * 100_000) is not None
+    assert fingerprint("") == ""
+
+
+@pytest.mark.anyio
+async def test_lines_are_grouped_with_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[dict[str, Any]] = [
+        {
+            "id": f"r{n}",
+            "custom_id": f"c{n}",
+            "response": {"status_code": 400, "body": {"error": {"code": "bad", "message": m}}},
+        }
+        for n, m in enumerate(["max is 5 tokens", "max is 77 tokens", "no 'images' here"])
+    ]
+    lines += [{"custom_id": "x", "error": {"code": "batch_expired", "message": "late"}, "response": None}]
+    data = b"not json\n" + b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+
+    async def chunks(*_: Any) -> Any:
+        yield data
+
+    monkeypatch.setattr(module, "chunks", chunks)
+    job: Any = SimpleNamespace(error_file_id="file-1", error_bytes=len(data))
+    groups: ErrorGroups = await module.error_groups(None, None, job)  # type: ignore[arg-type]
+    assert groups.counts.most_common(1) == [(("bad", 400, "max is # tokens"), 2)]
+    assert groups.examples[module.ErrorKind("bad", 400, "max is # tokens")] == [("r0", "c0"), ("r1", "c1")]
+    assert (groups.kinds_of("bad"), groups.kinds_of("batch_expired"), groups.kinds_of("unknown")) == (2, 1, 1)
+    reader = module.ErrorReader(None, None)  # type: ignore[arg-type]
+    job.id = "batch_1"
+    assert (await reader.groups_of(job)).counts == groups.counts
+    assert await reader.groups_of(job) is await reader.groups_of(job), "it has not grown"
+    monkeypatch.setattr(module, "GROUPS_MAX", 1)
+    fewer: ErrorGroups = await module.error_groups(None, None, job)  # type: ignore[arg-type]
+    assert sum(fewer.counts.values()) == 5
+    assert all(not kind.text for kind in list(fewer.counts)[1:])
