@@ -36,6 +36,12 @@ def test_the_endpoint_is_that_of_the_first_line(tmp_path: Path, data: bytes) -> 
     assert read(tmp_path, data).endpoint == "/v1/embeddings"
 
 
+def test_a_first_line_may_be_as_long_as_any(tmp_path: Path) -> None:
+    """Pictures in it, say. What lies behind its first pieces is read, too."""
+    long = LINE.replace(b'"body"', b'"padding": "' + b"x" * (9 << 20) + b'", "body"')
+    assert read(tmp_path, long + LINE, 1 << 30).endpoint == "/v1/embeddings"
+
+
 @pytest.mark.parametrize("data", [b"not json\n", b'{"url": 5}\n', b"[]\n", b'{"url": "\xff"}', b"\x00" * 100])
 def test_a_first_line_that_is_no_request_names_no_endpoint(tmp_path: Path, data: bytes) -> None:
     assert read(tmp_path, data).endpoint is None
@@ -51,9 +57,10 @@ def test_a_first_line_that_is_no_request_names_no_endpoint(tmp_path: Path, data:
         (LINE.decode().encode("utf-16"), "UTF-16"),
         (LINE[:-5] + b"\n", "not valid JSON"),
         (b'{"custom_id": "a", "body": {}}\n', "--endpoint"),
-        (b'{"custom_id": "a", "url": "embeddings", "body": {}}\n', "--endpoint"),
+        (b'{"custom_id": "a", "url": "embeddings", "body": {}}\n', '"embeddings", is no path'),
+        (b'{"custom_id": "a", "url": "https://api.example/v1/embeddings", "body": {}}\n', "is no path"),
     ],
-    ids=["blank", "array", "pretty", "gzip", "utf-16", "cut", "without url", "no path"],
+    ids=["blank", "array", "pretty", "gzip", "utf-16", "cut", "without url", "no path", "address"],
 )
 def test_what_is_wrong_with_the_first_line_is_said(tmp_path: Path, data: bytes, says: str) -> None:
     source = read(tmp_path, data)

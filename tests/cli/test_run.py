@@ -211,7 +211,7 @@ def test_a_second_signal_leaves_at_once(desk: Desk) -> None:
     proc = desk.run(TIDEGATE_WORKER_GRACE_MS="600000")
     wait_until(lambda: len(desk.called()) >= 8, what="calls that hang")
     proc.interrupt()
-    proc.wait_for_line("once more leaves at once")
+    proc.wait_for_line("press Ctrl-C again to stop at once")
     proc.interrupt()
     assert proc.wait(10) == 130
 
@@ -321,7 +321,9 @@ def test_two_runs_in_one_directory_do_not_mix(desk: Desk) -> None:
         (["run", "requests.jsonl", "--upstream", "http://h/v1", "-o", "-", "--json"], "would mix"),
         (["run", "--upstream", "http://h/v1"], "Name the file"),
         (["run", "requests.jsonl", "-i", "requests.jsonl", "--upstream", "http://h/v1"], "named twice"),
-        (["run", "noise.jsonl", "--upstream", "http://h/v1"], "names no endpoint"),
+        (["run", "noise.jsonl", "--upstream", "http://h/v1"], "noise.jsonl cannot be run"),
+        (["run", "rows.csv", "--upstream", "http://h/v1"], "rows.csv is a table: say with --template"),
+        (["run", "a.jsonl", "b.jsonl", "--upstream", "http://h/v1"], "a pattern in quotes"),
         (["verify", "batch_nonsense"], "That is no batch id"),
         (["batches", "show", "batch_0f3kQ2mZ8s1xW7vB4nD9Lc"], "Nothing is kept in"),
     ],
@@ -332,6 +334,7 @@ def test_mistakes_are_told_before_any_work(
     (tmp_path / "requests.jsonl").write_text(chat("a", "hi") + "\n")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "noise.jsonl").write_bytes(os.urandom(100))
+    (tmp_path / "rows.csv").write_text("id,text\n1,hi\n")
     done = processes.completed([TIDEGATE, *arguments], cwd=tmp_path, env={"PATH": os.environ["PATH"]})
     assert done.returncode == 2, done.stderr
     assert says in done.stderr

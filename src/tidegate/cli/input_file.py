@@ -26,12 +26,14 @@ from tidegate.core.job_controls import Canary, JobControls
 from tidegate.settings import Settings
 
 PIECE_BYTES = 1 << 20
-FIRST_LINE_BYTES_MAX = 8 << 20
+# A first line may hold pictures.
+FIRST_LINE_BYTES_MAX = 64 << 20
 STREAM = "-"
 NO_CONTROLS = JobControls()
 # More models than a caller would name on purpose: the rest are not checked beforehand.
 MODELS_MAX = 1_000
 SERIES_CHARS = 32
+URL_CHARS_SHOWN = 80
 # So much of a chunk is looked at again with the next one, for a url that stands across their border.
 PATH_BYTES_MAX = 256
 _PATH = re.compile(rb'"url"\s{0,8}:\s{0,8}"(/[^"\\]{1,200})"')
@@ -141,7 +143,7 @@ def _spooled(stream: IO[bytes], name: str, spool_dir: Path, bytes_max: int) -> I
 def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[bytes] | None) -> Input:
     digest = hashlib.sha256()
     size_bytes = line_count = 0
-    head = tail = b""
+    head, tail, has_first_line = bytearray(), b"", False
     paths: set[bytes] = set()
     models: set[bytes] = set()
     while chunk := stream.read(PIECE_BYTES):
@@ -150,8 +152,10 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
         line_count += chunk.count(b"\n")
         if size_bytes > bytes_max:
             raise SettingsError(f"{name} is larger than {bytes_max:,} bytes; split it, or raise limits.file_bytes_max.")
-        if not _has_first_line(head) and len(head) < FIRST_LINE_BYTES_MAX:
-            head += chunk
+        if not has_first_line and len(head) < FIRST_LINE_BYTES_MAX:
+            piece = chunk if head else chunk.lstrip()
+            head += piece
+            has_first_line = b"\n" in piece
         if spool is not None:
             spool.write(chunk)
         seen = tail + chunk
@@ -161,7 +165,7 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
         tail = seen[-PATH_BYTES_MAX:]
     if spool is not None:
         spool.flush()
-    endpoint, trouble = _endpoint_of(head)
+    endpoint, trouble = _endpoint_of(bytes(head))
     # A body may hold what looks like a line's url: only the lines themselves tell.
     if endpoint is not None and len(paths) > 1 and _names_several(path):
         endpoint = MIXED
@@ -217,10 +221,6 @@ def _asking_lines(path: Path) -> Iterator[tuple[int, _AskingLine]]:
                 yield number, _asking.decode(line)
 
 
-def _has_first_line(head: bytes) -> bool:
-    return b"\n" in head.lstrip()
-
-
 def _endpoint_of(head: bytes) -> tuple[str | None, str]:
     """The `url` of the first line, or what its author should know that lacks one."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
@@ -230,12 +230,17 @@ def _endpoint_of(head: bytes) -> tuple[str | None, str]:
         return None, _trouble_with(head, line)
     if url.startswith("/"):
         return url, ""
+    if url:
+        shown = url if len(url) <= URL_CHARS_SHOWN else f"{url[:URL_CHARS_SHOWN]}…"
+        return None, f'the url of its first line, "{shown}", is no path: write it like "/v1/chat/completions".'
     return None, 'its first line needs "url": "/v1/chat/completions" or another one, or say --endpoint.'
 
 
 def _trouble_with(head: bytes, line: bytes) -> str:
     if not line:
         return "it has no requests: write one JSON object a line."
+    if len(line) >= FIRST_LINE_BYTES_MAX:
+        return f"its first line is longer than {FIRST_LINE_BYTES_MAX:,} bytes."
     strange = strange_file(head)
     if strange is not None:
         return strange.message

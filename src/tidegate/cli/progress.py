@@ -20,6 +20,8 @@ from tidegate.core.nouns import Job, Usage
 from tidegate.core.states import JOB_ENDED, JobState
 
 RATE_OVER_S = 20.0
+# A shorter time says nothing of a pace.
+RATE_AFTER_S = 0.5
 LINE_EVERY_S = 5.0
 BAR_WIDTH = 32
 CTRL_C_CELLS = len("^C")
@@ -69,8 +71,8 @@ class ProgressPace:
 
     @property
     def per_s(self) -> float | None:
-        """None until there were two moments to compare."""
-        if len(self._seen) < 2 or self._seen[-1][0] <= self._seen[0][0]:
+        """None until there were two moments to compare that lie apart."""
+        if len(self._seen) < 2 or self._seen[-1][0] - self._seen[0][0] < RATE_AFTER_S:
             return None
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
         return max(0.0, (last - first) / (last_s - first_s))

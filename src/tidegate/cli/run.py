@@ -1,6 +1,7 @@
 """`tidegate run`: one file in, results out, no server. Whatever stops it, the same command goes on where it was."""
 
 import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -63,7 +64,7 @@ class Order:
 
 
 def run(
-    file: asked.File = None,
+    files: asked.Files = None,
     upstream: options.Upstream = None,
     output: asked.Output = None,
     named_file: asked.NamedFile = None,
@@ -123,7 +124,7 @@ def run(
     )
     where = options.as_arguments(config, data)
     order = Order(
-        _named_once(file, named_file), output, errors, template_file, run_options, fresh, retry_failed, wait, check,
+        _named_once(files or (), named_file), output, errors, template_file, run_options, fresh, retry_failed, wait, check,
         dry_run, as_json, where,
     )  # fmt: skip
     _check_together(order)
@@ -260,12 +261,17 @@ def _check_together(order: Order) -> None:
         raise SettingsError(f"{other}, while --retry-failed is about some lines of the last run: leave one out.")
 
 
-def _named_once(file: str | None, named_file: str | None) -> str:
-    if file is not None and named_file is not None:
+def _named_once(files: Sequence[str], named_file: str | None) -> str:
+    if len(files) > 1:
+        raise SettingsError(
+            f"{len(files):,} files are named, from {files[0]} to {files[-1]}: run them as one with a pattern in quotes, "
+            "such as 'data/*.jsonl', or one after another."
+        )
+    if files and named_file is not None:
         raise SettingsError("The input is named twice: write FILE or -i FILE.")
-    if file is None and named_file is None:
+    if not files and named_file is None:
         raise SettingsError("Name the file of requests: tidegate run FILE, or - for stdin.")
-    return file or named_file or ""
+    return files[0] if files else named_file or ""
 
 
 def _named_upstream(upstream: str | None, api_key: str | None) -> tuple[str | None, str | None]:
@@ -348,5 +354,7 @@ def _connections(in_flight: int | None) -> int | None:
 def _endpoint(given: str, source: input_file.Input) -> str:
     endpoint = given or source.endpoint
     if endpoint is None:
-        raise SettingsError(f"{source.name} names no endpoint: {source.trouble}")
+        if tables.is_table(source.name):
+            raise SettingsError(f"{source.name} is a table: say with --template FILE how its rows become requests.")
+        raise SettingsError(f"{source.name} cannot be run: {source.trouble}")
     return endpoint

@@ -27,9 +27,10 @@ async def check_upstream(settings: Settings, source: input_file.Input, model: st
         return
     urls = ", ".join(dict.fromkeys(one.url for one in deployments(settings)))
     if not any(probe.reachable for probe in probes):
-        why = [probe.message for probe in probes] + [f"its queue cannot be reached ({away})" for away in queues]
+        messages = [probe.message for probe in probes] + [f"its queue cannot be reached ({away})" for away in queues]
+        why = messages[0] if messages[0].endswith("?") else f"{messages[0].rstrip('.')}."
         raise SettingsError(
-            f"Nothing answers at {urls}: {why[0].rstrip('.?')}. Start the model server or fix --upstream; --wait waits for it."
+            f"Nothing answers at {urls}: {why} Start the model server or fix --upstream; --wait waits for it."
         )
     if all(probe.status == 401 for probe in probes):
         raise SettingsError(f"The model server refuses us: {probes[0].message}. Name a key with --api-key env:NAME.")

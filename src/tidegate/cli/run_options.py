@@ -11,8 +11,9 @@ class InvalidLines(StrEnum):
     ERROR_FILE = "error_file"
 
 
-File = Annotated[
-    str | None,
+# Several are taken, so that a shell's pattern without quotes gets a sentence that helps.
+Files = Annotated[
+    list[str] | None,
     typer.Argument(
         metavar="FILE",
         help="JSONL with one request per line; - reads stdin. s3:// and patterns work, too.",

@@ -42,6 +42,11 @@ def format_of(name: str, use: str) -> str:
     return suffix
 
 
+def is_table(name: str) -> bool:
+    """Whether a file's name says that it holds rows; JSONL may hold either."""
+    return Path(name).suffix.lower() in (".csv", ".parquet")
+
+
 class RowTable:
     """One or several files of one format, read as one table from the first row to the last, as often as wanted."""
 

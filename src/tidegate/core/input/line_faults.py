@@ -85,7 +85,7 @@ def _explain_json(line: bytes) -> None:
         line.decode()
         _decode_raw(line)
     except UnicodeDecodeError as error:
-        message = f"Byte {error.start + 1} of this line is not UTF-8: save the file as UTF-8 and upload it again."
+        message = f"Byte {error.start + 1} of this line is not UTF-8: save the file as UTF-8 and send it again."
         raise LineFault("invalid_json_line", message) from None
     except msgspec.DecodeError as error:
         if line.startswith(b"\xef\xbb\xbf"):
@@ -182,7 +182,7 @@ def strange_file(start: bytes) -> LineFault | None:
     """What a file seems to be, from its first bytes, when it cannot be JSON Lines."""
     for magic, kind, remedy in _MAGIC:
         if start.startswith(magic):
-            return LineFault("invalid_json_line", f"The file seems to be {kind}: {remedy} and upload it again.")
+            return LineFault("invalid_json_line", f"The file seems to be {kind}: {remedy} and send it again.")
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n")
     first = text.split(b"\n", 1)[0].rstrip(b" \t\r")
     if first.startswith(b"["):

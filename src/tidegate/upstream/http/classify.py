@@ -6,6 +6,7 @@ never chained to ours, because its representation would show them.
 """
 
 import asyncio
+import os
 import re
 import ssl
 from collections.abc import Callable, Mapping
@@ -135,7 +136,9 @@ def _in_words(wrong: BaseException) -> str:
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
             return f"TLS with {wrong.host}:{wrong.port} failed: check the deployment's tls settings and certificate"
         case aiohttp.ClientConnectorError():
-            reason = wrong.os_error.strerror or type(wrong.os_error).__name__
+            # The text of asyncio's own error names the address again, as Python writes it.
+            number = wrong.os_error.errno
+            reason = os.strerror(number) if number else wrong.os_error.strerror or type(wrong.os_error).__name__
             return f"no connection to {wrong.host}:{wrong.port} ({reason}): is the server running?"
         case aiohttp.ConnectionTimeoutError():
             return "connecting took too long"
