@@ -39,11 +39,12 @@ Took = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where calls go, the headers that it wants, and the process that serves them."""
+    """Where calls go, the headers that it wants, the process that serves them, and the options of commands beside it."""
 
     url: str
     headers: dict[str, str]
     pid: int = 0
+    options: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -64,7 +65,7 @@ def gateway(upstream: str, tree: Path | None = None, settings: Mapping[str, obje
             try:
                 for line in process.stdout or ():
                     if found := re.search(r"(http://127\.0\.0\.1:\d+)", line):
-                        yield Place(f"{found.group(1)}/v1", headers, process.pid)
+                        yield Place(f"{found.group(1)}/v1", headers, process.pid, tuple(common))
                         break
                 else:
                     raise RuntimeError(f"the gateway of {source} did not start")

@@ -29,7 +29,8 @@ def _asked(url: str, headers: dict[str, str], body: bytes, kind: str) -> dict[st
     return found
 
 
-def _run_items(url: str, headers: dict[str, str], count: int) -> None:
+def run_items(url: str, headers: dict[str, str], count: int) -> str:
+    """Run a batch of so many items to its end, and return its id."""
     boundary = "scrape"
     parts = [
         f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'.encode(),
@@ -42,6 +43,7 @@ def _run_items(url: str, headers: dict[str, str], count: int) -> None:
     batch = _asked(f"{url}/batches", headers, json.dumps(wanted).encode(), "application/json")
     while _asked(f"{url}/batches/{batch['id']}", headers, b"", "application/json")["status"] != "completed":
         time.sleep(0.1)
+    return batch["id"]
 
 
 def main(quick: bool = False) -> dict[str, float]:
@@ -50,7 +52,7 @@ def main(quick: bool = False) -> dict[str, float]:
         simulated_engine("--mode", "instant") as engine,
         gateway(engine, settings={"metrics": {"port": port}}) as place,
     ):
-        _run_items(place.url, place.headers, 200 if quick else 5_000)
+        run_items(place.url, place.headers, 200 if quick else 5_000)
         scrapes, others, size_bytes = [], [], 0
         for _ in range(5 if quick else ROUNDS):
             took_ms, size_bytes = _ms(f"http://127.0.0.1:{port}/metrics")

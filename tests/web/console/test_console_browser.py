@@ -74,7 +74,17 @@ class Visit:
 
 @pytest.fixture
 def console(start_web: Any) -> Console:
-    return Console(start_web())
+    places = (
+        ModelDeployment("http://127.0.0.1:9/v1", name="gpu-1"),
+        ModelDeployment("http://127.0.0.1:9/v1", name="gpu-2"),
+    )
+    return Console(start_web(models={"m": ModelSettings(places)}))
+
+
+def org_page(console: Console) -> str:
+    """The path of the page of the batch's owner."""
+    rows = console.web.client(console.reader_key).get("/admin/v1/orgs").json()["data"]
+    return "/orgs/" + next(str(row["id"]) for row in rows if row["name"] != "ops")
 
 
 def violations(page: Page, axe: str) -> list[str]:
@@ -94,6 +104,12 @@ def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: C
         visit.keep(f"light{path.replace('/', '-')}")
         if path in FORMS:
             assert violations(page, axe) == []
+    page.goto(f"/console{org_page(console)}")
+    visit.keep("light-org")
+    page.goto("/console/deployments")
+    page.get_by_role("button", name="Drain gpu-1").click()
+    expect(page.get_by_role("button", name="Resume gpu-1")).to_be_visible()
+    visit.keep("light-deployments")
     page.goto("/console/batches")
     page.get_by_role("link", name=console.batch).click()
     expect(page.get_by_text("of 3 requests done")).to_be_visible()
@@ -121,11 +137,14 @@ def test_it_fits_a_phone_in_the_dark_and_axe_finds_nothing(browser: Browser, con
     visit = Visit(browser, console, viewport={"width": 390, "height": 800}, color_scheme="dark")
     visit.sign_in(console.writer_key)
     found: list[str] = []
-    more = (f"/batches/{console.batch}", f"/batches/{console.batch}/items", "/operations/impact?action=pause")
+    org = org_page(console)
+    more = (f"/batches/{console.batch}", f"/batches/{console.batch}/items", "/operations/impact?action=pause", org)
     for path in (*PAGES, *FORMS, *more):
         visit.page.goto(f"/console{path}")
         expect(visit.page.get_by_role("heading", level=1)).to_be_visible()
-        visit.keep(f"phone{path.partition('?')[0].replace(console.batch, 'batch').replace('/', '-')}")
+        visit.keep(
+            f"phone{path.partition('?')[0].replace(console.batch, 'batch').replace(org, '/org').replace('/', '-')}"
+        )
         too_wide = visit.page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
         assert not too_wide, path
         found += violations(visit.page, axe)
