@@ -252,6 +252,16 @@ def test_the_collection_of_codes_is_not_blind() -> None:
     } <= found
 
 
+def test_troubleshooting_names_codes_and_messages_that_exist() -> None:
+    text = page("docs/how-to/troubleshooting.md")
+    failing = first_codes(section(text, "## Lines fail"))
+    assert {code for code in failing if not code.endswith("…")} <= set(first_codes(ERRORS))
+    program = "".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")).replace("`", "")
+    quoted = [re.findall(r'"([^"]+)"', row[0]) for row in rows(section(text, "## It does not start"))]
+    assert sum(map(len, quoted)) >= 4
+    assert [words for found in quoted for words in found if words not in program] == []
+
+
 def test_statuses_on_the_page_are_those_of_the_code() -> None:
     said = {code: row[1] for row in rows(section(ERRORS, "## Refusals of the API")) for code in codes(row[0])}
     for path in SOURCE.rglob("*.py"):
