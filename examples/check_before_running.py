@@ -19,17 +19,17 @@ def main() -> None:
     )
     file = client.files.create(file=INPUT, purpose="batch")
     wanted = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    said: Any = client.post("/batches", body={**wanted, "validate_only": True}, cast_to=object)
-    for error in said["errors"]["data"]:
+    checked: Any = client.post("/batches", body={**wanted, "validate_only": True}, cast_to=object)
+    for error in checked["errors"]["data"]:
         print("line", error["line"], error["code"], error["message"])
-    print("tokens", said["tokens"]["input"], "in,", said["tokens"]["output"]["p95"], "out at the most")
-    print("cost", said["cost"]["p50"], "to", said["cost"]["p95"], "; seconds", said["eta_seconds"])
-    for limit in said["limits"]:
+    print("tokens", checked["tokens"]["input"], "in,", checked["tokens"]["output"]["p95"], "out at the most")
+    print("cost", checked["cost"]["p50"], "to", checked["cost"]["p95"], "; seconds", checked["eta_seconds"])
+    for limit in checked["limits"]:
         print(limit["bound"], limit["period"], limit["remaining"], "too little" if limit["binds"] else "enough")
-    for refusal in said["refused"]:
+    for refusal in checked["refused"]:
         print("refused:", refusal["code"], refusal["message"])
     client.files.delete(file.id)
-    print("completed: the input can be run" if said["valid"] else "the input cannot be run")
+    print("completed: the input can be run" if checked["valid"] else "the input cannot be run")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, SOURCE, name, page, rows, without_blocks
+from tests.docs.pages import PAGES, REPOSITORY, SOURCE, name, page, rows, without_blocks
 
 # What each retired word gave way to.
 RETIRED = {
@@ -137,10 +137,11 @@ def _statement_comments(text: str) -> Iterator[str]:
 def test_the_program_speaks_plainly() -> None:
     prose = {path: _prose(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
     prose |= {path: _statement_comments(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.sql")}
-    shown = [*SOURCE.rglob("*.html"), SOURCE / "web" / "static" / "console.js"]
+    deployed = [path for ending in ("yaml", "txt", "json") for path in (REPOSITORY / "deploy").rglob(f"*.{ending}")]
+    shown = [*SOURCE.rglob("*.html"), SOURCE / "web" / "static" / "console.js", *deployed]
     prose |= {path: iter((path.read_text(encoding="utf-8"),)) for path in shown}
     riddles = [
-        f"{path.relative_to(SOURCE)}: {line.strip()}"
+        f"{name(path)}: {line.strip()}"
         for path, texts in sorted(prose.items())
         for text in texts
         for line in text.splitlines()
