@@ -5,6 +5,7 @@
 
 import contextlib
 import html
+import json
 import os
 import pty
 import re
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fcntl import ioctl
@@ -25,7 +28,8 @@ IMAGES = Path(__file__).resolve().parent / "images"
 REPOSITORY = IMAGES.parents[1]
 BIN = Path(sys.executable).parent
 WAIT_S = 120.0
-BUSY_MS = 12_000
+BUSY_S = 100.0
+REPEATS = 4
 
 # ---- a terminal
 
@@ -279,8 +283,8 @@ def record_run(here: Path) -> None:
 CONFIGURATION = """\
 server: {{port: 0}}
 models:
-  llama-3-8b: {{deployments: [{{name: vllm-a, url: "{url}", max_in_flight: 12}}, {{name: vllm-b, url: "{url}", max_in_flight: 12}}]}}
-  qwen-7b: {{deployments: [{{name: sglang-a, url: "{url}", max_in_flight: 8}}]}}
+  llama-3-8b: {{deployments: [{{name: vllm-a, engine: vllm, url: "{llama}", max_in_flight: 24}}]}}
+  qwen-7b: {{deployments: [{{name: sglang-a, url: "{qwen}", max_in_flight: 8}}]}}
 tenants:
   acme: {{weight: 2}}
 """
@@ -298,19 +302,24 @@ BATCHES = (
 def picture_console(here: Path) -> None:
     """The overview and a batch of a server that runs batches of three organizations."""
     requests = (REPOSITORY / "examples" / "requests.jsonl").read_text()
-    with started("tidegate simulate --port 0 --latency-ms 1500 --fault 400=0.02", here) as engine:
-        (here / "tidegate.yaml").write_text(CONFIGURATION.format(url=f"{engine}/v1"))
+    engine = "tidegate simulate --port 0 --latency-ms 1500 --fault 503=0.02"
+    (here / "llama").mkdir()
+    with started(engine, here / "llama") as llama, started(engine, here) as qwen:
+        (here / "tidegate.yaml").write_text(CONFIGURATION.format(llama=f"{llama}/v1", qwen=f"{qwen}/v1"))
         with started("tidegate serve --config tidegate.yaml", here) as url:
             scopes = "admin:read,admin:write"
             operator = tidegate(here, "keys", "create", "--org", "operators", "--scopes", scopes, *CONFIGURED).strip()
             keys = {org: tidegate(here, "keys", "create", "--org", org, *CONFIGURED).strip() for org, _, _ in BATCHES}
             batches = []
             for org, model, note in BATCHES:
-                (here / f"{note}.jsonl").write_text(re.sub(r'"model": "[^"]+"', f'"model": "{model}"', requests))
+                lines = re.sub(r'"model": "[^"]+"', f'"model": "{model}"', requests)
+                copies = (lines.replace('"request-', f'"{note}-{number}-') for number in range(REPEATS))
+                (here / f"{note}.jsonl").write_text("".join(copies))
                 (here / "key").write_text(keys[org])
                 wanted = (f"{note}.jsonl", "--metadata", f"name={note}", "--server", url, "--api-key", "file:key")
                 batches.append(tidegate(here, "batches", "create", *wanted).split()[0])
-            photograph(url, operator, {"console": "/console", "console-batch": f"/console/batches/{batches[0]}"})
+            pages = {"console": "/console", "console-batch": f"/console/batches/{batches[0]}"}
+            photograph(url, operator, pages, lambda: chat(url, keys["acme"], BUSY_S))
 
 
 def tidegate(here: Path, *arguments: str) -> str:
@@ -318,22 +327,34 @@ def tidegate(here: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=here, env=environment(), check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def photograph(url: str, key: str, pages: dict[str, str]) -> None:
-    """Take a picture of each page as an operator sees it, once some work is done."""
+def chat(url: str, key: str, for_s: float) -> None:
+    """Send interactive calls for a while, as users beside the batches do."""
+    body = {"model": "llama-3-8b", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    until = time.monotonic() + for_s
+    while time.monotonic() < until:
+        call = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+        urllib.request.urlopen(call, timeout=WAIT_S).read()
+        time.sleep(1)
+
+
+def photograph(url: str, key: str, pages: dict[str, str], before: Callable[[], None]) -> None:
+    """Take a picture of each page as an operator sees it who has looked at the first while something happened."""
     from playwright.sync_api import expect, sync_playwright
 
     found = shutil.which("chromium")
     assert found, "the pictures of the console need Chromium: `make browser` installs it"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        page = browser.new_page(base_url=url, viewport={"width": 1200, "height": 760})
+        page = browser.new_page(base_url=url, viewport={"width": 1400, "height": 800})
         page.goto("/console")
         page.get_by_label("API key").fill(key)
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-        page.wait_for_timeout(BUSY_MS)
+        before()
         for name, path in pages.items():
-            page.goto(path)
+            if urllib.parse.urlsplit(page.url).path != path:
+                page.goto(path)
             expect(page.get_by_role("heading", level=1)).to_be_visible()
             page.screenshot(path=str(IMAGES / f"{name}.png"))
         browser.close()
