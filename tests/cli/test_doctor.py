@@ -140,6 +140,8 @@ def test_an_empty_database_keys_of_another_pepper_and_wrong_keys_of_an_object_st
         return found(desk, *about, code=code, **place | {"TIDEGATE_DATA": data} | more)
 
     assert only(looked("store"), "is an empty database")[0] == "ok"
+    grade, text = only(looked("keys", code=1, TIDEGATE_SERVER_HOST="0.0.0.0"), "refuses every call (401)")
+    assert (grade, "tidegate keys generate" in text) == ("wrong", True)
     wrong = {"TIDEGATE_BLOBS_SECRET_ACCESS_KEY": "wrong"}
     grade, text = only(looked("blobs", code=1, **wrong), f"s3://{s3_bucket}")
     assert (grade, "blobs.secret_access_key" in text) == ("wrong", True)

@@ -93,6 +93,8 @@ def test_why_a_batch_waits_for_the_operator_and_for_its_owner(office: Office) ->
     assert "No batch found" in office.away(small, "explain", batch, code=2)
     # The API process calls no model server: what it shows of this one is what the worker reported.
     assert "circuit open" in office.away(office.operator, "deployments", "list")
+    overview = json.loads(office.away(office.operator, "top", "--json"))
+    assert [(one["model"], one["closed"]) for one in overview["models"]] == [("away", "unhealthy")]
     assert "circuit open" in office.away(office.operator, "top", "--once")
     # A budget is named with its figures, and what is in its way is not hidden by others' work.
     bound = office.submit(small, "m")

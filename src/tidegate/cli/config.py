@@ -26,6 +26,7 @@ def config(
     Example: tidegate config --config tidegate.yaml --changed
     """
     loaded = options.loaded(config, data)
+    options.warn_of(loaded)
     entries = [entry for entry in _entries(loaded) if not changed or entry["origin"] != "default"]
     if as_json:
         terminal.show_json(entries)

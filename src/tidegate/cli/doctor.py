@@ -150,6 +150,7 @@ async def _store(settings: Settings) -> AsyncIterator[DoctorFinding]:
         yield DoctorFinding("store", Grade.OK, f"{where} does not exist yet; the first command that needs it makes it")
         async for finding in _bucket(settings):
             yield finding
+        yield _keyless(settings)
         return
     try:
         if await service.is_empty(settings):
@@ -157,6 +158,7 @@ async def _store(settings: Settings) -> AsyncIterator[DoctorFinding]:
             yield DoctorFinding("store", Grade.OK, text)
             async for finding in _bucket(settings):
                 yield finding
+            yield _keyless(settings)
             return
         async with service.opened(settings, read_only=True) as parts:
             yield DoctorFinding("store", Grade.OK, f"{where} is there, at this program's version")
@@ -202,10 +204,8 @@ async def _contents(parts: "Parts") -> AsyncIterator[DoctorFinding]:
 
 
 async def _keys(parts: "Parts") -> AsyncIterator[DoctorFinding]:
-    from tidegate.web.http.loopback import is_loopback
     from tidegate.web.http.pepper import can_check_keys
 
-    host = parts.settings.server.host
     if await parts.store.any_key():
         can_check = await can_check_keys(parts.settings, parts.store)
         to_do = "set auth.pepper as the other processes have it, or copy the file `pepper` of their data directory"
@@ -217,8 +217,18 @@ async def _keys(parts: "Parts") -> AsyncIterator[DoctorFinding]:
             yield DoctorFinding("keys", Grade.WRONG, text, to_do)
         else:
             yield DoctorFinding("keys", Grade.OK, "keys exist: every call needs one")
-    elif is_loopback(host):
-        yield DoctorFinding("keys", Grade.OK, "no keys: any program on this machine may call, nothing else can")
     else:
-        to_do = "auth.bootstrap_key with a text from `tidegate keys generate`, or tidegate keys create --org NAME"
-        yield DoctorFinding("keys", Grade.WRONG, f"no keys, so a server on {host} refuses every call (401)", to_do)
+        yield _keyless(parts.settings)
+
+
+def _keyless(settings: Settings) -> DoctorFinding:
+    """Say what a server does over a store without keys."""
+    from tidegate.web.http.loopback import is_loopback
+
+    host = settings.server.host
+    if settings.auth.bootstrap_key is not None:
+        return DoctorFinding("keys", Grade.OK, "no keys yet: the first server that starts makes auth.bootstrap_key one")
+    if is_loopback(host):
+        return DoctorFinding("keys", Grade.OK, "no keys: any program on this machine may call, nothing else can")
+    to_do = "auth.bootstrap_key with a text from `tidegate keys generate`, or tidegate keys create --org NAME"
+    return DoctorFinding("keys", Grade.WRONG, f"no keys, so a server on {host} refuses every call (401)", to_do)

@@ -16,9 +16,6 @@ from tidegate.settings.added import added
 if TYPE_CHECKING:
     from tidegate.web.jobs.explanation import Explanation
 
-# What a key without the operator's scope, and a listener without the operator's paths, answer.
-_NOT_FOR_US = ("insufficient_scope", "unknown_url")
-
 
 def explain(
     batch: options.BatchId,
@@ -63,9 +60,15 @@ async def explained_by(server: server_client.AskedServer, batch: str) -> "Explan
     try:
         return await server.get(f"/admin/v1/batches/{batch}/explain", Explanation)
     except ApiProblem as refused:
-        if refused.code not in _NOT_FOR_US:
+        # It is no operator's key, or the address does not answer operators.
+        if refused.code not in (server_client.LACKS_SCOPE, server_client.UNKNOWN_URL):
             raise
-    return await server.get(f"/v1/batches/{batch}/explain", Explanation)
+        not_for_operators = refused
+    try:
+        return await server.get(f"/v1/batches/{batch}/explain", Explanation)
+    except ApiProblem as refused:
+        is_operator = refused.code == server_client.LACKS_SCOPE
+        raise not_for_operators if is_operator else refused from None
 
 
 async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> tuple[Job, reasons.ExplainInputs]:

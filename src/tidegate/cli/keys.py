@@ -152,7 +152,8 @@ def list_keys(
         terminal.show_json(rows)
     elif not rows:
         terminal.say(
-            "There are no keys: anyone on this machine may use the API. Make one: tidegate keys create --org NAME"
+            "There are no keys: only programs on this machine may use the API, and none where server.host lets others connect. "
+            "Make one: tidegate keys create --org NAME"
         )
     else:
         names = ["id", "org", "label", "state", "expires", "last_used", "models", "scopes", "created"]

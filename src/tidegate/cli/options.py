@@ -95,8 +95,15 @@ def read(config: Path | None, data: Path | None, *, calls_models: bool = True, *
 
 
 def loaded(config: Path | None, data: Path | None, *, calls_models: bool = False, **overrides: object) -> Loaded:
-    """Return the settings under these options, and print what should be fixed. Without `calls_models` no model server's key is needed."""
+    """Return the settings under these options. With `calls_models` the keys of model servers are needed, and what should be fixed is
+    printed; other commands leave that to those that start something, to `config` and to `doctor`."""
     found = read(config, data, calls_models=calls_models, **overrides)
+    if calls_models:
+        warn_of(found)
+    return found
+
+
+def warn_of(found: Loaded) -> None:
+    """Print what should be fixed in the settings."""
     for warning in found.warnings:
         terminal.warn(warning)
-    return found

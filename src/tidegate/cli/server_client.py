@@ -29,6 +29,8 @@ ANSWER_BYTES_MAX = 1 << 20
 TIMEOUT_S = 30.0
 PAGE_COUNT_MAX = 100
 LISTED_MAX = 10_000
+UNKNOWN_URL = "unknown_url"
+LACKS_SCOPE = "insufficient_scope"
 # To a range that begins behind the last byte.
 _NOTHING_THERE = 416
 
@@ -133,7 +135,7 @@ class AskedServer(ABC):
                     answer_bytes += chunk
                 if response.status < 300:
                     return msgspec.json.decode(answer_bytes, type=answer)
-                raise refusal_of(response.status, answer_bytes)
+                raise _hinted(refusal_of(response.status, answer_bytes), path)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
             raise self.unanswered(error) from error
 
@@ -241,6 +243,14 @@ def running_server(settings: Settings) -> ServerClient | None:
 
     control = running_control(settings.data_dir)
     return ServerClient(control, settings.data_dir) if control is not None else None
+
+
+def _hinted(refusal: ApiProblem, path: str) -> ApiProblem:
+    """Return a refusal, with where operators are answered if this was the wrong door."""
+    if refusal.code != UNKNOWN_URL or not path.startswith("/admin/"):
+        return refusal
+    message = "This address does not answer operators: they have one of their own, on the port that admin.port names."
+    return ApiProblem(refusal.status, refusal.code, message)
 
 
 def refusal_of(status: int, answer_bytes: bytes) -> ApiProblem:

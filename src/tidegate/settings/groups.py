@@ -35,9 +35,9 @@ __all__ = ["Group", "Settings"]
 
 
 class ServerSettings(Group, frozen=True):
-    host: Annotated[
-        Host, _about("Address to listen on; without any key in the store only a loopback address may listen.")
-    ] = "127.0.0.1"
+    host: Annotated[Host, _about("Address to listen on; where other machines reach it, every call needs a key.")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, _int(0, 65_535, "Port to listen on; 0 lets the system choose.")] = 8080
     connections_max: Annotated[
         int,

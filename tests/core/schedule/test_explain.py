@@ -119,7 +119,13 @@ def test_what_is_in_the_way_comes_before_everything_else() -> None:
     )
     paused = replace(running, paused_at=1)
     assert "It is paused" in reasons.waits_for(paused, down)
+    stopped = replace(
+        told(World([job("a", "a", 5)], Policy()), "a"), rule=None, reason=Reason.UNHEALTHY, eta_p50_ms=3_000
+    )
+    assert "m: it is unknown when it ends, because nothing of it is served now." in said(stopped)
     ended = replace(running, state=JobState.COMPLETED)
+    part = replace(ended, answered_count=7, failed_count=2)
+    assert reasons.explain(part, down) == ["It ended as completed: 7 of 9 items answered, 2 not."]
     assert (reasons.causes(ended, down), reasons.waits_for(ended, down)) == ([], "")
 
 

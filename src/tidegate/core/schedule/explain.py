@@ -230,7 +230,9 @@ def _few(sentences: list[str], count_max: int, what: str) -> list[str]:
 
 def _ended(job: Job) -> str:
     if job.state is not JobState.EXPIRED:
-        return f"It ended as {job.state}."
+        failed = job.done_count - job.answered_count
+        counts = f": {job.answered_count:,} of {job.item_count:,} items answered, {failed:,} not" if failed else ""
+        return f"It ended as {job.state}{counts}."
     if job.begin_by is not None and job.expired_at is not None and job.expired_at < job.expires_at:
         return f"It expired, for nothing of it had begun within {spoken(job.begin_by - job.created_at)}."
     return f"It expired: its window of {job.window_text} was over before all of it had run."
@@ -306,6 +308,8 @@ def _foreseen(forecast: FlowForecast) -> list[str]:
 
 
 def _ending(forecast: FlowForecast) -> str:
+    if forecast.reason == Reason.UNHEALTHY:
+        return "it is unknown when it ends, because nothing of it is served now."
     parts = []
     if forecast.eta_p50_ms is not None and forecast.eta_p95_ms is not None:
         parts.append(

@@ -1,5 +1,6 @@
 """What runs, waits and is stuck, over all tenants: the overview, workers, flows, organizations and what models have room for."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ from starlette.responses import Response
 
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.nouns import Caller
+from tidegate.core.schedule.reasons import Reason
 from tidegate.core.usage.prices import units_text
 from tidegate.store.operated import RATE_MINUTES, OverviewRows
 from tidegate.store.workers import report_from
@@ -158,6 +160,7 @@ class Overviews:
         for name, why in await self._store.tides():
             tides.setdefault(name, []).append(why)
         troubles = reported_troubles(await self._store.worker_reports())
+        statuses = [reported_status(one, troubles.get(one.name)) for one in self._router.status()]
         return Overview(
             "overview",
             [
@@ -166,11 +169,8 @@ class Overviews:
                 )
                 for row in rows.jobs
             ],
-            self._backlogs(rows),
-            [
-                _health(reported_status(one, troubles.get(one.name)), tides.get(one.name, []), loads.get(one.name))
-                for one in self._router.status()
-            ],
+            self._backlogs(rows, statuses),
+            [_health(one, tides.get(one.name, []), loads.get(one.name)) for one in statuses],
             await self._store.workers_alive(),
             [
                 StuckBatch(row["id"], row["org"], row["state"], row["step_failures"], row["left_ms"] // 1000)
@@ -178,7 +178,9 @@ class Overviews:
             ],
         )
 
-    def _backlogs(self, rows: OverviewRows) -> list[ModelBacklog]:
+    def _backlogs(self, rows: OverviewRows, statuses: Sequence[DeploymentStatus]) -> list[ModelBacklog]:
+        healthy = {model for one in statuses if one.open_for_ms is None for model in one.models}
+        unhealthy = {model for one in statuses for model in one.models} - healthy
         waiting = {row["model"]: row for row in rows.models}
         found = []
         for model in sorted({*waiting, *rows.rates}):
@@ -194,7 +196,7 @@ class Overviews:
                     due_in_seconds=int(row.get("due_in_ms") or 0) // 1000,
                     requests_per_second=round(items / (60 * RATE_MINUTES), 2),
                     tokens_per_second=round(tokens / (60 * RATE_MINUTES), 2),
-                    closed=self._router.closed(model),
+                    closed=Reason.UNHEALTHY if model in unhealthy else self._router.closed(model),
                 )
             )
         return found
