@@ -107,6 +107,10 @@ def test_why_a_batch_waits_for_the_operator_and_for_its_owner(office: Office) ->
     worker.wait()
     gone = office.until_explained(office.operator, batch, "No worker is alive")
     assert "The last one ran on" in gone
+    assert "done in about" not in gone
+    assert "No worker is alive" in office.away(office.operator, "workers")
+    listed = json.loads(office.away(office.operator, "workers", "--all", "--json"))
+    assert [(one["state"], one["runs_items"]) for one in listed if one["runs_items"]] == [("lost", True)]
     office.site.worker(name="relief").wait_for_line(r"worker_lost worker=worker_\w+ host=\S+", 60)
 
 

@@ -250,8 +250,10 @@ def _left(job: Job, inputs: ExplainInputs) -> str:
 
 def _running(job: Job, inputs: ExplainInputs, *, for_owner: bool) -> list[str]:
     sentences = []
-    if inputs.slices_leased:
+    if inputs.slices_leased and inputs.workers_alive:
         sentences.append(f"It is running: workers hold {inputs.slices_leased} of its slices.")
+    elif inputs.slices_leased:
+        sentences.append(f"{_slices(inputs.slices_leased)} held by workers that are gone: the next one takes them.")
     if inputs.slices_ready and inputs.jobs_ahead:
         sentences.append(
             f"{_slices(inputs.slices_ready)} ready, behind {inputs.jobs_ahead} older batches that have slices ready too."
@@ -271,7 +273,8 @@ def _running(job: Job, inputs: ExplainInputs, *, for_owner: bool) -> list[str]:
     for reason, count in inputs.waiting_reasons:
         words = f"{_PUT_OFF[reason][0]} ({reason})" if reason in _PUT_OFF else reason
         sentences.append(f"{count:,} items were tried and wait to be tried again: {words}.")
-    for forecast in inputs.forecasts:
+    # Without a worker nothing is served, so there is nothing to foresee.
+    for forecast in inputs.forecasts if inputs.workers_alive else ():
         shown = replace(forecast, notes=()) if for_owner else forecast
         sentences.extend(_foreseen(_as_put_off(shown, inputs)))
     if not sentences:

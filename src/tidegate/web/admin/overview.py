@@ -10,6 +10,7 @@ from starlette.responses import Response
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.nouns import Caller
 from tidegate.core.schedule.reasons import Reason
+from tidegate.core.states import WorkerState
 from tidegate.core.usage.prices import units_text
 from tidegate.store.operated import RATE_MINUTES, OverviewRows
 from tidegate.store.workers import report_from
@@ -24,6 +25,7 @@ from tidegate.web.jobs.reported_health import reported_status, reported_troubles
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100
 WORKERS_MAX = 1_000
+LOST = "lost"
 FLOWS_MAX = 1_000
 
 
@@ -97,7 +99,8 @@ class Overview(msgspec.Struct, frozen=True):
 
 
 class WorkerShown(msgspec.Struct, frozen=True):
-    """One incarnation of a process. Times are unix seconds. `trouble` is what keeps it from running items; empty while nothing does."""
+    """One incarnation of a process: `alive`, `lost` (it stopped beating) or `gone`. Times are unix seconds. `trouble` is what keeps it
+    from running items; empty while nothing does."""
 
     id: str
     object: str
@@ -271,12 +274,14 @@ def _limit_text(limit: Limit) -> str:
 
 
 def worker_shown(row: dict[str, Any]) -> WorkerShown:
+    # Only a worker declares another one gone: until one does, a process that stopped beating is lost.
+    is_lost = row["state"] == WorkerState.ALIVE and row["alive_until"] <= row["now"]
     return WorkerShown(
         row["id"],
         "worker",
         row["host"],
         row["version"],
-        row["state"],
+        LOST if is_lost else row["state"],
         row["started_at"] // 1000,
         row["beat_at"] // 1000,
         bool(row["runs_items"]),
