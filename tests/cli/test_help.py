@@ -65,6 +65,20 @@ def test_help_loads_no_command() -> None:
     assert not {"uvloop", "msgspec", "rich", "tidegate.settings", "tidegate.cli.run"} & set(loaded)
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_names_are_completed_without_loading_a_command(shell: str) -> None:
+    listed = "import sys, tidegate.cli.app as a\ntry: a.app(prog_name='tidegate')\nfinally: print(*sys.modules, file=sys.stderr)"
+    asked = {"COMP_WORDS": "tidegate re", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "tidegate re"}
+    env = {**os.environ, **asked, "_TIDEGATE_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run(
+        [sys.executable, "-c", listed], capture_output=True, text=True, timeout=60, check=True, env=env
+    )
+    assert "restore" in done.stdout
+    assert "resources" in done.stdout
+    assert "serve" not in done.stdout
+    assert not {"uvloop", "msgspec", "tidegate.settings", "tidegate.cli.backup"} & set(done.stderr.split())
+
+
 def test_the_words_for_a_newcomer() -> None:
     done = subprocess.run(
         [TIDEGATE], capture_output=True, text=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]}

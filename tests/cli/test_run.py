@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
@@ -204,6 +205,25 @@ def test_killed_at_a_border_it_is_still_one_batch(desk: Desk, border: str) -> No
     assert len(desk.called()) == 10
     listed = json.loads(desk.done("batches", "list", "--json").stdout())
     assert [batch["id"] for batch in listed] == [said_summary(proc)["batch"]]
+
+
+def test_a_plain_run_loads_only_what_it_needs(desk: Desk) -> None:
+    """Each of these takes longer to load than ten lines take to run."""
+    desk.write_requests(2)
+    listed = "import sys\nfrom tidegate.cli import main\ntry: main()\nexcept SystemExit: print(*sorted(sys.modules))"
+    arguments = ["run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-c", listed, *arguments],
+        cwd=desk.here,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert len(desk.results()) == 2
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert "aiohttp" in loaded
+    assert not {"opentelemetry", "psutil", "pyarrow", "pydantic", "redis", "starlette", "yaml"} & loaded
 
 
 def test_a_second_signal_leaves_at_once(desk: Desk) -> None:

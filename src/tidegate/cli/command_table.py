@@ -48,6 +48,15 @@ COMMANDS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class CompletedName:
+    """The name of a command as the completion of a shell shows it."""
+
+    value: str
+    help: str
+    type: str = "plain"
+
+
 class LoadedCommands(MutableMapping[str, Any]):
     """The commands of the table by name, each loaded when it is asked for."""
 
@@ -81,6 +90,12 @@ class LazyCommands(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete options, or names from the table without loading any command."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletedName(name, entry.words) for name, entry in COMMANDS.items() if name.startswith(incomplete)]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
