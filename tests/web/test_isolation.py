@@ -176,6 +176,7 @@ CONSOLE = {
         "/batches/{batch_id}/compare",
         "/batches/{batch_id}/items",
         "/batches/{batch_id}/items/{item_id}",
+        "/batches/{batch_id}/results/{kind}",
         "/deliveries",
         "/deployments",
         "/deployments/edit",

@@ -227,6 +227,27 @@ def test_requests_and_responses_need_a_scope_and_are_noted(console: Console) -> 
     assert [(one["action"], one["after"]) for one in noted] == 2 * [("batch.item_read", {"custom_id": "<b>x</b>"})]
 
 
+def test_results_are_downloaded_with_a_scope_and_noted(console: Console) -> None:
+    web, path = console.web, f"/console/batches/{console.batch}/results"
+    content = web.make_key("ops", scopes=["admin:read", "admin:content"])
+    writer, allowed = console.signed_in(console.writer_key), console.signed_in(content)
+    assert allowed.get(f"{path}/output").status_code == 404, "it has not ended"
+    stages.finish(web, console.batch, {2: b"{}\n"})
+    stages.publish(web, console.batch)
+    assert "Download the answers" not in writer.get(f"/console/batches/{console.batch}").text
+    assert writer.get(f"{path}/output").status_code == 403
+    assert "Download the answers" in allowed.get(f"/console/batches/{console.batch}").text
+    taken = allowed.get(f"{path}/errors")
+    assert (taken.status_code, b"<i>bad</i>" in taken.content) == (200, True)
+    assert taken.headers["content-type"] == "application/octet-stream"
+    assert taken.headers["content-disposition"].startswith("attachment")
+    assert "sandbox" in taken.headers["content-security-policy"]
+    for kind in ("input", "%3Cscript%3E"):
+        assert allowed.get(f"{path}/{kind}").status_code == 404
+    noted = web.client(content).get("/admin/v1/audit", params={"target": console.batch}).json()["data"]
+    assert [(one["action"], one["after"]) for one in noted] == [("batch.download", {"file": "errors"})]
+
+
 def test_a_group_of_errors_runs_again(console: Console) -> None:
     writer, page = console.signed_in(console.writer_key), f"/console/batches/{console.batch}"
     assert "Retry this group" not in writer.get(page).text

@@ -1,4 +1,4 @@
-"""Pages about the requests of a batch: what became of them, and one with its response, for those whose key may read that."""
+"""Pages about the requests of a batch: what became of them, and, for those whose key may read that, one with its response, and results."""
 
 import contextlib
 import json
@@ -10,13 +10,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidegate.core.errors import ApiProblem
+from tidegate.core.problems import no_such_file
 from tidegate.core.states import Outcome
 from tidegate.web.admin.batches import job_named
 from tidegate.web.admin.items import CONTENT, ItemDesk
-from tidegate.web.console.guard import ConsoleGuard
+from tidegate.web.console.guard import ConsoleGuard, Show
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
+from tidegate.web.http.content import FileContents
+from tidegate.web.http.filename import attachment
 from tidegate.web.http.pages import older_link, page
 from tidegate.web.openai.items import item_filter
 
@@ -30,10 +33,29 @@ class ItemPages:
         self._store = context.store
         self._guard = guard
         self._desk = ItemDesk(context)
+        self._contents = FileContents(context.store, context.blobs)
 
     def routes(self) -> list[Route]:
         items = "/batches/{batch_id}/items"
-        return self._guard.routes({items: self.items, f"{items}/{{item_id}}": self.item}, {})
+        looks: dict[str, Show] = {
+            items: self.items,
+            f"{items}/{{item_id}}": self.item,
+            "/batches/{batch_id}/results/{kind}": self.results,
+        }
+        return self._guard.routes(looks, {})
+
+    async def results(self, request: Request, visitor: Visitor) -> Response:
+        """Hand out a result file of an ended batch as a download; the audit names who took it."""
+        _require_content(visitor)
+        job, _ = await job_named(self._store, request)
+        kind = str(request.path_params["kind"])
+        file_id = {"output": job.output_file_id, "errors": job.error_file_id}.get(kind)
+        file = await self._store.get_file(job.tenant_id, file_id) if file_id else None
+        if file is None:
+            raise no_such_file(kind)
+        await self._guard.trail(visitor).note_read("batch.download", "batch", job.id, {"file": kind})
+        headers = {"Content-Disposition": attachment(file.filename)}
+        return await self._contents.answer(request, file.id, file.size_bytes, headers)
 
     async def items(self, request: Request, visitor: Visitor) -> Response:
         given = QueryParams([(name, value) for name, value in request.query_params.multi_items() if value])
@@ -53,10 +75,7 @@ class ItemPages:
         )
 
     async def item(self, request: Request, visitor: Visitor) -> Response:
-        if not visitor.may_read_content:
-            raise ApiProblem(
-                403, "insufficient_scope", f"Requests and responses need a key with the scope `{CONTENT}`."
-            )
+        _require_content(visitor)
         job, org = await job_named(self._store, request)
         one = await self._desk.one(self._guard.trail(visitor), job, str(request.path_params["item_id"]))
         return page(
@@ -69,6 +88,11 @@ class ItemPages:
             request=_pretty(one.request),
             response=_pretty(one.response),
         )
+
+
+def _require_content(visitor: Visitor) -> None:
+    if not visitor.may_read_content:
+        raise ApiProblem(403, "insufficient_scope", f"Requests and responses need a key with the scope `{CONTENT}`.")
 
 
 def _pretty(raw: msgspec.Raw) -> str:
