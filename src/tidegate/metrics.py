@@ -437,7 +437,7 @@ blob_failures = _counters(
     "blob_failures_total",
     "Operations on blobs that failed.",
     operation=("store", "retrieve", "delete"),
-    backend=("local", "s3"),
+    backend=("local", "s3", "az"),
 )
 
 # ---- shared limits

@@ -176,15 +176,15 @@ def _driver(settings: Settings, clock: Clock, *, read_only: bool) -> Driver:
 
 
 def _blobs(settings: Settings, *, read_only: bool) -> Blobs:
-    if not settings.blobs.is_s3:
+    if not settings.blobs.is_object_store:
         return LocalBlobs(local_path(settings.blobs.url))
     from tidegate.backends.blobs_s3 import S3Blobs
     from tidegate.backends.blobs_s3_client import MISSING_AFTER_MS
 
-    bucket, _, prefix = settings.blobs.url.removeprefix("s3://").partition("/")
-    reach = _s3_settings(settings, bucket)
+    bucket, _, prefix = settings.blobs.url.partition("://")[2].partition("/")
+    reach = replace(_s3_settings(settings, bucket), is_azure=settings.blobs.backend == "az", prefix=prefix)
     missing_after_ms = 0 if read_only else MISSING_AFTER_MS
-    return S3Blobs(replace(reach, prefix=prefix, missing_after_ms=missing_after_ms), settings.data_dir / "spool")
+    return S3Blobs(replace(reach, missing_after_ms=missing_after_ms), settings.data_dir / "spool")
 
 
 @asynccontextmanager
@@ -649,7 +649,7 @@ def build_worker(
 
 
 def _counted(parts: Parts, component: str) -> Blobs:
-    return CountedBlobs(parts.blobs, component, "s3" if parts.settings.blobs.is_s3 else "local")
+    return CountedBlobs(parts.blobs, component, parts.settings.blobs.backend)
 
 
 def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:

@@ -8,6 +8,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from tests.support.azure import AzureServer
 from tests.support.s3 import S3Server
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
@@ -15,7 +18,8 @@ from tidegate.backends.blobs_s3_client import S3Settings
 from tidegate.core import ids
 from tidegate.core.ports import Blobs, LogIds
 
-PLACES = ("local", "s3")
+# Azure's server comes from npm and takes a while to start.
+PLACES = ("local", "s3", pytest.param("az", marks=pytest.mark.soak))
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,20 @@ def s3_settings(
         secret_access_key=server.secret_key,
         allow_http=True,
         retry_for_ms=retry_for_ms,
+        missing_after_ms=0,
+    )
+
+
+def azure_settings(server: AzureServer, container: str) -> S3Settings:
+    return S3Settings(
+        bucket=container,
+        is_azure=True,
+        prefix="some/prefix",
+        endpoint=server.endpoint,
+        access_key_id=server.account,
+        secret_access_key=server.key,
+        allow_http=True,
+        retry_for_ms=20_000,
         missing_after_ms=0,
     )
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.blobs_places import PLACES, Place, fresh_ids, new_id, put, s3_settings
+from tests.contracts.blobs_places import PLACES, Place, azure_settings, fresh_ids, new_id, put, s3_settings
+from tests.support.azure import AzureServer, azure_server
 from tests.support.processes import Proc, Processes, wait_until
 from tests.support.s3 import S3Server
 from tidegate.core import ids
@@ -43,10 +44,19 @@ NOT_OURS += [
 ]
 
 
+@pytest.fixture(scope="module")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    with azure_server(tmp_path_factory.mktemp("azure")) as server:
+        yield server
+
+
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "local":
         return Place("local", str(tmp_path / "blobs"))
+    if request.param == "az":
+        azure: AzureServer = request.getfixturevalue("azure")
+        return Place("az", str(tmp_path / "spool"), azure_settings(azure, azure.create_container()))
     server: S3Server = request.getfixturevalue("s3_server")
     return Place("s3", str(tmp_path / "spool"), s3_settings(server, request.getfixturevalue("s3_bucket")))
 

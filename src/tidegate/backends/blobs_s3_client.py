@@ -1,11 +1,12 @@
-"""One bucket of an S3-compatible store: requests with time-outs, retries inside a bound, errors in words, verification.
+"""One bucket of an S3-compatible store or one container of Azure: requests with time-outs, retries inside a bound, errors in words,
+verification.
 
 It speaks of keys and bytes and knows nothing of ids, spools or logs. `obstore` repeats what is safe to repeat (5xx,
 SlowDown, refused and broken connections, and time-outs of idempotent requests); the loop here repeats the rest
 (a body that broke off, a conditional PUT without an answer). Both stop after `retry_for_ms`, so no call takes longer
 than that plus one `request_timeout_ms`.
 
-`obstore` itself completes what is left unset from the usual AWS_* variables, roles and instance credentials.
+`obstore` itself completes what is left unset from the usual AWS_* and AZURE_* variables, roles and instance credentials.
 """
 
 import asyncio
@@ -24,14 +25,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, PreconditionError
-from obstore.store import S3Store
+from obstore.store import AzureStore, S3Store
 
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable
 
 if TYPE_CHECKING:
     from obstore import PutMode
-    from obstore.store import S3Config
+    from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config
 
 T = TypeVar("T")
 
@@ -51,6 +52,9 @@ _REJECTED = {
     "InvalidAccessKeyId": "check blobs.access_key_id",
     "AccessDenied": "let these keys (blobs.access_key_id) read, write, list and delete there",
 }
+# Azure answers with the whole object where a range begins behind its end, and obstore says so.
+_TOO_SHORT = "but object was only"
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _TRANSIENT_STATUSES = frozenset({"408", "409", "425", "429"})
 
 
@@ -59,9 +63,12 @@ MISSING_AFTER_MS = 600_000
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Which bucket, how to reach it and how long to try. Without keys, obstore looks for the machine's own."""
+    """Which bucket, how to reach it and how long to try. Without keys, obstore looks for the machine's own.
+
+    With `is_azure` the bucket is a container, `access_key_id` its storage account and `secret_access_key` that account's key."""
 
     bucket: str
+    is_azure: bool = False
     prefix: str = ""
     endpoint: str | None = None
     region: str = "us-east-1"
@@ -112,26 +119,8 @@ class Objects:
     def __init__(self, settings: S3Settings) -> None:
         _pause_at_exit()
         self._retry_for_s = settings.retry_for_ms / 1_000
-        self._where = f"bucket {settings.bucket} at {settings.endpoint or 'S3 in ' + settings.region}"
-        self.store = S3Store(
-            settings.bucket,
-            prefix=settings.prefix.strip("/") or None,
-            config=_config(settings),
-            client_options={
-                "allow_http": settings.allow_http,
-                "connect_timeout": timedelta(milliseconds=settings.connect_timeout_ms),
-                "timeout": timedelta(milliseconds=settings.request_timeout_ms),
-            },
-            retry_config={
-                "max_retries": RETRIES_MAX,
-                "retry_timeout": timedelta(milliseconds=settings.retry_for_ms),
-                "backoff": {
-                    "init_backoff": timedelta(milliseconds=BACKOFF_FIRST_MS),
-                    "max_backoff": timedelta(milliseconds=BACKOFF_MAX_MS),
-                    "base": 2,
-                },
-            },
-        )
+        self._where = _where(settings)
+        self.store = _store(settings)
 
     async def head(self, key: str) -> HeldObject | None:
         try:
@@ -194,10 +183,13 @@ class Objects:
         """Keys in order after this one, at least one page or `count_max` of them, and whether there may be more."""
 
         async def page() -> list[str]:
-            listing = obstore.list(self.store, offset=after or None, chunk_size=count_max)
-            async for metas in listing:
-                return [meta["path"] for meta in metas]
-            return []
+            # Some servers list from the first key on, wherever they are asked to begin.
+            found: list[str] = []
+            async for metas in obstore.list(self.store, offset=after or None, chunk_size=count_max):
+                found += [meta["path"] for meta in metas if meta["path"] > after]
+                if len(found) >= count_max:
+                    break
+            return found
 
         try:
             keys = await self.persist("listing", page)
@@ -274,13 +266,13 @@ class Objects:
             try:
                 return await attempt()
             except FileNotFoundError as failure:
-                if "NoSuchBucket" in str(failure):
+                if any(code in str(failure) for code in _NO_BUCKET):
                     raise self._bucket_gone(doing) from None
                 raise BlobMissing(f"{doing}: there is no such object in {self._where}") from None
             except (AlreadyExistsError, PreconditionError):
                 raise
             except BaseError as failure:
-                if _status(failure) == "416":
+                if _status(failure) == "416" or _TOO_SHORT in str(failure):
                     raise BlobMissing(f"{doing}: it ends before that range") from None
                 pause_s = random.uniform(0, backoff_ms) / 1_000
                 if not _is_transient(failure) or loop.time() + pause_s >= deadline:
@@ -315,6 +307,45 @@ def _is_transient(failure: BaseError) -> bool:
         return False
     status = _status(failure)
     return not status.startswith("4") or status in _TRANSIENT_STATUSES
+
+
+def _where(settings: S3Settings) -> str:
+    if settings.is_azure:
+        return f"container {settings.bucket} at {settings.endpoint or 'Azure'}"
+    return f"bucket {settings.bucket} at {settings.endpoint or 'S3 in ' + settings.region}"
+
+
+def _store(settings: S3Settings) -> AzureStore | S3Store:
+    prefix = settings.prefix.strip("/") or None
+    client: ClientConfig = {
+        "allow_http": settings.allow_http,
+        "connect_timeout": timedelta(milliseconds=settings.connect_timeout_ms),
+        "timeout": timedelta(milliseconds=settings.request_timeout_ms),
+    }
+    retry: RetryConfig = {
+        "max_retries": RETRIES_MAX,
+        "retry_timeout": timedelta(milliseconds=settings.retry_for_ms),
+        "backoff": {
+            "init_backoff": timedelta(milliseconds=BACKOFF_FIRST_MS),
+            "max_backoff": timedelta(milliseconds=BACKOFF_MAX_MS),
+            "base": 2,
+        },
+    }
+    if settings.is_azure:
+        azure = _azure_config(settings)
+        return AzureStore(settings.bucket, prefix=prefix, config=azure, client_options=client, retry_config=retry)
+    config = _config(settings)
+    return S3Store(settings.bucket, prefix=prefix, config=config, client_options=client, retry_config=retry)
+
+
+def _azure_config(settings: S3Settings) -> "AzureConfig":
+    config: AzureConfig = {}
+    if settings.endpoint is not None:
+        config["endpoint"] = settings.endpoint
+    if settings.access_key_id is not None and settings.secret_access_key is not None:
+        config["account_name"] = settings.access_key_id
+        config["account_key"] = settings.secret_access_key
+    return config
 
 
 def _config(settings: S3Settings) -> "S3Config":

@@ -174,7 +174,7 @@ async def _bucket(settings: Settings) -> AsyncIterator[DoctorFinding]:
     """Look at an object store where no store of ours can be read; a directory is made with the store."""
     from tidegate import service
 
-    if settings.blobs.is_s3:
+    if settings.blobs.is_object_store:
         async with service.open_blobs(settings) as blobs:
             yield await _written(settings, blobs)
 

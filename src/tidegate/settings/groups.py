@@ -109,17 +109,33 @@ class StoreSettings(Group, frozen=True):
 
 class BlobsSettings(Group, frozen=True):
     url: Annotated[
-        Text, _about("Where bytes lie: file:///PATH (default: in the data directory) or s3://BUCKET/PREFIX.")
+        Text,
+        _about(
+            "Where bytes lie: file:///PATH (default: in the data directory), s3://BUCKET/PREFIX or az://CONTAINER/PREFIX."
+        ),
     ] = ""
-    endpoint: Annotated[Text, _about("URL of an S3-compatible server; empty means AWS.")] = ""
+    endpoint: Annotated[
+        Text, _about("URL of an S3-compatible or Azure-compatible server; empty means the cloud's.")
+    ] = ""
     region: Annotated[Name, _about("S3 region.")] = "us-east-1"
-    access_key_id: Annotated[Secret | None, _about("S3 access key id; empty uses the machine's own identity.")] = None
-    secret_access_key: Annotated[Secret | None, _about("S3 secret access key.")] = None
-    allow_http: Annotated[bool, _about("Whether an S3 endpoint may be plain http.")] = False
+    access_key_id: Annotated[
+        Secret | None,
+        _about("S3 access key id, or the Azure storage account; empty uses the machine's own identity."),
+    ] = None
+    secret_access_key: Annotated[
+        Secret | None, _about("S3 secret access key, or the key of the Azure storage account.")
+    ] = None
+    allow_http: Annotated[bool, _about("Whether an endpoint may be plain http.")] = False
 
     @property
-    def is_s3(self) -> bool:
-        return self.url.startswith("s3://")
+    def backend(self) -> str:
+        scheme = self.url.partition("://")[0]
+        return scheme if scheme in ("s3", "az") else "local"
+
+    @property
+    def is_object_store(self) -> bool:
+        """Whether bytes lie where every process reaches them, and not on this machine's disk."""
+        return self.backend != "local"
 
 
 class Http(Group, frozen=True):

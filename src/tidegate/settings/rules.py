@@ -13,7 +13,7 @@ from tidegate.settings.groups import Settings
 from tidegate.settings.key_path import KeyPath
 
 STORE_SCHEMES = ("sqlite", "postgresql", "postgres")
-BLOB_SCHEMES = ("file", "s3")
+BLOB_SCHEMES = ("file", "s3", "az")
 DEFAULT_QUEUE = "default"
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 _WITH_PASSWORD = (("store", "url"), ("redis", "url"))
@@ -74,9 +74,9 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 def warnings(settings: Settings) -> list[str]:
     """What works but should be known."""
     found = []
-    if settings.store.is_postgresql and not settings.blobs.is_s3:
+    if settings.store.is_postgresql and not settings.blobs.is_object_store:
         found.append(
-            "The store is PostgreSQL but blobs are local files: every process must run on this host, or set blobs.url to s3://…."
+            "The store is PostgreSQL but blobs are local files: every process must run on this host, or set blobs.url to s3://… or az://…."
         )
     if settings.redis.url is not None and not settings.store.is_postgresql:
         found.append(
@@ -128,13 +128,13 @@ def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         if url and not is_http_url(url):
             yield path, "must be a URL such as http://10.0.0.5:8000/metrics, without a key in it"
     if _scheme(blobs.url) not in BLOB_SCHEMES:
-        yield ("blobs", "url"), "must begin with file:/// or s3://"
-    elif blobs.is_s3 and not urlsplit(blobs.url).netloc:
-        yield ("blobs", "url"), "names no bucket: write s3://BUCKET/PREFIX"
-    elif blobs.is_s3 and not store.is_postgresql:
+        yield ("blobs", "url"), "must begin with file:///, s3:// or az://"
+    elif blobs.is_object_store and not urlsplit(blobs.url).netloc:
+        yield ("blobs", "url"), "names no bucket: write s3://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+    elif blobs.is_object_store and not store.is_postgresql:
         yield (
             ("blobs", "url"),
-            "is on S3 while the store is on this machine alone: set store.url to a postgresql:// address, or keep both here",
+            "is an object store while the store is on this machine alone: set store.url to a postgresql:// address, or keep both here",
         )
     if (blobs.access_key_id is None) != (blobs.secret_access_key is None):
         yield ("blobs", "access_key_id"), "and blobs.secret_access_key go together: give both or neither"
