@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -334,7 +335,9 @@ def chat(url: str, key: str, for_s: float) -> None:
     until = time.monotonic() + for_s
     while time.monotonic() < until:
         call = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
-        urllib.request.urlopen(call, timeout=WAIT_S).read()
+        # A fault of the model server may meet users, too.
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(call, timeout=WAIT_S).read()
         time.sleep(1)
 
 
