@@ -20,6 +20,7 @@ import uvloop
 from bench.inputs import MODEL, chat_lines
 from bench.machinery import cpu_seconds, median, simulated_engine, table
 from tidegate.core import ids
+from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.nouns import Caller, JobRequest, NewFile
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.service import Working, working
@@ -46,7 +47,9 @@ async def bare_loop(url: str, bodies: list[bytes]) -> tuple[float, float]:
         return time.perf_counter() - began, cpu_seconds() - cpu_began
 
 
-async def submit(at_work: Working, lines: list[bytes], endpoint: str = "/v1/chat/completions") -> str:
+async def submit(
+    at_work: Working, lines: list[bytes], endpoint: str = "/v1/chat/completions", answers: AnswerTerms | None = None
+) -> str:
     """Store the lines as a file and create a job; says its id."""
     parts = at_work.parts
     blob_id = ids.make("blob", parts.entropy.token_bytes(16))
@@ -59,7 +62,8 @@ async def submit(at_work: Working, lines: list[bytes], endpoint: str = "/v1/chat
     file_id = ids.make("file", parts.entropy.token_bytes(16))
     await parts.store.create_file(caller, NewFile(file_id, blob_id, stamp, "batch", "bench.jsonl", len(lines), None))
     job_id = ids.make("batch", parts.entropy.token_bytes(16))
-    await parts.store.create_job(caller, job_id, JobRequest(endpoint, file_id, 24 * 3600 * 1000, "24h"))
+    wanted = JobRequest(endpoint, file_id, 24 * 3600 * 1000, "24h", answers=answers)
+    await parts.store.create_job(caller, job_id, wanted)
     return job_id
 
 

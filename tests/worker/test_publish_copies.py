@@ -18,6 +18,7 @@ from tidegate.core.job_controls import Canary, JobControls, MaxErrors
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Finished, Job, JobFlush, Usage
 from tidegate.core.states import JobState, Outcome
+from tidegate.stages.tend import deadlines
 
 pytestmark = pytest.mark.anyio
 
@@ -133,6 +134,29 @@ async def test_a_job_that_a_threshold_stopped_keeps_the_copies_of_what_it_has(wo
     ended, _, errors = await published(world, job)
     assert (ended.state, ended.failed_count, ended.stopped_by) == (JobState.FAILED, 6, "max_errors")
     assert Counter(one["error"]["code"] for one in errors) == {"upstream_refused": 3, "batch_failed": 3}
+
+
+async def test_copies_cost_nothing_and_those_of_a_job_that_stops_at_its_cost_are_kept(world: World) -> None:
+    job = await world.started(same(9, 3), shape=DEDUPE, controls=JobControls(max_cost_nano=100))
+    await answer(world, job, [0], cost_nano=60)
+    assert (await world.look(job)).stopped_by is None, "nine answers would cost 180, and one of three kinds costs 60"
+    await answer(world, job, [1], cost_nano=60)
+    assert await world.store.close_job(job.id, 0)
+    ended, output, errors = await published(world, job)
+    assert (ended.state, ended.stopped_by, ended.cost_nano) == (JobState.FAILED, "max_cost", 120)
+    assert (len(output), Counter(one["error"]["code"] for one in errors)) == (6, {"batch_failed": 3})
+
+
+async def test_copies_of_what_a_deadline_left_expire_with_it(world: World) -> None:
+    job = await world.started(same(6, 2), shape=DEDUPE, window_ms=60_000)
+    await answer(world, job, [1])
+    world.clock.passed_ms += 60_001
+    assert await deadlines.tend(world.store) == 1
+    assert await world.store.close_job(job.id, 0)
+    ended, output, errors = await published(world, job)
+    assert (ended.state, ended.answered_count, ended.expired_count) == (JobState.EXPIRED, 3, 3)
+    assert {one["custom_id"] for one in output} == {"c1", "c3", "c5"}
+    assert {one["error"]["code"] for one in errors} == {"batch_expired"}
 
 
 async def test_unchanged_lines_take_the_answers_of_an_earlier_job(world: World) -> None:

@@ -27,8 +27,8 @@ def shipping(world: World, blobs: Any = None) -> Ship:
     return Ship(world.store, blobs or world.blobs, world.entropy, world.scratch, KeepTimes())
 
 
-async def answer(world: World, job: Job, numbers: list[int]) -> None:
-    """Some items are answered, in this order."""
+async def answer(world: World, job: Job, numbers: list[int], cost_nano: int = 0) -> None:
+    """Some items are answered, in this order; each answer costs so much."""
     worker, blob_id = await world.worker(), world.id("blob")
 
     async def next_blob_id() -> str:
@@ -40,7 +40,7 @@ async def answer(world: World, job: Job, numbers: list[int]) -> None:
         line = results.response_line(item_id(job.id, number), b'"c%d"' % number, 200, b'{"choices":[{}]}')
         await log.append(line)
         placed = await log.seal()
-        finished = Finished(number, Outcome.ANSWERED, len(line), 0, "", Usage())
+        finished = Finished(number, Outcome.ANSWERED, len(line), 0, "", Usage(), cost_nano=(cost_nano, 0, 0))
         await world.store.record_outcomes([JobFlush(job.id, [finished], placed)], [], [])
     await log.close()
     await world.store.settle_blob(blob_id)

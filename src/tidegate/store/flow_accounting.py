@@ -40,12 +40,13 @@ class FlowAccounting:
             costs[model] = costs.get(model, 0) + cost
             counts[model] = counts.get(model, 0) + 1
             if entry.outcome is Outcome.ANSWERED:
-                sums = self._rates.setdefault((model, blob_id), [0, 0, 0, 0, 0])
+                sums = self._rates.setdefault((model, blob_id), [0, 0, 0, 0, 0, 0])
                 sums[0] += entry.units
                 sums[1] += cost
                 sums[2] += 1
                 sums[3] = max(sums[3], entry.took_ms)
                 sums[4] += entry.took_ms
+                sums[5] += entry.usage.input_tokens
             if entry.tries:
                 for one in entry.tries:
                     self._use((job_id, one.model, one.deployment), one.usage, one.cost_nano)

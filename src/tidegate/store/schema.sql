@@ -454,7 +454,7 @@ create table model_clocks (
 );
 
 -- What each worker had answered, by minute: estimated units, the tokens they really cost, items; for how long any of it was in flight, how
--- long all calls took together, and when the last one ended. No other process writes a worker's row.
+-- long all calls took together, when the last one ended, and how many tokens the prompts had. No other process writes a worker's row.
 create table rates (
     model text not null,
     minute bigint not null,
@@ -465,6 +465,7 @@ create table rates (
     busy_ms bigint not null default 0,
     call_ms bigint not null default 0,
     last_at bigint not null default 0,
+    input_tokens bigint not null default 0,
     primary key (model, minute, worker_id)
 );
 create index rates_by_age on rates (minute);

@@ -12,6 +12,7 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,17 +20,22 @@ import pytest
 
 from tests.worker.world import START_MS, World
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period, budgets_of
-from tidegate.core.nouns import Caller, Job, JobRequest
+from tidegate.core.nouns import Caller, Job, JobRequest, Usage
 from tidegate.core.schedule.share_owner import tenant_owner
+from tidegate.core.usage.estimate import prompt_tokens
+from tidegate.core.usage.prices import Price, cost, nano_of
 from tidegate.settings import Tenants, load
+from tidegate.store.flow_accounting import real_cost
 from tidegate.store.keys import KeyRights
 from tidegate.web.jobs.forecast import Forecaster
+from tidegate.web.jobs.validation import JobValidation
 
 pytestmark = pytest.mark.anyio
 
 SLOTS = 8
 HOUR_MS = 3_600_000
 FOUR = Limit(Period.MINUTE, requests=4)
+PRICE = Price.of("1", None, "3")
 
 
 @pytest.fixture
@@ -67,14 +73,20 @@ class Running:
     done: int = 0
     served: float = 0.0
     ended_ms: int = 0
+    usage: Usage = field(default_factory=Usage)
     looks: list[tuple[int, Any]] = field(default_factory=list)
 
 
 class Service:
-    """Runs jobs on some slots, and asks for a forecast of each at the quarter and at the half of its items."""
+    """Runs jobs on some slots, and asks for a forecast of each at the quarter and at the half of its items, or after `looks_after` items.
+    A prompt has `token_share` of the tokens that are estimated."""
 
-    def __init__(self, world: World, forecaster: Forecaster, seed: int, fixed_ms: int = 0) -> None:
+    def __init__(
+        self, world: World, forecaster: Forecaster, seed: int, fixed_ms: int = 0, looks_after: int = 0
+    ) -> None:
         self.fixed_ms = fixed_ms
+        self.looks_after = looks_after
+        self.token_share = 1.0
         self.world = world
         self.forecaster = forecaster
         self.chance = random.Random(seed)
@@ -91,7 +103,7 @@ class Service:
         return 100 + 8 * self.chance.randint(30, 60) + prompt_bytes // 10
 
     async def run(self, *jobs: Running) -> None:
-        clock, flying = self.world.clock, list[tuple[int, int, int]]()
+        clock, flying = self.world.clock, list[tuple[int, int, int, int]]()
         for one in jobs:
             await self.write("update jobs set begun_at = ? where id = ?", START_MS + clock.passed_ms, one.job.id)
         waits: dict[int, int] = {}
@@ -109,22 +121,30 @@ class Service:
                     if not grant.requests:
                         waits[number] = clock.passed_ms + max(1, grant.wait_ms)
                         continue
-                took = self.took_ms(one.items.pop())
+                prompt_bytes = one.items.pop()
+                took = self.took_ms(prompt_bytes)
                 one.served += 1
-                heapq.heappush(flying, (clock.passed_ms + took, took, number))
+                heapq.heappush(flying, (clock.passed_ms + took, took, number, prompt_bytes))
             if not flying:
                 clock.passed_ms = min(at for at in waits.values() if at > clock.passed_ms)
                 continue
-            clock.passed_ms, took, number = heapq.heappop(flying)
-            await self.finish(jobs[number], took)
+            clock.passed_ms, took, number, prompt_bytes = heapq.heappop(flying)
+            await self.finish(jobs[number], took, prompt_bytes)
 
-    async def finish(self, one: Running, took: int) -> None:
+    def usage(self, took: int, prompt_bytes: int) -> Usage:
+        output = 45 if self.fixed_ms else (took - 100 - prompt_bytes // 10) // 8
+        return Usage(round(self.token_share * prompt_tokens(prompt_bytes)), 0, output)
+
+    async def finish(self, one: Running, took: int, prompt_bytes: int) -> None:
         one.done += 1
+        usage = self.usage(took, prompt_bytes)
+        one.usage = Usage.total((one.usage, usage))
         store, job = self.world.store, one.job
         (units,) = (await self.world.rows("select work_units / item_count from job_models where job_id = ?", job.id))[0]
 
         async def body(tx: Any) -> None:
-            await tx.many("rate_add", [("m", "worker_x", units, units, 1, took, took)])
+            sums = (units, real_cost(usage), 1, took, took, usage.input_tokens)
+            await tx.many("rate_add", [("m", "worker_x", *sums)])
             await tx.many("job_models_done", [(1, job.id, "m")])
             tx._connection.execute("update jobs set answered_count = answered_count + 1 where id = ?", (job.id,))
             if one.done == job.item_count:
@@ -135,18 +155,27 @@ class Service:
         await store._driver.write(body)
         if one.done == job.item_count:
             one.ended_ms = self.world.clock.passed_ms
-        elif one.done in (job.item_count // 4, job.item_count // 2):
+        elif one.done in ((self.looks_after,) if self.looks_after else (job.item_count // 4, job.item_count // 2)):
             one.looks.append((self.world.clock.passed_ms, await self.forecaster.of_job(await self.world.look(job))))
 
 
-def forecaster(world: World, tmp_path: Path) -> Forecaster:
+def context_of(world: World, tmp_path: Path) -> Any:
     overrides = {"scheduler.admission": "refuse", "worker.in_flight_max": SLOTS}
     settings = load(None, tmp_path, overrides, environ={}).settings
-    router = SimpleNamespace(budgets=lambda model: [])
-    context: Any = SimpleNamespace(
-        store=world.store, blobs=world.blobs, settings=settings, router=router, tenants=lambda: Tenants(settings)
+    router = SimpleNamespace(budgets=lambda model: [], prices=lambda model: [PRICE], knows=lambda model: True)
+    return SimpleNamespace(
+        store=world.store,
+        blobs=world.blobs,
+        settings=settings,
+        router=router,
+        tenants=lambda: Tenants(settings),
+        model_of=dict,
+        scratch=world.scratch,
     )
-    return Forecaster(context)
+
+
+def forecaster(world: World, tmp_path: Path) -> Forecaster:
+    return Forecaster(context_of(world, tmp_path))
 
 
 async def caller_of(world: World, name: str, *limits: Limit, user: str | None = None) -> Caller:
@@ -255,3 +284,62 @@ async def test_a_lifetime_that_is_too_short_promises_no_end(world: World, tmp_pa
     assert (await service.forecaster.of_job(await world.look(again.job))).eta is None
     fits = await begun(world, caller, lines(service.chance, 10, 20, 20), total)
     assert (await service.forecaster.of_job(await world.look(fits.job))).eta is not None
+
+
+class NoRefusals:
+    async def refusals(self, caller: Caller, wanted: JobRequest) -> list[Any]:
+        return []
+
+
+def inputs_of(service: Service, kind: str) -> list[bytes]:
+    return lines(service.chance, *{**WORKLOADS, "four": (24, 20, 200), "tenants": (200, 20, 900)}[kind])
+
+
+async def forecast_run(directory: Path, kind: str, seed: int) -> tuple[bool, float]:
+    """Return whether a batch cost what was forecast after other workloads, and the error of its end after a canary."""
+    world = World(directory)
+    await world.store.migrate()
+    try:
+        canary = 4 if kind == "four" else 20
+        service = Service(world, forecaster(world, directory), seed, looks_after=canary)
+        service.token_share = service.chance.uniform(0.9, 1.1)
+        validation: Any = JobValidation(context_of(world, directory), NoRefusals())  # type: ignore[arg-type]
+        warm = await caller_of(world, "warm")
+        for other in service.chance.sample(sorted(WORKLOADS), 2):
+            await service.run(await begun(world, warm, inputs_of(service, other)))
+        limits = (FOUR,) if kind == "four" else ()
+        caller, inputs = await caller_of(world, "a", *limits), inputs_of(service, kind)
+        waiting = await world.job(inputs, caller=caller)
+        wanted = JobRequest("/v1/chat/completions", waiting.input_file_id, HOUR_MS, "1h")
+        said = await validation.validate(caller, wanted)
+        await world.store.cancel_job(caller.tenant_id, waiting.id)
+        one = await begun(world, caller, inputs, *limits)
+        beside = (
+            [await begun(world, await caller_of(world, "b"), inputs_of(service, kind))] if kind == "tenants" else []
+        )
+        await service.run(one, *beside)
+        paid = cost(one.usage, PRICE, batch=True).total_nano
+        [(asked_ms, looked)] = one.looks
+        left_ms = one.ended_ms - asked_ms
+        told_ms = 1_000 * looked.eta.p50 - START_MS - asked_ms
+        return nano_of(said.cost.p5) <= paid <= nano_of(said.cost.p95), abs(told_ms - left_ms) / left_ms
+    finally:
+        await world.blobs.close()
+        await world.store.close()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+async def test_fifty_runs_cost_what_was_forecast_and_end_when_a_canary_says(tmp_path: Path) -> None:
+    """Ten runs of each workload, each behind two others on the same model, and with a tokenizer that is up to a tenth off the estimate."""
+    found = {}
+    for kind in (*WORKLOADS, "four", "tenants"):
+        for seed in range(10):
+            directory = tmp_path / f"{kind}-{seed}"
+            directory.mkdir()
+            found[kind, seed] = await forecast_run(directory, kind, seed)
+    within = sum(is_within for is_within, _ in found.values())
+    assert within >= 45, found
+    assert median(error for _, error in found.values()) <= 0.15, found
+    for kind in (*WORKLOADS, "four", "tenants"):
+        assert median(error for (one, _), (_, error) in found.items() if one == kind) <= 0.15, (kind, found)

@@ -112,11 +112,11 @@ def test_what_was_measured_narrows_the_range() -> None:
     load = ModelLoad("m", 100, 1_000, 10_000)
     blind = output_tokens(load, ())
     assert (blind.p5, blind.p95) == (100, 10_000)
-    # Every unit was charged with 0.45 tokens: 4,950 in all, of which 1,000 are the prompts.
-    minutes = [Minute(n, 1_000, 450 + n, 10) for n in range(5)]
+    # Answers had a fifth of the tokens that they might have had: of a unit, a tenth are prompts.
+    minutes = [Minute(n, 1_000, 460 + n, 10, input_tokens=100) for n in range(5)]
     known = output_tokens(load, minutes)
     assert 1_600 < known.p5 < known.p50 < known.p95 < 2_400
-    assert abs(known.p50 - 1_985) < 30
+    assert abs(known.p50 - 2_010) < 30
     assert output_tokens(ModelLoad("m", 5, 100, 0), minutes) == EstimateRange()
 
 
@@ -124,5 +124,5 @@ def test_costs_go_from_the_cheapest_with_a_cache_to_the_dearest_without() -> Non
     load, output = ModelLoad("m", 1, 1_000_000, 1_000_000), EstimateRange(0, 500_000, 1_000_000)
     cheap, dear = Price.of("1", "0.1", "2"), Price.of("2", None, "4")
     found = cost_nano(load, output, [cheap, dear], 0.5)
-    assert (found.p5, found.p50, found.p95) == (550_000_000, 3_000_000_000, 6_000_000_000)
+    assert (found.p5, found.p50, found.p95) == (467_500_000, 3_000_000_000, 6_300_000_000)
     assert cost_nano(load, output, [], 0.5) == EstimateRange()

@@ -63,6 +63,22 @@ def test_answers_of_another_batch_must_be_ones_own(web: WebServer, client: httpx
     assert made(client, file_id)["tidegate"]["reuse_from"] is None
 
 
+def test_an_estimate_leaves_out_what_an_earlier_batch_answered(web: WebServer, client: httpx2.Client) -> None:
+    earlier = made(client, upload(client, line(1)))["id"]
+    stages.start(web, earlier, 1)
+    answered = (
+        b'{"id": "batch_req_1", "custom_id": "c1", "response": {"status_code": 200, "body": {}}, "error": null}\n'
+    )
+    stages.finish(web, earlier, {0: answered}, {})
+    stages.publish(web, earlier)
+    again = line(1) + line(2) + line(3)
+    whole, rest = validated(client, again), validated(client, again, reuse_from=earlier)
+    assert rest["valid"] is whole["valid"] is True
+    assert rest["request_counts"]["total"] == 3
+    assert 3 * rest["tokens"]["output"]["p95"] == 2 * whole["tokens"]["output"]["p95"]
+    assert list(web.context.scratch.iterdir()) == []
+
+
 def test_an_estimate_counts_identical_requests_once(client: httpx2.Client) -> None:
     same = b"".join(line(number, messages=[{"role": "user", "content": "Say it."}]) for number in (1, 2, 3))
     said = {asked: validated(client, same, dedupe=asked, overrides={"temperature": 0}) for asked in (True, False)}

@@ -20,7 +20,7 @@ _SPREAD_UNKNOWN = 0.5
 # What was served in less time than this says little.
 _BUSY_MS_MIN = 1_000
 # A job that began more recently has too little to show for a rate of its own.
-_OWN_MS_MIN = 3_000
+_OWN_MS_MIN = 1_000
 # The pace of now is that of the last half minute in which there was work.
 _RECENT_BUSY_MS = 30_000
 

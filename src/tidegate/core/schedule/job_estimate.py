@@ -15,7 +15,7 @@ from tidegate.core.usage.prices import Price, cost
 _OUTPUT_WEIGHT = 2
 # With fewer measured minutes nothing is known of the spread.
 _MINUTES_MIN = 3
-# How much further than the least and the most of the measured minutes the range goes.
+# How much further than the least and the most of the measured minutes the range goes, and than the estimate of prompts.
 _MARGIN = 0.15
 _HALF = 0.5
 
@@ -45,38 +45,48 @@ class ModelLoad:
 def output_tokens(load: ModelLoad, minutes: Sequence[Minute]) -> EstimateRange:
     """Return how many tokens all answers of a model will have."""
     most = load.output_tokens_max
-    measured = [one for one in minutes if one.units]
-    if not measured:
+    answers = [(_answered(one), _allowed(one)) for one in minutes if one.units]
+    shares = [written / allowed for written, allowed in answers if allowed]
+    if not shares:
         return EstimateRange(min(load.items, most), int(_HALF * most), most)
-    ratios = [one.tokens / one.units for one in measured]
-    likely = _output(load, sum(one.tokens for one in measured) / sum(one.units for one in measured))
-    if len(measured) < _MINUTES_MIN:
+    likely = _output(load, sum(written for written, _ in answers) / sum(allowed for _, allowed in answers))
+    if len(shares) < _MINUTES_MIN:
         return EstimateRange(min(load.items, likely), likely, most)
-    low = int((1 - _MARGIN) * _output(load, min(ratios)))
-    high = int((1 + _MARGIN) * _output(load, max(ratios)))
+    low = int((1 - _MARGIN) * _output(load, min(shares)))
+    high = int((1 + _MARGIN) * _output(load, max(shares)))
     return EstimateRange(min(low, likely), likely, min(most, max(high, likely)))
 
 
-def _output(load: ModelLoad, ratio: float) -> int:
-    """The answers' tokens if each unit of the load is charged by this ratio."""
-    charged = ratio * (load.input_tokens + load.output_tokens_max)
-    likely = int((charged - load.input_tokens) / _OUTPUT_WEIGHT)
-    return max(min(load.items, load.output_tokens_max), min(load.output_tokens_max, likely))
+def _answered(minute: Minute) -> int:
+    """How many tokens the answers of a minute had."""
+    return max(0, minute.tokens - minute.input_tokens) // _OUTPUT_WEIGHT
+
+
+def _allowed(minute: Minute) -> int:
+    """How many tokens the answers of a minute might have had: units are what prompts take and answers may take."""
+    return max(_answered(minute), minute.units - minute.input_tokens)
+
+
+def _output(load: ModelLoad, share: float) -> int:
+    """The answers' tokens if they have this share of what they may have."""
+    most = load.output_tokens_max
+    return max(min(load.items, most), min(most, int(share * most)))
 
 
 def cost_nano(
     load: ModelLoad, output: EstimateRange, prices: Sequence[Price | None], shared_share: float
 ) -> EstimateRange:
     """Return what a model's part of a job will cost at its deployments: at the best with every shared prefix cached and at the cheapest
-    of them, at the worst with none and at the dearest."""
+    of them, at the worst with none and at the dearest. How many tokens a prompt has is an estimate, too."""
     known = [price or Price() for price in prices]
     if not known:
         return EstimateRange()
-    cached = int(shared_share * load.input_tokens)
 
-    def at(output_tokens: int, cached_tokens: int) -> list[int]:
-        usage = Usage(load.input_tokens, cached_tokens, output_tokens)
+    def at(input_share: float, cached_share: float, output_tokens: int) -> list[int]:
+        input_tokens = int(input_share * load.input_tokens)
+        usage = Usage(input_tokens, int(cached_share * input_tokens), output_tokens)
         return [cost(usage, price, batch=True).total_nano for price in known]
 
-    likely = at(output.p50, 0)
-    return EstimateRange(min(at(output.p5, cached)), sum(likely) // len(likely), max(at(output.p95, 0)))
+    likely = at(1.0, 0.0, output.p50)
+    least, most = at(1 - _MARGIN, shared_share, output.p5), at(1 + _MARGIN, 0.0, output.p95)
+    return EstimateRange(min(least), sum(likely) // len(likely), max(most))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Minute:
     """What all workers together had answered of one model in one minute of the clock: estimated
-    units, and the tokens charged.
+    units, and the tokens charged; `input_tokens` are those of the prompts.
 
     `busy_ms` is for how long any call was in flight, `call_ms` how long all calls took together;
     both are 0 where they were not counted."""
@@ -17,6 +17,7 @@ class Minute:
     items: int
     busy_ms: int = 0
     call_ms: int = 0
+    input_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

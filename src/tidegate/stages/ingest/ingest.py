@@ -21,16 +21,16 @@ import structlog
 from tidegate import metrics, tracing
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, IngestCrashed, IngestFailed, LostRace
-from tidegate.core.input.lines import ChosenLines, EarlierJob, LineRules
+from tidegate.core.input.lines import ChosenLines, LineRules
 from tidegate.core.input.turns import IngestLane, IngestLimits
 from tidegate.core.job_shape import InputPart
 from tidegate.core.keys import models_from
-from tidegate.core.nouns import IngestPlan, IngestSource, Job, JobStart, LineError
+from tidegate.core.nouns import IngestPlan, IngestSource, JobStart, LineError
 from tidegate.core.policies import Policies
 from tidegate.core.policy.policy_rules import names_allowed
 from tidegate.core.ports import Blobs, Entropy
 from tidegate.failpoints import hit
-from tidegate.store.reuse import answers_file_of
+from tidegate.stages.ingest.earlier_job import EarlierJobs, copy_file, earlier_gone, remove_earlier
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -39,7 +39,6 @@ RETRY_MS = 2_000
 CRASHES_MAX = 5
 SMALL_AT_ONCE = 16
 _CRASHED_MAX = 1_000
-_EXTENTS_PAGE = 64
 
 T = TypeVar("T")
 RunPass = Callable[[Path, Path, LineRules, IngestLane], Awaitable[IngestPlan]]
@@ -77,6 +76,7 @@ class IngestStage:
         self._scratch = scratch
         self._policies = policies
         self._run_pass = run_pass
+        self._earlier = EarlierJobs(store, blobs, lambda job: policies.line_rules(job).levels)
         self._limits = limits or IngestLimits()
         self._crashes: OrderedDict[str, int] = OrderedDict()
         # Tokens of steps that are over here, though the store may not know it.
@@ -183,20 +183,20 @@ class IngestStage:
                 parts.append(InputPart(file_id, str(path), sha256))
             if errors_path is not None:
                 assert source.job.retry_file_id is not None
-                await self._copy_file(source.job.retry_file_id, errors_path)
+                await copy_file(self._store, self._blobs, source.job.retry_file_id, errors_path)
             rules = self._rules(source, errors_path)
             if source.job.shape.reuse_from:
-                earlier = await self._earlier(source.job, step.work_path)
+                earlier = await self._earlier.fetch(source.job.tenant_id, source.job.shape.reuse_from, step.work_path)
                 if earlier is None:
-                    return IngestPlan(0, None, [], 0, 0, 0, [_earlier_gone(source.job.shape.reuse_from)])
+                    return IngestPlan(0, None, [], 0, 0, 0, [earlier_gone(source.job.shape.reuse_from)])
                 rules = replace(rules, earlier=earlier)
             if len(parts) == 1 and not rules.levels:
                 return await self._run_pass(Path(parts[0].path), step.work_path, rules, lane)
             rules = replace(rules, parts=tuple(parts), input_sha256="")
             return await self._run_pass(joined_path, step.work_path, rules, lane)
         finally:
-            earlier_paths = step.work_path.parent.glob(f"{step.work_path.stem}.earlier*")
-            for path in (joined_path, *earlier_paths, errors_path or joined_path, *(Path(part.path) for part in parts)):
+            remove_earlier(step.work_path)
+            for path in (joined_path, errors_path or joined_path, *(Path(part.path) for part in parts)):
                 if path.parent == self._scratch:
                     path.unlink(missing_ok=True)
 
@@ -208,33 +208,6 @@ class IngestStage:
             return await self._blobs.local_path(blob_id, self._scratch)
         except BlobMissing:
             return None
-
-    async def _earlier(self, job: Job, work_path: Path) -> EarlierJob | None:
-        """Put the input and the answers of the earlier job into local files; None when they are gone."""
-        earlier = await self._store.get_job(job.tenant_id, job.shape.reuse_from)
-        if earlier is None:
-            return None
-        paths: list[Path] = []
-        file_ids = (earlier.input_file_id, *earlier.shape.more_inputs, answers_file_of(earlier) or "")
-        for number, file_id in enumerate(file_ids):
-            if await self._store.get_file(job.tenant_id, file_id) is None:
-                return None
-            paths.append(work_path.with_suffix(f".earlier{number}"))
-            await self._copy_file(file_id, paths[-1])
-        parts = tuple(InputPart(file_id, str(path)) for file_id, path in zip(file_ids, paths[:-1], strict=False))
-        levels = (*self._policies.line_rules(earlier).levels, *earlier.shape.levels())
-        joined_path = str(work_path.with_suffix(".earlier"))
-        return EarlierJob(earlier.endpoint, parts, levels, joined_path, str(paths[-1]))
-
-    async def _copy_file(self, file_id: str, path: Path) -> None:
-        """Put a file into one local one."""
-        at = 0
-        with path.open("wb") as target:
-            while extents := await self._store.list_extents(file_id, at, _EXTENTS_PAGE):
-                for extent in extents:
-                    async for piece in self._blobs.stream(extent.blob_id, extent.blob_at, extent.size_bytes):
-                        target.write(piece)
-                    at = extent.at + extent.size_bytes
 
     def _rules(self, source: IngestSource, errors_path: Path | None) -> LineRules:
         """What this input is held to: the operator's rules, its bytes at upload, and the models of the key that created the job."""
@@ -339,14 +312,6 @@ def _gone(file_id: str) -> LineError:
         "input_file_gone",
         f"The input file {file_id} is gone. Upload it again and create a new batch.",
         "input_file_id",
-    )
-
-
-def _earlier_gone(job_id: str) -> LineError:
-    return LineError(
-        "reuse_source_gone",
-        f"The input or the answers of {job_id} are gone, so nothing was run. Create the batch again without `reuse_from`.",
-        "reuse_from",
     )
 
 

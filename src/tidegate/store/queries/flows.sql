@@ -101,14 +101,15 @@ where state = 'asleep' and wakes_at is null and changed_at < now_ms() - :keep_ms
 
 -- rate_add --
 -- `since_ms` ago the first of these calls began. Only time that was not counted before is added to what the worker was busy.
-insert into rates (model, minute, worker_id, units, tokens, items, busy_ms, call_ms, last_at)
+insert into rates (model, minute, worker_id, units, tokens, items, busy_ms, call_ms, last_at, input_tokens)
 values (:model, now_ms() / 60000, :worker_id, :units, :tokens, :items,
-    case when cast(:since_ms as bigint) < now_ms() % 60000 then cast(:since_ms as bigint) else now_ms() % 60000 end, :call_ms, now_ms())
+    case when cast(:since_ms as bigint) < now_ms() % 60000 then cast(:since_ms as bigint) else now_ms() % 60000 end, :call_ms, now_ms(),
+    :input_tokens)
 on conflict (model, minute, worker_id) do update set
     units = rates.units + excluded.units, tokens = rates.tokens + excluded.tokens, items = rates.items + excluded.items,
     busy_ms = rates.busy_ms + case when excluded.busy_ms < excluded.last_at - rates.last_at then excluded.busy_ms
         when excluded.last_at > rates.last_at then excluded.last_at - rates.last_at else 0 end,
-    call_ms = rates.call_ms + excluded.call_ms, last_at = excluded.last_at;
+    call_ms = rates.call_ms + excluded.call_ms, last_at = excluded.last_at, input_tokens = rates.input_tokens + excluded.input_tokens;
 
 -- rates_forget --
 delete from rates where minute < now_ms() / 60000 - :keep_minutes;
@@ -116,7 +117,7 @@ delete from rates where minute < now_ms() / 60000 - :keep_minutes;
 -- rates_recent --
 -- What all workers together served of a model lately, a row a minute.
 select r.minute, cast(sum(r.units) as bigint) as units, cast(sum(r.tokens) as bigint) as tokens, cast(sum(r.items) as bigint) as items,
-    max(r.busy_ms) as busy_ms, cast(sum(r.call_ms) as bigint) as call_ms
+    max(r.busy_ms) as busy_ms, cast(sum(r.call_ms) as bigint) as call_ms, cast(sum(r.input_tokens) as bigint) as input_tokens
 from rates r
 where r.model = :model and r.minute > now_ms() / 60000 - :minutes
 group by r.minute

@@ -47,7 +47,7 @@ class Forecaster:
             return UNKNOWN
         work_units = sum(one.total_units for one in outlook.models)
         caller = await self._caller_of(job)
-        least_ms = await self._least_ms(
+        least_ms = await self.least_ms(
             caller, job.run_count - job.done_count, [one.model for one in outlook.models], job.id, job.limits
         )
         if least_ms is None:
@@ -71,7 +71,7 @@ class Forecaster:
         limits = limits_from(key["limits"])
         return Caller(job.tenant_id, key_id=job.key_id, team=key["team"], user=key["user_name"], limits=limits)
 
-    async def _least_ms(
+    async def least_ms(
         self, caller: Caller, calls: int, models: Sequence[str], job_id: str, job_limits: tuple[Limit, ...]
     ) -> int | None:
         """How long so many calls take at the least under the limits of the batch, its tenant, team, user and key and, of one model, its
@@ -127,7 +127,7 @@ class Forecaster:
                     f"Measured by what {model} served lately, this batch cannot be done within {spoken(wanted.window_ms)}: "
                     f"it has about {outlook.total_units:,} tokens of work. Give it a longer completion_window, or split it."
                 )
-        least_ms = await self._least_ms(caller, calls, list(units_by_model), "new", wanted.limits)
+        least_ms = await self.least_ms(caller, calls, list(units_by_model), "new", wanted.limits)
         if least_ms is None:
             return (
                 f"Under the limits that bind it, this batch can never be done: they leave fewer than its about {calls:,} requests. "

@@ -23,12 +23,13 @@ from tidegate.core.schedule.outlooks import ModelOutlook
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.usage.prices import nano_of, units_text
+from tidegate.stages.ingest.earlier_job import EarlierJobs, earlier_gone, remove_earlier
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.stages.ingest.input_rules import line_rules
 from tidegate.store.file_bytes import file_bytes
 from tidegate.web.context import WebContext
 from tidegate.web.jobs.creation import JobCreation
-from tidegate.web.jobs.forecast import position_of
+from tidegate.web.jobs.forecast import Forecaster, position_of
 from tidegate.web.jobs.limit_rooms import CallerLimit, LimitRooms, LimitSides
 
 # Passes of this process at once: each may take a core.
@@ -97,7 +98,10 @@ class JobValidation:
         self._scratch = context.scratch
         self._creation = creation
         self._rooms = LimitRooms(context)
+        self._forecaster = Forecaster(context)
         self._passes = InputPasses()
+        levels = context.settings.parameters.levels()
+        self._earlier = EarlierJobs(context.store, context.blobs, lambda job: levels)
         self._turns = asyncio.Semaphore(_PASSES_MAX)
 
     async def validate(self, caller: Caller, wanted: JobRequest) -> JobEstimate:
@@ -121,13 +125,14 @@ class JobValidation:
             outlooks.append(outlook)
         rooms = await self._rooms.of_caller(caller, wanted.limits)
         needs = (sum(load.items for load in loads), prompt_tokens(plan.prompt_bytes) + output.p50, cost.p50)
+        least_ms = await self._forecaster.least_ms(caller, needs[0], [one.model for one in loads], "new", wanted.limits)
         return JobEstimate(
             (),
             plan.item_count,
             bad_count,
             Tokens(prompt_tokens(plan.prompt_bytes), TokenRange(output.p5, output.p50, output.p95)),
             CostShown(units_text(cost.p5), units_text(cost.p50), units_text(cost.p95)),
-            _eta(outlooks),
+            None if least_ms is None else _eta(outlooks, least_ms),
             round(shared_share, 4) if plan.prompt_bytes else None,
             [_binding(room, *needs) for room in rooms],
             await self._refused(caller, wanted, loads),
@@ -147,10 +152,18 @@ class JobValidation:
                 with path.open("xb") as copy:
                     async for chunk in file_bytes(self._store, self._blobs, file.id, 0, file.size_bytes):
                         await asyncio.to_thread(copy.write, chunk)
-            if len(files) == 1 and not rules.levels:
-                return await self._passes(paths[0], work_path, rules, lane)
-            parts = tuple(InputPart(file.id, str(path)) for file, path in zip(files, paths, strict=True))
-            return await self._passes(joined_path, work_path, dataclasses.replace(rules, parts=parts), lane)
+            try:
+                if job_id := wanted.shape.reuse_from:
+                    earlier = await self._earlier.fetch(caller.tenant_id, job_id, work_path)
+                    if earlier is None:
+                        return IngestPlan(0, None, [], 0, 0, 0, [earlier_gone(job_id)])
+                    rules = dataclasses.replace(rules, earlier=earlier)
+                if len(files) == 1 and not rules.levels:
+                    return await self._passes(paths[0], work_path, rules, lane)
+                parts = tuple(InputPart(file.id, str(path)) for file, path in zip(files, paths, strict=True))
+                return await self._passes(joined_path, work_path, dataclasses.replace(rules, parts=parts), lane)
+            finally:
+                remove_earlier(work_path)
 
     def _rules(self, caller: Caller, wanted: JobRequest) -> LineRules:
         rules = line_rules(self._settings, wanted.endpoint, wanted.invalid_lines, prefix_order=wanted.prefix_order)
@@ -202,8 +215,8 @@ def _loads(plan: IngestPlan) -> tuple[list[ModelLoad], int]:
     return loads, bad_count
 
 
-def _eta(outlooks: Sequence[ModelOutlook]) -> EtaSeconds | None:
-    """When the last model is done; None where one of them was not measured."""
+def _eta(outlooks: Sequence[ModelOutlook], least_ms: int) -> EtaSeconds | None:
+    """When the last model is done, under limits that take so long at the least; None where one of the models was not measured."""
     ends = [
         eta.eta(position_of(one), eta.busy_rates(one.minutes), rate_now=eta.recent_rate(one.minutes))
         for one in outlooks
@@ -211,7 +224,8 @@ def _eta(outlooks: Sequence[ModelOutlook]) -> EtaSeconds | None:
     known = [end for end in ends if end is not None]
     if not known or len(known) < len(ends):
         return None
-    return EtaSeconds(max(end.p50_ms for end in known) // 1000, max(end.p95_ms for end in known) // 1000)
+    last = eta.not_before(eta.Eta(max(end.p50_ms for end in known), max(end.p95_ms for end in known)), least_ms)
+    return EtaSeconds(last.p50_ms // 1000, last.p95_ms // 1000)
 
 
 def _binding(room: CallerLimit, requests: int, tokens: int, nano: int) -> BindingLimit:
