@@ -91,7 +91,7 @@ class Cluster:
 
     async def road(self, kind: str, url: str, lines: list[bytes]) -> Took:
         with tempfile.TemporaryDirectory() as data, counted_statements() as counts:
-            async with working(settings_for(url, Path(data), **self._settings(kind))) as at_work:
+            async with working(settings_for(url, Path(data), **self._settings(kind))) as at_work, at_work.running():
                 job_id = await submit(at_work, lines)
                 own, s3, began = self._own_cpu_s(), self._s3_cpu_s(), time.perf_counter()
                 at_work.parts.wakes.inputs.notify()

@@ -49,7 +49,7 @@ async def _road(url: str, lines: list[bytes], inputs: int) -> Took:
         # YAML reads JSON.
         config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
         settings = load(config, Path(directory) / "data", {"worker.in_flight_max": IN_FLIGHT}, {}).settings
-        async with working(settings) as at_work:
+        async with working(settings) as at_work, at_work.running():
             job_id = await submit(at_work, lines, ENDPOINT)
             began = time.perf_counter()
             at_work.parts.wakes.inputs.notify()

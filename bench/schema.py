@@ -59,7 +59,7 @@ def _lines(count: int) -> list[bytes]:
 async def _run(url: str, lines: list[bytes], answers: AnswerTerms | None) -> Job:
     """The job when it has ended."""
     with tempfile.TemporaryDirectory() as data:
-        async with working(settings_for(url, Path(data))) as at_work:
+        async with working(settings_for(url, Path(data))) as at_work, at_work.running():
             job_id = await submit(at_work, lines, answers=answers)
             at_work.parts.wakes.inputs.notify()
             while True:

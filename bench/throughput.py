@@ -91,7 +91,7 @@ def settings_for(url: str, data: Path, *, stated: bool = True, **overrides: obje
 async def whole_road(url: str, lines: list[bytes], *, stated: bool = True) -> tuple[float, float]:
     """Seconds from create to completed, and CPU seconds of this process and its ingest child."""
     with tempfile.TemporaryDirectory() as data:
-        async with working(settings_for(url, Path(data), stated=stated)) as at_work:
+        async with working(settings_for(url, Path(data), stated=stated)) as at_work, at_work.running():
             job_id = await submit(at_work, lines)
             began, cpu_began = time.perf_counter(), cpu_seconds()
             at_work.parts.wakes.inputs.notify()
