@@ -1,0 +1,82 @@
+"""What a process reports of itself and of its deployments: written while something is wrong, and once when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.worker.workshop import until
+from tests.worker.world import World
+from tidegate.core.errors import BlobUnavailable
+from tidegate.core.ports import DeploymentTrouble, WorkerReport
+from tidegate.upstream.routing.deployment_state import DeploymentStatus
+from tidegate.worker.registration import Registration
+from tidegate.worker.reporting import Reporting
+
+pytestmark = pytest.mark.anyio
+
+
+class Unwritable:
+    """Blobs that refuse every write."""
+
+    async def check(self) -> None:
+        raise BlobUnavailable("access denied")
+
+
+def status(name: str, open_for_ms: int | None = None) -> DeploymentStatus:
+    unmoved: Any = dict.fromkeys((one.name for one in fields(DeploymentStatus) if one.default is MISSING), 0)
+    known: dict[str, Any] = {
+        "name": name,
+        "models": ("m",),
+        "failures": {},
+        "last_failure": "refused",
+        "open_for_ms": open_for_ms,
+    }
+    return DeploymentStatus(**unmoved | known)
+
+
+async def registered(live: World) -> Registration:
+    me = Registration(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
+    await me.begin()
+    return me
+
+
+async def reports(live: World) -> list[WorkerReport]:
+    return [one.report for one in await live.store.worker_reports()]
+
+
+async def test_trouble_is_reported_and_taken_back_also_under_a_new_incarnation(live: World) -> None:
+    me, troubles, places = await registered(live), ["ends after an internal error"], [status("a"), status("b", 5_000)]
+    reporting = Reporting(live.store, live.blobs, me, lambda: places, lambda: troubles[0] if troubles else None)
+    await reporting.report()
+    down = (DeploymentTrouble("b", False, 5_000, "refused"),)
+    assert await reports(live) == [WorkerReport("ends after an internal error", down)]
+    await me.leave()
+    await me.begin()
+    troubles.clear()
+    await reporting.report()
+    assert (await reports(live)).count(WorkerReport("", down)) == 1
+    places[1] = status("b")
+    await reporting.report()
+    assert WorkerReport() in await reports(live)
+
+
+async def test_answers_that_cannot_be_kept_are_reported_and_logged_once(live: World) -> None:
+    blobs: Any = Unwritable()
+    reporting = Reporting(live.store, blobs, await registered(live), lambda: (), lambda: None)
+
+    async def cannot_keep() -> bool:
+        return await reports(live) == [WorkerReport("it cannot keep answers: access denied")]
+
+    with capture_logs() as logged:
+        running = asyncio.create_task(reporting.run())
+        try:
+            await until(cannot_keep, "the report")
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    assert [one["event"] for one in logged] == ["blobs_unwritable"]
