@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx2
 import pytest
 
 from tests.faults.conftest import MakeSite
+from tests.faults.test_process_dedupe import lines as repeated
+from tests.faults.test_process_operations import operator
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxies, Proxy
 from tests.support.s3 import S3Server
@@ -91,3 +95,45 @@ def test_objects_are_away_while_a_cancelled_job_is_closed(site_over_wire: Site, 
     assert site.batch(batch_id)["status"] in ("finalizing", "cancelling")
     wire.heal()
     site.judge(batch_id, lines, "cancelled")
+
+
+def test_objects_are_away_while_copies_are_published(site_over_wire: Site, wire: Proxy) -> None:
+    """The lines of identical requests are written at the end: they wait for the object store, and nothing is called again."""
+    site = site_over_wire
+    lines = repeated(24, 8)
+    site.begin("record_committed=sleep:0.3")
+    batch_id = site.submit(lines, dedupe=True)
+    site.until_called(8)
+    cut(wire)
+    assert site.batch(batch_id)["status"] in ("finalizing", "in_progress")
+    wire.heal()
+    results = site.judge(batch_id, lines)
+    assert results.batch["tidegate"]["deduplicated"] == 16
+    assert len(site.calls_of(batch_id)) == 8
+
+
+def test_an_operation_is_done_while_objects_are_away(site_over_wire: Site, wire: Proxy) -> None:
+    """A cancel of everything that matches is a matter of the database; the batches end when their lines can be written."""
+    site = site_over_wire
+    lines = requests(4)
+    site.begin()
+    batches = [site.submit(lines, not_before=int(time.time()) + 7200) for _ in range(3)]
+    for batch_id in batches:
+        site.until_status(batch_id, "in_progress")
+    asked = operator(site)
+    wire.cut(0)
+    made = asked.client().post("/admin/v1/operations", json={"action": "cancel", "filter": {}})
+    assert made.status_code == 200, made.text
+    path = f"/admin/v1/operations/{made.json()['id']}"
+    wait_until(lambda: asked.get(path)["status"] == "completed", END_S, "the operation to be completed", poll_s=ASK_S)
+    assert (asked.get(path)["done"], asked.get(path)["failed"]) == (3, 0)
+
+    def statuses() -> set[str]:
+        return {asked.get(f"/admin/v1/batches/{batch_id}")["status"] for batch_id in batches}
+
+    assert statuses() <= {"cancelling", "finalizing"}
+    wire.heal()
+    wait_until(lambda: statuses() == {"cancelled"}, END_S, "the batches to be cancelled", poll_s=ASK_S)
+    for batch_id in batches:
+        counts = asked.get(f"/admin/v1/batches/{batch_id}")["request_counts"]
+        assert (counts["total"], counts["cancelled"]) == (len(lines), len(lines))
