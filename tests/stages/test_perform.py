@@ -44,7 +44,9 @@ async def test_what_is_tried_again_waits_until_its_window_is_over(denied: Denied
         share_owner="tenant:t",
         answers=None,
     )
-    held: Any = SimpleNamespace(slice=leased, deadline_ms=NOW_MS + LEFT_MS, budgets=(), is_interactive=False)
+    held: Any = SimpleNamespace(
+        slice=leased, deadline_ms=NOW_MS + LEFT_MS, budgets=(), is_interactive=False, may_begin=lambda: True
+    )
     item = Item(number=0, custom_id=b'"a"', body=b'{"model":"m","messages":[]}')
     verdict = await Performer(upstream, clock, entropy, rules, 0).perform(held, item)
     assert isinstance(verdict, Again)

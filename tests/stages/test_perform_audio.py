@@ -45,7 +45,13 @@ async def perform(body: dict[str, Any], rules: TargetRules = ALLOWED) -> tuple[I
         share_owner="tenant:t", answers=None, first=0, token="t", item_units=1, betas="",
     )  # fmt: skip
     held: Any = SimpleNamespace(
-        slice=leased, deadline_ms=100_000, budgets=(), parallel=(), models=frozenset(), is_interactive=False
+        slice=leased,
+        deadline_ms=100_000,
+        budgets=(),
+        parallel=(),
+        models=frozenset(),
+        is_interactive=False,
+        may_begin=lambda: True,
     )
     item = Item(number=0, custom_id=b'"a"', body=json.dumps({"model": "w", **body}).encode())
     files = CallbackSender(rules, "Tidegate/test")

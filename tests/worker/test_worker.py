@@ -263,6 +263,36 @@ async def test_a_publish_that_hangs_keeps_no_other_job_from_being_cancelled(live
         await until(ended(live, stuck, JobState.CANCELLED), "the first job")
 
 
+async def test_a_call_that_waits_in_the_router_may_not_begin_when_its_job_is_paused(live: World) -> None:
+    script, gate = Script(live, "m"), asyncio.Event()
+
+    async def waits(call: Call) -> Answer:
+        await gate.wait()
+        assert call.may_begin is not None
+        if not call.may_begin():
+            raise Withheld("paused", until_ms=live.clock.monotonic_ms(), code="lease_over")
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = waits
+    job = await live.started(chat_lines(2))
+    async with working(live, script):
+        await until(lambda: _is(len(script.calls) == 2), "both calls to wait for a slot")
+        await live.store.pause_job(job.tenant_id, job.id)
+        await until(
+            lambda: _is(not any(one.may_begin() for one in script.calls if one.may_begin)), "the worker to know"
+        )
+        gate.set()
+        await until(lambda: _handed_back(live, job), "its slices to be handed back")
+        assert (await live.look(job)).answered_count == 0
+        await live.store.resume_job(job.tenant_id, job.id)
+        await until(ended(live, job), "the job that goes on")
+    assert len(script.calls) == 4
+
+
+async def _handed_back(world: World, job: Any) -> bool:
+    return not [row for row in await world.rows("select job_id from slices where state = 'leased'") if row[0] == job.id]
+
+
 async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_something(live: World) -> None:
     """They stay neither in the hand nor in the look: other jobs of the same model run meanwhile, and nobody asks again before."""
     script = Script(live, "m")

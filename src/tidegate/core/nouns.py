@@ -1,10 +1,7 @@
-"""The nouns of the engine, as the stages hand them to one another.
-
-Those made once per item are msgspec structs, which cost a fifth of a dataclass to make.
-"""
+"""The nouns of the engine, as stages hand them on. Those made for each item are msgspec structs: they cost a fifth of a dataclass."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -486,13 +483,13 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """One upstream request. `attempt_count` says how many calls of its item counted before: above 0 this is a retry.
 
     It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that is being paid for is worth a
-    wait. It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks
-    again first. `budgets` are those of its tenant, user, key and job; those of the deployment come on the way. `tokens` is what it
-    will likely take, where someone has estimated it. `share_owner` is whose it is, for a fair order downstream, and calls of one
-    `prefix_group` begin alike; without a `prefix_salt` it is not used. `items` is how many items of a job share it; `number` is
-    then that of the first. `parallel` names those who may have only so many calls at once. `models` are those that its key allows,
-    so that no fallback leads to another; none named: any. With an `audio` file it is sent as a form. An engine of Anthropic's gets
-    `betas` in a header. `trace_header` is the header line that names its span, where it is traced."""
+    wait. It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks again
+    first; and only while `may_begin` says so, for a job may be paused or close while it waits. `budgets` are those of its tenant, user,
+    key and job; those of the deployment come on the way. `tokens` is what it will likely take, where someone has estimated it.
+    `share_owner` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike; without a `prefix_salt` it is
+    not used. `items` is how many items of a job share it; `number` is then that of the first. `parallel` names those who may have only so
+    many calls at once. `models` are those that its key allows, so that no fallback leads to another; none named: any. With an `audio` file
+    it is sent as a form. Anthropic's engines get `betas` in a header. `trace_header` names its span, where it is traced."""
 
     job_id: str
     number: int
@@ -516,6 +513,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     audio: AudioFile | None = None
     betas: str = ""
     trace_header: bytes = b""
+    may_begin: Callable[[], bool] | None = None
 
     @property
     def prefix_group(self) -> str:

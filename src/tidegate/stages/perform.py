@@ -59,6 +59,9 @@ class HeldSlice(Protocol):
     def is_interactive(self) -> bool:
         """Whether its items have waited until they go like interactive calls."""
 
+    def may_begin(self) -> bool:
+        """Whether calls of it may still begin: its job may be paused or close while they wait."""
+
     @property
     def parallel(self) -> tuple[tuple[str, int], ...]:
         """How many calls may go at once, by the name that is counted."""
@@ -274,6 +277,7 @@ class Performer:
             parallel=held.parallel,
             models=held.models,
             betas=leased.betas,
+            may_begin=held.may_begin,
         )
 
     async def _send_with_file(self, call: Call) -> Answer:

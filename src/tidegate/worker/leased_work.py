@@ -66,6 +66,10 @@ class LeasedSliceState:
         """Let no call of this slice begin after this moment: its job's deadline was changed."""
         self.deadline_ms = deadline_ms
 
+    def may_begin(self) -> bool:
+        """Whether what is taken and not sent yet may still be sent."""
+        return not self.dropped
+
     def turn_interactive(self) -> None:
         """From now on its items go like interactive calls."""
         self.is_interactive = True
@@ -399,7 +403,7 @@ class LeasedWork:
         state.deferred_until_ms = max(state.deferred_until_ms, until_ms)
 
     def drop(self, state: LeasedSliceState) -> None:
-        """Send nothing more of this slice; its calls in flight go on."""
+        """Send nothing more of this slice, not even what waits for a slot or a budget; calls that were sent go on."""
         state.dropped = True
 
     def cut(self, state: LeasedSliceState) -> int:

@@ -142,6 +142,23 @@ async def test_a_lease_that_ran_out_while_leave_was_waited_for_sends_nothing(wor
     assert server.posts == []
 
 
+async def test_a_job_that_was_paused_while_a_permit_was_waited_for_sends_nothing(world: World) -> None:
+    limits, paused = LateLimits(world.clock), asyncio.Event()
+    async with RawServer() as server:
+        place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),))
+        async with world.router(place, capacity=Capacity(limits)) as router:
+            call = asyncio.create_task(router.send(world.call(may_begin=lambda: not paused.is_set())))
+            await limits.asked.wait()
+            paused.set()
+            limits.answer.set()
+            ends = await asyncio.gather(call, return_exceptions=True)
+            assert isinstance(ends[0], Withheld)
+            assert ends[0].code == "lease_over"
+            assert router.status()[0].failures == {}
+            await eventually(lambda: limits.used("one") == (0, 0), "its permit to go back")
+    assert server.posts == []
+
+
 async def test_closing_while_calls_wait_for_leave_puts_them_off(world: World) -> None:
     limits = LateLimits(world.clock)
     async with RawServer() as server:

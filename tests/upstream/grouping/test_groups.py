@@ -390,6 +390,21 @@ async def test_one_request_and_the_sum_of_tokens_are_weighed(world: World) -> No
     assert sum(sizes(server)) == 8
 
 
+async def test_no_group_is_sent_for_an_item_whose_job_was_paused(world: World) -> None:
+    gate, paused = Gate(embed), asyncio.Event()
+    async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=1)) as router:
+        first = asyncio.create_task(router.send(item(world, "first")))
+        await eventually(lambda: len(server.posts) == 1, "the only slot to be taken")
+        calls = [item(world, text, may_begin=lambda: not paused.is_set()) for text in ("one", "two")]
+        waiting = asyncio.create_task(together(router, calls))
+        await asyncio.sleep(0.01)
+        paused.set()
+        gate.opened.set()
+        await first
+        await waiting
+    assert len(server.posts) == 1
+
+
 async def test_no_group_is_sent_for_an_item_whose_lease_may_be_over(world: World) -> None:
     """A group is one call: it begins only while the lease of each of its items covers it."""
     gate = Gate(embed)

@@ -165,6 +165,26 @@ async def test_a_share_outlives_a_store_that_is_away_but_not_the_lease() -> None
     assert len(server.posts) == 2
 
 
+async def test_a_call_whose_job_was_paused_while_it_waited_for_a_slot_is_not_sent() -> None:
+    world, air, paused = World(), Air(), asyncio.Event()
+    async with RawServer(air) as server:
+        async with world.router(deployment(server.url, max_in_flight=1), limits=PATIENT) as router:
+            first = asyncio.create_task(router.send(world.call()))
+            await eventually(lambda: air.flying.get(b"all") == 1, "the slot to be taken")
+            waiting = asyncio.create_task(
+                router.send(msgspec.structs.replace(world.call(), may_begin=lambda: not paused.is_set()))
+            )
+            await asyncio.sleep(0.01)
+            paused.set()
+            air.landing.set()
+            await first
+            with pytest.raises(Withheld) as withheld:
+                await waiting
+            assert withheld.value.code == "lease_over"
+            assert router.free_slots("m") == 1
+    assert len(server.posts) == 1
+
+
 async def test_a_process_that_was_declared_gone_has_no_slots(store: Store) -> None:
     async with RawServer() as server:
         async with processes(store, 1, deployment(server.url, max_in_flight=4)) as made:

@@ -160,8 +160,10 @@ class CallPath:
                 and call.endpoint != MESSAGES
                 and call.audio is None
             ):
-                # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then.
-                permit = SendPermit(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
+                # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then, or
+                # when the job was paused or closes.
+                permit = SendPermit(self._clock, (), "", 0, call.deadline_ms)
+                permit.expire_by(call.begin_by_ms, call.may_begin)
                 admission.go_out(0)
                 request = UpstreamRequest(
                     state.url(call.endpoint), call.idempotency_key, call.body, call.trace_header, call.attempt_count

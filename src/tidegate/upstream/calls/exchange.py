@@ -171,8 +171,8 @@ class Exchange:
     def _look_again(self, admission: Admission, permit: SendPermit, tokens: int) -> None:
         """Refuse to begin what may not begin any more: a permit may have been waited for.
 
-        Nothing begins when the lease that covers the call may be over or its slot another's, after its job's window, or at a deployment
-        that asked for a rest meanwhile or reported that less is left."""
+        Nothing begins when the lease that covers the call may be over or its slot another's, when its job is paused or closes, after its
+        job's window, or at a deployment that asked for a rest meanwhile or reported that less is left."""
         call, state = admission.call, admission.state
         now_ms = self._clock.monotonic_ms()
         opens_at_ms = state.quota.opens_at_ms(tokens)
@@ -181,11 +181,11 @@ class Exchange:
         if state.rests_until_ms > now_ms:
             until_ms = min(state.rests_until_ms, state.rest_ends_ms(now_ms))
             raise Withheld("the deployment asked for a rest, or is drained", until_ms=until_ms, code="upstream_rests")
-        if now_ms >= admission.begin_by_ms:
+        if now_ms >= admission.begin_by_ms or not (call.may_begin is None or call.may_begin()):
             raise Withheld("the lease may be over before the call was sent", until_ms=now_ms, code="lease_over")
         if now_ms >= call.deadline_ms:
             raise Withheld("the call's deadline passed before it was sent", until_ms=now_ms, code="deadline_passed")
-        permit.expire_by(min(admission.begin_by_ms, call.deadline_ms))
+        permit.expire_by(min(admission.begin_by_ms, call.deadline_ms), call.may_begin)
 
     async def _send_once(
         self, admission: Admission, shaped: Shaped, total_s: float, permit: SendPermit, receipt: CallReceipt

@@ -8,6 +8,7 @@ its own part. Items whose call failed because they were grouped are tried alone.
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Protocol
@@ -46,6 +47,7 @@ _OWN = (
     "idempotency_key",
     "deadline_ms",
     "begin_by_ms",
+    "may_begin",
     "tokens",
     "prefix_salt",
     "prefix_bytes",
@@ -233,10 +235,15 @@ def _joined(kind: GroupKind, members: Sequence[WaitingItem]) -> Call:
         idempotency_key=f"{group_id(first.job_id, (call.number for call in calls))}_{digest}",
         deadline_ms=min(call.deadline_ms for call in calls),
         begin_by_ms=min(call.begin_by_ms for call in calls),
+        may_begin=partial(_may_all_begin, calls),
         tokens=sum(call.tokens for call in calls),
         hand_backs=max(call.hand_backs for call in calls),
         items=len(calls),
     )
+
+
+def _may_all_begin(calls: Sequence[Call]) -> bool:
+    return all(call.may_begin is None or call.may_begin() for call in calls)
 
 
 def _again(error: UpstreamError) -> UpstreamError:

@@ -1,5 +1,7 @@
 """The permit to send one call, checked once more right before the first byte."""
 
+from collections.abc import Callable
+
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.ports import Clock
 
@@ -9,9 +11,9 @@ class PermitExpired(Exception):
 
 
 class SendPermit:
-    """The permit to send one call until a moment. `begun` says that the call was sent under it."""
+    """The permit to send one call until a moment, and while the call is wanted. `begun` says that the call was sent under it."""
 
-    __slots__ = ("_clock", "begun", "budgets", "dies_ms", "grant_id", "nano", "tokens")
+    __slots__ = ("_clock", "_may_begin", "begun", "budgets", "dies_ms", "grant_id", "nano", "tokens")
 
     def __init__(
         self, clock: Clock, budgets: tuple[Budget, ...], grant_id: str, tokens: int, dies_ms: float, nano: int = 0
@@ -23,13 +25,15 @@ class SendPermit:
         self.dies_ms = dies_ms
         self.nano = nano
         self.begun = False
+        self._may_begin: Callable[[], bool] | None = None
 
-    def expire_by(self, moment_ms: float) -> None:
-        """Run out at this moment, or earlier."""
+    def expire_by(self, moment_ms: float, may_begin: Callable[[], bool] | None) -> None:
+        """Run out at this moment, or earlier: as soon as the call may not begin any more."""
         self.dies_ms = min(self.dies_ms, moment_ms)
+        self._may_begin = may_begin
 
     def begin(self) -> None:
         """The next thing that happens is the first byte on the wire."""
-        if self._clock.monotonic_ms() >= self.dies_ms:
+        if self._clock.monotonic_ms() >= self.dies_ms or not (self._may_begin is None or self._may_begin()):
             raise PermitExpired
         self.begun = True
