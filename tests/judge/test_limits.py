@@ -14,9 +14,10 @@ from tidegate import judge
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.judge.lines import ClaimedUsage, read_usage, split_item_id
 
-WORKER = (
-    "insert into workers (id, host, version, state, started_at, beat_at, alive_until) values (?, 'h', '0', ?, ?, ?, ?)"
-)
+WORKER = """
+insert into workers (id, host, version, state, started_at, beat_at, alive_until, runs_items, report)
+values (?, 'h', '0', ?, ?, ?, ?, 1, '')
+"""
 
 
 def cannot(world: World, name: str = "plain", *, witness: bool = False) -> str:

@@ -272,7 +272,9 @@ class Customers:
         if dice.random() < plan.strength("job_schema") and order.endpoint != EMBEDDINGS:
             terms = AnswerTerms(SCHEMA, tries_max=dice.choice((0, 1, 2)), feedback=dice.random() < 0.5)
             order.wishes = replace(order.wishes, answers=terms)
-        if dice.random() < plan.strength("job_door"):
+        # The door that wants events of items takes neither copies nor answers of an earlier job.
+        is_copied = order.shape.dedupe or order.wishes.is_edited
+        if dice.random() < plan.strength("job_door") and not is_copied:
             order.wishes, order.ordered = replace(order.wishes, door="{}"), False
 
     def _draw_wishes(self, order: Order, *, is_odd: bool) -> Wishes:

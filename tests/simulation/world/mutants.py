@@ -26,6 +26,7 @@ from tidegate.stages import lease, record
 from tidegate.stages.stage_leases import StageLeases
 from tidegate.stages.tend.lost_workers import LostWorkers
 from tidegate.store import slices, sqlite_clock
+from tidegate.upstream.routing.slots import SlotDemand
 from tidegate.worker import leased_work
 from tidegate.worker.call_rules import KeyStates
 from tidegate.worker.leasing import SliceReader
@@ -180,7 +181,10 @@ MUTANTS: dict[str, Mutant] = {
     "heartbeat_ignored": Mutant(
         "late_beats",
         "calls go on after the lease ran out",
-        patch(leased_work.LeasedWork, "extend_lease", lambda self, until_ms: _extend_lease(self, float("inf"))),
+        both(
+            patch(leased_work.LeasedWork, "extend_lease", lambda self, until_ms: _extend_lease(self, float("inf"))),
+            patch(SlotDemand, "own_until_ms", lambda self: float("inf")),
+        ),
     ),
     "close_at_once": Mutant(
         "closings",

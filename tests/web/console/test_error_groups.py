@@ -47,10 +47,10 @@ async def test_lines_are_grouped_with_examples(monkeypatch: pytest.MonkeyPatch) 
     lines += [{"custom_id": "x", "error": {"code": "batch_expired", "message": "late"}, "response": None}]
     data = b"not json\n" + b"".join(json.dumps(one).encode() + b"\n" for one in lines)
 
-    async def chunks(*_: Any) -> Any:
+    async def file_bytes(*_: Any) -> Any:
         yield data
 
-    monkeypatch.setattr(module, "chunks", chunks)
+    monkeypatch.setattr(module, "file_bytes", file_bytes)
     job: Any = SimpleNamespace(error_file_id="file-1", error_bytes=len(data))
     groups: ErrorGroups = await module.error_groups(None, None, job)  # type: ignore[arg-type]
     assert groups.counts.most_common(1) == [(("bad", 400, "max is # tokens"), 2)]
