@@ -50,6 +50,7 @@ class LeasedSliceState:
     retry_at_ms: float = math.inf
     reading: bool = False
     dropped: bool = False
+    closed: bool = False
     settled: bool = False
     aborted: bool = False
     calls: set["asyncio.Task[None]"] = field(default_factory=set)
@@ -67,8 +68,8 @@ class LeasedSliceState:
         self.deadline_ms = deadline_ms
 
     def may_begin(self) -> bool:
-        """Whether what is taken and not sent yet may still be sent."""
-        return not self.dropped
+        """Whether what is taken and waits for a slot, a budget or a connection may still be sent."""
+        return not self.closed
 
     def turn_interactive(self) -> None:
         """From now on its items go like interactive calls."""
@@ -206,7 +207,7 @@ class LeasedWork:
         """This incarnation was declared gone: nothing more is sent under its leases."""
         self.lease_until_ms = 0.0
         for state in self.state():
-            self.drop(state)
+            self._close(state)
 
     def expect(self, state: LeasedSliceState) -> None:
         """A slice was leased and is being read: heartbeats already count it, so that it can be lost or closed before it is here."""
@@ -403,8 +404,13 @@ class LeasedWork:
         state.deferred_until_ms = max(state.deferred_until_ms, until_ms)
 
     def drop(self, state: LeasedSliceState) -> None:
-        """Send nothing more of this slice, not even what waits for a slot or a budget; calls that were sent go on."""
+        """Take nothing more of this slice; its calls go on."""
         state.dropped = True
+
+    def _close(self, state: LeasedSliceState) -> None:
+        """Send nothing more of this slice, not even what waits for a slot or a budget; calls that were sent go on."""
+        state.closed = True
+        self.drop(state)
 
     def cut(self, state: LeasedSliceState) -> int:
         """How many items behind the last one that was sent are still open: they can be given back while the calls go on."""
@@ -455,7 +461,7 @@ class LeasedWork:
         for key in known - listed:
             state = self._states.get(key)
             if state is not None and not state.settled:
-                self.drop(state)
+                self._close(state)
         return [holding for holding in holdings if (holding.job_id, holding.first, holding.token) not in self._states]
 
     def move_deadlines(self, holdings: list[Holding], asked_ms: float) -> None:
@@ -472,5 +478,5 @@ class LeasedWork:
         """The job closes or is paused: send nothing more of it."""
         mine = [state for state in self.state() if state.slice.job_id == job_id]
         for state in mine:
-            self.drop(state)
+            self._close(state)
         return mine
