@@ -475,6 +475,7 @@ async def test_calls_that_came_while_a_hook_blocked_its_loop_are_ended_and_not_l
     code = own_code.OwnCode("blocked", blocks, 0.2)
     # What tests before this one left lying is none of its business.
     gc.collect()
+    caplog.clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         first = asyncio.create_task(code.call())
