@@ -239,6 +239,8 @@ class Rules:
 
     def check_call(self, call: Witnessed) -> None:
         """No call without a committed lease that covers it, none after the deadline, none long after a cancel."""
+        # The store's time may have jumped since it was last looked at.
+        self._time.check()
         job_state, expired = self._one(
             # Its sender learned of the deadline as a duration: a jump of the store's time may be news to it.
             "select state, now_ms() - ? >= expires_at from jobs where id = ?",
