@@ -87,6 +87,27 @@ async def test_all_calls_of_all_processes_stay_within_the_cap(store: Store) -> N
     assert air.highest[b"user"] > 1, "users had slots of the worker's"
 
 
+@pytest.mark.parametrize("batch_fraction", [1.0, 0.5])
+async def test_processes_that_keep_slots_for_users_leave_one_to_batch(store: Store, batch_fraction: float) -> None:
+    """Users come at both processes, and the deployment has as many slots as they would keep free together."""
+    air = Air()
+    air.landing.set()
+    async with RawServer(air) as server:
+        place = deployment(server.url, max_in_flight=2, batch_fraction=batch_fraction)
+        async with processes(store, 2, place) as made:
+            for world, door in made:
+                await ask(world, door)
+            air.landing.clear()
+            items = [asyncio.create_task(router.send(call)) for world, router in made for call in calls(world, 3)]
+            await eventually(lambda: air.flying.get(b"m") == 1, "an item to be sent", 10)
+            await asyncio.sleep(1.5)
+            assert air.highest[b"m"] == 1, "one slot stays free for users"
+            air.landing.set()
+            async with asyncio.timeout(60):
+                await asyncio.gather(*items)
+    assert air.highest[b"all"] <= 2
+
+
 async def test_an_idle_process_serves_its_first_user_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     # Slots come at the next round, or because a user waits: without that it would take a minute.
     monkeypatch.setattr(slots, "PERIOD_S", 60.0)

@@ -167,7 +167,7 @@ class DeploymentState:
         self.slots.set_cap(
             deployment.max_in_flight if self.counts_interactive else background_max, is_alone=self._is_alone
         )
-        if not self.counts_interactive or background_max >= deployment.max_in_flight:
+        if not self.counts_interactive or (self._is_alone and background_max >= deployment.max_in_flight):
             self.background_slots = None
         else:
             if self.background_slots is None:
@@ -255,7 +255,9 @@ class DeploymentState:
             if self.interactive_waiting:
                 free -= self.interactive_waiting.total()
             if self._users_until_ms > now_ms:
-                free -= self._free_for_users
+                # Of a small share one slot is left to batch: other processes keep theirs, and together they keep enough, for batch has a
+                # share of its own.
+                free -= min(self._free_for_users, self.slots.share - 1)
             if self.background_slots is not None:
                 free = min(free, self.background_slots.share - self.in_flight)
         elif self.interactive_in_flight:
@@ -379,8 +381,13 @@ class DeploymentState:
 
     def own_slots(self, now_ms: float) -> list[Slots]:
         """Those of which this process needs a share."""
-        self.slots.keep_spare(self._free_for_users if self.counts_interactive and self._users_until_ms > now_ms else 0)
-        return [self.slots] if self.background_slots is None else [self.slots, self.background_slots]
+        kept = self._free_for_users if self.counts_interactive and self._users_until_ms > now_ms else 0
+        self.slots.keep_spare(kept)
+        if self.background_slots is None:
+            return [self.slots]
+        background_max = min(self.deployment.background_in_flight_max, self.slots.cap - kept)
+        self.background_slots.set_cap(background_max, is_alone=self._is_alone)
+        return [self.slots, self.background_slots]
 
     def has_share(self) -> None:
         """As much of its tokens in flight is this process's as of its slots."""
