@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -54,3 +58,47 @@ def test_a_batch_that_is_not_there(site: Site) -> None:
     absent = watch(site, "batch_0000000000000000000000", "--server", site.url)
     assert absent.wait(30) != 0
     assert "No batch found" in absent.stderr()
+
+
+RESTING = {"id": "b", "request_counts": {"total": 3, "completed": 0, "failed": 0}, "usage": {}}
+
+
+class ToldEvents(BaseHTTPRequestHandler):
+    """A server whose streams end: with `reset` where a reader was slow, or in the middle of one. It notes where each reader goes on."""
+
+    streams: ClassVar[list[str]] = []
+    asked_from: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self.asked_from.append(self.headers["Last-Event-ID"])
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(self.streams.pop(0).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write no log."""
+
+
+def told_event(kind: str, event_id: str, **fields: object) -> str:
+    named = f"id: {event_id}\n" if event_id else ""
+    return f"event: {kind}\n{named}data: {json.dumps({**RESTING, **fields})}\n\n"
+
+
+def test_watching_goes_on_where_a_reset_says(processes: Processes, tmp_path: Path) -> None:
+    """A reset that names an event means: go on behind it. One that names none means: from the start, on this connection and the next."""
+    ToldEvents.streams = [
+        told_event("batch.in_progress", "1", status="in_progress") + told_event("batch.progress", "2") + told_event("reset", "1"),
+        told_event("batch.progress", "2") + told_event("reset", "") + told_event("batch.validating", "", status="validating"),
+        told_event("batch.completed", "9", status="completed", request_counts={"total": 3, "completed": 3, "failed": 0}),
+    ]  # fmt: skip
+    with ThreadingHTTPServer(("127.0.0.1", 0), ToldEvents) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        command = [TIDEGATE, "batches", "watch", "batch_0000000000000000000000", "--server", url, "--json"]
+        watching = processes.start(command, name="watch", env={**os.environ, "HOME": str(tmp_path)})
+        assert watching.wait(60) == 0
+        server.shutdown()
+    assert ToldEvents.asked_from == [None, "1", None]
+    told = [json.loads(line)["event"] for line in watching.stdout().splitlines()]
+    assert told == ["batch.in_progress", "batch.progress", "batch.progress", "batch.validating", "batch.completed"]

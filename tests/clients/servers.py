@@ -34,15 +34,15 @@ ROOMY = {
 
 
 @contextmanager
-def started(store: str, is_slow: bool = False, port: int = 0) -> Iterator[Site]:
-    """Start Tidegate over this store: `serve`, or an API and a worker, with a simulated model server behind it."""
+def started(store: str, call_ms: int = 0, port: int = 0) -> Iterator[Site]:
+    """Start Tidegate over this store: `serve`, or an API and a worker. Each call to the simulated model server behind it takes so long."""
     run_directory = RunDirectory.create()
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
         processes = Processes(directory / "logs", run_directory.process_registry())
         try:
-            options = ["--latency-ms", str(SLOW_CALL_MS)] if is_slow else []
-            engine = Engine(processes, directory / "engine", *options, mode="fixed" if is_slow else "instant")
+            options = ["--latency-ms", str(call_ms)] if call_ms else []
+            engine = Engine(processes, directory / "engine", *options, mode="fixed" if call_ms else "instant")
             # Clients go on at the address that they were given.
             env = {"TIDEGATE_SERVER_PORT": str(port or free_port()), **ROOMY}
             if store == "PostgreSQL":
@@ -78,6 +78,11 @@ class Killer(threading.Thread):
         self._site = site
         self._over = threading.Event()
         self.kills = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last process was killed."""
+        return self.kills == KILLS
 
     def run(self) -> None:
         while self.kills < KILLS and not self._over.wait(KILL_EVERY_S):

@@ -285,11 +285,11 @@ class IngestSettings(Group, frozen=True):
         int,
         _int(
             0,
-            512 << 10,
+            8 << 20,
             "Largest input that a worker reads inside its own process; each line counts 512 bytes more.",
         ),
         ADVANCED,
-    ] = 64 << 10
+    ] = 1 << 20
     passes_max: Annotated[
         int,
         _int(1, 16, "Larger inputs that one worker process reads at once; one tenant has at most all but one of them."),

@@ -41,7 +41,8 @@ class Ingests(Table):
         row = await tx.one("ingest_clock_hold", lane=lane)
         clock = int(row[0]) if row else 0
         waiting = await _waiting_tenants(tx, lane, sizes, clock, count_max, passed_over)
-        turns = choose_inputs(waiting, clock, count_max)
+        # All inputs of a turn start together, so those of the small lane cost no more than one of them may.
+        turns = choose_inputs(waiting, clock, count_max, sizes[1])
         rows = await tx.many_returning("ingest_take", sorted((token, worker_id, turn.job_id) for turn in turns))
         mine = {row[0] for row in rows}
         await _advance(tx, lane, clock, [turn for turn in turns if turn.job_id in mine])

@@ -70,6 +70,14 @@ def test_backlogged_tenants_differ_by_at_most_their_largest_inputs(seed: int) ->
                 assert abs(served[one] - served[other]) <= largest[one] + largest[other]
 
 
+def test_a_turn_has_one_input_or_as_many_as_the_bytes_allow() -> None:
+    waiting = [
+        WaitingTenant("a", 0, [WaitingInput(f"a{number}", size, size) for number, size in enumerate((400, 500, 600))])
+    ]
+    assert [turn.job_id for turn in choose_inputs(waiting, 0, 16, 900)] == ["a0", "a1"]
+    assert [turn.job_id for turn in choose_inputs(waiting, 0, 16, 300)] == ["a0"]
+
+
 def test_a_tenant_that_had_nothing_for_a_while_saved_nothing_up() -> None:
     queue = Queue(a=[100] * 50)
     queue.next(30)

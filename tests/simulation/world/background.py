@@ -5,7 +5,7 @@ The process may be stopped or killed at any step, and what it wrote by then stay
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from tests.simulation.world.customers import KEY_COUNT, LONG_WINDOW_MS, USER_COUNT, Customers, Order
@@ -13,6 +13,7 @@ from tests.simulation.world.estate import CHAT
 from tests.simulation.world.plan import Plan
 from tests.simulation.world.process import Process
 from tests.simulation.world.trace import Trace
+from tests.simulation.world.witness import Witnessed
 from tidegate.core.errors import BlobError, StoreUnavailable
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.slices import plan_of_line
@@ -24,6 +25,10 @@ _COUNT_MAX = 6
 # Some callers ask again before the first process could answer.
 _PATIENCES_S = (0.05, 4.0)
 _KEPT_MS = 30 * 86_400_000
+# After how long responses go like calls of users, and how long the worker may take to notice.
+_TURNS_MS = (400, 1_500)
+_NOTICED_S = 2.5
+_CLOCKS = frozenset({"clock", "database_clock", "machine_clock"})
 
 
 class NotingReception(Reception):
@@ -50,6 +55,8 @@ class BackgroundCallers:
         self._customers = customers
         self._trace = trace
         self._dice = random.Random(f"background/{plan.seed}")
+        # Drawn apart, so that the seeds still mean what they meant.
+        self._turn_dice = random.Random(f"turns/{plan.seed}")
 
     def orders(self) -> Iterable[Order]:
         """What will be asked for: jobs of one item, each of which has no id yet."""
@@ -79,6 +86,7 @@ class BackgroundCallers:
                 refused=False,
                 cancel_s=begin_s + dice.uniform(0, 4) if dice.random() < 0.25 else None,
                 endpoint=CHAT,
+                interactive_after_ms=self._turn_dice.choice((None, *_TURNS_MS)),
             )
             self._customers.add_request(order, dice)
             yield order
@@ -88,6 +96,7 @@ class BackgroundCallers:
     ) -> None:
         """Ask until it is accepted."""
         await asyncio.sleep(order.begin_s)
+        order.asked_s = asyncio.get_running_loop().time()
         while not order.job_id:
             serving = [process for process in processes() if process.takes_users]
             if not serving:
@@ -100,15 +109,15 @@ class BackgroundCallers:
                     order.job_id = await answer
             except TimeoutError:
                 self._trace.note("customer", "asks again", order.name)
+        order.accepted_s = asyncio.get_running_loop().time()
         self._trace.note("customer", "accepted", order.name, order.job_id)
 
     async def _ask(
         self, process: Process, order: Order, answer: "asyncio.Future[str]", note: Callable[[str], None]
     ) -> None:
         line = order.bodies[0] + b"\n"
-        terms = ResponseTerms(
-            CHAT, _KEPT_MS, share_owner_of(order.caller, self._plan.estate.scope_preference), Quotas()
-        )
+        share_owner = share_owner_of(order.caller, self._plan.estate.scope_preference)
+        terms = ResponseTerms(CHAT, _KEPT_MS, share_owner, Quotas(), order.interactive_after_ms)
         try:
             job = await NotingReception(process, note).create_response(
                 order.caller, line, plan_of_line(line, LineRules(CHAT)), terms, f"key of {order.name}"
@@ -119,3 +128,28 @@ class BackgroundCallers:
             job_id = ""
         if not answer.done():
             answer.set_result(job_id)
+
+
+class TurnWatch:
+    """A response that waits goes like a call of a user once its time has come: not before, and soon after where nothing is in the way."""
+
+    def __init__(self, plan: Plan, orders: Mapping[str, Order], broken: Callable[[str], None]) -> None:
+        self._orders = orders
+        self._broken = broken
+        self._time_holds = not _CLOCKS & set(plan.kinds)
+        self._is_quiet = plan.kinds == ["background"] and plan.family == "waiting"
+
+    def check(self, call: Witnessed) -> None:
+        order = self._orders[call.job_id]
+        after_ms = order.interactive_after_ms
+        if after_ms is None:
+            if call.is_turned:
+                self._broken(f"turns: call {call.serial} of {order.name} goes like a user's, and was not to")
+            return
+        if call.is_turned and self._time_holds and call.sent_s < order.asked_s + after_ms / 1000:
+            self._broken(f"turns: call {call.serial} of {order.name} goes like a user's before its time")
+        waited_s = call.sent_s - order.accepted_s
+        if self._is_quiet and waited_s > after_ms / 1000 + _NOTICED_S:
+            self._broken(
+                f"turns: call {call.serial} of {order.name} waited {waited_s:.1f} s, and {after_ms} ms are allowed"
+            )

@@ -1,5 +1,6 @@
 """The callers of one run: what they send in, when they cancel, and what they must get back. They meet a healthy front door."""
 
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -88,7 +89,8 @@ class Order:
     """One job as its caller knows it. `asked` is which model or resource each line asks for, by its custom_id's number, and `usages` is
     what each really takes; a line that is no request has neither. `wishes` is what its caller does to it while it runs. `retry_of` is the
     order of which it runs some lines again. `copies` are lines that are the same request as another: which. `reuse_of` is the order whose
-    input was edited, and `unchanged` are the lines that are in both."""
+    input was edited, and `unchanged` are the lines that are in both. A response with `interactive_after_ms` goes like a user's call once
+    it has waited so long; it was asked for first at `asked_s` and accepted at `accepted_s`."""
 
     name: str
     caller: Caller
@@ -105,6 +107,9 @@ class Order:
     refused: bool
     cancel_s: float | None
     endpoint: str
+    interactive_after_ms: int | None = None
+    asked_s: float = math.inf
+    accepted_s: float = math.inf
     shape: JobShape = PLAIN
     wishes: Wishes = NO_WISHES
     retry_of: "Order | None" = None

@@ -328,6 +328,12 @@ FAMILIES: dict[str, Family] = {
         plan={**_QUICK, "job_count": 1, "item_count_max": 4, "call_s_max": 0.6},
         estate={**_OPEN, "endpoints": (CHAT,)},
     ),
+    # Jobs of one item wait behind others, until they go like calls of users.
+    "waiting": Family(
+        {"background": 1.0},
+        plan={**_QUICK, "process_count": 1, "job_count": 2, "item_count_max": 12, "item_count_min": 12, "call_s_max": 3.0},
+        estate={**_OPEN, "endpoints": (CHAT,), "deployments": _deployments(1, max_in_flight=12, batch_fraction=0.1)},
+    ),
     # The power is cut while results are written.
     "power": Family(
         {"power": 0.1, "disk_slow": 0.1},

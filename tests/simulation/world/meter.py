@@ -108,7 +108,11 @@ class Meter:
 
     def _cost_nano(self, call: Witnessed) -> int:
         price = self._deployments[call.deployment].price
-        return cost(call.whole_usage, price, batch=call.user is None).total_nano if price is not None else 0
+        return (
+            cost(call.whole_usage, price, batch=call.user is None and not call.is_turned).total_nano
+            if price is not None
+            else 0
+        )
 
     def _is_bound(self, window: _Window) -> bool:
         """Whether every call reserved as much as it could ever take."""
@@ -120,7 +124,9 @@ class Meter:
         self._out[call.deployment] = out
         counted = [one for one in out if one.incarnation not in self._rules.gone_at_s]
         deployment: Deployment = self._deployments[call.deployment]
-        background = [one for one in counted if one.user is None or one.user.is_flex]
+        background = [
+            one for one in counted if (one.user is None and not one.is_turned) or (one.user and one.user.is_flex)
+        ]
         for calls, most in ((counted, deployment.max_in_flight), (background, deployment.background_in_flight_max)):
             if len(calls) > most:
                 self._broken(

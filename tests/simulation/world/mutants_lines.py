@@ -1,5 +1,6 @@
 """Planted bugs of copied lines, of answers that must fit, and of the jobs of other doors."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -12,6 +13,9 @@ from tidegate.stages import publish_lines
 from tidegate.stages.ingest import same_lines
 from tidegate.stages.perform import Performer
 from tidegate.store import outcomes, responses, slices
+from tidegate.worker import leasing
+from tidegate.worker.leased_work import LeasedWork
+from tidegate.worker.leasing import LeaseRoom
 
 _deduplicated_line = copied_lines.deduplicated_line
 _reused_line = copied_lines.reused_line
@@ -40,6 +44,11 @@ def _pay_for_fitting(self: Performer, model: str, ended: Any, problem: str | Non
 
 async def _note_nothing(*arguments: Any) -> None:
     """Write no event."""
+
+
+async def _find_none(*arguments: Any) -> list[Any]:
+    """Find no response that has waited its time."""
+    return []
 
 
 async def _remember_none(*arguments: Any) -> None:
@@ -99,6 +108,21 @@ LINES: dict[str, Mutant] = {
         "a response that is sent again is another one",
         both(
             patch(responses, "idempotent_object", _remember_none), patch(responses, "remember_object", _remember_none)
+        ),
+    ),
+    "turns_missed": Mutant(
+        "waiting",
+        "a response that has waited its time goes on waiting",
+        both(
+            patch(LeaseRoom, "long_waiting", _find_none),
+            patch(LeasedWork, "_turn_interactive", lambda self, now_ms: None),
+        ),
+    ),
+    "turns_early": Mutant(
+        "waiting",
+        "a response goes like a user's call before its time",
+        patch(
+            leasing, "_interactive_at_ms", lambda leased, until_ms: -math.inf if leased.interactive_in_ms else math.inf
         ),
     ),
     "requests_unheld": Mutant(

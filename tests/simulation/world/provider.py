@@ -256,13 +256,15 @@ class Provider:
     async def open(
         self, process: Process, deployment: str, request: UpstreamRequest, total_s: float, reserved: int
     ) -> Stream:
-        """One call of a user: its answer from its head on."""
+        """One call of a user, or of an item that goes like one: its answer from its head on."""
         path, said = request.url.path, _body.decode(request.body or b"")
         seen = self._witness(process, deployment, request.idempotency_key, said, reserved)
         one = seen[0]
-        one.is_streamed = said.stream
-        self.user_calls.append(one)
-        self._trace.note(process.name, "user's call", one.serial, one.tag, deployment)
+        one.is_streamed, one.is_turned = said.stream, one.user is None
+        (self.calls if one.is_turned else self.user_calls).append(one)
+        self._trace.note(
+            process.name, "turned call" if one.is_turned else "user's call", one.serial, one.tag, deployment
+        )
         self._check(seen)
         task = asyncio.current_task()
         assert task is not None
@@ -273,6 +275,7 @@ class Provider:
         try:
             await asyncio.sleep(first_s)
         except asyncio.CancelledError:
+            one.aborted = one.is_turned
             _leave(one, self._loop.time())
             raise
         end = self._verdict(seen, path)

@@ -40,7 +40,8 @@ class Witnessed:
     """One item's call as the model server saw it. `mood` says how it was met; `heard_s` when its sender had the whole answer.
 
     `reserved` is what its sender had a permit for, in tokens. `usage` is the item's own, `whole_usage` that of the call, where it leads.
-    `item_count` is how many items share the call. `wants_json`: its answer is held to a schema.
+    `item_count` is how many items share the call. `wants_json`: its answer is held to a schema. `is_turned`: it is an item's, and has
+    waited until it goes like a user's.
     A user's call has its first token at `first_s`, and may be left before it ends."""
 
     serial: int
@@ -58,6 +59,7 @@ class Witnessed:
     item_count: int = 1
     whole_usage: Usage = NOTHING
     user: User | None = None
+    is_turned: bool = False
     wants_json: bool = False
     mood: str = ""
     first_s: float | None = None

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.world.background import BackgroundCallers
+from tests.simulation.world.background import BackgroundCallers, TurnWatch
 from tests.simulation.world.control_watch import ControlWatch
 from tests.simulation.world.customers import Customers, Order
 from tests.simulation.world.disk import Disk, ProcessBlobs
@@ -102,6 +102,7 @@ class World:
         self.background = BackgroundCallers(plan, self.customers, self.trace)
         self.users = Users(plan, self.customers, self.provider, self.trace, self.breaks)
         self.controls = ControlWatch(plan, self.connection, self.customers.by_job, self.loop.time, self.breaks)
+        self.turns = TurnWatch(plan, self.customers.by_job, self.breaks)
         self.tides = TideWatch(plan, self.provider.user_calls, self.breaks)
         self.receiver = Receiver(plan, self.customers, self.trace, self.breaks)
         self.judge: Judge | None = None
@@ -197,7 +198,9 @@ class World:
             for one in seen:
                 self.rules.check_call(one)
                 self.controls.check_call(one)
-            self.tides.check(call)
+            self.turns.check(call)
+            if not call.is_turned:
+                self.tides.check(call)
             self.revocations.check(call, self.customers.key_of(call.job_id))
         if not self.plan.strength("connect_slow"):
             # A connection that is being made does not hear what another one is told.

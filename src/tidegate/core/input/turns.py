@@ -27,7 +27,7 @@ class IngestLane(StrEnum):
 class IngestLimits:
     """How many bytes an ingest may cost to count as small, and how many large inputs are read at once."""
 
-    small_bytes_max: int = 64 << 10
+    small_bytes_max: int = 1 << 20
     passes_max: int = 3
 
     def sizes(self, lane: IngestLane) -> tuple[int, int]:
@@ -73,8 +73,10 @@ def ingest_bytes(size_bytes: int, line_count: int) -> int:
     return max(1, size_bytes + LINE_BYTES * line_count)
 
 
-def choose_inputs(tenants: Sequence[WaitingTenant], clock: int, count_max: int) -> list[IngestTurn]:
-    """Return the next inputs of a lane, in order."""
+def choose_inputs(
+    tenants: Sequence[WaitingTenant], clock: int, count_max: int, bytes_max: int = BYTES_MAX
+) -> list[IngestTurn]:
+    """Return the next inputs of a lane, in order: one, and more of them while all together cost at most so many bytes."""
     queue = [
         (max(tenant.place, clock), tenant.inputs[0].rank, number, 0)
         for number, tenant in enumerate(tenants)
@@ -82,10 +84,14 @@ def choose_inputs(tenants: Sequence[WaitingTenant], clock: int, count_max: int) 
     ]
     heapq.heapify(queue)
     turns: list[IngestTurn] = []
+    total_bytes = 0
     while queue and len(turns) < count_max:
         start, _, number, place = heapq.heappop(queue)
         tenant = tenants[number]
         chosen = tenant.inputs[place]
+        total_bytes += chosen.ingest_bytes
+        if turns and total_bytes > bytes_max:
+            break
         end = start + chosen.ingest_bytes
         turns.append(IngestTurn(tenant.tenant_id, chosen.job_id, start, end))
         if place + 1 < len(tenant.inputs):

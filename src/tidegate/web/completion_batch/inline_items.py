@@ -68,6 +68,8 @@ class _ContentOfMessage(msgspec.Struct):
     content: Raw = Raw(b"")
 
 
+# Where a line's custom_id ends.
+_NAME_END = len(b'{"custom_id":"') + len(ItemName(0, 0, 0).text())
 _decode = msgspec.json.Decoder(InlineItem).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_messages = msgspec.json.Decoder(list[_ContentOfMessage]).decode
@@ -139,7 +141,7 @@ class InlineItems:
     def _written(self, endpoint: str, body: bytes) -> bytes:
         """The input line of an item; its name has a fixed size, so that it can say where the request lies."""
         tail = b'","method":"POST","url":"%b","body":' % endpoint.encode()
-        begin = self._written_bytes + len(b'{"custom_id":"') + len(ItemName(0, 0, 0).text()) + len(tail)
+        begin = self._written_bytes + _NAME_END + len(tail)
         name = ItemName(self.count, begin, len(body)).text()
         line = b'{"custom_id":"%b%b%b}\n' % (name.encode(), tail, body)
         self._written_bytes += len(line)

@@ -15,8 +15,11 @@ from tidegate.core.errors import ApiProblem
 OTHER_BYTES_MAX = 65_536
 _SPACES = re.compile(rb"[ \t\r\n]*+")
 _BRACKET_OR_QUOTE = re.compile(rb'["{}\[\]]')
+# Everything up to the next bracket outside of strings, with it; no match where that does not lie in these bytes.
+_TO_BRACKET = re.compile(rb'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{}\[\]]*+)*+[{}\[\]]', re.DOTALL)
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _SCALAR = re.compile(rb"[^,{}\[\] \t\r\n\"]*+")
+_QUOTE, _OPENING = ord('"'), b"{["
 _SHOWN_CHARS_MAX = 64
 
 
@@ -189,6 +192,12 @@ class InlineList:
             scalar = _SCALAR.match(held, at)
             end = scalar.end() if scalar else at
             return end if end < len(held) else 0
+        if not in_string and (depth or held[at] != _QUOTE):
+            while (whole := _TO_BRACKET.match(held, at)) is not None:
+                at = whole.end()
+                depth += 1 if held[at - 1] in _OPENING else -1
+                if not depth:
+                    return at
         while True:
             if in_string:
                 text = _STRING.match(held, at)

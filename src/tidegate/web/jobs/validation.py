@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tidegate.core.input.lines import LineRules
-from tidegate.core.input.turns import IngestLane
+from tidegate.core.input.turns import IngestLane, ingest_bytes
 from tidegate.core.job_shape import InputPart
 from tidegate.core.nouns import Caller, File, IngestPlan, JobRequest, LineError
 from tidegate.core.policy.policy_rules import names_allowed
@@ -144,7 +144,8 @@ class JobValidation:
         return JobEstimate(plan.errors, lines, 0, nothing, CostShown("0", "0", "0"), None, None, [], [])
 
     async def _plan(self, caller: Caller, wanted: JobRequest, files: Sequence[File]) -> IngestPlan:
-        is_small = sum(file.size_bytes for file in files) <= self._settings.ingest.small_bytes_max
+        cost_bytes = sum(ingest_bytes(file.size_bytes, file.line_count) for file in files)
+        is_small = cost_bytes <= self._settings.ingest.small_bytes_max
         lane = IngestLane.SMALL if is_small else IngestLane.LARGE
         rules = self._rules(caller, wanted)
         with _passing(self._scratch, 2 + len(files)) as (joined_path, work_path, *paths):
