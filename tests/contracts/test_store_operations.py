@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, World
+from tests.contracts.test_store_controls import HOUR_MS, flush
+from tests.contracts.test_store_retries import FAILED, ended, retried
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFilter
 from tidegate.core.operations import JobOperation, OperationScope
@@ -62,6 +64,9 @@ async def test_an_operation_comes_to_each_job_once(world: World) -> None:
     assert (now.last_failure.job_id, now.last_failure.code) == (jobs[1].id, "c")
     assert [job.id for job in await store.operation_jobs(now, 9)] == [jobs[2].id]
     await pause(world, made, worker_id, jobs[2])
+    now = await store.get_operation(made.id)
+    assert now is not None
+    assert now.last_failure is not None, "what went well after it hides no failure"
     assert [(await world.look(job)).paused_at is not None for job in jobs] == [True, False, True]
     assert await store.end_operation(made.id, worker_id)
     assert not await store.end_operation(made.id, worker_id)
@@ -95,11 +100,14 @@ async def test_a_cancelled_or_lost_operation_changes_nothing_more(world: World) 
         await pause(world, made, second, older)
     assert (await world.look(older)).paused_at is None
     assert await store.cancel_operation(world.id("op")) is None
+    await world.clock.advance(DAY_MS)
     await store.prune_operations(DAY_MS)
-    assert await store.get_operation(made.id) is not None
+    assert await store.get_operation(made.id) is not None, "its time counts from its end"
+    running = await store.put_operation(world.id("op"), "operator", PAUSE)
     await world.clock.advance(DAY_MS + 1)
     await store.prune_operations(DAY_MS)
     assert await store.get_operation(made.id) is None
+    assert await store.get_operation(running.id) is not None
 
 
 async def test_only_what_an_action_can_change_is_matched(world: World) -> None:
@@ -124,3 +132,27 @@ async def test_only_what_an_action_can_change_is_matched(world: World) -> None:
     assert listed == [second, first]
     assert await store.list_operations(after=second.id, count_max=9) == [first]
     assert await store.list_operations(after=world.id("op"), count_max=9) is None
+
+
+async def test_an_impact_says_what_is_due_soon_and_what_the_rest_will_cost(world: World) -> None:
+    caller = await world.caller("one")
+    soon = await world.running(caller, 5, window_ms=HOUR_MS - 1)
+    await world.running(caller, 3, window_ms=HOUR_MS)
+    await world.lease(await world.worker(), soon, token=soon.id)
+    await flush(world, soon, (0, 1), (2,), nano=50)
+    impact = await world.store.impact_of(PAUSE)
+    assert (impact.jobs, impact.items, impact.cost_nano) == (2, 2 + 3, 2 * 50)
+    assert (impact.first_deadline, impact.due_soon) == (soon.expires_at, 1)
+
+
+async def test_a_retry_comes_to_jobs_with_failures_that_were_not_run_again(world: World) -> None:
+    """Those of a door that names its items are left out, and those in which nothing failed."""
+    wanted = await ended(world)
+    await retried(world, await ended(world), FAILED)
+    await ended(world, door="{}")
+    await ended(world, answered=3, failed=0, rest=2)
+    impact = await world.store.impact_of(OperationScope("retry"))
+    assert (impact.jobs, impact.items, impact.first_deadline) == (1, 1, None)
+    await world.clock.advance(5)
+    made = await world.store.put_operation(world.id("op"), "operator", OperationScope("retry"))
+    assert [job.id for job in await world.store.operation_jobs(made, 9)] == [wanted.id]

@@ -10,6 +10,7 @@ from tests.contracts.store_world import World
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Idempotency, NewFile, PartedUpload, Quotas, Stamp, UploadPart, UploadRequest
 from tidegate.core.states import UploadState
+from tidegate.store import uploads
 
 pytestmark = pytest.mark.anyio
 
@@ -93,8 +94,13 @@ async def test_an_upload_that_is_over_time_lets_go_of_its_parts(world: World) ->
     assert await world.store.expire_upload(caller.tenant_id, upload.id)
     assert not await world.store.expire_upload(caller.tenant_id, upload.id)
     assert await world.store.condemn_uploads([part.blob_id]) == [part.blob_id]
-    await world.store.prune_uploads(-1)
+    pending = await begun(world, caller)
+    await world.clock.advance(HOUR_MS + 1)
+    await world.store.prune_uploads(HOUR_MS)
     assert await world.store.get_upload(caller.tenant_id, upload.id) is None
+    await world.clock.advance(HOUR_MS + 1)
+    await world.store.prune_uploads(HOUR_MS)
+    assert await world.store.overdue_uploads(10) == [(caller.tenant_id, pending.id)], "its parts are not let go yet"
 
 
 async def test_a_quota_counts_parts(world: World) -> None:
@@ -126,6 +132,17 @@ async def test_parts_may_have_twice_the_bytes_and_no_more(world: World) -> None:
     with pytest.raises(ApiProblem) as refused:
         await world.store.add_upload_part(caller, await part_of(world, upload, 1))
     assert refused.value.code == "upload_bytes_exceeded"
+
+
+async def test_an_upload_has_a_bounded_number_of_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "PARTS_MAX", 2)
+    caller = await world.caller()
+    upload = await begun(world, caller)
+    for _ in range(2):
+        await world.store.add_upload_part(caller, await part_of(world, upload, 1))
+    with pytest.raises(ApiProblem) as refused:
+        await world.store.add_upload_part(caller, await part_of(world, upload, 1))
+    assert refused.value.code == "too_many_parts"
 
 
 async def test_an_idempotency_key_makes_one_upload_and_one_part(world: World) -> None:

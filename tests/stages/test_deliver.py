@@ -167,6 +167,34 @@ async def test_one_tenants_hanging_receivers_do_not_hold_up_another(running: Wor
         assert len([task for task in running.deliveries._sending if not task.done()]) <= deliver.TENANT_MAX
 
 
+async def test_the_fewer_turns_are_free_the_fewer_a_tenant_gets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliver, "SLOTS", 10)
+    slow, quick = await world.caller("slow"), await world.caller("quick")
+    async with RawServer(lambda _, peer: peer.until_gone()) as hanging:
+        for caller in (slow, quick):
+            await world.endpoint(caller, hanging.url)
+        for _ in range(12):
+            await world.end_job(slow)
+        assert [await world.deliveries.lease() for _ in range(3)] == [5, 0, 0]
+        for _ in range(12):
+            await world.end_job(quick)
+        assert [await world.deliveries.lease() for _ in range(3)] == [2, 0, 0]
+        for task in world.deliveries._sending:
+            task.cancel()
+
+
+async def test_a_delivery_that_waited_here_has_the_time_at_which_it_is_sent(world: World) -> None:
+    caller = await world.caller("acme")
+    async with RawServer(answering(lambda: 200)) as receiver:
+        await world.endpoint(caller, receiver.url)
+        await world.end_job(caller)
+        assert await world.deliveries.lease() == 1
+        world.clock.ahead_ms += 3_600_000
+        leased_s = world.clock.now_ms() // 1000
+        await settled(world, caller, [("delivered", 1, None)])
+        assert int(receiver.requests[0].headers["webhook-timestamp"]) >= leased_s
+
+
 async def test_what_was_sent_is_recorded_once_the_store_is_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, record, failures = await world.caller("acme"), world.store.record_webhook, iter([True] * 3)
 

@@ -115,3 +115,16 @@ def test_a_slice_of_a_model_that_rests_comes_back_when_it_goes_like_an_interacti
     leased_work.drop_model("m", clock.monotonic_ms() + 60_000)
     assert turning.dropped
     assert leased_work.release_wait_ms(turning) == 1_000
+
+
+def test_an_item_that_comes_back_goes_behind_those_that_go_like_interactive_calls() -> None:
+    clock = HandClock()
+    leased_work = hand_of(clock)
+    plain, turned = slice_of(2), slice_of(1)
+    turned.slice = replace(turned.slice, token="other")
+    turned.interactive_at_ms = clock.monotonic_ms()
+    leased_work.add(plain, [Item(0, b'"x"', b"{}")])
+    leased_work.add(turned, [Item(0, b'"y"', b"{}")])
+    leased_work._return(plain, Item(1, b'"x"', b"{}"))
+    taken = [leased_work.take() for _ in range(3)]
+    assert [one and (one[0] is turned, one[1].number) for one in taken] == [(True, 0), (False, 1), (False, 0)]

@@ -9,9 +9,9 @@ import pytest
 from tests.support.store_verbs import lease_slices, slice_counts
 from tests.worker.world import LEASE_MS, World, chat_lines
 from tidegate.core.answers import results
-from tidegate.core.errors import BlobUnavailable
+from tidegate.core.errors import BlobMissing, BlobUnavailable
 from tidegate.core.ids import item_id
-from tidegate.core.nouns import Job
+from tidegate.core.nouns import AnswerTry, Job, Usage
 from tidegate.stages.tend.lost_workers import ADOPT_FOR_MS, LostWorkers
 
 pytestmark = pytest.mark.anyio
@@ -39,6 +39,52 @@ class Victim:
         log = await world.blobs.open_log(next_blob_id)
         await log.append(results.response_line(item_id(job.id, 0), b'"c0"', 200, b'{"choices":[{}]}'))
         await log.close()
+
+
+def answer_of(job: Job, number: int, usage: Usage, nano: int = 0, tries: tuple[Usage, ...] = ()) -> bytes:
+    body = b'{"choices":[{}],"usage":{"prompt_tokens":%d,"completion_tokens":%d}}' % (
+        usage.input_tokens,
+        usage.output_tokens,
+    )
+    line = results.response_line(item_id(job.id, number), b'"c%d"' % number, 200, body)
+    members = [results.cost_members((nano, 0, 0))] if nano else []
+    if tries:
+        members.append(results.tries_member(tuple(AnswerTry("m", "d", one, (0, 0, 0), None) for one in tries)))
+    return results.with_members(line, members) if members else line
+
+
+async def test_lines_of_several_jobs_are_adopted_each_with_what_it_took(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also lines that are longer than one read, those behind a line that is no answer, and behind what was recorded before."""
+    monkeypatch.setattr("tidegate.stages.tend.lost_workers._READ_BYTES", 64)
+    jobs = [await world.started(chat_lines(4)) for _ in range(2)]
+    worker, blob_id = await world.worker(), world.id("blob")
+    lines = [
+        answer_of(jobs[0], 0, Usage(10, 0, 1, 0), nano=7),
+        b"torn\n",
+        answer_of(jobs[0], 1, Usage(20, 0, 2, 0)),
+        answer_of(jobs[1], 0, Usage(40, 0, 4, 0), nano=5, tries=(Usage(40, 0, 4, 0), Usage(80, 0, 8, 0))),
+        answer_of(jobs[0], 2, Usage(160, 0, 16, 0)),
+    ]
+
+    async def next_blob_id() -> str:
+        await world.store.begin_blob(blob_id, "answers", worker)
+        return blob_id
+
+    log = await world.blobs.open_log(next_blob_id)
+    for line in lines:
+        await log.append(line)
+    await log.close()
+    world.clock.passed_ms += LEASE_MS + 1
+    for _ in range(2):
+        await LostWorkers(world.store, world.blobs).tend()
+    first, second = [await world.look(job) for job in jobs]
+    assert (first.answered_count, first.usage, first.cost_nano) == (3, Usage(190, 0, 19, 0), 7)
+    assert (second.answered_count, second.usage, second.cost_nano) == (1, Usage(120, 0, 12, 0), 5)
+    assert (first.unused_count, second.unused_count) == (0, 0)
+    assert [one["custom_id"] for one in await world.file_lines(first.output_file_id)] == ["c0", "c1", "c2"]
+    assert [one["custom_id"] for one in await world.file_lines(second.output_file_id)] == ["c0"]
 
 
 class Unreadable:
@@ -129,6 +175,20 @@ async def test_one_bad_log_does_not_keep_other_workers_slices_and_not_its_own_fo
     assert await LostWorkers(world.store, blobs).tend() == 1
     assert await slice_counts(world.store, bad.job.id) == {"ready": 1}
     assert await world.store.abandoned_blobs(10) == []
+
+
+async def test_a_log_that_is_gone_is_not_waited_for(world: World) -> None:
+    victim = Victim(world, await world.started(chat_lines(2)))
+    await victim.dies()
+    world.clock.passed_ms += LEASE_MS + 1
+
+    class Gone(Unreadable):
+        async def recover(self, blob_id: str) -> int | None:
+            raise BlobMissing("no such blob")
+
+    blobs: Any = Gone(world, victim.blob_id)
+    assert await LostWorkers(world.store, blobs).tend() == 1
+    assert await slice_counts(world.store, victim.job.id) == {"ready": 1}
 
 
 async def test_more_bad_logs_than_one_pass_holds_do_not_hide_a_good_one(world: World) -> None:

@@ -10,12 +10,13 @@ from zlib import crc32
 
 import pytest
 
+from tests.support.store_verbs import lease_slices
 from tests.worker.workshop import Script
 from tests.worker.world import World, chat_lines
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.system import LocalWake
 from tidegate.core.answers import results
-from tidegate.core.errors import BlobUnavailable, BlobVoid
+from tidegate.core.errors import BlobUnavailable, BlobVoid, StoreUnavailable
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Finished, ItemVerdict, Job, Placed
 from tidegate.core.ports import LogIds
@@ -25,24 +26,30 @@ from tidegate.stages.record import FlushLimits, Recorder
 pytestmark = pytest.mark.anyio
 
 
-def verdict(job: Job, number: int, size_bytes: int = 0) -> ItemVerdict:
+def verdict(job: Job, number: int, size_bytes: int = 0, outcome: Outcome = Outcome.ANSWERED) -> ItemVerdict:
     body = b'{"choices":[{}],"x":"%b"}' % (b"x" * size_bytes)
     line = results.response_line(item_id(job.id, number), b'"c%d"' % number, 200, body)
-    finished = Finished(number, Outcome.ANSWERED, len(line), 0, "t", crc32=crc32(line))
+    finished = Finished(number, outcome, len(line), 0, "t", crc32=crc32(line))
     return ItemVerdict(job.id, number, line, finished)
 
 
 @asynccontextmanager
-async def recording(world: World, blobs: Any) -> AsyncIterator[Recorder]:
-    worker = await world.worker()
+async def recording(
+    world: World, blobs: Any, refused: str = "", held_bytes_max: int = 64 << 20, upstream: Any = None
+) -> AsyncIterator[Recorder]:
+    """A recorder at work; the first blob of the `refused` kind cannot be begun at once."""
+    worker, refusals = await world.worker(), [refused]
 
     async def new_blob(kind: str) -> str:
+        if kind in refusals:
+            refusals.remove(kind)
+            raise StoreUnavailable("away")
         blob_id = world.id("blob")
         await world.store.begin_blob(blob_id, kind, worker)
         return blob_id
 
-    limits = FlushLimits(5, 1, 1 << 20, 64 << 20)
-    recorder = Recorder(world.store, blobs, Script(world), limits, new_blob, asyncio.Event(), LocalWake())
+    limits = FlushLimits(5, 1, 1 << 20, held_bytes_max)
+    recorder = Recorder(world.store, blobs, upstream or Script(world), limits, new_blob, asyncio.Event(), LocalWake())
     running = asyncio.create_task(recorder.run())
     yield recorder
     running.cancel()
@@ -169,3 +176,50 @@ async def test_draining_waits_for_no_larger_object_however_the_last_lines_come(w
             await draining
             await recorder.drain()
     assert (await world.look(job)).answered_count == 6
+
+
+async def test_lines_of_jobs_that_finish_in_turn_are_all_recorded(world: World) -> None:
+    jobs = [await world.started(chat_lines(3)) for _ in range(2)]
+    async with recording(world, world.blobs) as recorder:
+        for number in (2, 0, 1):
+            for job in jobs:
+                recorder.record(verdict(job, number))
+        await recorder.drain()
+    for job in jobs:
+        done = await world.look(job)
+        assert done.answered_count == 3
+        assert [line["custom_id"] for line in await world.file_lines(done.output_file_id)] == ["c0", "c1", "c2"]
+
+
+async def test_a_log_that_begins_late_puts_no_line_of_the_other_down_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
+    job = await world.started(chat_lines(3))
+    await lease_slices(world.store, await world.worker(), job.id, "m", 1, "t")
+    answered = verdict(job, 0)
+    async with recording(world, world.blobs, refused="errors") as recorder:
+        recorder.record(answered)
+        recorder.record(verdict(job, 1, outcome=Outcome.FAILED))
+        await recorder.drain()
+    done = await world.look(job)
+    assert (done.answered_count, done.failed_count) == (1, 1)
+    [(blob_id,)] = await world.rows("select id from blobs where kind = 'answers'")
+    assert await world.blobs.recover(blob_id) == len(answered.line)
+
+
+async def test_what_is_committed_is_let_go_of_and_reported(world: World) -> None:
+    """Until then a recorder that holds too much is full, and heartbeats leave its slices alone."""
+    job = await world.started(chat_lines(3))
+    await lease_slices(world.store, await world.worker(), job.id, "m", 1, "t")
+    script, reported = Script(world), list[tuple[str, int]]()
+    script.recorded = reported.extend  # type: ignore[method-assign, assignment]
+    async with recording(world, world.blobs, held_bytes_max=100, upstream=script) as recorder:
+        recorder.record(verdict(job, 0, 200))
+        recorder.release_slice(job.id, 0, "t", 0)
+        assert recorder.full
+        assert recorder.is_settling(job.id, 0, "t")
+        await recorder.drain()
+        assert not recorder.full
+        assert not recorder.is_settling(job.id, 0, "t")
+    assert reported == [(job.id, 0)]

@@ -12,10 +12,13 @@ from tests.worker.workshop import BODY, Script, until, working
 from tests.worker.world import World, chat_lines
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
-from tidegate.core.nouns import Answer, Attempts, Call, JobFlush, Usage
+from tidegate.core.nouns import Answer, Attempts, Call, Caller, JobFlush, Usage
 from tidegate.core.schedule import Policy
 from tidegate.core.states import JobState
+from tidegate.core.usage.prices import Price
 from tidegate.stages.record import FlushLimits
+from tidegate.store.keys import KeyRights
+from tidegate.worker import leasing
 
 pytestmark = pytest.mark.anyio
 
@@ -350,6 +353,63 @@ async def test_a_response_that_has_waited_is_leased_and_sent_though_the_tide_is_
         script.full.clear()
         await until(ended(live, waiting), "the other job")
         assert len(script.calls) == 1
+
+
+async def test_what_went_like_an_interactive_call_counts_and_costs_like_one(live: World) -> None:
+    """Under a key its slots are its organization's, and it is not paid for at the price of batch work."""
+    script = Script(live, "m")
+    script.full.add("m")
+    tenant_id = await live.store.put_tenant(live.id("tenant"), "acme")
+    await live.store.put_key(Caller(tenant_id, "k1"), b"hash", "", KeyRights(models="[]"))
+    job = await live.started(chat_lines(1, "m"), caller=Caller(tenant_id, "k1"))
+    await live.rows("update jobs set interactive_at = now_ms() where id = ?", job.id)
+    price = Price(input_nano=1_000_000, output_nano=2_000_000, batch_factor_ppm=500_000)
+    async with working(live, script, prices={"here": price}):
+        await until(ended(live, job), "the job that has waited")
+    assert [owner for _, owner in script.interactive_calls] == [tenant_id]
+    assert (await live.look(job)).cost_nano == 3
+
+
+async def test_so_many_at_most_are_held_that_go_like_interactive_calls(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasing, "LONG_WAITING_HELD_MAX", 1)
+    monkeypatch.setattr(leasing, "LONG_WAITING_EVERY_MS", 1)
+    script, gate = Script(live, "m"), asyncio.Event()
+    script.full.add("m")
+
+    async def slow(call: Call) -> Answer:
+        await gate.wait()
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = slow
+    jobs = [await live.started(chat_lines(1, "m")) for _ in range(3)]
+    await live.rows("update jobs set interactive_at = now_ms()")
+    async with working(live, script):
+        await until(lambda: _is(bool(script.interactive_calls)), "the first of them")
+        await asyncio.sleep(0.1)
+        assert len(script.interactive_calls) == 1
+        gate.set()
+        for job in jobs:
+            await until(ended(live, job), "all of them")
+
+
+async def test_a_response_of_a_model_for_batches_alone_stays_where_it_is(live: World) -> None:
+    """Leased for a turn that it never gets, it would keep its place in this worker and be of use to none."""
+    script, asked = Script(live, "m"), asyncio.Event()
+    script.full.add("m")
+
+    def takes_none(model: str) -> bool:
+        asked.set()
+        return False
+
+    script.takes_interactive = takes_none  # type: ignore[method-assign]
+    job = await live.started(chat_lines(1, "m"))
+    await live.rows("update jobs set interactive_at = now_ms()")
+    async with working(live, script):
+        await asyncio.wait_for(asked.wait(), 20)
+        await asyncio.sleep(0.1)
+        assert (await live.look(job)).begun_at is None
 
 
 async def test_an_item_costs_one_row_and_a_share_of_what_is_written_for_many(live: World) -> None:

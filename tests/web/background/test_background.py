@@ -202,6 +202,8 @@ def test_an_answer_says_which_tier_served_it(web: WebServer, client: httpx2.Clie
     """A background response that went like an interactive call says so; the model server never sees when it does."""
     response = made(client, interactive_after_seconds=5)
     assert response["service_tier"] == "flex"
+    waits_ms = "select interactive_at - created_at from jobs where id = ?"
+    assert web.statement(waits_ms, job_id(response)) == [(5_000,)]
     asked = client.get(f"/v1/files/{web.job(job_id(response)).input_file_id}/content").json()
     assert asked["body"] == {"model": "m", "input": "Hi\n"}
     line = answer_line()[:-2] + b',"tidegate":{"cost":"0","service_tier":"default"}}\n'
