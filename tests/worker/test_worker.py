@@ -375,15 +375,16 @@ async def test_so_many_at_most_are_held_that_go_like_interactive_calls(
 ) -> None:
     monkeypatch.setattr(leasing, "LONG_WAITING_HELD_MAX", 1)
     monkeypatch.setattr(leasing, "LONG_WAITING_EVERY_MS", 1)
-    script, gate = Script(live, "m"), asyncio.Event()
-    script.full.add("m")
+    models = ["a", "b", "c"]
+    script, gate = Script(live, *models), asyncio.Event()
+    script.full.update(models)
 
     async def slow(call: Call) -> Answer:
         await gate.wait()
         return Answer(200, BODY, Usage(), "here")
 
     script.answers = slow
-    jobs = [await live.started(chat_lines(1, "m")) for _ in range(3)]
+    jobs = [await live.started(chat_lines(1, model)) for model in models]
     await live.rows("update jobs set interactive_at = now_ms()")
     async with working(live, script):
         await until(lambda: _is(bool(script.interactive_calls)), "the first of them")
