@@ -123,7 +123,9 @@ async def test_a_response_that_has_waited_long_enough_is_listed_until_it_is_leas
     assert held.interactive_in_ms is not None
     assert 0 < held.interactive_in_ms <= DAY_MS // 2
     # The loss of its worker changes nothing about its moment.
-    await world.store.release_slice(job.id, leased.first, leased.token, 0)
+    await world.store.release_slice(job.id, leased.first, leased.token, 5_000)
+    assert await world.store.long_waiting_responses(10) == [], "what rests is not leased before its time"
+    await world.clock.advance(5_000)
     assert await world.store.long_waiting_responses(10) == [(job.id, MODEL)]
     await world.store.cancel_job(caller.tenant_id, job.id)
     assert await world.store.long_waiting_responses(10) == []

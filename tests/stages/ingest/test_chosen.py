@@ -91,6 +91,10 @@ def test_lines_are_chosen_by_outcome_and_code(
     assert plan.item_count == len(wanted)
 
 
+def test_the_first_line_is_found_behind_its_mark(tmp_path: Path) -> None:
+    assert chosen(tmp_path, ("failed",), data=b"\xef\xbb\xbf" + chat("a") + chat("b"))[1] == ["a", "b"]
+
+
 def test_lines_keep_their_numbers(tmp_path: Path) -> None:
     plan, names = chosen(tmp_path, ("failed", "cancelled"))
     trailer = (tmp_path / "work").read_bytes()[plan.work_bytes :]

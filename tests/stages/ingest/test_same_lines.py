@@ -121,13 +121,15 @@ def test_fifty_thousand_equal_lines_are_one_call(tmp_path: Path) -> None:
     assert set(copies.values()) == {"c0"}
 
 
-def reusing(tmp_path: Path, earlier: list[bytes], answered: list[str], *lines: bytes, **more: Any) -> dict[str, str]:
+def reusing(
+    tmp_path: Path, earlier: list[bytes], answered: list[str], *lines: bytes, endpoint: str = CHAT, **more: Any
+) -> dict[str, str]:
     """Of each item that takes an answer of an earlier job, the id of that answer."""
     (tmp_path / "earlier").write_bytes(b"".join(earlier))
     answers = [response_line(f"batch_req_{one}", json.dumps(one).encode(), 200, b'{"n":1}') for one in answered]
     (tmp_path / "answers").write_bytes(b"".join(answers))
     parts = (InputPart("file-x", str(tmp_path / "earlier")),)
-    known = EarlierJob(CHAT, parts, (), str(tmp_path / "joined"), str(tmp_path / "answers"))
+    known = EarlierJob(endpoint, parts, (), str(tmp_path / "joined"), str(tmp_path / "answers"))
     (tmp_path / "in").write_bytes(b"".join(lines))
     plan = ingest_file(tmp_path / "in", tmp_path / "work", LineRules(CHAT, earlier=known, **more))
     assert not plan.errors
@@ -171,3 +173,17 @@ def test_what_is_reused_leads_no_identical_lines(tmp_path: Path) -> None:
     lines = [chat("a"), chat("b"), chat("c")]
     assert reusing(tmp_path, [chat("a")], ["a"], *lines, dedupe=True) == {"a": "batch_req_a"}
     assert b'{"custom_id":"c","of":0}' in (tmp_path / "work").read_bytes()
+
+
+def test_an_answer_of_another_endpoint_is_not_taken(tmp_path: Path) -> None:
+    assert reusing(tmp_path, [chat("a")], ["a"], chat("a"), endpoint="/v1/messages") == {}
+    earlier = [chat("a", url="/v1/messages"), chat("b")]
+    assert reusing(tmp_path, earlier, ["a", "b"], chat("a"), chat("b"), endpoint=MIXED) == {"b": "batch_req_b"}
+
+
+def test_lines_that_are_refused_take_no_answer(tmp_path: Path) -> None:
+    lines = [b"no JSON\n", chat("a"), chat("a"), chat("b", max_tokens=-1)]
+    earlier = [chat("a"), chat("b", max_tokens=-1)]
+    found = reusing(tmp_path, earlier, ["a", "b"], *lines, invalid_lines="error_file")
+    assert found == {"a": "batch_req_a"}
+    assert b"duplicate_custom_id" in (tmp_path / "work").read_bytes()
