@@ -60,6 +60,7 @@ async def test_a_response_is_accepted_and_started_at_once(world: World) -> None:
 async def test_so_many_responses_may_wait_and_no_batch_counts(world: World) -> None:
     caller, worker_id = await world.caller(), await world.worker()
     await world.running(caller, 3)
+    await Ask(world).accept(world, await world.caller("other"), worker_id)
     first = await Ask(world, pending_responses_max=1).accept(world, caller, worker_id)
     assert await refused(Ask(world, pending_responses_max=1).accept(world, caller, worker_id)) == "quota_exceeded"
     assert await refused(Ask(world, stored_bytes_max=1).accept(world, caller, worker_id)) == "storage_quota_exceeded"

@@ -95,6 +95,15 @@ def test_the_first_line_is_found_behind_its_mark(tmp_path: Path) -> None:
     assert chosen(tmp_path, ("failed",), data=b"\xef\xbb\xbf" + chat("a") + chat("b"))[1] == ["a", "b"]
 
 
+def test_a_line_without_a_name_is_not_chosen_and_one_that_is_too_long_stays_so(tmp_path: Path) -> None:
+    """Of a long line only the beginning is read: it may be a whole request, and the rest of it spaces."""
+    data = chat("a").rstrip(b"\n") + b" " * 2_000 + b"\n" + b"no JSON\n" + chat("b")
+    plan, names = chosen(tmp_path, ("failed",), data=data)
+    assert sorted((one.model, one.count) for one in plan.slices) == [("", 1), ("m", 1)]
+    assert names[0] == "b"
+    assert b"line_too_long" in (tmp_path / "work").read_bytes()
+
+
 def test_lines_keep_their_numbers(tmp_path: Path) -> None:
     plan, names = chosen(tmp_path, ("failed", "cancelled"))
     trailer = (tmp_path / "work").read_bytes()[plan.work_bytes :]

@@ -18,6 +18,7 @@ from tests.web.server import WebServer, settings_with
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.states import Outcome
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
+from tidegate.web.jobs.job_wait import JobWait
 
 PATH = "/v1/responses"
 ASK = {"model": "m", "input": "Hi\n", "background": True}
@@ -214,6 +215,15 @@ def test_an_answer_says_which_tier_served_it(web: WebServer, client: httpx2.Clie
     made(client, key, interactive_after_seconds=0)
     is_error(client.post(PATH, json={**ASK, "interactive_after_seconds": 1}, headers=key), {"status": 422})
     assert made(client, interactive_after_seconds=None)["status"] == "queued"
+
+
+def test_a_cancelled_response_is_not_waited_for(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its call may still be out, and changes nothing any more."""
+    one = f"{PATH}/{made(client)['id']}"
+    client.post(f"{one}/cancel")
+    monkeypatch.setattr(JobWait, "until", None)
+    answer = client.get(one, headers={"Prefer": "wait=30"})
+    assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
 
 
 def test_a_model_for_batches_alone_takes_no_turn_to_interactive(start_web: Callable[..., WebServer]) -> None:
