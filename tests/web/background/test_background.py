@@ -217,13 +217,26 @@ def test_an_answer_says_which_tier_served_it(web: WebServer, client: httpx2.Clie
     assert made(client, interactive_after_seconds=None)["status"] == "queued"
 
 
-def test_a_cancelled_response_is_not_waited_for(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_response_wakes_those_who_end_it_and_is_not_waited_for(
+    web: WebServer, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its call may still be out, and changes nothing any more."""
     one = f"{PATH}/{made(client)['id']}"
+    woken: list[bool] = []
+    monkeypatch.setattr(web.context.wakes.jobs, "notify", lambda: woken.append(True))
     client.post(f"{one}/cancel")
+    assert woken == [True]
     monkeypatch.setattr(JobWait, "until", None)
     answer = client.get(one, headers={"Prefer": "wait=30"})
     assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
+
+
+def test_a_request_over_several_lines_is_one_line_of_its_job(web: WebServer, client: httpx2.Client) -> None:
+    text = json.dumps(ASK, indent=1).replace("\n", "\r\n")
+    answer = client.post(PATH, content=text, headers={"Content-Type": "application/json"}).json()
+    asked = client.get(f"/v1/files/{web.job(job_id(answer)).input_file_id}/content")
+    assert asked.content.count(b"\n") == 1
+    assert asked.json()["body"] == {"model": "m", "input": "Hi\n"}
 
 
 def test_a_model_for_batches_alone_takes_no_turn_to_interactive(start_web: Callable[..., WebServer]) -> None:
