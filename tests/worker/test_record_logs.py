@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from zlib import crc32
 
+import msgspec
 import pytest
 
 from tests.support.store_verbs import lease_slices
@@ -18,6 +19,7 @@ from tidegate.backends.system import LocalWake
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobUnavailable, BlobVoid, StoreUnavailable
 from tidegate.core.ids import item_id
+from tidegate.core.job_controls import JobControls
 from tidegate.core.nouns import Finished, ItemVerdict, Job, Placed
 from tidegate.core.ports import LogIds
 from tidegate.core.states import Outcome
@@ -249,3 +251,33 @@ async def test_what_an_unexpected_error_puts_back_is_written_once_more_and_no_mo
     assert (await world.look(job)).answered_count == 1
     blob_ids = [row[0] for row in await world.rows("select id from blobs where kind = 'answers'")]
     assert [await world.blobs.recover(blob_id) for blob_id in blob_ids] == [len(answered.line)] * 2
+
+
+async def test_a_new_life_writes_to_logs_of_its_own_after_what_waits_is_committed(world: World) -> None:
+    job = await world.started(chat_lines(4))
+    async with recording(world, Spooling()) as recorder:
+        recorder.record(verdict(job, 0))
+        while not recorder._appended:  # noqa: ASYNC110 - the recorder says nothing when it waits for more
+            await asyncio.sleep(0.001)
+        recorder.renew()
+        recorder.record(verdict(job, 1))
+        async with asyncio.timeout(10):
+            await recorder.drain()
+            recorder.record(verdict(job, 2))
+            await recorder.drain()
+    assert (await world.look(job)).answered_count == 3
+    assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(3,)]
+
+
+async def test_a_job_that_a_commit_stopped_is_reported_at_once(world: World) -> None:
+    """What this process still sends of it does not wait for the next heartbeat."""
+    job = await world.started(chat_lines(4), controls=JobControls(max_cost_nano=6))
+    paid = verdict(job, 0)
+    paid = msgspec.structs.replace(paid, finished=msgspec.structs.replace(paid.finished, cost_nano=(7, 0, 0)))
+    async with recording(world, world.blobs) as recorder:
+        recorder.record(verdict(job, 1))
+        await recorder.drain()
+        assert not recorder.job_stopped.is_set()
+        recorder.record(paid)
+        await recorder.drain()
+        assert recorder.job_stopped.is_set()
