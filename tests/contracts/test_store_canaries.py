@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from tests.contracts.store_world import MODEL, World, plan_of
-from tests.contracts.test_store_controls import offered, refused
-from tidegate.core.job_controls import Canary
+from tests.contracts.test_store_controls import flush, offered, refused
+from tidegate.core.job_controls import Canary, JobControls
 from tidegate.core.nouns import Caller, Job
 from tidegate.core.states import JobState
 from tidegate.store.keys import KeyRights
+from tidegate.store.operated import WaitingWork
 
 pytestmark = pytest.mark.anyio
 
@@ -101,8 +102,29 @@ async def test_too_many_failures_stop_the_job_and_keep_its_results(world: World,
     assert stopped.canary is not None
     assert stopped.canary.state == "failed"
     assert [error.code for error in stopped.errors] == ["canary_failed"]
+    assert await world.store.due_work() == WaitingWork({}, False), "no worker is wanted for what will not run"
     assert await world.lease(await world.worker(), job) == []
     await world.judge(job)
+
+
+async def test_a_sample_whose_end_passes_a_threshold_is_not_judged_beside(world: World) -> None:
+    job = await world.job(await world.caller(), canary=Canary(2, 0, "continue"), controls=JobControls(max_cost_nano=99))
+    job = await world.ingested(job, replace(plan_of(2, 2), sample_count=2))
+    await world.lease(await world.worker(), job, token=job.id)
+    await flush(world, job, (0, 1), (), nano=50)
+    stopped = await world.look(job)
+    assert (stopped.stopped_by, stopped.closing) == ("max_cost", JobState.FAILED)
+    assert stopped.canary is not None
+    assert stopped.canary.state == "running"
+    # It was not stopped by a word of its caller, who hears so.
+    assert (await refused(world.store.end_canary(job.tenant_id, job.id, goes_on=False))).status == 409
+
+
+async def test_a_caller_who_stops_a_batch_after_its_sample_wants_no_more_of_it(world: World) -> None:
+    job, caller = await sampled(world, "wait")
+    await run_sample(world, job)
+    await world.store.end_canary(caller.tenant_id, job.id, goes_on=False)
+    assert await world.store.due_work() == WaitingWork({}, False)
 
 
 async def test_a_batch_may_be_only_its_canary(world: World) -> None:
@@ -116,10 +138,11 @@ async def test_a_batch_may_be_only_its_canary(world: World) -> None:
     )
 
 
+@pytest.mark.parametrize("then", ["stop", "wait"])
 @pytest.mark.parametrize("failures", [0, 2])
-async def test_a_sample_that_is_the_whole_job_only_judges_it(world: World, failures: int) -> None:
+async def test_a_sample_that_is_the_whole_job_only_judges_it(world: World, failures: int, then: str) -> None:
     caller = await world.caller()
-    job = await world.job(caller, canary=Canary(9, 0, "wait"))
+    job = await world.job(caller, canary=Canary(9, 0, then))
     job = await world.ingested(job, replace(plan_of(2), sample_count=2))
     recorded = await run_sample(world, job, failures=failures)
     assert recorded.complete

@@ -13,6 +13,7 @@ from tidegate.core.job_controls import JobChange, JobControls, MaxErrors
 from tidegate.core.nouns import Job, JobFlush
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
+from tidegate.store.operated import WaitingWork
 
 pytestmark = pytest.mark.anyio
 
@@ -133,6 +134,9 @@ async def test_nothing_of_a_job_runs_before_its_moment(world: World) -> None:
     job = await world.running(caller, 2, 2, controls=JobControls(not_before=START_MS + HOUR_MS))
     assert await offered(world) == []
     assert await world.lease(worker_id, job) == []
+    # Nor when an operator has all of it looked at again.
+    assert await world.store.requeue_job(job.id) is not None
+    assert await offered(world) == []
     # The flow sleeps until then, and a key that is changed does not wake it earlier.
     assert await world.store.rest_flow(MODEL, job.share_owner)
     await world.clock.advance(HOUR_MS - 1)
@@ -220,6 +224,7 @@ async def test_more_errors_than_allowed_stop_a_job_and_keep_its_results(world: W
     assert await ended_by(world, job) == ("max_errors", "max_errors_exceeded")
     assert (stopped.answered_count, stopped.failed_count) == (3, 3)
     assert await offered(world) == []
+    assert await world.store.due_work() == WaitingWork({}, False), "no worker is wanted for what will not run"
     # Results of calls that were out are kept until it closes.
     await flush(world, job, (6,), ())
     assert (await world.judge(job)).answered_count == 4
@@ -261,6 +266,7 @@ async def test_a_threshold_below_what_is_spent_stops_a_job_at_once(world: World)
     await world.store.change_job(job.tenant_id, job.id, JobChange({"max_cost_nano": 49}))
     assert await ended_by(world, job) == ("max_cost", "max_cost_exceeded")
     assert await offered(world) == []
+    assert await world.store.due_work() == WaitingWork({}, False)
 
 
 async def test_a_job_that_closes_keeps_its_reason(world: World) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.contracts.store_world import DAY_MS, MODEL, World, plan_of
+from tests.contracts.test_store_publish import closed
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import JobFilter
 from tidegate.core.states import DeliveryState, JobState
@@ -61,6 +62,17 @@ async def test_an_operator_ends_a_job_that_waits(world: World) -> None:
     assert await store.requeue_job(world.id("batch")) is None
     assert await store.refresh_flows() == 0
     assert await store.list_flows(None, 10) == []
+
+
+@pytest.mark.parametrize("verb", ["retry_finalization", "requeue_job"])
+async def test_a_job_that_rests_after_failures_is_published_at_once_when_an_operator_asks(
+    world: World, verb: str
+) -> None:
+    job, _, token = await closed(world, answered=1, failed=0, rest=0)
+    await world.store.drop_step(job.id, token, DAY_MS)
+    assert await world.store.jobs_to_publish(10) == []
+    assert await getattr(world.store, verb)(job.id) is not None
+    assert await world.store.jobs_to_publish(10) == [job.id]
 
 
 async def test_keys_and_deliveries_of_every_tenant(world: World) -> None:

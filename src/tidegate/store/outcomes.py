@@ -202,7 +202,7 @@ class _Books:
             is_stopped |= verdict is SampleEnd.STOPPED
             if complete or is_stopped:
                 await self._tx.all("job_models_close", job_id=recorded.job_id)
-            goes_on = verdict is SampleEnd.LET_GO and not complete
+            goes_on = verdict is SampleEnd.LET_GO
             self.recorded.append(replace(recorded, complete=complete, stopped=is_stopped, let_go=goes_on))
         self._sums, self._open = {}, []
 
