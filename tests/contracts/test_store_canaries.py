@@ -120,6 +120,17 @@ async def test_a_sample_whose_end_passes_a_threshold_is_not_judged_beside(world:
     assert (await refused(world.store.end_canary(job.tenant_id, job.id, goes_on=False))).status == 409
 
 
+async def test_a_slice_that_rests_is_not_woken_when_the_others_are_let_go(world: World) -> None:
+    job, caller = await sampled(world, "wait")
+    worker = await world.worker()
+    [held] = await world.lease(worker, job)
+    await world.store.release_slice(job.id, held.first, held.token, 10_000)
+    await world.store.end_canary(caller.tenant_id, job.id, goes_on=True)
+    assert [one.first for one in await world.lease(worker, job)] == [2, 4]
+    await world.clock.advance(10_000)
+    assert [one.first for one in await world.lease(worker, job)] == [0]
+
+
 async def test_a_caller_who_stops_a_batch_after_its_sample_wants_no_more_of_it(world: World) -> None:
     job, caller = await sampled(world, "wait")
     await run_sample(world, job)

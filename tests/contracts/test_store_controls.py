@@ -261,8 +261,13 @@ async def test_more_cost_than_allowed_stops_a_job(world: World) -> None:
 async def test_a_threshold_below_what_is_spent_stops_a_job_at_once(world: World) -> None:
     job = await leased(world, 10)
     await flush(world, job, (0,), (1,), nano=50)
-    await world.store.change_job(job.tenant_id, job.id, JobChange({"max_errors": MaxErrors(count=1)}))
-    assert await ended_by(world, job) == (None, None)
+    for change in (
+        {"max_errors": MaxErrors(count=1)},
+        {"max_errors": MaxErrors(share_ppm=500_000, after=2)},
+        {"max_cost_nano": 50},
+    ):
+        await world.store.change_job(job.tenant_id, job.id, JobChange(change))
+        assert await ended_by(world, job) == (None, None), "what is reached is not passed"
     await world.store.change_job(job.tenant_id, job.id, JobChange({"max_cost_nano": 49}))
     assert await ended_by(world, job) == ("max_cost", "max_cost_exceeded")
     assert await offered(world) == []

@@ -319,3 +319,12 @@ async def test_thousands_of_outcomes_fit_in_one_flush(world: World) -> None:
     told = await world.record(JobFlush(job.id, answers=entries, answers_placed=log.append(texts)))
     assert (told.new_count, told.complete) == (2_000, True)
     assert len(await world.extents(job.output_file_id)) == 1
+
+
+async def test_a_log_counts_as_recorded_up_to_its_last_line_whichever_job_that_is_of(world: World) -> None:
+    """What lies behind that place is adopted when its worker is lost, and would count as answered twice."""
+    caller, log = await world.caller(), await world.log()
+    first, last = sorted([await world.running(caller, 2) for _ in range(2)], key=lambda job: job.id)
+    flushes = [world.answers(log, last, 0), world.answers(log, first, 0)]
+    await world.record(*flushes)
+    assert await world.store.answers_recorded_to(log.blob_id) == len(world.blobs[log.blob_id])
