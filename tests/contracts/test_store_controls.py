@@ -169,6 +169,25 @@ async def test_a_moment_at_which_it_could_not_begin_is_refused(
     assert problem.param == "not_before"
 
 
+async def test_a_job_that_has_begun_may_wait_longer_than_it_had_to_begin(world: World) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 2, 2, begin_within_ms=HOUR_MS)
+    assert await world.lease(await world.worker(), job, 1)
+    changed = await world.store.change_job(caller.tenant_id, job.id, JobChange({"not_before": START_MS + 2 * HOUR_MS}))
+    assert changed is not None
+    assert changed.controls.not_before == START_MS + 2 * HOUR_MS
+
+
+async def test_only_a_new_moment_ends_the_rest_that_a_budget_asked_for(world: World) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 2)
+    await world.store.rest_job(job.id, MODEL, HOUR_MS)
+    await world.store.change_job(caller.tenant_id, job.id, JobChange({"priority": 5}))
+    assert await offered(world) == []
+    await world.store.change_job(caller.tenant_id, job.id, JobChange({"not_before": 0}))
+    assert await offered(world) == [job.id]
+
+
 async def test_a_deadline_moves_with_its_window(world: World) -> None:
     caller, worker_id = await world.caller(), await world.worker()
     job = await world.running(caller, 2)
