@@ -178,6 +178,20 @@ async def test_a_job_that_has_begun_may_wait_longer_than_it_had_to_begin(world: 
     assert changed.controls.not_before == START_MS + 2 * HOUR_MS
 
 
+async def test_a_job_that_has_not_begun_is_due_when_it_must_begin_whatever_its_window(world: World) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 2, begin_within_ms=HOUR_MS)
+
+    async def due_after(days: int) -> int:
+        await world.store.change_job(caller.tenant_id, job.id, JobChange({}, days * DAY_MS, f"{days}d"))
+        [due] = (await world.store.due_work()).due[MODEL]
+        return due.due_in_ms
+
+    assert await due_after(2) == HOUR_MS
+    await world.lease(await world.worker(), job)
+    assert await due_after(3) == 3 * DAY_MS
+
+
 async def test_only_a_new_moment_ends_the_rest_that_a_budget_asked_for(world: World) -> None:
     caller = await world.caller()
     job = await world.running(caller, 2)

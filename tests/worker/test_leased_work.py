@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.support.ports import HandClock
-from tidegate.core.nouns import Item, LeasedSlice
+from tidegate.core.nouns import Holding, Item, LeasedSlice
 from tidegate.core.ports import Upstream
+from tidegate.core.states import JobState
 from tidegate.stages.record import Recorder
 from tidegate.worker.leased_work import AHEAD_MS, LeasedSliceState, LeasedWork
 from tidegate.worker.supervisor import Supervisor
@@ -128,3 +129,17 @@ def test_an_item_that_comes_back_goes_behind_those_that_go_like_interactive_call
     leased_work._return(plain, Item(1, b'"x"', b"{}"))
     taken = [leased_work.take() for _ in range(3)]
     assert [one and (one[0] is turned, one[1].number) for one in taken] == [(True, 0), (False, 1), (False, 0)]
+
+
+def test_what_waits_in_the_router_may_not_begin_after_its_slice_was_lost_or_given_to_another() -> None:
+    """An incarnation that was declared gone has lost all of them, one that lives those that the store does not list."""
+    leased_work = hand_of(HandClock())
+    lost, kept = slice_of(1), slice_of(1)
+    lost.slice = replace(lost.slice, token="lost")
+    for state in (lost, kept):
+        leased_work.add(state, [Item(0, b'"x"', b"{}")])
+    of_kept = Holding("job", 0, "token", JobState.IN_PROGRESS, None, 0, False, 60_000)
+    assert leased_work.compare(leased_work.keys(), [of_kept]) == []
+    assert (lost.may_begin(), kept.may_begin()) == (False, True)
+    leased_work.lose_lease()
+    assert not kept.may_begin()

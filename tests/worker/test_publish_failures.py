@@ -82,6 +82,18 @@ async def test_an_ordered_job_whose_order_is_gone_ends_in_the_order_it_has(world
     assert await world.rows("select count(*) from blobs where kind = 'rest' and state = 'writing'") == [(0,)]
 
 
+async def test_what_never_ran_of_an_ordered_job_is_kept_when_its_order_is_gone(world: World) -> None:
+    job = await world.started(chat_lines(5), ordered=True)
+    await answer(world, job, [3, 0])
+    await closed(world, job)
+    lose_work_file(world, job)
+    assert await shipping(world).publish_all(await world.worker()) == 1
+    ended = await world.look(job)
+    assert ended.state is JobState.CANCELLED
+    assert len(await world.file_lines(ended.output_file_id)) == 2
+    assert len(await world.file_lines(ended.error_file_id)) == 3
+
+
 @pytest.mark.parametrize("damage", [b"\0" * SHORT_READ, b"\n" * SHORT_READ])
 async def test_a_damaged_work_file_breaks_nobody(world: World, damage: bytes) -> None:
     """A line that could not be decoded raised what no loop foresees, so every worker that leased the slice stopped for good."""
@@ -107,6 +119,28 @@ class Away:
 
     async def create(self, blob_id: str) -> Any:
         raise BlobUnavailable("the store is away")
+
+
+async def test_a_publish_that_fails_half_way_leaves_no_bytes(world: World) -> None:
+    job = await world.started(chat_lines(4), slice_items=2)
+    await closed(world, job)
+
+    class AwayAfterOne(Away):
+        def __init__(self) -> None:
+            self.create = world.blobs.create  # type: ignore[method-assign]
+            self._reads = iter([True])
+
+        async def read(self, blob_id: str, at: int, count: int) -> bytes:
+            if next(self._reads, False):
+                return bytes(await world.blobs.read(blob_id, at, count))
+            raise BlobUnavailable("the store is away")
+
+    def on_disk() -> set[str]:
+        return {str(path) for path in world.blobs.root.rglob("*") if path.is_file()}
+
+    before = on_disk()
+    assert await shipping(world, AwayAfterOne()).publish_all(await world.worker()) == 0
+    assert on_disk() == before
 
 
 async def test_publishing_into_an_outage_leaves_no_rows_and_goes_on_after_it(world: World) -> None:
