@@ -178,6 +178,26 @@ async def test_a_clock_that_stays_ahead_is_followed_and_nothing_opens_or_ends_by
     assert list(await store.overdue_workers(10)) == ["w"]
 
 
+async def test_a_budget_that_cannot_be_read_is_not_renewed_by_a_clock_that_is_followed(machine: Machine) -> None:
+    store, gpu = await machine.open(), budget(10)
+    await machine.let_pass(3 * SECOND)
+    await machine.set_clock(HOUR)
+    await store.look_at_clock()
+    await machine.let_pass(FOLLOW_AFTER_MS - 2 * SECOND, look_every_ms=20_000)
+    assert await granted(store, gpu, 10) == 10
+    if machine.connection is not None:
+        await machine.connection.execute(r"update budgets set ledger = '\xff'")
+    else:
+
+        async def damage(tx: Any) -> None:
+            tx._connection.execute("update budgets set ledger = x'ff'")
+
+        await store._driver.write(damage)
+    await machine.let_pass(6 * SECOND)
+    assert machine.wall_ms - await store.now_ms() == pytest.approx(0, abs=100), "the store follows"
+    assert await granted(store, gpu, 1) == 0, "it is unknown what was granted: it counts as full"
+
+
 async def test_a_retry_after_outlasts_a_clock_that_is_followed(machine: Machine) -> None:
     store, wait_ms = await machine.open(), 30 * MINUTE
     await machine.let_pass(3 * SECOND)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.upstream.world import World, deployment
 from tidegate.core import retry
 from tidegate.core.budgets.budget import BudgetRequest, Grant, Limit, Period
 from tidegate.core.errors import UpstreamError, Withheld
+from tidegate.upstream.http.connections import Connections
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
@@ -174,4 +176,27 @@ async def test_closing_while_calls_wait_for_leave_puts_them_off(world: World) ->
             first.cancel()
             limits.answer.set()
             await asyncio.gather(first, closing, return_exceptions=True)
+    assert server.posts == []
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+@pytest.mark.parametrize("end", ["lease", "window"])
+async def test_nothing_is_sent_when_the_connection_comes_after_the_lease_or_the_window(
+    world: World, monkeypatch: pytest.MonkeyPatch, end: str, is_limited: bool
+) -> None:
+    opened = Connections.open
+
+    async def slow(self: Connections, request: Any) -> Any:
+        world.clock.advance(150)
+        return await opened(self, request)
+
+    monkeypatch.setattr(Connections, "open", slow)
+    async with RawServer() as server:
+        place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),) if is_limited else ())
+        async with world.router(place, capacity=Capacity(MemoryLimits(world.clock))) as router:
+            moment_ms = world.clock.monotonic + 100
+            call = world.call(begin_by_ms=moment_ms) if end == "lease" else world.call(left_ms=100)
+            with pytest.raises(UpstreamError) as refused:
+                await router.send(call)
+            assert not refused.value.billed
     assert server.posts == []
