@@ -360,6 +360,21 @@ async def test_tenants_take_turns(world: World) -> None:
     assert [one.tenant_id for one in await lease(world, worker_id, count_max=10, tenant_max=3)] == [calm.tenant_id]
 
 
+async def test_who_has_fewest_out_is_next_and_no_turn_is_left_unused(world: World) -> None:
+    busy, calm, worker_id = await world.caller("busy"), await world.caller("calm"), await world.worker()
+    for caller in (busy, calm):
+        await endpoint(world, caller)
+    for _ in range(6):
+        await cancelled(world, busy)
+    await world.clock.advance(1_000)
+    for _ in range(2):
+        await cancelled(world, calm)
+    # The older first; then the one with none out, though the other's have waited longer.
+    for tenant_id in (busy.tenant_id, calm.tenant_id):
+        assert [one.tenant_id for one in await lease(world, worker_id, count_max=1)] == [tenant_id]
+    assert len(await lease(world, worker_id, count_max=3)) == 3
+
+
 async def test_deliveries_come_in_pages(world: World) -> None:
     caller, store = await world.caller(), world.store
     for _ in range(2):

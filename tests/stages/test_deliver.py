@@ -16,7 +16,7 @@ from tidegate.backends.callback_sender import CallbackSender
 from tidegate.core import ids
 from tidegate.core.callback_targets import CallbackReply, TargetRules
 from tidegate.core.errors import StoreUnavailable
-from tidegate.core.nouns import Caller, JobRequest, NewFile, Stamp
+from tidegate.core.nouns import Caller, JobRequest, JobWebhook, NewFile, Stamp
 from tidegate.core.states import DeliveryState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
 from tidegate.stages import deliver
@@ -73,13 +73,14 @@ class World:
         made = await self.store.create_webhook_endpoint(caller.tenant_id, fresh("whk"), shape, b"s" * 32)
         return made.id
 
-    async def end_job(self, caller: Caller) -> str:
+    async def end_job(self, caller: Caller, webhook: JobWebhook | None = None) -> str:
         blob_id, file_id, job_id = fresh("blob"), fresh("file"), fresh("batch")
         await self.store.begin_blob(blob_id, "upload", self.worker_id)
         await self.store.create_file(
             caller, NewFile(file_id, blob_id, Stamp(3, "ab" * 32), "batch", "in.jsonl", 1, None)
         )
-        await self.store.create_job(caller, job_id, JobRequest("/v1/embeddings", file_id, 86_400_000, "24h"))
+        request = JobRequest("/v1/embeddings", file_id, 86_400_000, "24h", webhook=webhook)
+        await self.store.create_job(caller, job_id, request)
         await self.store.cancel_job(caller.tenant_id, job_id)
         assert await self.store.end_unstarted(job_id)
         return job_id
@@ -193,6 +194,18 @@ async def test_a_delivery_that_waited_here_has_the_time_at_which_it_is_sent(worl
         leased_s = world.clock.now_ms() // 1000
         await settled(world, caller, [("delivered", 1, None)])
         assert int(receiver.requests[0].headers["webhook-timestamp"]) >= leased_s
+
+
+async def test_a_receivers_own_headers_replace_none_of_ours(world: World) -> None:
+    caller = await world.caller("acme")
+    async with RawServer(answering(lambda: 200)) as receiver:
+        own = {"webhook-id": "forged", "webhook-signature": "forged", "X-Own": "kept"}
+        await world.end_job(caller, JobWebhook(receiver.url, EVENT_TYPES, b"s" * 32, headers=own))
+        assert await world.deliveries.lease() == 1
+        await settled(world, caller, [("delivered", 1, None)])
+        headers = receiver.requests[0].headers
+    assert headers["X-Own"] == "kept"
+    assert "forged" not in (headers["webhook-id"], headers["webhook-signature"])
 
 
 async def test_what_was_sent_is_recorded_once_the_store_is_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,23 +180,29 @@ async def test_closing_while_calls_wait_for_leave_puts_them_off(world: World) ->
 
 
 @pytest.mark.parametrize("is_limited", [False, True])
-@pytest.mark.parametrize("end", ["lease", "window"])
-async def test_nothing_is_sent_when_the_connection_comes_after_the_lease_or_the_window(
+@pytest.mark.parametrize("end", ["lease", "window", "pause"])
+async def test_nothing_is_sent_when_the_connection_comes_after_the_lease_the_window_or_a_pause(
     world: World, monkeypatch: pytest.MonkeyPatch, end: str, is_limited: bool
 ) -> None:
-    opened = Connections.open
+    opened, moment_ms = Connections.open, world.clock.monotonic + 100
 
     async def slow(self: Connections, request: Any) -> Any:
         world.clock.advance(150)
         return await opened(self, request)
 
     monkeypatch.setattr(Connections, "open", slow)
+    call = {
+        "lease": world.call(begin_by_ms=moment_ms),
+        "window": world.call(left_ms=100),
+        "pause": world.call(may_begin=lambda: world.clock.monotonic < moment_ms),
+    }[end]
+    limits = MemoryLimits(world.clock)
     async with RawServer() as server:
         place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),) if is_limited else ())
-        async with world.router(place, capacity=Capacity(MemoryLimits(world.clock))) as router:
-            moment_ms = world.clock.monotonic + 100
-            call = world.call(begin_by_ms=moment_ms) if end == "lease" else world.call(left_ms=100)
-            with pytest.raises(UpstreamError) as refused:
+        async with world.router(place, capacity=Capacity(limits)) as router:
+            with pytest.raises(Withheld) as refused:
                 await router.send(call)
-            assert not refused.value.billed
+            is_late = end == "window" and is_limited
+            assert refused.value.code == ("deadline_passed" if is_late else "lease_over")
+            await eventually(lambda: limits.used("one") == (0, 0), "its permits to go back")
     assert server.posts == []
