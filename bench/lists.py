@@ -1,7 +1,8 @@
-"""Time lists, searches and actions on a filter over HTTP with 100,000 jobs stored, on both stores; `--items` adds 10 million items.
+"""Time lists, searches, pages and actions on a filter over HTTP with 100,000 jobs stored, on both stores; `--items` adds 10 million items.
 
 Ended jobs and their items are written straight into the store. What is acted on runs for real beside them: 500 batches of 100 items, and
-one of 50,000 whose items are paged through.
+one of 50,000 whose items are paged through. Beside each time stands the CPU of the service and of the database, which other work on the
+machine changes little.
 """
 
 import json
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import uvloop
 
 from bench.backlog import JOB_ZEROS
 from bench.inputs import MODEL
-from bench.machinery import median, serving, simulated_engine, table
+from bench.machinery import cpu_seconds, median, serving, simulated_engine, table
 from tests.support.postgres import PostgresServer
 from tidegate.backends.system import SystemClock
 from tidegate.core.ids import RANDOM_BYTES, make
@@ -36,7 +37,7 @@ ORGS = 20
 ITEMS_EACH = 100
 OPEN_SHARE, FAILED_SHARE = 100, 20
 CHUNK = 1_000
-LISTED_MS, ACCEPTED_MS, DONE_MS = 100, 200, 10_000
+LISTED_MS, ACCEPTED_MS, DONE_MS, SCRAPED_MS = 100, 200, 10_000, 50
 ROUNDS = 15
 ACTED_BATCHES, PAGED_ITEMS = 500, 50_000
 WAIT_S = 600
@@ -44,7 +45,7 @@ _DAY_MS = 24 * 3600 * 1000
 _JOB = (
     "id", "tenant_id", "kind", "words", "endpoint", "input_file_id", "window_text", "state", "closing", "created_at", "expires_at",
     "completed_at", "failed_at", "paused_at", "metadata", "invalid_lines", "errors", "model", "item_count", "output_file_id",
-    "error_file_id", "share_owner", "queue", *JOB_ZEROS,
+    "error_file_id", "share_owner", "queue", "cost_nano", "final_cost_nano", "final_failed_ppm", *JOB_ZEROS,
 )  # fmt: skip
 _JOB_MODEL = (
     "job_id", "model", "item_count", "slice_count", "work_units", "state", "share_owner", "created_at", "expires_at", "due_at", "queue",
@@ -86,13 +87,15 @@ class Stored:
         state = "in_progress" if self.is_open else "failed" if self.is_refused else "completed"
         ended_at = self.created_at + 60_000
         errors = '[{"code":"invalid_json_line","message":"no JSON","line":1}]' if self.is_refused else "[]"
+        cost = 1_000_000 * (self.number % 1_000)
         zeros = {"failed_count": self.failed_count, "answered_count": 0 if self.is_open else ITEMS_EACH}
         return (
             self.id, self.tenant_id, "batch", words, ENDPOINT, f"file_{self.number}", "24h", state, None if self.is_open else state,
             self.created_at, self.created_at + 100 * _DAY_MS, ended_at if state == "completed" else None,
             ended_at if state == "failed" else None, ended_at if self.is_open else None, json.dumps(metadata, separators=(",", ":")),
             "fail", errors, MODEL, ITEMS_EACH, f"out_{self.number}", f"err_{self.number}" if self.failed_count else None,
-            f"tenant:{self.tenant_id}", "default", *(zeros.get(name, 0) for name in JOB_ZEROS),
+            f"tenant:{self.tenant_id}", "default", cost, None if self.is_open else cost,
+            None if self.is_open else 1_000_000 * self.failed_count // ITEMS_EACH, *(zeros.get(name, 0) for name in JOB_ZEROS),
         )  # fmt: skip
 
     @property
@@ -136,24 +139,61 @@ async def fill(store: Store, job_count: int, *, with_items: bool) -> None:
         await store._driver.write(body)
 
 
-class _Desk:
-    """The requests that are timed, of an operator and of the first organization."""
+@dataclass(frozen=True, slots=True)
+class Took:
+    """How long something took, and how much CPU of the service and the database, where that was measured."""
 
-    def __init__(self, url: str, operator: str, caller: str) -> None:
+    ms: float
+    cpu_ms: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.ms:.0f} ms" + ("" if self.cpu_ms is None else f", {self.cpu_ms:.0f} ms of CPU")
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """How many jobs are stored, how many batches are acted on, and how many items one has whose pages are asked for."""
+
+    jobs: int
+    acted: int
+    paged: int
+    with_items: bool
+
+
+class _Desk:
+    """The requests that are timed: of an operator through the API and in the console, of the first organization, and of a scraper."""
+
+    def __init__(self, url: str, operator: str, caller: str, pids: Sequence[int]) -> None:
+        """`pids` are the processes that answer."""
+        self._pids = pids
         self._clients = {
-            name: httpx2.Client(base_url=url, timeout=WAIT_S, headers={"Authorization": f"Bearer {key}"})
-            for name, key in (("admin", operator), ("v1", caller))
+            name: httpx2.Client(base_url=url, timeout=WAIT_S, headers=headers)
+            for name, headers in {
+                "admin": {"Authorization": f"Bearer {operator}"},
+                "v1": {"Authorization": f"Bearer {caller}"},
+                "console": {"Origin": url},
+                "metrics": {},
+            }.items()
         }
+        signed_in = self._clients["console"].post("/console/sign-in", data={"key": operator})
+        if signed_in.status_code != 303:
+            raise RuntimeError(f"/console/sign-in: {signed_in.text}")
+        # A cookie that is marked as secure; a browser sends it on this machine.
+        self._clients["console"].headers["Cookie"] = signed_in.headers["set-cookie"].partition(";")[0]
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[dict[str, Any], float]:
-        """Return the answer, and after how many milliseconds it came."""
-        client = self._clients[path.split("/")[1]]
+        """Return the answer, if that is JSON, and after how many milliseconds it came."""
+        client = self._clients[path.split("?")[0].split("/")[1]]
         begun = time.perf_counter()
         answer = client.get(path) if body is None else client.post(path, json=body)
         took_ms = 1_000 * (time.perf_counter() - begun)
         if answer.status_code != 200:
             raise RuntimeError(f"{path}: {answer.text}")
-        return answer.json(), took_ms
+        return answer.json() if "json" in answer.headers["content-type"] else {}, took_ms
+
+    def cpu_ms(self) -> float:
+        """Return the CPU that answered so far."""
+        return 1_000 * (cpu_seconds(*self._pids) - cpu_seconds())
 
     def upload(self, count: int) -> str:
         lines = "\n".join(
@@ -183,6 +223,10 @@ class _Desk:
 
 _LOOKS: dict[str, tuple[str, dict[str, Any] | None]] = {
     "overview": ("/admin/v1/overview", None),
+    "overview, the console's page": ("/console", None),
+    "list, the console's page": ("/console/batches", None),
+    "queues, the console's page": ("/console/queues", None),
+    "metrics scrape": ("/metrics", None),
     "list": ("/admin/v1/batches?limit=50", None),
     "list of one organization": ("/v1/batches?limit=50", None),
     "search, many match": ("/admin/v1/batches?limit=50&q=nightly", None),
@@ -195,6 +239,13 @@ _LOOKS: dict[str, tuple[str, dict[str, Any] | None]] = {
     "model, none matches": ("/admin/v1/batches?limit=50&model=nothing", None),
     "error code, none matches": ("/admin/v1/batches?limit=50&error_code=nothing", None),
     "metadata, one matches": ("/admin/v1/batches?limit=50&metadata[run]=nightly-77&metadata[team]=team-37", None),
+    "by deadline": ("/admin/v1/batches?limit=50&sort=deadline", None),
+    "by size": ("/admin/v1/batches?limit=50&sort=size", None),
+    "by failures": ("/admin/v1/batches?limit=50&sort=failed", None),
+    "by cost": ("/admin/v1/batches?limit=50&sort=cost", None),
+    "by size, of one organization": ("/admin/v1/batches?limit=50&sort=size&org=org-7", None),
+    "by size, none matches": ("/admin/v1/batches?limit=50&sort=size&q=nowhere", None),
+    "by cost, none matches": ("/admin/v1/batches?limit=50&sort=cost&q=nowhere", None),
     "impact of a pause": ("/admin/v1/operations", {"action": "pause", "filter": {}, "dry_run": True}),
     "impact of a cancel": ("/admin/v1/operations", {"action": "cancel", "filter": {}, "dry_run": True}),
     "impact of a retry": ("/admin/v1/operations", {"action": "retry", "filter": {}, "dry_run": True}),
@@ -205,20 +256,32 @@ _LOOKS: dict[str, tuple[str, dict[str, Any] | None]] = {
 }
 
 
-def _look(desk: _Desk, rounds: int) -> dict[str, float]:
-    """Ask each question in turn, so that each meets what the others left in the caches."""
+def _repeated(desk: _Desk, path: str, body: dict[str, Any] | None, rounds: int) -> Took:
+    """Ask the same question again and again."""
+    before_ms = desk.cpu_ms()
+    times = [desk.ask(path, body)[1] for _ in range(rounds)]
+    return Took(median(times), (desk.cpu_ms() - before_ms) / rounds)
+
+
+def _look(desk: _Desk, rounds: int) -> dict[str, Took]:
+    """Ask each question in turn, so that each meets what the others left in the caches; its CPU is counted when it is asked repeatedly."""
     took: dict[str, list[float]] = {name: [] for name in _LOOKS}
+    found = {"first metrics scrape": Took(desk.ask("/metrics")[1])}
     for _ in range(rounds):
         for name, (path, body) in _LOOKS.items():
             took[name].append(desk.ask(path, body)[1])
-    return {name: median(values) for name, values in took.items()}
+    for name, values in took.items():
+        found[name] = Took(median(values), _repeated(desk, *_LOOKS[name], rounds).cpu_ms)
+    return found
 
 
-def _page(desk: _Desk, count: int, rounds: int) -> dict[str, float]:
-    """Page through the items of one batch: what its first and its last page take."""
+def _page(desk: _Desk, count: int, rounds: int) -> dict[str, Took]:
+    """Page through the items of one batch: what its first and its last page take. Then compare two runs of its file."""
     wanted = {"input_file_id": desk.upload(count), "endpoint": ENDPOINT, "completion_window": "24h"}
-    path = f"/v1/batches/{desk.ask('/v1/batches', wanted)[0]['id']}"
-    desk.until(path, lambda batch: batch["status"] == "completed")
+    first, second = (desk.ask("/v1/batches", wanted)[0]["id"] for _ in range(2))
+    path = f"/v1/batches/{first}"
+    for batch_id in (first, second):
+        desk.until(f"/v1/batches/{batch_id}", lambda batch: batch["status"] == "completed")
     after, last = "", ""
     while True:
         page = desk.ask(f"{path}/items?limit=100{after}")[0]
@@ -226,12 +289,16 @@ def _page(desk: _Desk, count: int, rounds: int) -> dict[str, float]:
             break
         last, after = after, f"&after={page['last_id']}"
     return {
-        "first page of items": median([desk.ask(f"{path}/items?limit=100")[1] for _ in range(rounds)]),
-        "last page of items": median([desk.ask(f"{path}/items?limit=100{last}")[1] for _ in range(rounds)]),
+        "first page of items": _repeated(desk, f"{path}/items?limit=100", None, rounds),
+        "last page of items": _repeated(desk, f"{path}/items?limit=100{last}", None, rounds),
+        "two runs compared, the console's page": _repeated(
+            desk, f"/console/batches/{first}/compare?with={second}", None, rounds
+        ),
+        "one batch, the console's page": _repeated(desk, f"/console/batches/{first}", None, rounds),
     }
 
 
-def _act(desk: _Desk, count: int) -> dict[str, float]:
+def _act(desk: _Desk, count: int) -> dict[str, Took]:
     """Pause, resume and cancel batches that wait: what accepting takes, and when all of them are changed."""
     file_id = desk.upload(ITEMS_EACH)
     wanted = {
@@ -245,15 +312,22 @@ def _act(desk: _Desk, count: int) -> dict[str, float]:
         desk.ask("/v1/batches", wanted)
     waiting = "/admin/v1/batches?limit=1&metadata[acted]=yes&status=validating"
     desk.until(waiting, lambda page: not page["data"])
-    found: dict[str, float] = {}
+    found: dict[str, Took] = {}
     for action in ("pause", "resume", "cancel"):
-        scope = {"action": action, "filter": {"metadata": {"acted": "yes"}}}
-        made, found[f"{action} is accepted"] = desk.ask("/admin/v1/operations", scope)
-        if made["matched"]["items"] != count * ITEMS_EACH:
-            raise RuntimeError(f"{action} matched {made['matched']}")
-        took_ms = desk.until(f"/admin/v1/operations/{made['id']}", lambda one: one["status"] == "completed")
-        found[f"{action} is done"] = took_ms + found[f"{action} is accepted"]
+        found |= _operate(desk, action, {"metadata": {"acted": "yes"}}, count * ITEMS_EACH)
     return found
+
+
+def _operate(desk: _Desk, action: str, wanted: dict[str, Any], items: int) -> dict[str, Took]:
+    before_ms = desk.cpu_ms()
+    made, accepted_ms = desk.ask("/admin/v1/operations", {"action": action, "filter": wanted})
+    if made["matched"]["items"] != items:
+        raise RuntimeError(f"{action} matched {made['matched']}")
+    took_ms = desk.until(f"/admin/v1/operations/{made['id']}", lambda one: one["status"] == "completed")
+    return {
+        f"{action} is accepted": Took(accepted_ms),
+        f"{action} is done": Took(accepted_ms + took_ms, desk.cpu_ms() - before_ms),
+    }
 
 
 def _key(data: Path, variables: dict[str, str], org: str, *scopes: str) -> str:
@@ -263,7 +337,8 @@ def _key(data: Path, variables: dict[str, str], org: str, *scopes: str) -> str:
     return str(json.loads(made.stdout)["key"])
 
 
-def _measure(data: Path, store_url: str, job_count: int, acted: int, paged: int, with_items: bool) -> dict[str, float]:
+def _measure(data: Path, server: PostgresServer | None, size: _Size) -> dict[str, Took]:
+    store_url = "" if server is None else server.create_database()
     if store_url:
         store = Store(PostgresDriver(store_url, pool_size=2, statement_timeout_ms=600_000, pooler="none"))
     else:
@@ -271,23 +346,23 @@ def _measure(data: Path, store_url: str, job_count: int, acted: int, paged: int,
 
     async def prepare() -> None:
         try:
-            await fill(store, job_count, with_items=with_items)
+            await fill(store, size.jobs, with_items=size.with_items)
         finally:
             await store.close()
 
     uvloop.run(prepare())
-    found: dict[str, float] = {}
+    found: dict[str, Took] = {}
     variables = {"TIDEGATE_LIMITS_PENDING_JOBS_MAX": "0"}
     if store_url:
         variables["TIDEGATE_STORE_URL"] = store_url
     operator = _key(data, variables, "ops", "--scopes", "admin:write")
     caller = _key(data, variables, "org-0")
-    with simulated_engine("--mode", "instant") as engine, serving(data, engine, **variables) as (url, _):
-        desk = _Desk(url, operator, caller)
-        rounds = max(3, min(ROUNDS, job_count // 2_000))
+    with simulated_engine("--mode", "instant") as engine, serving(data, engine, **variables) as (url, pid):
+        desk = _Desk(url, operator, caller, [pid] if server is None else [pid, server.pid()])
+        rounds = max(3, min(ROUNDS, size.jobs // 2_000))
         found |= _look(desk, rounds)
-        found |= _act(desk, acted)
-        found |= _page(desk, paged, rounds)
+        found |= _act(desk, size.acted)
+        found |= _page(desk, size.paged, rounds)
     return found
 
 
@@ -296,11 +371,13 @@ def _budget(name: str) -> str:
         return f"under {DONE_MS:,} ms"
     if name.endswith("is accepted"):
         return f"under {ACCEPTED_MS} ms"
+    if name.endswith("scrape"):
+        return f"under {SCRAPED_MS} ms"
     return f"under {LISTED_MS} ms"
 
 
 def main(quick: bool = False, items: bool = False) -> dict[str, float]:
-    job_count, acted, paged = (5_000, 20, 2_000) if quick else (100_000, ACTED_BATCHES, PAGED_ITEMS)
+    size = _Size(5_000, 20, 2_000, items) if quick else _Size(100_000, ACTED_BATCHES, PAGED_ITEMS, items)
     found: dict[str, float] = {}
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -310,14 +387,15 @@ def main(quick: bool = False, items: bool = False) -> dict[str, float]:
         server.start()
         try:
             for kind in ("SQLite", "PostgreSQL"):
-                url = server.create_database() if kind == "PostgreSQL" else ""
-                took = _measure(Path(name) / kind, url, job_count, acted, paged, items)
-                found |= {f"{act}, {kind}": value for act, value in took.items()}
-                rows += [(f"{act}, {kind}", f"{value:.0f} ms", _budget(act)) for act, value in took.items()]
+                took = _measure(Path(name) / kind, server if kind == "PostgreSQL" else None, size)
+                found |= {f"{act}, {kind}": one.ms for act, one in took.items()}
+                rows += [(f"{act}, {kind}", str(one), _budget(act)) for act, one in took.items()]
         finally:
             server.stop()
-    stored = f"{job_count:,} jobs" + (f" and {job_count * ITEMS_EACH:,} items" if items else "")
-    table(f"Lists, searches and actions with {stored} stored; {acted * ITEMS_EACH:,} items acted on (medians)", rows)
+    stored = f"{size.jobs:,} jobs" + (f" and {size.jobs * ITEMS_EACH:,} items" if items else "")
+    table(
+        f"Lists, searches and actions with {stored} stored; {size.acted * ITEMS_EACH:,} items acted on (medians)", rows
+    )
     return found
 
 

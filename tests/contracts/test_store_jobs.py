@@ -12,8 +12,9 @@ from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World, plan_
 from tests.support.store_verbs import any_file, slice_counts, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
+from tidegate.core.job_lists import JobFilter
 from tidegate.core.job_shape import JobShape
-from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobFilter, JobRequest, JobStart, LineError, Quotas
+from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobRequest, JobStart, LineError, Quotas
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import FileState, JobState
 

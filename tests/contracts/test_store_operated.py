@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from tests.contracts.store_world import DAY_MS, MODEL, World, plan_of
 from tests.contracts.test_store_publish import closed
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import JobFilter
+from tidegate.core.job_lists import JobFilter, JobSort
+from tidegate.core.nouns import Job, JobFlush
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
 from tidegate.store.keys import KeyRights
@@ -40,6 +42,49 @@ async def test_jobs_of_every_tenant(world: World) -> None:
     assert await store.list_orgs(after=world.id("tenant"), count_max=10) is None
     overview = await store.overview()
     assert [(row["state"], row["jobs"]) for row in overview.jobs] == [("validating", 2)]
+
+
+async def paid(world: World, job: Job, answered: tuple[int, ...], failed: tuple[int, ...], nano: int) -> None:
+    """Record these outcomes of a job; each answer costs so much."""
+    await world.lease(await world.worker(), job, token=job.id)
+    answers = world.answers(await world.log(), job, *answered, token=job.id)
+    errors = world.errors(await world.log("errors"), job, *failed, token=job.id)
+    costly = [msgspec.structs.replace(entry, cost_nano=(nano, 0, 0)) for entry in answers.answers]
+    await world.record(JobFlush(job.id, costly, answers.answers_placed, errors.errors, errors.errors_placed))
+
+
+async def test_jobs_are_sorted_page_by_page(world: World) -> None:
+    store, one, two = world.store, await world.caller("one"), await world.caller("two")
+    part = await world.running(one, 4, window_ms=2 * DAY_MS)
+    await paid(world, part, (0, 1), (2,), nano=5)
+    idle = await world.running(two, 8)
+    done = await world.running(two, 2)
+    await paid(world, done, (0,), (1,), nano=30)
+    token = world.token()
+    assert await store.take_step(done.id, JobState.FINALIZING, await world.worker(), token)
+    await store.publish_job(await world.look(done), token, added=(None, None), rewrites=(None, None), keep_ms=None)
+
+    async def listed(sort: JobSort, org: str | None = None) -> list[Job]:
+        found: list[Job] = []
+        after = None
+        while page := await store.search_every_job(org, JobFilter(), after=after, count_max=1, sort=sort):
+            found.append(page[0][0])
+            after = page[0][0].id
+        return found
+
+    wanted = {
+        JobSort.DEADLINE: [idle, part],
+        JobSort.SIZE: [idle, part, done],
+        JobSort.FAILED: [done, part],
+        JobSort.COST: [done, part],
+    }
+    for sort, jobs in wanted.items():
+        assert [job.id for job in await listed(sort)] == [job.id for job in jobs], sort
+        assert [job.id for job in await listed(sort, "one")] == [part.id], sort
+    failed = JobFilter(status=JobState.FAILED)
+    assert await store.search_every_job(None, failed, after=None, count_max=9, sort=JobSort.SIZE) == []
+    old = JobFilter(to_ms=part.created_at)
+    assert await store.search_every_job(None, old, after=None, count_max=9, sort=JobSort.COST) == []
 
 
 async def test_an_operator_ends_a_job_that_waits(world: World) -> None:

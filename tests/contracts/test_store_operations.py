@@ -1,4 +1,4 @@
-"""What every store does with operations: each job's change, its audit row and the operation's place are one transaction."""
+"""What every store does with operations: the changes of a step, their audit rows and the operation's place are one transaction."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from tests.contracts.store_world import DAY_MS, LEASE_MS, World
 from tests.contracts.test_store_controls import HOUR_MS, flush
 from tests.contracts.test_store_retries import FAILED, ended, retried
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import Job, JobFilter
+from tidegate.core.job_lists import JobFilter
+from tidegate.core.nouns import Job
 from tidegate.core.operations import JobOperation, OperationScope
 from tidegate.core.states import OperationState
-from tidegate.store.audit import AuditFilter, AuditNote
-from tidegate.store.operations import OperationStep
-from tidegate.store.store import Store
+from tidegate.store.audit import AuditFilter
+from tidegate.store.changeable_jobs import ChangeableJobs
+from tidegate.store.operations import JobVerb, OperationStep
 
 pytestmark = pytest.mark.anyio
 
 PAUSE = OperationScope("pause")
 
 
-async def pause(world: World, operation: JobOperation, worker_id: str, job: Job, store: Store | None = None) -> None:
+async def paused(store: ChangeableJobs, job: Job) -> Job | None:
+    return await store.pause_job(job.tenant_id, job.id)
+
+
+async def pause(world: World, operation: JobOperation, worker_id: str, *jobs: Job, verb: JobVerb = paused) -> None:
     """A step of an operation that pauses."""
-    note = AuditNote(world.id("aud"), f"operation:{operation.id}", "batch.pause", "batch", job.id)
-    step = OperationStep(operation.id, worker_id, job.id, job.created_at)
-    await (store or world.store).operating(note, step).pause_job(job.tenant_id, job.id)
+    noted = [(job, world.id("aud")) for job in jobs]
+    await world.store.step_operation(OperationStep(operation, worker_id, verb, noted))
 
 
 async def jobs_of(world: World, count: int) -> list[Job]:
@@ -39,9 +43,9 @@ async def jobs_of(world: World, count: int) -> list[Job]:
 
 async def test_an_operation_comes_to_each_job_once(world: World) -> None:
     store = world.store
-    jobs = await jobs_of(world, 3)
+    jobs = await jobs_of(world, 4)
     impact = await store.impact_of(PAUSE)
-    assert (impact.jobs, impact.items, impact.tokens, impact.due_soon) == (3, 12, 600, 0)
+    assert (impact.jobs, impact.items, impact.tokens, impact.due_soon) == (4, 16, 800, 0)
     assert impact.first_deadline == jobs[-1].expires_at
     made = await store.put_operation(world.id("op"), "operator", PAUSE)
     assert (made.state, made.impact, made.done, made.failed) == (OperationState.RUNNING, impact, 0, 0)
@@ -54,26 +58,32 @@ async def test_an_operation_comes_to_each_job_once(world: World) -> None:
     await pause(world, made, worker_id, jobs[0])
     with pytest.raises(LostRace):
         await pause(world, made, worker_id, jobs[0])
-    await store.count_refused(
-        OperationStep(made.id, worker_id, jobs[1].id, jobs[1].created_at), ApiProblem(409, "c", "m")
-    )
+
+    async def paused_but_one(inside: ChangeableJobs, job: Job) -> Job | None:
+        changed = await paused(inside, job)
+        if job.id == jobs[1].id:
+            raise ApiProblem(409, "c", "m")
+        return changed
+
+    await pause(world, made, worker_id, jobs[1], jobs[2], verb=paused_but_one)
     now = await store.get_operation(made.id)
     assert now is not None
-    assert (now.done, now.failed) == (1, 1)
+    assert (now.done, now.failed) == (2, 1)
     assert now.last_failure is not None
     assert (now.last_failure.job_id, now.last_failure.code) == (jobs[1].id, "c")
-    assert [job.id for job in await store.operation_jobs(now, 9)] == [jobs[2].id]
-    await pause(world, made, worker_id, jobs[2])
+    assert [job.id for job in await store.operation_jobs(now, 9)] == [jobs[3].id]
+    await pause(world, made, worker_id, jobs[3])
     now = await store.get_operation(made.id)
     assert now is not None
     assert now.last_failure is not None, "what went well after it hides no failure"
-    assert [(await world.look(job)).paused_at is not None for job in jobs] == [True, False, True]
+    # What a job wrote before it refused is undone; the others of its step stay changed.
+    assert [(await world.look(job)).paused_at is not None for job in jobs] == [True, False, True, True]
     assert await store.end_operation(made.id, worker_id)
     assert not await store.end_operation(made.id, worker_id)
     assert await store.waiting_operation(worker_id) is None
     assert await store.take_operation(made.id, worker_id) is None
     noted = await store.list_audit(AuditFilter(actor=f"operation:{made.id}"), after=None, count_max=9)
-    assert sorted(one.target for one in noted or ()) == sorted([jobs[0].id, jobs[2].id])
+    assert sorted(one.target for one in noted or ()) == sorted(job.id for job in (jobs[0], jobs[2], jobs[3]))
     with pytest.raises(ApiProblem, match="completed"):
         await store.cancel_operation(made.id)
 
@@ -90,7 +100,8 @@ async def test_a_cancelled_or_lost_operation_changes_nothing_more(world: World) 
     assert await store.waiting_operation(second) == made.id
     assert await store.take_operation(made.id, second) is not None
     with pytest.raises(LostRace):
-        await pause(world, made, first, newer)
+        await pause(world, made, first, newer, older)
+    assert [(await world.look(job)).paused_at for job in (newer, older)] == [None, None]
     await pause(world, made, second, newer)
     for _ in range(2):
         cancelled = await store.cancel_operation(made.id)

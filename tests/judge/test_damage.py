@@ -86,7 +86,14 @@ LINES = [
         },
     ),
     *damages(
-        "retried", ["items_once"], {"another_choice": job('retry_choice = \'{"outcomes":["failed"],"codes":[]}\'')}
+        "retried",
+        ["items_once"],
+        {
+            "another_choice": job('retry_choice = \'{"outcomes":["failed"],"codes":[]}\''),
+            "another_kind": job(
+                'retry_choice = \'{"outcomes":["cancelled"],"codes":[],"kinds":["0123456789abcdef"]}\''
+            ),
+        },
     ),
     *damages(
         "deduplicated",

@@ -12,7 +12,8 @@ import uvloop
 from tidegate.cli import options, remote_batches, results, server_client, terminal
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError
-from tidegate.core.nouns import FILTER_PAIRS_MAX, Job, JobFilter
+from tidegate.core.job_lists import FILTER_PAIRS_MAX, JobFilter
+from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
 from tidegate.settings import Settings

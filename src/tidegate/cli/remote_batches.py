@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 from tidegate.cli import results
 from tidegate.cli.server_client import AskedServer
 from tidegate.cli.signals import Stopping
-from tidegate.core.nouns import JobFilter
+from tidegate.core.job_lists import JobFilter
 from tidegate.core.states import JOB_ENDED
 
 FOLLOW_EVERY_S = 1.0

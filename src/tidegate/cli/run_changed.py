@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Job, JobFilter
+from tidegate.core.job_lists import JobFilter
+from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED
 
 if TYPE_CHECKING:

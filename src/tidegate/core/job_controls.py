@@ -48,10 +48,12 @@ class JobChange:
 
 @dataclass(frozen=True, slots=True)
 class RetryChoice:
-    """Which items of an ended job run again: those with one of these outcomes and, where some are named, one of these codes."""
+    """Which items of an ended job run again: those with one of these outcomes and, where some are named, one of these codes and one of
+    these kinds of errors (by their ids)."""
 
     outcomes: tuple[str, ...]
     codes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,24 +223,6 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class JobFilter:
-    """Which of a tenant's jobs are asked for; what is not given leaves them all. `words` may stand anywhere in a job's id, endpoint, model,
-    metadata or the name of its input, in any case. Times are milliseconds, the last one excluded."""
-
-    status: str | None = None
-    model: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
-    from_ms: int = 0
-    to_ms: int = FOREVER_MS
-    error_code: str | None = None
-    words: str | None = None
-
-
-# One statement has room for so many.
-FILTER_PAIRS_MAX = 4
-
-
-@dataclass(frozen=True, slots=True)
 class LineError:
     """One entry of a job's `errors`: what is wrong, and on which 1-based line."""
 

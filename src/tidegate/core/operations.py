@@ -1,8 +1,8 @@
-"""Operations: one action on every job that matches a filter, which workers carry out job by job."""
+"""Operations: one action on every job that matches a filter, which workers carry out a few jobs at a time."""
 
 from dataclasses import dataclass, field
 
-from tidegate.core.nouns import JobFilter
+from tidegate.core.job_lists import JobFilter
 from tidegate.core.states import OperationState
 
 RETRY = "retry"

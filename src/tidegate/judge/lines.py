@@ -40,8 +40,9 @@ class ClaimedUsage:
 @dataclass(slots=True)
 class ResultLine:
     """One line of an output or error file. `faults` says how it departs from the shape, `refusal` is the code in an HTTP error's body,
-    `named_refusal` only one that is a text beside one. `tries` is what each answer took where the first did not fit; `usage` is then
-    their sum. A line that was `copied` names the one it is a `copy_of`; `content` stands for what both must have in common."""
+    `named_refusal` only one that is a text beside one, which is then the `refusal_message`. `tries` is what each answer took where the
+    first did not fit; `usage` is then their sum. A line that was `copied` names the one it is a `copy_of`; `content` stands for what both
+    must have in common."""
 
     name: str
     line: int
@@ -56,6 +57,7 @@ class ResultLine:
     code: str | None = None
     refusal: str = ""
     named_refusal: str = ""
+    refusal_message: str = ""
     message: str = ""
     usage: ClaimedUsage = field(default_factory=ClaimedUsage)
     cost_nano: int = 0
@@ -235,8 +237,9 @@ def _read_response(read: ResultLine, fields: Any) -> None:
         read.usage = read_usage(fields["body"].get("usage"))
     elif isinstance(error := fields["body"].get("error"), dict):
         read.refusal = str(error.get("code") or "")
-        if isinstance(error.get("code"), str) and isinstance(error.get("message", ""), str):
-            read.named_refusal = error["code"]
+        code, message = error.get("code"), error.get("message", "")
+        if isinstance(code, str | None) and isinstance(message, str):
+            read.named_refusal, read.refusal_message = code or "", message
 
 
 def _read_error(read: ResultLine, fields: Any) -> None:

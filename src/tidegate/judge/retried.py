@@ -2,6 +2,7 @@
 
 import json
 
+from tidegate.core.answers.error_kinds import ErrorKind, fingerprint
 from tidegate.judge.lines import JudgedInputLine, ResultLine
 from tidegate.judge.records import Row
 
@@ -24,4 +25,8 @@ def _is_chosen(line: ResultLine, choice: dict[str, list[str]]) -> bool:
     code = line.code or line.named_refusal or f"http_{line.status}"
     if code == "duplicate_custom_id" or _NEVER_RAN.get(line.code or "", "failed") not in choice["outcomes"]:
         return False
-    return not choice["codes"] or code in choice["codes"]
+    if choice["codes"] and code not in choice["codes"]:
+        return False
+    kinds = choice.get("kinds") or []
+    kind = ErrorKind(code, line.status or 0, fingerprint(line.message if line.code else line.refusal_message))
+    return not kinds or kind.id in kinds

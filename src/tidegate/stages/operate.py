@@ -1,27 +1,26 @@
-"""What an operator does to jobs: to one at once, or to all that match a filter, as an operation that a worker carries out job by job."""
+"""What an operator does to jobs: to one at once, or to all that match a filter, as an operation that a worker carries out step by step."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 import structlog
 
 from tidegate.core import ids
-from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.errors import LostRace
 from tidegate.core.job_controls import FollowUp, RetryChoice
 from tidegate.core.nouns import Caller, Job
-from tidegate.core.operations import RETRY, JobOperation
+from tidegate.core.operations import RETRY
 from tidegate.core.ports import Entropy, Wakes
 from tidegate.core.webhooks import SECRET_BYTES
 from tidegate.failpoints import hit
-from tidegate.store.audit import AuditNote
-from tidegate.store.operations import OperationStep
+from tidegate.store.changeable_jobs import ChangeableJobs
+from tidegate.store.operations import JobVerb, OperationStep
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
 FAILED_ITEMS = RetryChoice(("failed",), ())
-_PAGE_JOBS = 100
-
-JobVerb = Callable[[Store, Job], Awaitable[Job | None]]
+# The jobs of a step are held until all of them are changed, and with them what records their items.
+STEP_JOBS = 20
 
 
 def job_verbs(entropy: Entropy, failed_keep_ms: int) -> Mapping[str, JobVerb]:
@@ -38,7 +37,7 @@ def job_verbs(entropy: Entropy, failed_keep_ms: int) -> Mapping[str, JobVerb]:
     }
 
 
-async def retry(store: Store, entropy: Entropy, job: Job, choice: RetryChoice) -> Job | None:
+async def retry(store: ChangeableJobs, entropy: Entropy, job: Job, choice: RetryChoice) -> Job | None:
     """Run items of an ended job again, as a job of its owner. An operator's retry is held to no quota."""
     new_id, retry_file, merged_file = (
         ids.make(kind, entropy.token_bytes(ids.RANDOM_BYTES)) for kind in ("batch", "file", "file")
@@ -48,7 +47,7 @@ async def retry(store: Store, entropy: Entropy, job: Job, choice: RetryChoice) -
 
 
 class OperateStage:
-    """Carries out operations. Each job is changed in a transaction that also moves the operation on."""
+    """Carries out operations. A few jobs are changed in one transaction, which also moves the operation on."""
 
     def __init__(self, store: Store, entropy: Entropy, wakes: Wakes, verbs: Mapping[str, JobVerb]) -> None:
         self._store = store
@@ -56,33 +55,25 @@ class OperateStage:
         self._wakes = wakes
         self._verbs = verbs
 
-    async def next_page(self, worker_id: str) -> bool:
+    async def next_step(self, worker_id: str) -> bool:
         """Change the next jobs of an operation, or end it; False when none waits for this worker."""
         waiting = await self._store.waiting_operation(worker_id)
         operation = None if waiting is None else await self._store.take_operation(waiting, worker_id)
         if operation is None:
             return False
-        jobs = await self._store.operation_jobs(operation, _PAGE_JOBS)
+        jobs = await self._store.operation_jobs(operation, STEP_JOBS)
         if not jobs:
             await self._store.end_operation(operation.id, worker_id)
             log.info("operation_completed", operation=operation.id, done=operation.done, failed=operation.failed)
             return True
+        noted = [(job, ids.make("aud", self._entropy.token_bytes(ids.RANDOM_BYTES))) for job in jobs]
         try:
-            for job in jobs:
-                await self._change(operation, worker_id, job)
-                await hit("operation_stepped")
+            await self._store.step_operation(
+                OperationStep(operation, worker_id, self._verbs[operation.scope.action], noted)
+            )
+            await hit("operation_stepped")
         except LostRace:
             log.info("operation_stopped", operation=operation.id)
         for wake in (self._wakes.jobs, self._wakes.slices, self._wakes.inputs):
             wake.notify()
         return True
-
-    async def _change(self, operation: JobOperation, worker_id: str, job: Job) -> None:
-        action = operation.scope.action
-        step = OperationStep(operation.id, worker_id, job.id, job.created_at)
-        note_id = ids.make("aud", self._entropy.token_bytes(ids.RANDOM_BYTES))
-        note = AuditNote(note_id, f"operation:{operation.id}", f"batch.{action}", "batch", job.id)
-        try:
-            await self._verbs[action](self._store.operating(note, step), job)
-        except ApiProblem as problem:
-            await self._store.count_refused(step, problem)

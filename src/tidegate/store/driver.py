@@ -52,8 +52,8 @@ class Migration:
 Missing = Callable[[Mapping[str, str]], Sequence[Migration]]
 
 
-class Driver(Protocol):
-    dialect: str
+class Transactions(Protocol):
+    """What verbs run on."""
 
     async def write(self, body: Body[T]) -> T:
         """Run the body in a transaction and commit. StoreUnavailable: it may or may not have committed."""
@@ -63,6 +63,10 @@ class Driver(Protocol):
 
     async def beat(self, body: Body[T]) -> T:
         """Like write, on a connection that nothing else can use up."""
+
+
+class Driver(Transactions, Protocol):
+    dialect: str
 
     async def look_at_clock(self) -> None:
         """Take a step of the machine's clock out of the store's time; a process that works looks once a second."""

@@ -10,8 +10,9 @@ from tidegate.core.answer_terms import answers_text
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ids import is_valid
 from tidegate.core.input.turns import ingest_bytes
+from tidegate.core.job_lists import JobFilter
 from tidegate.core.job_shape import parts_from, shape_text
-from tidegate.core.nouns import Caller, File, Idempotency, Job, JobFilter, JobRequest, JobWebhook, LineError, Quotas
+from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, JobWebhook, LineError, Quotas
 from tidegate.core.problems import no_such_file
 from tidegate.core.schedule.explain import ExplainInputs
 from tidegate.core.schedule.share_owner import tenant_owner

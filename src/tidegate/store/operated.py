@@ -1,11 +1,12 @@
 """Verbs of operators across all tenants: look at everything, and repair what is stuck. Callers of a tenant never come here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import FOREVER_MS, Job, JobFilter, LineError
+from tidegate.core.job_lists import JobFilter, JobSort
+from tidegate.core.nouns import FOREVER_MS, Job, LineError
 from tidegate.core.schedule.autoscale import DueWork
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import WebhookDelivery
@@ -48,9 +49,16 @@ class WaitingWork:
 class OperatedStore(Table):
     @reads
     async def search_every_job(
-        self, tx: Tx, org: str | None, wanted: JobFilter, *, after: str | None, count_max: int
+        self,
+        tx: Tx,
+        org: str | None,
+        wanted: JobFilter,
+        *,
+        after: str | None,
+        count_max: int,
+        sort: JobSort = JobSort.CREATED,
     ) -> list[tuple[Job, str]] | None:
-        """Return a page of jobs and whose they are, newest first; None when `after` names no job."""
+        """Return a page of jobs and whose they are; None when `after` names no job."""
         start: Row | None = _LIST_START
         if after is not None:
             start = await tx.one("jobs_cursor", id=after)
@@ -59,7 +67,10 @@ class OperatedStore(Table):
         owner = None if org is None else await tx.one("tenant_by_name", name=org)
         if org is not None and owner is None:
             return []
-        page = {"tenant_id": owner and owner[0], "count_max": count_max, **filter_columns(wanted, (start[0], start[1]))}
+        place = (start[0], start[1]) if sort is JobSort.CREATED else _LIST_START
+        page = {"tenant_id": owner and owner[0], "count_max": count_max, **filter_columns(wanted, place)}
+        if sort is not JobSort.CREATED:
+            return await _sorted_page(tx, sort, page, after)
         rows = await tx.dicts(f"jobs_search{status_group(wanted)}", **page)
         return [(job_from(row), row["org"]) for row in rows]
 
@@ -187,6 +198,30 @@ class OperatedStore(Table):
         """Return the id of the tenant whose delivery this is."""
         rows = await tx.dicts("delivery_of_anyone", event_id=event_id, endpoint_id=endpoint_id)
         return rows[0]["tenant_id"] if rows else None
+
+
+_SORT_KEYS: Mapping[JobSort, Callable[[Job], int]] = {
+    JobSort.DEADLINE: lambda job: job.expires_at,
+    JobSort.SIZE: lambda job: job.item_count,
+    JobSort.FAILED: lambda job: 1_000_000 * job.failed_count // job.item_count if job.item_count else 0,
+    JobSort.COST: lambda job: job.cost_nano,
+}
+# What these are sorted by changes with every record, so that of open jobs stands in no index: two statements find the two kinds.
+_SORTED_APART = (JobSort.FAILED, JobSort.COST)
+
+
+async def _sorted_page(tx: Tx, sort: JobSort, page: dict[str, Any], after: str | None) -> list[tuple[Job, str]]:
+    """Return a page of a sorted list. It goes on behind where the job `after` stands now."""
+    is_rising, key = sort is JobSort.DEADLINE, _SORT_KEYS[sort]
+    start = (-1, "") if is_rising else _LIST_START
+    if after is not None:
+        start = (key(job_from((await tx.dicts("job_any", id=after))[0])), after)
+    place = {"sort_key": start[0], "sort_id": start[1]}
+    parts = ("_open", "_ended") if sort in _SORTED_APART else ("",)
+    rows = [row for part in parts for row in await tx.dicts(f"jobs_by_{sort}{part}", **page, **place)]
+    found = [(job_from(row), str(row["org"])) for row in rows]
+    found.sort(key=lambda one: (key(one[0]), one[0].id), reverse=not is_rising)
+    return found[: page["count_max"]]
 
 
 def _refused(job: Job, code: str, verb: str) -> ApiProblem:

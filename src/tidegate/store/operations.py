@@ -1,9 +1,10 @@
-"""Verbs about operations: one action on every job that matches a filter, carried out job by job.
+"""Verbs about operations: one action on every job that matches a filter, carried out a few jobs at a time.
 
-A step is any verb that changes one job, run with an OperationWitness: the change, its audit row and the operation's place in its list
-of jobs are one transaction. So no job counts twice, and an operation that was cancelled or taken over changes nothing more.
+The changes of a few jobs, their audit rows and the operation's place in its list of jobs are one transaction. So no job counts twice,
+and an operation that was cancelled or taken over changes nothing more.
 """
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,41 +15,27 @@ from tidegate.core.nouns import Job
 from tidegate.core.operations import RETRY, Impact, JobOperation, OperationFailure, OperationScope
 from tidegate.core.states import OperationState
 from tidegate.store.audit import AuditNote, AuditWitness
+from tidegate.store.changeable_jobs import ChangeableJobs
 from tidegate.store.driver import Tx
 from tidegate.store.jobs import filter_columns
 from tidegate.store.rows import job_from
-from tidegate.store.table import Table, reads, writes
+from tidegate.store.table import JoinedTransaction, Table, reads, writes
 
 _LIST_START = (1 << 62, "")
 _EVERY_JOB = 1 << 40
+_GONE = ApiProblem(404, "batch_not_found", "The batch was deleted meanwhile.")
+
+JobVerb = Callable[[ChangeableJobs, Job], Awaitable[Job | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class OperationStep:
-    """A worker's step of an operation: the job that it comes to."""
+    """A worker's step of an operation: what it does to the jobs that come next, each with the id of its audit row."""
 
-    operation_id: str
+    operation: JobOperation
     worker_id: str
-    job_id: str
-    job_created_at: int
-
-
-class OperationWitness:
-    """Notes what a step changes, and moves its operation on; LostRace when the operation ended or another worker has it."""
-
-    def __init__(self, note: AuditNote, step: OperationStep) -> None:
-        self._audit = AuditWitness(note)
-        self._step = step
-
-    async def look(self, tx: Tx) -> Any:
-        return await self._audit.look(tx)
-
-    async def note(self, tx: Tx, before: Any, after: Any) -> None:
-        await self._audit.note(tx, before, after)
-        await _advance(tx, self._step, None if after is not None else _GONE)
-
-
-_GONE = ApiProblem(404, "batch_not_found", "The batch was deleted meanwhile.")
+    verb: JobVerb
+    jobs: Sequence[tuple[Job, str]]
 
 
 class Operations(Table):
@@ -129,9 +116,26 @@ class Operations(Table):
         return [job_from(row) for row in rows]
 
     @writes
-    async def count_refused(self, tx: Tx, step: OperationStep, problem: ApiProblem) -> None:
-        """Move an operation on past a job that could not be changed; LostRace when it ended or another worker has it."""
-        await _advance(tx, step, problem)
+    async def step_operation(self, tx: Tx, step: OperationStep) -> None:
+        """Change the next jobs of an operation; a job that refuses stays as it is and counts as failed. LostRace: nothing is changed,
+        for the operation ended or another worker has it."""
+        if step.operation.scope.action != RETRY:
+            # Record takes a job's row before its flow's. So does this, of all jobs: a change of the first may hold the flow of the next.
+            await tx.many_returning("job_halt", [(job.id,) for job, _ in step.jobs])
+        failures = [failure for job, note_id in step.jobs if (failure := await _change(tx, step, job, note_id))]
+        last, _ = step.jobs[-1]
+        moved = await tx.one(
+            "operation_advance",
+            id=step.operation.id,
+            worker_id=step.worker_id,
+            created_at=last.created_at,
+            job_id=last.id,
+            done=len(step.jobs) - len(failures),
+            failed=len(failures),
+            failure=msgspec.json.encode(asdict(failures[-1])).decode() if failures else None,
+        )
+        if moved is None:
+            raise LostRace(f"{step.operation.id} ended, or another worker carries it out")
 
     @writes
     async def end_operation(self, tx: Tx, operation_id: str, worker_id: str) -> bool:
@@ -156,21 +160,18 @@ def _columns(scope: OperationScope, place: tuple[int, str], count_max: int) -> d
     return {**columns, "action": scope.action, "org": scope.org, "count_max": count_max}
 
 
-async def _advance(tx: Tx, step: OperationStep, problem: ApiProblem | None) -> None:
-    failure = None
-    if problem is not None:
-        failure = msgspec.json.encode(asdict(OperationFailure(step.job_id, problem.code, problem.message))).decode()
-    moved = await tx.one(
-        "operation_advance",
-        id=step.operation_id,
-        worker_id=step.worker_id,
-        created_at=step.job_created_at,
-        job_id=step.job_id,
-        done=0 if problem is not None else 1,
-        failure=failure,
-    )
-    if moved is None:
-        raise LostRace(f"{step.operation_id} ended, or another worker carries it out")
+async def _change(tx: Tx, step: OperationStep, job: Job, note_id: str) -> OperationFailure | None:
+    """Change one job and note it; what it wrote before it refused is undone."""
+    action = step.operation.scope.action
+    note = AuditNote(note_id, f"operation:{step.operation.id}", f"batch.{action}", "batch", job.id)
+    await tx.all("change_begin")
+    try:
+        changed = await step.verb(ChangeableJobs(JoinedTransaction(tx), AuditWitness(note)), job)
+        refused = _GONE if changed is None else None
+    except ApiProblem as problem:
+        await tx.all("change_undo")
+        refused = problem
+    return None if refused is None else OperationFailure(job.id, refused.code, refused.message)
 
 
 def _operation_from(row: dict[str, Any]) -> JobOperation:

@@ -184,7 +184,8 @@ create index upload_parts_by_upload on upload_parts (upload_id);
 -- publish gives each of them the line of another item, or of one of an earlier job (see core/answers/copied_lines.py).
 -- From `interactive_at` on, the items of a response go like interactive calls.
 -- `words` is what a search looks through: the id, the endpoint, the name of the input, keys and values of metadata and the models, without
--- differences of case, each with a newline on both sides.
+-- differences of case, each with a newline on both sides. `final_cost_nano` and `final_failed_ppm` are set when the job ends, for lists by
+-- cost and by failures: recording changes the counts they are made of, so those are in no index.
 create table jobs (
     id text primary key,
     tenant_id text not null,
@@ -272,7 +273,9 @@ create table jobs (
     canary_items bigint,
     canary_ppm bigint,
     canary_then text check (canary_then in ('continue', 'stop', 'wait')),
-    canary_state text check (canary_state in ('running', 'waiting', 'passed', 'failed'))
+    canary_state text check (canary_state in ('running', 'waiting', 'passed', 'failed')),
+    final_cost_nano bigint,
+    final_failed_ppm bigint
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 -- SQLite looks through these indexes alone for a search that matches little; recording changes none of their columns.
@@ -291,6 +294,11 @@ create index jobs_ended on jobs (coalesce(completed_at, failed_at, expired_at, c
 create index jobs_waiting_long on jobs (interactive_at) where interactive_at is not null and state = 'in_progress';
 create index jobs_deleted on jobs (id) where kind = 'deleted';
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
+create index jobs_by_deadline on jobs (expires_at, id)
+    where kind = 'batch' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
+create index jobs_by_size on jobs (item_count, id) where kind = 'batch';
+create index jobs_by_cost on jobs (final_cost_nano, id) where kind = 'batch' and final_cost_nano > 0;
+create index jobs_by_failed on jobs (final_failed_ppm, id) where kind = 'batch' and final_failed_ppm > 0;
 create index jobs_by_input on jobs (input_file_id);
 create index jobs_to_ingest on jobs (tenant_id, (ingest_bytes + 100 * created_at), id) where state = 'validating';
 create index jobs_ingesting on jobs (step_worker_id) where state = 'validating' and step_worker_id is not null;

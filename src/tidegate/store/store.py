@@ -9,22 +9,18 @@ from tidegate.store.audit import Audit, AuditNote, AuditWitness
 from tidegate.store.budgets import StoredBudgets
 from tidegate.store.canaries import Canaries
 from tidegate.store.census import Census
+from tidegate.store.changeable_jobs import ChangeableJobs
 from tidegate.store.driver import Driver, Tx
 from tidegate.store.files import StoredFiles
 from tidegate.store.fleet import FleetReports
 from tidegate.store.flows import StoredFlows
 from tidegate.store.forecasts import Forecasts
 from tidegate.store.ingests import Ingests
-from tidegate.store.job_controls import RunningJobs
 from tidegate.store.job_events import JobEvents
-from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
 from tidegate.store.mode_overrides import ModeOverrides
-from tidegate.store.operated import OperatedStore
-from tidegate.store.operations import Operations, OperationStep, OperationWitness
-from tidegate.store.outcomes import Outcomes
+from tidegate.store.operations import Operations
 from tidegate.store.responses import BackgroundResponses
-from tidegate.store.retries import Retries
 from tidegate.store.routing import StoredRouting
 from tidegate.store.schema import StoreSchema, current_schema, version_of
 from tidegate.store.slices import Slices
@@ -43,15 +39,11 @@ class Store(
     StoredFiles,
     StoredFlows,
     Ingests,
-    Jobs,
-    RunningJobs,
+    ChangeableJobs,
     JobEvents,
     Keys,
-    OperatedStore,
     Operations,
-    Outcomes,
     BackgroundResponses,
-    Retries,
     Canaries,
     FleetReports,
     Forecasts,
@@ -69,16 +61,13 @@ class Store(
     def __init__(self, driver: Driver, schema: StoreSchema | None = None, witness: ChangeWitness | None = None) -> None:
         """`schema` is that of another version of the program, for tests that run two side by side."""
         super().__init__(driver, witness)
+        self._driver: Driver = driver
         self.dialect = driver.dialect
         self._schema = schema or current_schema()
 
     def audited(self, note: AuditNote) -> "Store":
         """Return this store, whose writes note themselves as this change."""
         return Store(self._driver, self._schema, AuditWitness(note))
-
-    def operating(self, note: AuditNote, step: OperationStep) -> "Store":
-        """Return this store, whose writes note themselves and move an operation on."""
-        return Store(self._driver, self._schema, OperationWitness(note, step))
 
     @reads
     async def now_ms(self, tx: Tx) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Idempotency
-from tidegate.store.driver import Body, Driver, Tx
+from tidegate.store.driver import Body, Transactions, Tx
 
 SLICE_COLUMNS = (
     "job_id", "first", "count", "model", "endpoint", "state", "ready_at", "lease_count", "lost_count", "read_first", "work_at",
@@ -39,9 +39,21 @@ class ChangeWitness(Protocol):
 class Table:
     """A group of verbs about one noun. With a witness, each write notes what it changes."""
 
-    def __init__(self, driver: Driver, witness: ChangeWitness | None = None) -> None:
+    def __init__(self, driver: Transactions, witness: ChangeWitness | None = None) -> None:
         self._driver = driver
         self._witness = witness
+
+
+class JoinedTransaction:
+    """Runs verbs inside a transaction that is open already: they commit with it."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+
+    async def write(self, body: Body[T]) -> T:
+        return await body(self._tx)
+
+    read = beat = write
 
 
 def reads(verb: Verb[A, P, T]) -> Call[A, P, T]:

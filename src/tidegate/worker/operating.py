@@ -21,5 +21,5 @@ class Operating:
     async def run(self) -> None:
         listener = self._wakes.inputs.listen()
         while True:
-            if not self._supervisor.is_working or not await self._stage.next_page(self._me.id):
+            if not self._supervisor.is_working or not await self._stage.next_step(self._me.id):
                 await listener.wait(self._sweep_ms / 1000)

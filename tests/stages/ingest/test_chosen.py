@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.core.answers.error_kinds import ErrorKind
 from tidegate.core.answers.results import error_line, never_ran_line, response_line
 from tidegate.core.ids import item_id
 from tidegate.core.input.lines import ChosenLines, LineRules
@@ -56,7 +57,9 @@ INPUT = b"".join(
 )
 
 
-def chosen(tmp_path: Path, outcomes: tuple[str, ...], *codes: str, data: bytes = INPUT) -> tuple[IngestPlan, list[str]]:
+def chosen(
+    tmp_path: Path, outcomes: tuple[str, ...], *codes: str, data: bytes = INPUT, kinds: tuple[str, ...] = ()
+) -> tuple[IngestPlan, list[str]]:
     (tmp_path / "in").write_bytes(data)
     (tmp_path / "errors").write_bytes(ERRORS)
     rules = LineRules(
@@ -64,7 +67,7 @@ def chosen(tmp_path: Path, outcomes: tuple[str, ...], *codes: str, data: bytes =
         invalid_lines="error_file",
         prefix_order=False,
         line_bytes_max=1000,
-        chosen=ChosenLines(str(tmp_path / "errors"), outcomes, codes),
+        chosen=ChosenLines(str(tmp_path / "errors"), outcomes, codes, kinds),
     )
     plan = ingest_file(tmp_path / "in", tmp_path / "work", rules)
     if plan.errors:
@@ -104,6 +107,14 @@ def test_a_line_without_a_name_is_not_chosen_and_one_that_is_too_long_stays_so(t
     assert b"line_too_long" in (tmp_path / "work").read_bytes()
 
 
+def test_lines_are_chosen_by_the_kind_of_their_error(tmp_path: Path) -> None:
+    kind = ErrorKind("too_long", 400, "m").id
+    assert chosen(tmp_path, ("failed",), kinds=(kind,))[1] == ["b"]
+    assert chosen(tmp_path, ("failed",), kinds=(kind, ErrorKind("http_418", 418, "").id))[1] == ["\u00e9", "b"]
+    assert chosen(tmp_path, ("failed",), "worker_lost", kinds=(kind,))[1] == []
+    assert chosen(tmp_path, ("failed",), kinds=(ErrorKind("too_long", 500, "m").id,))[1] == []
+
+
 def test_lines_keep_their_numbers(tmp_path: Path) -> None:
     plan, names = chosen(tmp_path, ("failed", "cancelled"))
     trailer = (tmp_path / "work").read_bytes()[plan.work_bytes :]
@@ -114,7 +125,7 @@ def test_lines_keep_their_numbers(tmp_path: Path) -> None:
 def test_a_line_that_is_bad_by_now_is_named_by_its_own_number(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(chat("x") + chat("y", model="") + chat("a", model=""))
     (tmp_path / "errors").write_bytes(ERRORS)
-    rules = LineRules(CHAT, chosen=ChosenLines(str(tmp_path / "errors"), ("failed",), ()))
+    rules = LineRules(CHAT, chosen=ChosenLines(str(tmp_path / "errors"), ("failed",), (), ()))
     plan = ingest_file(tmp_path / "in", tmp_path / "work", rules)
     assert [error.line for error in plan.errors] == [3]
 
@@ -122,6 +133,6 @@ def test_a_line_that_is_bad_by_now_is_named_by_its_own_number(tmp_path: Path) ->
 def test_nothing_that_fits_is_an_error_and_so_is_another_input(tmp_path: Path) -> None:
     plan, _ = chosen(tmp_path, ("failed",), "no_such_code")
     assert [error.code for error in plan.errors] == ["nothing_to_retry"]
-    rules = LineRules(CHAT, input_sha256="0" * 64, chosen=ChosenLines(str(tmp_path / "errors"), ("failed",), ()))
+    rules = LineRules(CHAT, input_sha256="0" * 64, chosen=ChosenLines(str(tmp_path / "errors"), ("failed",), (), ()))
     plan = ingest_file(tmp_path / "in", tmp_path / "work", rules)
     assert [error.code for error in plan.errors] == ["input_changed"]

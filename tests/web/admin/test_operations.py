@@ -24,7 +24,7 @@ def carry_out(desk: Desk) -> None:
     """What a worker does until nothing waits."""
     web = desk.web
     stage = OperateStage(web.store, Entropy(), web.context.wakes, job_verbs(Entropy(), 1000))
-    while web.run(stage.next_page(web.worker_id)):
+    while web.run(stage.next_step(web.worker_id)):
         pass
 
 

@@ -253,15 +253,24 @@ def test_a_group_of_errors_runs_again(console: Console) -> None:
     assert "Retry this group" not in writer.get(page).text
     stages.finish(console.web, console.batch, {2: b"{}\n"})
     stages.publish(console.web, console.batch)
-    assert "Retry this group" in writer.get(page).text
-    form = {"csrf": csrf_of(writer, page), "code": "<i>bad</i>"}
+    shown = re.search(r'name="kinds" value="([0-9a-f]{16})"><button>Retry this group', writer.get(page).text)
+    assert shown is not None
+    form = {"csrf": csrf_of(writer, page), "kinds": shown[1]}
+    assert writer.post(f"{page}/retry", data={**form, "kinds": "<i>"}).status_code == 400
     made = writer.post(f"{page}/retry", data=form)
     assert made.status_code == 303, made.text
     [retry] = console.web.job(console.batch).retried_by
     assert made.headers["location"] == f"/console/batches/{retry}"
     choice = console.web.job(retry).retry_choice
     assert choice is not None
-    assert choice.codes == ("<i>bad</i>",)
+    assert (choice.codes, choice.kinds) == ((), (shown[1],))
+    api = console.web.client(console.writer_key)
+    [kind] = api.get(f"/admin/v1/batches/{console.batch}/errors").json()["data"]
+    assert (kind["id"], kind["code"], kind["requests"]) == (shown[1], "<i>bad</i>", 1)
+    again = api.post(f"/admin/v1/batches/{console.batch}/retry", json={"kinds": [kind["id"]]})
+    assert again.json()["id"] == retry, "the same choice is the same retry"
+    refused = api.post(f"/admin/v1/batches/{console.batch}/retry", json={"kinds": ["*"]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "kinds[0]")
 
 
 def test_without_keys_this_machine_may_look(start_web: Any) -> None:

@@ -25,9 +25,11 @@ def test_rates_are_what_was_answered_since_the_last_look() -> None:
 
 
 @pytest.mark.parametrize("before_ms", [0, 5 * MINUTE, 12 * MINUTE])
-def test_after_a_pause_the_last_full_minute_counts(before_ms: int) -> None:
+def test_after_a_pause_this_minute_counts_or_with_the_one_before(before_ms: int) -> None:
     """Also when the store's clock was set back."""
-    assert rates_between(before_ms, {}, 11 * MINUTE + 5, {10: (120, 6_000), 11: (9, 9)}) == (2.0, 100.0)
+    counts = {10: (120, 6_000), 11: (6, 600)}
+    assert rates_between(before_ms, {}, 11 * MINUTE + 3_000, counts) == (2.0, 6_600 / 63)
+    assert rates_between(before_ms, {}, 11 * MINUTE + 20_000, counts) == (0.3, 30.0)
 
 
 class Minutes:

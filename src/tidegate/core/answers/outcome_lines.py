@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tidegate.core.answers.error_kinds import ErrorKind, fingerprint
 from tidegate.core.answers.results import NEVER_RAN
 from tidegate.core.states import Outcome
 
@@ -52,6 +53,12 @@ class OutcomeLine(msgspec.Struct):
         if failure is not None and failure.code:
             return failure.code
         return f"http_{self.response.status_code}" if self.response is not None else ""
+
+    def failure_kind(self) -> ErrorKind:
+        """The kind of error that a line of the error file is one of."""
+        failure = self.failure()
+        status = self.response.status_code if self.response is not None else 0
+        return ErrorKind(self.failure_code(), status, fingerprint(failure.message if failure is not None else ""))
 
     def failure_outcome(self) -> Outcome:
         """What became of the item of a line of the error file."""

@@ -30,11 +30,12 @@ MIXED = "mixed"
 @dataclass(frozen=True, slots=True)
 class ChosenLines:
     """Which lines of an input run again: those that the error lines at `errors_path` name with one of these outcomes and, where some are
-    named, one of these codes."""
+    named, one of these codes and one of these kinds of errors (by their ids)."""
 
     errors_path: str
     outcomes: tuple[str, ...]
     codes: tuple[str, ...]
+    kinds: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,9 @@ def _wanted(chosen: ChosenLines) -> set[str | None]:
             code = line.failure_code()
             if code == _DUPLICATE or line.failure_outcome() not in chosen.outcomes:
                 continue
-            if not chosen.codes or code in chosen.codes:
+            if (not chosen.codes or code in chosen.codes) and (
+                not chosen.kinds or line.failure_kind().id in chosen.kinds
+            ):
                 found.add(line.custom_id)
     found.discard(None)
     return found

@@ -218,7 +218,7 @@ class IngestStage:
         if source.job.canary is not None:
             rules = replace(rules, sample=source.job.canary.items)
         if (choice := source.job.retry_choice) is not None:
-            rules = replace(rules, chosen=ChosenLines(str(errors_path), choice.outcomes, choice.codes))
+            rules = replace(rules, chosen=ChosenLines(str(errors_path), choice.outcomes, choice.codes, choice.kinds))
         if source.key_names is None:
             return rules
         models, resources = map(models_from, source.key_names)

@@ -39,6 +39,8 @@ update jobs set state = closing, step_token = null, step_worker_id = null,
     cancelled_at = case when closing = 'cancelled' then now_ms() end,
     answered_count = answered_count + :answered, schema_invalid_count = schema_invalid_count + :schema_invalid,
     failed_count = failed_count + :failed, expired_count = expired_count + :expired, cancelled_count = cancelled_count + :cancelled,
+    final_cost_nano = cost_nano,
+    final_failed_ppm = case when item_count > 0 then 1000000 * (failed_count + :failed) / item_count end,
     output_bytes = :output_bytes, error_bytes = :error_bytes,
     output_file_id = case when answered_count + :answered > 0 then output_file_id end,
     error_file_id = case when failed_count + expired_count + cancelled_count + :failed + :expired + :cancelled > 0 then error_file_id end
@@ -58,6 +60,7 @@ update jobs set parts = :parts where id = :id;
 -- An operator gives up on a job that cannot be published: what was recorded is shown as it lies, and what never ran gets no line.
 -- moves: jobs: finalizing -> failed
 update jobs set state = 'failed', closing = 'failed', failed_at = now_ms(), errors = :errors, step_token = null, step_worker_id = null,
+    final_cost_nano = cost_nano, final_failed_ppm = case when item_count > 0 then 1000000 * failed_count / item_count end,
     output_file_id = case when answered_count > 0 then output_file_id end,
     error_file_id = case when failed_count + expired_count + cancelled_count > 0 then error_file_id end
 where tenant_id = :tenant_id and id = :id and state = 'finalizing'

@@ -64,9 +64,9 @@ where tenant_id = :tenant_id and kind = 'batch' and (created_at > :created_at or
 order by created_at, id
 limit :count_max;
 
--- part matching --
--- A page of jobs that match every filter that is given, newest first. What `words` cannot hold is left out before the row itself is looked
--- at: metadata and errors are JSON of one spelling, in which no text holds a bare quote.
+-- part matches --
+-- Jobs that match every filter that is given. What `words` cannot hold is left out before the row itself is looked at: metadata and errors
+-- are JSON of one spelling, in which no text holds a bare quote.
     and j.created_at >= :from_ms
     and (cast(:words as text) is null or instr(j.words, :words) > 0)
     and (cast(:model_words as text) is null or instr(j.words, :model_words) > 0)
@@ -82,6 +82,10 @@ limit :count_max;
     and (cast(:pair2 as text) is null or instr(',' || substr(j.metadata, 2), :pair2) > 0)
     and (cast(:pair3 as text) is null or instr(',' || substr(j.metadata, 2), :pair3) > 0)
     and (cast(:pair4 as text) is null or instr(',' || substr(j.metadata, 2), :pair4) > 0)
+
+-- part matching --
+-- A page of them, newest first.
+{matches}
 order by j.created_at desc, j.id desc
 limit :count_max;
 
@@ -116,6 +120,69 @@ where j.kind = 'batch' and j.state in ('completed', 'failed', 'expired', 'cancel
     and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
     and (cast(:tenant_id as text) is null or j.tenant_id = :tenant_id)
 {matching};
+
+-- part sorted --
+-- Batches of one tenant or of all that match, and whose they are.
+    and (cast(:tenant_id as text) is null or j.tenant_id = :tenant_id)
+    and j.created_at < :created_at
+{matches}
+
+-- jobs_by_deadline --
+-- Batches that have not ended, the next deadline first.
+select j.*, t.name as org from jobs j
+join tenants t on t.id = j.tenant_id
+where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
+    and (j.expires_at > :sort_key or (j.expires_at = :sort_key and j.id > :sort_id))
+{sorted}
+order by j.expires_at, j.id
+limit :count_max;
+
+-- jobs_by_size --
+select j.*, t.name as org from jobs j
+join tenants t on t.id = j.tenant_id
+where j.kind = 'batch' and (j.item_count < :sort_key or (j.item_count = :sort_key and j.id < :sort_id))
+{sorted}
+order by j.item_count desc, j.id desc
+limit :count_max;
+
+-- jobs_by_cost_open --
+-- What open jobs cost so far stands in no index: it changes with every record. There are few of them.
+select j.*, t.name as org from jobs j
+join tenants t on t.id = j.tenant_id
+where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j.cost_nano > 0
+    and (j.cost_nano < :sort_key or (j.cost_nano = :sort_key and j.id < :sort_id))
+{sorted}
+order by j.cost_nano desc, j.id desc
+limit :count_max;
+
+-- jobs_by_cost_ended --
+select j.*, t.name as org from jobs j
+join tenants t on t.id = j.tenant_id
+where j.kind = 'batch' and j.final_cost_nano > 0
+    and (j.final_cost_nano < :sort_key or (j.final_cost_nano = :sort_key and j.id < :sort_id))
+{sorted}
+order by j.final_cost_nano desc, j.id desc
+limit :count_max;
+
+-- jobs_by_failed_open --
+-- The share of failed items of open jobs, in parts of a million.
+select j.*, t.name as org from jobs j
+join tenants t on t.id = j.tenant_id
+where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j.failed_count > 0
+    and (1000000 * j.failed_count / j.item_count < :sort_key
+        or (1000000 * j.failed_count / j.item_count = :sort_key and j.id < :sort_id))
+{sorted}
+order by 1000000 * j.failed_count / j.item_count desc, j.id desc
+limit :count_max;
+
+-- jobs_by_failed_ended --
+select j.*, t.name as org from jobs j
+join tenants t on t.id = j.tenant_id
+where j.kind = 'batch' and j.final_failed_ppm > 0
+    and (j.final_failed_ppm < :sort_key or (j.final_failed_ppm = :sort_key and j.id < :sort_id))
+{sorted}
+order by j.final_failed_ppm desc, j.id desc
+limit :count_max;
 
 -- part changeable --
 -- Jobs of one organization or of all, behind a place in the list, that an action can change.

@@ -36,9 +36,16 @@ where id = :id and state = 'running' and (worker_id is null or worker_id = :work
     select 1 from workers w where w.id = operations.worker_id and w.state = 'alive' and w.alive_until > now_ms()))
 returning id;
 
+-- change_begin --
+-- One job of a step may refuse its change without the others.
+savepoint job_change;
+
+-- change_undo --
+rollback to savepoint job_change;
+
 -- operation_advance --
--- One more job counts, and it only counts once.
-update operations set cursor_at = :created_at, cursor_id = :job_id, done_count = done_count + :done, failed_count = failed_count + 1 - :done,
+-- More jobs count, and each only counts once: the operation stood before the last of them, and holds its place until this commits.
+update operations set cursor_at = :created_at, cursor_id = :job_id, done_count = done_count + :done, failed_count = failed_count + :failed,
     last_failure = coalesce(cast(:failure as text), last_failure)
 where id = :id and state = 'running' and worker_id = :worker_id
     and (cursor_at > :created_at or (cursor_at = :created_at and cursor_id > :job_id))

@@ -10,16 +10,20 @@ from tidegate import metrics
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_controls import RetryChoice
-from tidegate.core.nouns import Caller, Job, JobFilter
+from tidegate.core.job_lists import JobFilter
+from tidegate.core.nouns import Caller, Job
+from tidegate.core.operations import RETRY
 from tidegate.core.problems import no_such_batch
 from tidegate.stages.operate import job_verbs, retry
 from tidegate.store.audit import AuditFilter
 from tidegate.store.store import Store
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, text, trail_of
+from tidegate.web.admin.error_groups import ErrorReader
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
-from tidegate.web.http.filter_requests import job_filter
+from tidegate.web.http.filter_requests import job_filter, job_sort
+from tidegate.web.http.retry_requests import OperatorRetryWish, retry_choice
 from tidegate.web.http.routes import Guarded, Handler
 from tidegate.web.jobs.explanation import Explainer
 from tidegate.web.jobs.forecast import Forecaster
@@ -90,6 +94,7 @@ class AdminBatchRoutes:
         self._forecaster = Forecaster(context)
         self._actions = BatchActions(context)
         self._explainer = Explainer(context.store, context.live_settings, context.router)
+        self._errors = ErrorReader(context.store, context.blobs)
 
     def routes(self) -> list[Guarded]:
         one = "/admin/v1/batches/{batch_id}"
@@ -98,15 +103,16 @@ class AdminBatchRoutes:
             Guarded("GET", one, READ, self.retrieve),
             Guarded("GET", f"{one}/timeline", READ, self.timeline),
             Guarded("GET", f"{one}/explain", READ, self.explain),
+            Guarded("GET", f"{one}/errors", READ, self.errors),
             *(Guarded("POST", f"{one}/{name}", WRITE, self._doing(name)) for name in self._actions.names()),
         ]
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
-        wanted = job_filter(query, ("after", "limit", "org")) or JobFilter()
-        count = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX)
+        wanted = job_filter(query, ("after", "limit", "org", "sort")) or JobFilter()
+        count, sort = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX), job_sort(query)
         found = await self._store.search_every_job(
-            text(query, "org"), wanted, after=requests.after(query, "batch"), count_max=count + 1
+            text(query, "org"), wanted, after=requests.after(query, "batch"), count_max=count + 1, sort=sort
         )
         if found is None:
             raise requests.unknown_cursor()
@@ -135,11 +141,21 @@ class AdminBatchRoutes:
         job, _ = await job_named(self._store, request)
         return json_answer(await self._explainer.explanation(job, for_owner=False))
 
+    async def errors(self, request: Request, caller: Caller) -> Response:
+        requests.refuse_unknown(request.query_params, ())
+        job, _ = await job_named(self._store, request)
+        return json_answer((await self._errors.groups_of(job)).shown(job.id))
+
     def _doing(self, name: str) -> Handler:
         async def do(request: Request, caller: Caller) -> Response:
+            choice = await self._choice(request) if name == RETRY else None
             job, org = await job_named(self._store, request)
+            trail = trail_of(self._context, request, caller)
             try:
-                changed = await self._actions.do(trail_of(self._context, request, caller), name, job)
+                if choice is None:
+                    changed = await self._actions.do(trail, name, job)
+                else:
+                    changed = await self._actions.retry(trail, job, choice)
             except ApiProblem:
                 metrics.repair_actions.of(name, "refused").inc()
                 raise
@@ -147,6 +163,10 @@ class AdminBatchRoutes:
             return json_answer(admin_batch(schemas.batch(changed), org))
 
         return do
+
+    async def _choice(self, request: Request) -> RetryChoice:
+        bytes_max = self._context.settings.limits.body_bytes_max
+        return retry_choice(await requests.optional_json_body(request, OperatorRetryWish, bytes_max))
 
 
 async def job_named(store: Store, request: Request) -> tuple[Job, str]:

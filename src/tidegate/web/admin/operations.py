@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import FILTER_PAIRS_MAX, Caller, JobFilter
+from tidegate.core.job_lists import FILTER_PAIRS_MAX, JobFilter
+from tidegate.core.nouns import Caller
 from tidegate.core.operations import Impact, JobOperation, OperationScope
 from tidegate.core.problems import shown_id
 from tidegate.core.usage.prices import units_text

@@ -13,7 +13,7 @@ from tidegate.core.problems import no_such_batch
 from tidegate.core.states import JOB_ENDED
 from tidegate.core.usage.prices import units_text
 from tidegate.web.admin.batches import job_named
-from tidegate.web.console.error_groups import ErrorGroups, error_groups
+from tidegate.web.admin.error_groups import ErrorGroups, error_groups
 from tidegate.web.console.guard import ConsoleGuard
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext

@@ -13,9 +13,10 @@ from tidegate.web.admin.overview import DeploymentHealth
 
 SAMPLES_MAX = 240
 SAMPLE_MS_MIN = 1_500
-# After a longer pause, what the last full minute had tells more than the time since the last look.
+# After a longer pause, what this minute had so far tells more than the time since the last look; if that is long enough to tell anything.
 PAUSE_MS = 60_000
 MINUTE_MS = 60_000
+MINUTE_MS_MIN = 10_000
 DEPLOYMENTS_MAX = 12
 
 Counts = dict[int, tuple[int, int]]
@@ -65,10 +66,14 @@ class LoadHistory:
 
 
 def rates_between(before_ms: int, before: Counts, now_ms: int, now: Counts) -> tuple[float, float]:
-    """Return requests and tokens a second since the last look; those of the last full minute where that was long ago."""
+    """Return requests and tokens a second since the last look; those of this minute, or with the one before, where that was long ago."""
     if not 0 < now_ms - before_ms < PAUSE_MS:
-        items, tokens = now.get(now_ms // MINUTE_MS - 1, (0, 0))
-        return items / 60, tokens / 60
+        items, tokens = now.get(now_ms // MINUTE_MS, (0, 0))
+        span_ms = now_ms % MINUTE_MS
+        if span_ms < MINUTE_MS_MIN:
+            items_before, tokens_before = now.get(now_ms // MINUTE_MS - 1, (0, 0))
+            items, tokens, span_ms = items + items_before, tokens + tokens_before, span_ms + MINUTE_MS
+        return 1000 * items / span_ms, 1000 * tokens / span_ms
     since = [
         (items - before.get(minute, (0, 0))[0], tokens - before.get(minute, (0, 0))[1])
         for minute, (items, tokens) in now.items()

@@ -7,19 +7,20 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from tidegate.core.errors import ApiProblem, TidegateError
-from tidegate.core.nouns import Job, JobFilter
+from tidegate.core.job_lists import JobFilter, JobSort
+from tidegate.core.nouns import Job
 from tidegate.core.operations import RETRY
 from tidegate.core.problems import no_such_delivery
 from tidegate.core.schedule.explain import explain
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.audit import AuditFilter
 from tidegate.web.admin.batches import BatchActions, job_named, moments
+from tidegate.web.admin.error_groups import ErrorReader
 from tidegate.web.admin.operations import ACTIONS
 from tidegate.web.admin.overview import FLOWS_MAX, WORKERS_MAX, Overviews, flow_shown, worker_shown
 from tidegate.web.console.compare_pages import ComparePages
 from tidegate.web.console.creation_pages import CreationPages
 from tidegate.web.console.deployment_pages import DeploymentPages
-from tidegate.web.console.error_groups import ErrorReader
 from tidegate.web.console.guard import SIGN_IN, ConsoleGuard, Show
 from tidegate.web.console.item_pages import ItemPages
 from tidegate.web.console.load_history import LoadHistory
@@ -31,9 +32,9 @@ from tidegate.web.context import WebContext
 from tidegate.web.gateway.gateway import GatewayRoutes
 from tidegate.web.http import problems, requests
 from tidegate.web.http.auth import Authenticator
-from tidegate.web.http.filter_requests import FILTERS, job_filter
+from tidegate.web.http.filter_requests import FILTERS, job_filter, job_sort
 from tidegate.web.http.pages import older_link, page
-from tidegate.web.http.retry_requests import CODE_CHARS_MAX, RetryWish, retry_choice
+from tidegate.web.http.retry_requests import OperatorRetryWish, retry_choice
 from tidegate.web.jobs.explanation import Explainer
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.webhooks.webhooks import delivery_object, delivery_parts
@@ -42,6 +43,14 @@ LIST_COUNT = 50
 # The page of queues says of so many batches why they wait.
 EXPLAINED_MODELS_MAX = 8
 EXPLAINED_JOBS_MAX = 3
+
+_SORTS = {
+    JobSort.CREATED: "newest",
+    JobSort.DEADLINE: "next deadline",
+    JobSort.SIZE: "largest",
+    JobSort.FAILED: "most failed",
+    JobSort.COST: "dearest",
+}
 
 
 class ConsolePages:
@@ -120,10 +129,10 @@ class ConsolePages:
         query = request.query_params
         # A form sends its empty fields too.
         given = QueryParams([(name, value) for name, value in query.multi_items() if value])
-        wanted = job_filter(given, ("after", "org")) or JobFilter()
+        wanted, sort = job_filter(given, ("after", "org", "sort")) or JobFilter(), job_sort(given)
         org = requests.one(given, "org")
         found = await self._store.search_every_job(
-            org, wanted, after=requests.after(given, "batch"), count_max=LIST_COUNT + 1
+            org, wanted, after=requests.after(given, "batch"), count_max=LIST_COUNT + 1, sort=sort
         )
         if found is None:
             raise requests.unknown_cursor()
@@ -136,6 +145,12 @@ class ConsolePages:
             batches=shown,
             older=older,
             asked={name: given.get(name, "") for name in (*FILTERS, "org")},
+            # What an action on every batch that matches must hold to: no filter is left out.
+            filters={name: value for name, value in given.items() if name not in ("after", "sort")},
+            sort=sort,
+            sorts=_SORTS,
+            now_ms=await self._store.now_ms(),
+            ended=JOB_ENDED,
             statuses=[state.value for state in JobState],
             choices=ACTIONS,
         )
@@ -165,8 +180,9 @@ class ConsolePages:
         job, _ = await job_named(self._store, request)
         action = str(request.path_params["action"])
         if action == RETRY:
-            codes = [form["code"][:CODE_CHARS_MAX]] if form.get("code") else None
-            made = await self._actions.retry(self._guard.trail(visitor), job, retry_choice(RetryWish(codes)))
+            asked = {name: [form[name]] for name in ("codes", "kinds") if form.get(name)}
+            wish = requests.decoded(msgspec.json.encode(asked), OperatorRetryWish)
+            made = await self._actions.retry(self._guard.trail(visitor), job, retry_choice(wish))
             return RedirectResponse(f"/console/batches/{made.id}", 303)
         if action not in self._actions.names():
             raise ApiProblem(404, "unknown_url", "There is no such action.")

@@ -5,7 +5,8 @@ import re
 from starlette.datastructures import QueryParams
 
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import FILTER_PAIRS_MAX, FOREVER_MS, JobFilter
+from tidegate.core.job_lists import FILTER_PAIRS_MAX, JobFilter, JobSort
+from tidegate.core.nouns import FOREVER_MS
 from tidegate.core.states import JobState
 from tidegate.web.http import requests
 
@@ -33,6 +34,11 @@ def job_filter(query: QueryParams, others: tuple[str, ...]) -> JobFilter | None:
         error_code=_text(query, "error_code"),
         words=_text(query, "q"),
     )
+
+
+def job_sort(query: QueryParams) -> JobSort:
+    """Return how a list is sorted."""
+    return JobSort(requests.choice(query, "sort", tuple(JobSort)) or JobSort.CREATED)
 
 
 def _text(query: QueryParams, name: str, chars_min: int = 1) -> str | None:

@@ -50,6 +50,11 @@ def number(count: int) -> str:
     return f"{count:,}"
 
 
+def rate(per_second: float) -> str:
+    """Write a rate: a digit behind the point only where it tells something."""
+    return f"{per_second:,.1f}" if 0 < per_second < 100 else f"{per_second:,.0f}"
+
+
 def moment(at_s: int) -> str:
     """Write a moment in UTC."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
@@ -85,7 +90,7 @@ def health_word(health: Any) -> str:
     return f"{word} for {duration(health.rests_for_ms // 1000)}" if health.rests_for_ms else word
 
 
-_TEMPLATES.filters.update(number=number, moment=moment, duration=duration, tone=tone, money=units_text)
+_TEMPLATES.filters.update(number=number, rate=rate, moment=moment, duration=duration, tone=tone, money=units_text)
 _TEMPLATES.filters.update(health_tone=health_tone, health_word=health_word)
 
 

@@ -12,7 +12,9 @@ CODE_CHARS_MAX = 128
 OUTCOMES = ("failed", "expired", "cancelled")
 
 Code = Annotated[str, Meta(min_length=1, max_length=CODE_CHARS_MAX)]
+Kind = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 RETRY_ALLOWED = {
+    "kinds": f"a list of at most {CODES_MAX} ids of kinds of errors",
     "codes": f"a list of at most {CODES_MAX} error codes",
     "outcomes": f"a list of some of {', '.join(OUTCOMES)}",
 }
@@ -25,7 +27,15 @@ class RetryWish(msgspec.Struct, forbid_unknown_fields=True):
     outcomes: Annotated[list[Literal["failed", "expired", "cancelled"]], Meta(min_length=1, max_length=3)] | None = None
 
 
+class OperatorRetryWish(RetryWish, forbid_unknown_fields=True):
+    """The body of POST /admin/v1/batches/{batch_id}/retry: like the owner's, and by kinds of errors as their list names them."""
+
+    kinds: Annotated[list[Kind], Meta(max_length=CODES_MAX)] | None = None
+
+
 def retry_choice(asked: RetryWish) -> RetryChoice:
     """Return which items run again; the same wish in other words is the same choice."""
-    outcomes: tuple[str, ...] = tuple(asked.outcomes or (OUTCOMES if asked.codes else OUTCOMES[:1]))
-    return RetryChoice(tuple(one for one in OUTCOMES if one in outcomes), tuple(sorted(set(asked.codes or ()))))
+    kinds = tuple(sorted(set(asked.kinds or ()))) if isinstance(asked, OperatorRetryWish) else ()
+    codes = tuple(sorted(set(asked.codes or ())))
+    outcomes: tuple[str, ...] = tuple(asked.outcomes or (OUTCOMES if codes or kinds else OUTCOMES[:1]))
+    return RetryChoice(tuple(one for one in OUTCOMES if one in outcomes), codes, kinds)

@@ -11,6 +11,7 @@ from tidegate.web.admin import (
     budgets,
     deliveries,
     deployments,
+    error_groups,
     keys,
     operations,
     overview,
@@ -21,7 +22,7 @@ from tidegate.web.http import requests
 from tidegate.web.http.answers import Page
 from tidegate.web.http.control_requests import BatchChange, CanaryWord
 from tidegate.web.http.filter_requests import FILTERS
-from tidegate.web.http.retry_requests import RetryWish
+from tidegate.web.http.retry_requests import OperatorRetryWish, RetryWish
 from tidegate.web.jobs.explanation import Explanation
 from tidegate.web.jobs.job_items import ItemDetail, ItemShown
 from tidegate.web.message_batches import schemas as message_batches
@@ -135,7 +136,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/admin/v1/overview"): Operation("What runs, waits and is stuck", gives=overview.Overview),
     ("GET", "/admin/v1/batches"): Operation(
-        "List batches of every tenant", gives=Page[batches.AdminBatch], query=(*PAGE, "org", *FILTERS)
+        "List batches of every tenant", gives=Page[batches.AdminBatch], query=(*PAGE, "org", "sort", *FILTERS)
     ),
     ("GET", _ONE): Operation("Show a batch of any tenant", gives=batches.AdminBatch),
     ("GET", f"{_ONE}/timeline"): Operation("Show the life of a batch", gives=batches.Timeline),
@@ -149,10 +150,13 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             "retry_finalization": "Try again to publish a batch",
             "requeue": "Look again at what of a batch rests",
             "fail": "End a batch as failed, and keep its results",
-            "retry": "Run a batch's failed requests again, as a new batch",
             "abandon": "Give up a batch that cannot be published",
         }.items()
     },
+    ("POST", f"{_ONE}/retry"): Operation(
+        "Run a batch's failed requests again, as a new batch", OperatorRetryWish, batches.AdminBatch
+    ),
+    ("GET", f"{_ONE}/errors"): Operation("List the kinds of errors of a batch", gives=error_groups.ErrorKinds),
     ("GET", f"{_ONE}/items"): Operation(
         "List what became of a batch's requests, of any tenant", gives=Page[ItemShown], query=(*PAGE, "outcome", "code")
     ),

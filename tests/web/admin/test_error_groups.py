@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tidegate.web.console import error_groups as module
-from tidegate.web.console.error_groups import ErrorGroups, fingerprint
+from tidegate.core.answers.error_kinds import FINGERPRINT_CHARS_MAX, ErrorKind, fingerprint
+from tidegate.web.admin import error_groups as module
+from tidegate.web.admin.error_groups import ErrorGroups
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_what_differs_between_requests_is_taken_out(one: str, two: str) -> None:
 
 def test_other_words_are_other_groups_and_none_is_long() -> None:
     assert fingerprint("the model is overloaded") != fingerprint("the model is unknown")
-    assert len(fingerprint("x " * 100_000)) <= module.FINGERPRINT_CHARS_MAX
+    assert len(fingerprint("x " * 100_000)) <= FINGERPRINT_CHARS_MAX
     assert fingerprint("'" * 100_000) is not None
     assert fingerprint("") == ""
 
@@ -44,7 +45,7 @@ async def test_lines_are_grouped_with_examples(monkeypatch: pytest.MonkeyPatch) 
         }
         for n, m in enumerate(["max is 5 tokens", "max is 77 tokens", "no 'images' here"])
     ]
-    lines += [{"custom_id": "x", "error": {"code": "batch_expired", "message": "late"}, "response": None}]
+    lines += [{"id": "rx", "custom_id": "x", "error": {"code": "batch_expired", "message": "late"}, "response": None}]
     data = b"not json\n" + b"".join(json.dumps(one).encode() + b"\n" for one in lines)
 
     async def file_bytes(*_: Any) -> Any:
@@ -54,8 +55,14 @@ async def test_lines_are_grouped_with_examples(monkeypatch: pytest.MonkeyPatch) 
     job: Any = SimpleNamespace(error_file_id="file-1", error_bytes=len(data))
     groups: ErrorGroups = await module.error_groups(None, None, job)  # type: ignore[arg-type]
     assert groups.counts.most_common(1) == [(("bad", 400, "max is # tokens"), 2)]
-    assert groups.examples[module.ErrorKind("bad", 400, "max is # tokens")] == [("r0", "c0"), ("r1", "c1")]
-    assert (groups.kinds_of("bad"), groups.kinds_of("batch_expired"), groups.kinds_of("unknown")) == (2, 1, 1)
+    assert groups.examples[ErrorKind("bad", 400, "max is # tokens")] == [("r0", "c0"), ("r1", "c1")]
+    assert [(kind.code, kind.status) for kind in groups.counts] == [
+        ("", 0),
+        ("bad", 400),
+        ("bad", 400),
+        ("batch_expired", 0),
+    ]
+    assert not any(groups.is_rest(kind) for kind in groups.counts)
     reader = module.ErrorReader(None, None)  # type: ignore[arg-type]
     job.id = "batch_1"
     assert (await reader.groups_of(job)).counts == groups.counts
@@ -63,4 +70,4 @@ async def test_lines_are_grouped_with_examples(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "GROUPS_MAX", 1)
     fewer: ErrorGroups = await module.error_groups(None, None, job)  # type: ignore[arg-type]
     assert sum(fewer.counts.values()) == 5
-    assert all(not kind.text for kind in list(fewer.counts)[1:])
+    assert [fewer.is_rest(kind) for kind in fewer.counts] == [False, True, True]

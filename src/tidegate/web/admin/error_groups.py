@@ -1,15 +1,15 @@
-"""What went wrong in a batch, grouped by fingerprint: error lines of one code and status whose messages are alike but for numbers, ids and
-what stands in quotes. A whole message may repeat a request, so it is shown only on the page of that request, which needs a scope."""
+"""What went wrong in a batch, grouped by kind of error. A whole message may repeat a request, so it is shown only on the page of that
+request, which needs a scope."""
 
 import asyncio
-import re
 from collections import Counter, OrderedDict
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
+from tidegate.core.answers.error_kinds import ErrorKind
+from tidegate.core.answers.outcome_lines import OutcomeLine, read_line
 from tidegate.core.errors import BlobError
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs
@@ -18,46 +18,31 @@ from tidegate.store.store import Store
 
 READ_BYTES_MAX = 1 << 20
 EXAMPLES_MAX = 5
-MESSAGE_CHARS_MAX = 300
-FINGERPRINT_CHARS_MAX = 200
 GROUPS_MAX = 200
 FILES_KEPT = 16
-
-# Each is bounded, because a hostile server chooses the text.
-_QUOTED = re.compile(r"'[^']{0,200}'|\"[^\"]{0,200}\"|`[^`]{0,200}`|“[^”]{0,200}”|‘[^’]{0,200}’")
-_ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://\S+", re.IGNORECASE)
-# A word with a digit in it is a number, an id, a date or a hash.
-_WORD = re.compile(r"[\w.,:/@+-]+")
-_SPACES = re.compile(r"\s+")
+# Where messages are all different, the rest of them is one group for each code.
+REST = "(more messages, all different)"
 
 
-class ErrorKind(NamedTuple):
-    """What the errors of a group have in common; `text` is empty where they had no message."""
+class ErrorKindShown(msgspec.Struct, frozen=True):
+    """Errors of one kind in one batch. `message` is what their messages have in common, `examples` are custom_ids of a few."""
 
+    id: str
+    object: str
     code: str
-    status: int
-    text: str
+    status: int | None
+    message: str
+    requests: int
+    examples: list[str]
 
 
-class _ErrorCode(msgspec.Struct):
-    code: str | None = None
-    message: str | None = None
+class ErrorKinds(msgspec.Struct, frozen=True):
+    """The kinds of errors of a batch, most frequent first; `is_partial` when only the beginning of its error file was read."""
 
-
-class _ErrorBodyOfLine(msgspec.Struct):
-    error: _ErrorCode | None = None
-
-
-class _ErrorResponseOfLine(msgspec.Struct):
-    status_code: int = 0
-    body: _ErrorBodyOfLine | None = None
-
-
-class _ErrorLine(msgspec.Struct):
-    id: str | None = None
-    custom_id: str | None = None
-    response: _ErrorResponseOfLine | None = None
-    error: _ErrorCode | None = None
+    object: str
+    batch_id: str
+    data: list[ErrorKindShown]
+    is_partial: bool
 
 
 @dataclass(slots=True)
@@ -68,20 +53,17 @@ class ErrorGroups:
     examples: dict[ErrorKind, list[tuple[str, str]]] = field(default_factory=dict)
     is_partial: bool = False
 
-    def kinds_of(self, code: str) -> int:
-        """Return how many groups share a code: a retry takes all of them."""
-        return sum(kind.code == code for kind in self.counts)
+    def shown(self, batch_id: str) -> ErrorKinds:
+        kinds = [
+            ErrorKindShown(kind.id, "error_kind", kind.code, kind.status or None, kind.text, count, examples)
+            for kind, count in self.counts.most_common()
+            for examples in ([custom_id for _, custom_id in self.examples[kind]],)
+        ]
+        return ErrorKinds("list", batch_id, kinds, self.is_partial)
 
-
-def fingerprint(message: str) -> str:
-    """Return a message without what differs from one request to the next."""
-    text = _QUOTED.sub("…", message[:MESSAGE_CHARS_MAX])
-    text = _WORD.sub(_without_digits, _ADDRESS.sub("#", text))
-    return _SPACES.sub(" ", text).strip()[:FINGERPRINT_CHARS_MAX]
-
-
-def _without_digits(word: re.Match[str]) -> str:
-    return "#" if any(letter.isdigit() for letter in word[0]) else word[0]
+    def is_rest(self, kind: ErrorKind) -> bool:
+        """Whether a group is the rest of a code's kinds: a retry of it takes all of the code."""
+        return kind.text == REST
 
 
 class ErrorReader:
@@ -131,21 +113,15 @@ def _add_all(groups: ErrorGroups, lines: list[bytes]) -> None:
             _add(groups, line)
 
 
-def _add(groups: ErrorGroups, line: bytes) -> None:
+def _add(groups: ErrorGroups, text: bytes) -> None:
     try:
-        found = msgspec.json.decode(line, type=_ErrorLine)
+        line = read_line(text)
     except msgspec.MsgspecError:
-        found = _ErrorLine()
-    body = found.response.body if found.response else None
-    inner = body.error if body else None
-    error = found.error or inner or _ErrorCode()
-    code = error.code or (inner and inner.code) or "unknown"
-    status = found.response.status_code if found.response else 0
-    kind = ErrorKind(code, status, fingerprint(error.message or ""))
+        line = OutcomeLine("")
+    kind = line.failure_kind()
     if kind not in groups.counts and len(groups.counts) >= GROUPS_MAX:
-        # Messages that are all different are one group, by their code.
-        kind = ErrorKind(code, status, "")
+        kind = ErrorKind(kind.code, kind.status, REST)
     groups.counts[kind] += 1
     examples = groups.examples.setdefault(kind, [])
-    if found.custom_id is not None and len(examples) < EXAMPLES_MAX:
-        examples.append((found.id or "", found.custom_id))
+    if line.custom_id is not None and len(examples) < EXAMPLES_MAX:
+        examples.append((line.id, line.custom_id))
