@@ -22,6 +22,8 @@ RATE_MINUTES = 5
 HISTORY_MINUTES = 60
 MODELS_MAX = 1_000
 STUCK_MAX = 20
+LATELY_MS = 3_600_000
+ENDED_MAX = 10_000
 RUNS_MAX = 10
 DUE_MAX = 10_000
 SOON_MS = 600_000
@@ -33,6 +35,7 @@ class OverviewRows:
     """What an overview is made of, each row by column name."""
 
     jobs: list[dict[str, Any]]
+    ended: list[dict[str, Any]]
     models: list[dict[str, Any]]
     rates: dict[str, tuple[int, int]]
     stuck: list[dict[str, Any]]
@@ -125,10 +128,11 @@ class OperatedStore(Table):
 
     @reads
     async def overview(self, tx: Tx) -> OverviewRows:
-        """Return what is open, what waits for which model, how fast it goes, and what is stuck."""
+        """Return what is open, what ended lately, what waits for which model, how fast it goes, and what is stuck."""
         rates = await tx.all("overview_rates", minutes=RATE_MINUTES)
         return OverviewRows(
             await tx.dicts("overview_jobs"),
+            await tx.dicts("overview_ended", lately_ms=LATELY_MS, count_max=ENDED_MAX),
             await tx.dicts("overview_models", count_max=MODELS_MAX),
             {row[0]: (int(row[1]), int(row[2])) for row in rates},
             await tx.dicts("overview_stuck", soon_ms=SOON_MS, count_max=STUCK_MAX),

@@ -29,7 +29,8 @@ class Console:
     def __init__(self, web: WebServer) -> None:
         self.web = web
         owner = web.client(web.make_key(f"org {HOSTILE}"))
-        self.batch = create(owner, upload(owner), metadata={HOSTILE: HOSTILE})["id"]
+        self._owner, self._file = owner, upload(owner)
+        self.batch = create(owner, self._file, metadata={HOSTILE: HOSTILE})["id"]
         stages.start(web, self.batch, 3)
         # Lines as the recorder writes them.
         answered = b'{"id":"%s","custom_id":"a","response":{"status_code":200,"body":{}},"error":null}\n'
@@ -39,6 +40,10 @@ class Console:
         stages.finish(web, self.batch, {0: answered % first}, {1: refused % (second, body)})
         self.reader_key = web.make_key("ops", scopes=["admin:read"])
         self.writer_key = web.make_key("ops", scopes=["admin:write"])
+
+    def run_again(self) -> str:
+        """Another batch of the same file."""
+        return str(create(self._owner, self._file)["id"])
 
     def signed_in(self, key: str) -> httpx2.Client:
         client = self.web.client()

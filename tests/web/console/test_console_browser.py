@@ -104,8 +104,13 @@ def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: C
         visit.keep(f"light{path.replace('/', '-')}")
         if path in FORMS:
             assert violations(page, axe) == []
-    page.goto(f"/console{org_page(console)}")
-    visit.keep("light-org")
+    for name, path in (
+        ("org", org_page(console)),
+        ("compare", f"/batches/{console.batch}/compare?with={console.run_again()}"),
+        ("sorted", "/batches?sort=failed"),
+    ):
+        page.goto(f"/console{path}")
+        visit.keep(f"light-{name}")
     page.goto("/console/deployments")
     page.get_by_role("button", name="Drain gpu-1").click()
     expect(page.get_by_role("button", name="Resume gpu-1")).to_be_visible()
@@ -138,7 +143,8 @@ def test_it_fits_a_phone_in_the_dark_and_axe_finds_nothing(browser: Browser, con
     visit.sign_in(console.writer_key)
     found: list[str] = []
     org = org_page(console)
-    more = (f"/batches/{console.batch}", f"/batches/{console.batch}/items", "/operations/impact?action=pause", org)
+    one = f"/batches/{console.batch}"
+    more = (one, f"{one}/items", f"{one}/compare?with={console.run_again()}", "/operations/impact?action=pause", org)
     for path in (*PAGES, *FORMS, *more):
         visit.page.goto(f"/console{path}")
         expect(visit.page.get_by_role("heading", level=1)).to_be_visible()

@@ -49,6 +49,19 @@ from jobs j
 where j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j.kind = 'batch'
 group by j.state;
 
+-- overview_ended --
+-- Batches that ended lately, by how. The look is bounded: there may be very many of one request each.
+select e.state, count(*) as jobs, cast(coalesce(sum(e.item_count), 0) as bigint) as items,
+    cast(coalesce(sum(e.failed_count), 0) as bigint) as failed
+from (
+    select j.state, j.item_count, j.failed_count from jobs j
+    where j.state in ('completed', 'failed', 'expired', 'cancelled') and j.kind = 'batch'
+        and coalesce(j.completed_at, j.failed_at, j.expired_at, j.cancelled_at) > now_ms() - :lately_ms
+    limit :count_max
+) e
+group by e.state
+order by e.state;
+
 -- overview_models --
 -- What waits for each model: jobs, items and work units that are not done, and the oldest of these jobs.
 select m.model, count(*) as jobs, coalesce(sum(m.item_count - m.done_count), 0) as items,

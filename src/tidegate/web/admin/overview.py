@@ -40,6 +40,15 @@ class OpenBatches(msgspec.Struct, frozen=True):
     failed: int
 
 
+class EndedBatches(msgspec.Struct, frozen=True):
+    """Batches that ended in one way in the last hour, and their requests; not all of them where there were more than 10,000."""
+
+    status: str
+    batches: int
+    requests: int
+    failed: int
+
+
 class ModelBacklog(msgspec.Struct, frozen=True):
     """What waits for a model, and how fast it goes. `closed` says why this process sends it nothing now; empty while it may."""
 
@@ -92,6 +101,7 @@ class DeploymentHealth(msgspec.Struct, frozen=True):
 class Overview(msgspec.Struct, frozen=True):
     object: str
     batches: list[OpenBatches]
+    ended_last_hour: list[EndedBatches]
     models: list[ModelBacklog]
     deployments: list[DeploymentHealth]
     workers_alive: int
@@ -172,6 +182,7 @@ class Overviews:
                 )
                 for row in rows.jobs
             ],
+            [EndedBatches(row["state"], int(row["jobs"]), int(row["items"]), int(row["failed"])) for row in rows.ended],
             self._backlogs(rows, statuses),
             [_health(one, tides.get(one.name, []), loads.get(one.name)) for one in statuses],
             await self._store.workers_alive(),

@@ -12,7 +12,7 @@ from tidegate.core.nouns import Job
 from tidegate.core.operations import RETRY
 from tidegate.core.problems import no_such_delivery
 from tidegate.core.schedule.explain import explain
-from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.core.states import JOB_ENDED, DeliveryState, JobState
 from tidegate.store.audit import AuditFilter
 from tidegate.web.admin.batches import BatchActions, job_named, moments
 from tidegate.web.admin.error_groups import ErrorReader
@@ -215,17 +215,27 @@ class ConsolePages:
         return found
 
     async def deliveries(self, request: Request, visitor: Visitor) -> Response:
-        requests.refuse_unknown(request.query_params, ("after",))
-        cursor = requests.one(request.query_params, "after")
+        given = _given(request, ("after", "org", "status"))
+        cursor = requests.one(given, "after")
         after = None if cursor is None else delivery_parts(cursor)
+        org, status = requests.one(given, "org"), requests.choice(given, "status", tuple(DeliveryState))
         found = None
         if cursor is None or after is not None:
-            found = await self._store.list_every_delivery(None, None, after, LIST_COUNT + 1)
+            state = None if status is None else DeliveryState(status)
+            found = await self._store.list_every_delivery(org, state, after, LIST_COUNT + 1)
         if found is None:
             raise requests.unknown_cursor()
         shown = [(delivery_object(one), org) for one, org in found[:LIST_COUNT]]
         older = older_link(request, shown[-1][0].id) if len(found) > LIST_COUNT else None
-        return page("console/deliveries.html", visitor=visitor, here="deliveries", deliveries=shown, older=older)
+        return page(
+            "console/deliveries.html",
+            visitor=visitor,
+            here="deliveries",
+            deliveries=shown,
+            older=older,
+            asked={name: given.get(name, "") for name in ("org", "status")},
+            statuses=list(DeliveryState),
+        )
 
     async def replay(self, request: Request, visitor: Visitor) -> Response:
         await self._guard.form(request, visitor)
@@ -242,17 +252,21 @@ class ConsolePages:
         return RedirectResponse("/console/deliveries", 303)
 
     async def audit(self, request: Request, visitor: Visitor) -> Response:
-        found = await self._store.list_audit(AuditFilter(), after=_after(request, "aud"), count_max=LIST_COUNT + 1)
+        given = _given(request, ("after", "actor", "action", "target"))
+        asked = {name: requests.one(given, name) for name in ("actor", "action", "target")}
+        wanted = AuditFilter(**asked)
+        found = await self._store.list_audit(wanted, after=requests.after(given, "aud"), count_max=LIST_COUNT + 1)
         if found is None:
             raise requests.unknown_cursor()
         older = older_link(request, found[LIST_COUNT - 1].id) if len(found) > LIST_COUNT else None
-        return page("console/audit.html", visitor=visitor, here="audit", changes=found[:LIST_COUNT], older=older)
+        shown = found[:LIST_COUNT]
+        return page("console/audit.html", visitor=visitor, here="audit", changes=shown, older=older, asked=asked)
 
 
-def _after(request: Request, kind: str) -> str | None:
-    """Return where a page of a list begins, which is all that it can be asked."""
-    requests.refuse_unknown(request.query_params, ("after",))
-    return requests.after(request.query_params, kind)
+def _given(request: Request, known: tuple[str, ...]) -> QueryParams:
+    """Return what a list is asked for; a form sends its empty fields too."""
+    requests.refuse_unknown(request.query_params, known)
+    return QueryParams([(name, value) for name, value in request.query_params.multi_items() if value])
 
 
 def _possible(job: Job) -> list[str]:
