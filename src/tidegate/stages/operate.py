@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import structlog
 
 from tidegate.core import ids
-from tidegate.core.errors import LostRace
+from tidegate.core.errors import LostRace, StoreUnavailable
 from tidegate.core.job_controls import FollowUp, RetryChoice
 from tidegate.core.nouns import Caller, Job
 from tidegate.core.operations import RETRY
@@ -54,6 +54,7 @@ class OperateStage:
         self._entropy = entropy
         self._wakes = wakes
         self._verbs = verbs
+        self._step_jobs = STEP_JOBS
 
     async def next_step(self, worker_id: str) -> bool:
         """Change the next jobs of an operation, or end it; False when none waits for this worker."""
@@ -61,7 +62,7 @@ class OperateStage:
         operation = None if waiting is None else await self._store.take_operation(waiting, worker_id)
         if operation is None:
             return False
-        jobs = await self._store.operation_jobs(operation, STEP_JOBS)
+        jobs = await self._store.operation_jobs(operation, self._step_jobs)
         if not jobs:
             await self._store.end_operation(operation.id, worker_id)
             log.info("operation_completed", operation=operation.id, done=operation.done, failed=operation.failed)
@@ -72,8 +73,13 @@ class OperateStage:
                 OperationStep(operation, worker_id, self._verbs[operation.scope.action], noted)
             )
             await hit("operation_stepped")
+            self._step_jobs = min(STEP_JOBS, 2 * self._step_jobs)
         except LostRace:
             log.info("operation_stopped", operation=operation.id)
+        except StoreUnavailable:
+            # A transaction has a time-out: what is too much for a slow store now may be done in parts.
+            self._step_jobs = max(1, len(jobs) // 2)
+            raise
         for wake in (self._wakes.jobs, self._wakes.slices, self._wakes.inputs):
             wake.notify()
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from tests.web import stages
 from tests.web.admin.test_admin import Desk
 from tests.web.calls import create, is_error, upload
 from tests.web.server import Entropy
+from tidegate.core.errors import StoreUnavailable
 from tidegate.stages.operate import OperateStage, job_verbs
+from tidegate.store.operations import OperationStep
 
 OPERATIONS = "/admin/v1/operations"
 
@@ -26,6 +29,32 @@ def carry_out(desk: Desk) -> None:
     stage = OperateStage(web.store, Entropy(), web.context.wakes, job_verbs(Entropy(), 1000))
     while web.run(stage.next_step(web.worker_id)):
         pass
+
+
+def test_a_store_that_is_too_slow_for_a_step_is_given_a_smaller_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch in (desk.our_batch, desk.their_batch):
+        stages.start(desk.web, batch, 3)
+    made = desk.writer.post(OPERATIONS, json={"action": "pause", "filter": {}}).json()
+    web, take = desk.web, desk.web.store.step_operation
+    stage = OperateStage(web.store, Entropy(), web.context.wakes, job_verbs(Entropy(), 1000))
+    sizes: list[int] = []
+
+    async def slow(step: OperationStep) -> None:
+        sizes.append(len(step.jobs))
+        if len(step.jobs) > 1:
+            raise StoreUnavailable("the transaction took too long")
+        await take(step)
+
+    monkeypatch.setattr(web.store, "step_operation", slow)
+    for _ in range(10):
+        with contextlib.suppress(StoreUnavailable):
+            if not web.run(stage.next_step(web.worker_id)):
+                break
+    assert desk.writer.get(f"{OPERATIONS}/{made['id']}").json()["done"] == 2
+    assert sizes[0] == 2
+    assert sizes.count(1) == 2
 
 
 def test_the_impact_is_shown_before_and_the_progress_after(desk: Desk) -> None:
