@@ -13,6 +13,7 @@ from typing import Any
 
 import asyncpg
 
+from tests.support.ports import EPOCH_MS
 from tests.support.store_verbs import lease_slices, start_job
 from tidegate.core import ids
 from tidegate.core.nouns import (
@@ -40,7 +41,7 @@ from tidegate.core.states import JobState, Outcome
 from tidegate.store.store import Store
 
 DRIVERS = ("sqlite", "memory", "postgresql")
-START_MS = 1_800_000_000_000
+START_MS = EPOCH_MS
 LEASE_MS = 30_000
 DAY_MS = 24 * 3600 * 1000
 MODEL = "llama"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.ports import FairDice, PushedClock
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tidegate.backends.callback_sender import CallbackSender
 from tidegate.core import ids
@@ -33,29 +33,8 @@ def fresh(kind: str) -> str:
     return ids.make(kind, secrets.token_bytes(ids.RANDOM_BYTES))
 
 
-class Clock:
-    """The store's clock and the process's, which a test sets ahead."""
-
-    def __init__(self) -> None:
-        self.ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return int(time.time() * 1000) + self.ahead_ms
-
-    def monotonic_ms(self) -> float:
-        return time.monotonic() * 1000 + self.ahead_ms
-
-
-class Entropy:
-    def token_bytes(self, count: int) -> bytes:
-        return secrets.token_bytes(count)
-
-    def uniform(self, low: float, high: float) -> float:
-        return (low + high) / 2
-
-
 class World:
-    def __init__(self, store: Store, clock: Clock, worker_id: str) -> None:
+    def __init__(self, store: Store, clock: PushedClock, worker_id: str) -> None:
         self.store = store
         self.clock = clock
         self.worker_id = worker_id
@@ -63,7 +42,7 @@ class World:
         self.deliveries = self.made(self.sender)
 
     def made(self, callbacks: Any) -> WebhookDeliveries:
-        return WebhookDeliveries(self.store, callbacks, self.clock, Entropy(), lambda: self.worker_id)
+        return WebhookDeliveries(self.store, callbacks, self.clock, FairDice(), lambda: self.worker_id)
 
     async def caller(self, name: str) -> Caller:
         return Caller(await self.store.put_tenant(fresh("tenant"), name))
@@ -92,7 +71,7 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    clock = Clock()
+    clock = PushedClock()
     store = Store(SqliteDriver(tmp_path / "store.db", clock.now_ms))
     await store.migrate()
     worker_id = fresh("worker")

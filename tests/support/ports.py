@@ -1,9 +1,10 @@
-"""Time and chance as tests give them: one clock that a test moves, one that a loop moves, and chance from a seed."""
+"""Time and chance as tests give them: clocks that a test, a loop or the machine moves, and chance from a seed."""
 
 import random
+import time
 from asyncio import AbstractEventLoop
 
-EPOCH_MS = 1_700_000_000_000
+EPOCH_MS = 1_800_000_000_000
 
 
 class HandClock:
@@ -11,17 +12,15 @@ class HandClock:
 
     def __init__(self, monotonic: float = 1_000_000.0) -> None:
         self.monotonic = monotonic
-        self.wall = EPOCH_MS
 
     def now_ms(self) -> int:
-        return self.wall
+        return EPOCH_MS + int(self.monotonic)
 
     def monotonic_ms(self) -> float:
         return self.monotonic
 
     def advance(self, ms: float) -> None:
         self.monotonic += ms
-        self.wall += int(ms)
 
 
 class LoopClock:
@@ -38,20 +37,23 @@ class LoopClock:
         return self._began_ms + self._loop.time() * 1000
 
 
-class FairDice:
-    """Gives the same bytes always, and the middle of every range."""
+class PushedClock:
+    """Tells the machine's time, ahead by as much as a test has pushed it."""
 
-    def token_bytes(self, count: int) -> bytes:
-        return b"\x07" * count
+    def __init__(self) -> None:
+        self.ahead_ms = 0.0
 
-    def uniform(self, low: float, high: float) -> float:
-        return (low + high) / 2
+    def now_ms(self) -> int:
+        return int(time.time() * 1000 + self.ahead_ms)
+
+    def monotonic_ms(self) -> float:
+        return time.monotonic() * 1000 + self.ahead_ms
 
 
 class SeededDice:
-    """Gives what follows from a seed."""
+    """Gives what follows from a seed; without one, what no other test is given."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
 
     def token_bytes(self, count: int) -> bytes:
@@ -59,3 +61,10 @@ class SeededDice:
 
     def uniform(self, low: float, high: float) -> float:
         return self._random.uniform(low, high)
+
+
+class FairDice(SeededDice):
+    """Gives bytes as the seeded dice do, and the middle of every range."""
+
+    def uniform(self, low: float, high: float) -> float:
+        return (low + high) / 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import httpx2
 import msgspec
 
+from tests.support.ports import FairDice, PushedClock
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.callback_sender import CallbackSender
 from tidegate.core import ids, keys
@@ -39,27 +39,6 @@ PEPPER = b"p" * 32
 CONTROL_TOKEN = "control-token-of-the-tests"
 
 
-class Clock:
-    """The machine's clock, and a hand to push it ahead with."""
-
-    def __init__(self) -> None:
-        self.ahead_ms = 0.0
-
-    def now_ms(self) -> int:
-        return int(time.time() * 1000 + self.ahead_ms)
-
-    def monotonic_ms(self) -> float:
-        return time.monotonic() * 1000 + self.ahead_ms
-
-
-class Entropy:
-    def token_bytes(self, count: int) -> bytes:
-        return secrets.token_bytes(count)
-
-    def uniform(self, low: float, high: float) -> float:
-        return (low + high) / 2
-
-
 class Bell:
     def __init__(self) -> None:
         self.rung = 0
@@ -78,7 +57,7 @@ class WebServer:
     """`url` is where it listens; `run` does something in its loop, beside it."""
 
     def __init__(self, directory: Path, settings: Settings, postgres_url: str | None = None) -> None:
-        self.clock = Clock()
+        self.clock = PushedClock()
         self.bell = Bell()
         self.settings = settings
         self.port = 0
@@ -124,19 +103,19 @@ class WebServer:
         self.router = open_router(
             self.settings.http.limits(takes_interactive=True),
             self.clock,
-            Entropy(),
+            FairDice(),
             capacity=Capacity(limits=StoreLimits(self.store)),
         )
         self.router.serve(deployments(self.settings), resources(self.settings))
         self.callbacks = CallbackSender(self.settings.callbacks.rules(), "Tidegate/test")
-        self.book = InteractiveUsageBook(self.store, Entropy())
+        self.book = InteractiveUsageBook(self.store, FairDice())
         self._stop_asked = asyncio.Event()
         self.context = WebContext(
             store=self.store,
             blobs=self.blobs,
             settings=self.settings,
             clock=self.clock,
-            entropy=Entropy(),
+            entropy=FairDice(),
             wakes=Wakes(self.bell, self.bell, self.bell),
             worker_id=lambda: self.worker_id,
             pepper=PEPPER,

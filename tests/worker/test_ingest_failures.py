@@ -40,7 +40,7 @@ async def test_a_full_disk_is_waited_out_with_growing_pauses_until_the_deadline(
     for _ in range(HOUR_MS // 1000):
         while await ingest.next(worker):
             pass
-        world.clock.passed_ms += 1000
+        world.clock.advance(1000)
         await world.store.beat(worker, 30_000)
     assert 50 <= passes.count <= 70, "every 64 seconds in the end, and never hot"
     await deadlines.tend(world.store)
@@ -53,7 +53,7 @@ async def test_an_outage_however_long_does_not_fail_the_job(world: World) -> Non
     ingest = world.ingest(Passes(*[BlobUnavailable("away")] * 20))
     while (await world.look(job)).state is JobState.VALIDATING:
         await ingest.next(worker)
-        world.clock.passed_ms += 64_000
+        world.clock.advance(64_000)
     assert (await world.look(job)).state is JobState.IN_PROGRESS
     assert await world.rows("select count(*) from blobs where state = 'writing'") == [(0,)], (
         "no work file is left behind"
@@ -68,7 +68,7 @@ async def test_a_pass_that_dies_each_time_fails_the_job_with_a_reason(world: Wor
         assert (await world.look(job)).state is JobState.VALIDATING
         while await ingest.next(worker):
             pass
-        world.clock.passed_ms += 64_000
+        world.clock.advance(64_000)
     for one in (job, other):
         ended = await world.look(one)
         assert ended.state is JobState.FAILED
@@ -81,7 +81,7 @@ async def test_crashes_with_other_failures_between_them_are_not_the_inputs_doing
     ingest = world.ingest(Passes(*[IngestCrashed("-9"), IngestFailed("disk full")] * CRASHES_MAX))
     while (await world.look(job)).state is JobState.VALIDATING:
         await ingest.next(worker)
-        world.clock.passed_ms += 64_000
+        world.clock.advance(64_000)
     assert (await world.look(job)).state is JobState.IN_PROGRESS
 
 

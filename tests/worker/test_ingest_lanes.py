@@ -113,7 +113,7 @@ async def test_one_of_many_that_fails_is_tried_again_and_the_others_start(world:
     worker, ingest = await world.worker(), lanes(world, fails_twice)
     assert await ingest.next_small(worker)
     assert Counter(await states(world, jobs)) == {JobState.IN_PROGRESS: 1, JobState.VALIDATING: 2}
-    world.clock.passed_ms += 2_000
+    world.clock.advance(2_000)
     assert await ingest.next_small(worker)
     assert set(await states(world, jobs)) == {JobState.IN_PROGRESS}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import PushedClock
 from tests.support.store_verbs import lease_slices
-from tests.web.server import Clock
 from tests.worker.workshop import BODY, DEADLINE_S, Script, until, working
 from tests.worker.world import HOUR_MS, World, chat_lines
 from tidegate import metrics
@@ -250,7 +250,7 @@ async def test_one_question_is_asked_for_all_keys_and_none_without_any(live: Wor
 async def test_what_was_heard_of_a_key_is_believed_for_two_seconds_and_no_longer(tmp_path: Path) -> None:
     """The store is there and does not answer; the key is revoked meanwhile. When two seconds have passed on the worker's clock nothing
     more is sent, without any news, and when the store answers the rest fails."""
-    clock = Clock()
+    clock = PushedClock()
     world = World(tmp_path, clock)
     await world.store.migrate()
     script = Script(world, "m")

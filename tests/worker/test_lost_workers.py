@@ -76,7 +76,7 @@ async def test_lines_of_several_jobs_are_adopted_each_with_what_it_took(
     for line in lines:
         await log.append(line)
     await log.close()
-    world.clock.passed_ms += LEASE_MS + 1
+    world.clock.advance(LEASE_MS + 1)
     for _ in range(2):
         await LostWorkers(world.store, world.blobs).tend()
     first, second = [await world.look(job) for job in jobs]
@@ -116,7 +116,7 @@ class OfAnotherHost(Unreadable):
 async def test_a_log_in_another_hosts_spool_is_left_alone_for_one_sweep(world: World) -> None:
     victim = Victim(world, await world.started(chat_lines(2)))
     await victim.dies()
-    world.clock.passed_ms += LEASE_MS + 1
+    world.clock.advance(LEASE_MS + 1)
     blobs: Any = OfAnotherHost(world, victim.blob_id)
     assert await LostWorkers(world.store, blobs).tend(SWEEP_MS) == 0
     assert await slice_counts(world.store, victim.job.id) == {"leased": 1}
@@ -128,9 +128,9 @@ async def test_a_log_that_nobody_delivers_is_given_up_after_one_sweep(world: Wor
     victim = Victim(world, await world.started(chat_lines(2)))
     await victim.dies()
     blobs: Any = OfAnotherHost(world, victim.blob_id)
-    world.clock.passed_ms += LEASE_MS + 1
+    world.clock.advance(LEASE_MS + 1)
     assert await LostWorkers(world.store, blobs).tend(SWEEP_MS) == 0
-    world.clock.passed_ms += SWEEP_MS
+    world.clock.advance(SWEEP_MS)
     assert await LostWorkers(world.store, blobs).tend(SWEEP_MS) == 1
     assert await slice_counts(world.store, victim.job.id) == {"ready": 1}
 
@@ -164,14 +164,14 @@ async def test_one_bad_log_does_not_keep_other_workers_slices_and_not_its_own_fo
     bad, good = (Victim(world, job) for job in jobs)
     await bad.dies()
     await good.dies()
-    world.clock.passed_ms += LEASE_MS + 1
+    world.clock.advance(LEASE_MS + 1)
     blobs: Any = Unreadable(world, bad.blob_id)
     assert await LostWorkers(world.store, blobs).tend() == 1
     assert (await world.look(good.job)).answered_count == 1
     assert await slice_counts(world.store, good.job.id) == {"ready": 1}
     assert await slice_counts(world.store, bad.job.id) == {"leased": 1}, "its answers may still be read"
     assert await LostWorkers(world.store, blobs).tend() == 0
-    world.clock.passed_ms += ADOPT_FOR_MS
+    world.clock.advance(ADOPT_FOR_MS)
     assert await LostWorkers(world.store, blobs).tend() == 1
     assert await slice_counts(world.store, bad.job.id) == {"ready": 1}
     assert await world.store.abandoned_blobs(10) == []
@@ -180,7 +180,7 @@ async def test_one_bad_log_does_not_keep_other_workers_slices_and_not_its_own_fo
 async def test_a_log_that_is_gone_is_not_waited_for(world: World) -> None:
     victim = Victim(world, await world.started(chat_lines(2)))
     await victim.dies()
-    world.clock.passed_ms += LEASE_MS + 1
+    world.clock.advance(LEASE_MS + 1)
 
     class Gone(Unreadable):
         async def recover(self, blob_id: str) -> int | None:
@@ -196,8 +196,8 @@ async def test_more_bad_logs_than_one_pass_holds_do_not_hide_a_good_one(world: W
     victims = [Victim(world, job) for job in jobs]
     for victim in victims:
         await victim.dies()
-        world.clock.passed_ms += 1
-    world.clock.passed_ms += LEASE_MS + 1
+        world.clock.advance(1)
+    world.clock.advance(LEASE_MS + 1)
 
     class AllButOne(Unreadable):
         async def recover(self, blob_id: str) -> int | None:
@@ -215,7 +215,7 @@ async def test_more_bad_logs_than_one_pass_holds_do_not_hide_a_good_one(world: W
 async def test_a_log_that_becomes_readable_is_adopted_and_its_item_is_not_run_again(world: World) -> None:
     victim = Victim(world, await world.started(chat_lines(2)))
     await victim.dies()
-    world.clock.passed_ms += LEASE_MS + 1
+    world.clock.advance(LEASE_MS + 1)
     blobs: Any = Unreadable(world, victim.blob_id)
     assert await LostWorkers(world.store, blobs).tend() == 0
     assert await LostWorkers(world.store, world.blobs).tend() == 1

@@ -150,7 +150,7 @@ async def test_copies_cost_nothing_and_those_of_a_job_that_stops_at_its_cost_are
 async def test_copies_of_what_a_deadline_left_expire_with_it(world: World) -> None:
     job = await world.started(same(6, 2), shape=DEDUPE, window_ms=60_000)
     await answer(world, job, [1])
-    world.clock.passed_ms += 60_001
+    world.clock.advance(60_001)
     assert await deadlines.tend(world.store) == 1
     assert await world.store.close_job(job.id, 0)
     ended, output, errors = await published(world, job)

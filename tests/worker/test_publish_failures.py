@@ -152,11 +152,11 @@ async def test_publishing_into_an_outage_leaves_no_rows_and_goes_on_after_it(wor
     for _ in range(600):
         tries += len(await world.store.jobs_to_publish(1))
         assert await away.publish_all(worker) == 0
-        world.clock.passed_ms += 1000
+        world.clock.advance(1000)
     assert 10 <= tries <= 20, "ever more rarely"
     assert await world.rows("select count(*) from blobs where kind = 'rest' and state = 'writing'") == [(0,)]
     assert (await world.look(job)).state is JobState.FINALIZING
-    world.clock.passed_ms += 64_000
+    world.clock.advance(64_000)
     assert await shipping(world).publish_all(worker) == 1
     assert (await world.look(job)).state is JobState.CANCELLED
 
@@ -181,7 +181,7 @@ async def test_a_disk_that_takes_a_part_of_a_write_does_not_shorten_an_ordered_f
     assert await shipping(world).publish_all(worker) == 0
     assert (await world.look(job)).state is JobState.FINALIZING
     full.clear()
-    world.clock.passed_ms += 2_000
+    world.clock.advance(2_000)
     assert await shipping(world).publish_all(worker) == 1
     monkeypatch.undo()
     ended = await world.look(job)

@@ -75,8 +75,8 @@ async def test_one_blob_that_cannot_be_removed_keeps_no_other(world: World) -> N
         await world.store.begin_blob(blob_id, "rest", worker)
         await (await world.blobs.create(blob_id)).finish()
         await world.store.give_up_blob(blob_id)
-        world.clock.passed_ms += 1
-    world.clock.passed_ms += 1
+        world.clock.advance(1)
+    world.clock.advance(1)
     blobs: Any = Stubborn(world, ids[0])
     assert await Garbage(world.store, blobs, world.clock, KeepTimes(orphan_ms=0)).tend() == 2
     assert [await world.blobs.size(blob_id) for blob_id in ids] == [0, None, None]

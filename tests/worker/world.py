@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import FairDice, HandClock
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids
 from tidegate.core.input.lines import LineRules
@@ -19,33 +19,8 @@ from tidegate.stages.ingest.ingest_file import ingest_file
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 
-START_MS = 1_800_000_000_000
 LEASE_MS = 30_000
 HOUR_MS = 3_600_000
-
-
-class Clock:
-    """The database's clock and the process's, which stand still until they are moved."""
-
-    def __init__(self) -> None:
-        self.passed_ms = 0
-
-    def now_ms(self) -> int:
-        return START_MS + self.passed_ms
-
-    def monotonic_ms(self) -> float:
-        return float(self.passed_ms)
-
-
-class Entropy:
-    def __init__(self) -> None:
-        self._random = random.Random(7)
-
-    def token_bytes(self, count: int) -> bytes:
-        return self._random.randbytes(count)
-
-    def uniform(self, low: float, high: float) -> float:
-        return (low + high) / 2
 
 
 def chat_lines(count: int, model: str = "m", first: int = 0) -> list[bytes]:
@@ -74,8 +49,8 @@ class SmallSlices(Policies):
 
 class World:
     def __init__(self, directory: Path, clock: Any = None) -> None:
-        self.clock = clock or Clock()
-        self.entropy = Entropy()
+        self.clock = clock or HandClock(0.0)
+        self.entropy = FairDice(7)
         self.scratch = directory / "scratch"
         self.scratch.mkdir(parents=True)
         self.store = Store(SqliteDriver(None, self.clock.now_ms))

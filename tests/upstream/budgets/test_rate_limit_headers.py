@@ -1,6 +1,7 @@
 """Limits that upstreams tell in headers: every form that is in use, hostile ones, and what the router makes of them."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -161,13 +162,14 @@ async def test_a_told_limit_tightens_and_is_kept_for_the_others() -> None:
 async def test_nothing_left_rests_the_deployment_and_a_longer_retry_after_wins() -> None:
     world = World()
     answers = iter([(200, {"Retry_After": "1"}), (429, {"Retry_After": "100"}), (200, {})])
+    reset = datetime.fromtimestamp(world.clock.now_ms() / 1000 + 30, UTC)
 
     async def script(request: Request, peer: Peer) -> None:
         status, more = next(answers)
         headers = {
             "anthropic-ratelimit-requests-limit": "9",
             "anthropic-ratelimit-requests-remaining": "0",
-            "anthropic-ratelimit-requests-reset": "2023-11-14T22:13:50Z",
+            "anthropic-ratelimit-requests-reset": f"{reset:%Y-%m-%dT%H:%M:%SZ}",
             **more,
         }
         await peer.answer(status, MESSAGE, **headers)

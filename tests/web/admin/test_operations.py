@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import FairDice
 from tests.web import stages
 from tests.web.admin.test_admin import Desk
 from tests.web.calls import create, is_error, upload
-from tests.web.server import Entropy
 from tidegate.core.errors import StoreUnavailable
 from tidegate.stages.operate import OperateStage, job_verbs
 from tidegate.store.operations import OperationStep
@@ -26,7 +26,7 @@ def desk(start_web: Any) -> Desk:
 def carry_out(desk: Desk) -> None:
     """What a worker does until nothing waits."""
     web = desk.web
-    stage = OperateStage(web.store, Entropy(), web.context.wakes, job_verbs(Entropy(), 1000))
+    stage = OperateStage(web.store, FairDice(), web.context.wakes, job_verbs(FairDice(), 1000))
     while web.run(stage.next_step(web.worker_id)):
         pass
 
@@ -38,7 +38,7 @@ def test_a_store_that_is_too_slow_for_a_step_is_given_a_smaller_one(
         stages.start(desk.web, batch, 3)
     made = desk.writer.post(OPERATIONS, json={"action": "pause", "filter": {}}).json()
     web, take = desk.web, desk.web.store.step_operation
-    stage = OperateStage(web.store, Entropy(), web.context.wakes, job_verbs(Entropy(), 1000))
+    stage = OperateStage(web.store, FairDice(), web.context.wakes, job_verbs(FairDice(), 1000))
     sizes: list[int] = []
 
     async def slow(step: OperationStep) -> None:

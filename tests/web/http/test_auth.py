@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
+from tests.support.ports import FairDice
 from tests.support.processes import wait_until
 from tests.web.calls import LINES, create, is_error, upload
-from tests.web.server import CONTROL_TOKEN, Entropy, WebServer
+from tests.web.server import CONTROL_TOKEN, WebServer
 from tidegate.core import keys
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.core.policies import Policies
@@ -449,7 +450,7 @@ def test_a_batch_may_name_only_the_models_of_its_key(start_web: Any, tmp_path: P
         allowed = create(client, upload(client, LINES.replace(b'"m"', b'"small"')))
         refused = create(client, upload(client, LINES))
         lenient = create(client, upload(client, LINES), invalid_lines="error_file")
-        ingest = IngestStage(web.store, web.blobs, Entropy(), tmp_path, Policies(), InputPasses())
+        ingest = IngestStage(web.store, web.blobs, FairDice(), tmp_path, Policies(), InputPasses())
         while web.run(ingest.next(web.worker_id)):
             pass
         assert client.get(f"/v1/batches/{allowed['id']}").json()["status"] == "in_progress"

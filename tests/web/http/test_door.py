@@ -9,10 +9,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.support.ports import PushedClock
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxies
 from tests.web.calls import LINES, create, is_error, upload
-from tests.web.server import Clock, WebServer
+from tests.web.server import WebServer
 from tidegate.core import window
 from tidegate.stages import accept
 from tidegate.web.health import HealthCheck
@@ -170,7 +171,7 @@ async def test_a_part_that_is_frozen_is_not_waited_for() -> None:
         asked.append(1)
         await thawed.wait()
 
-    clock = Clock()
+    clock = PushedClock()
     check = HealthCheck("the store", ask, clock)
     said = await asyncio.gather(check.reason(), check.reason())
     assert list(said) == ["the store did not answer within 0.8 s"] * 2

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.world import START_MS, World
+from tests.support.ports import EPOCH_MS
+from tests.worker.world import World
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period, budgets_of
 from tidegate.core.nouns import Caller, Job, JobRequest, Usage
 from tidegate.core.schedule.share_owner import tenant_owner
@@ -72,9 +73,9 @@ class Running:
     budgets: tuple[Budget, ...] = ()
     done: int = 0
     served: float = 0.0
-    ended_ms: int = 0
+    ended_ms: float = 0
     usage: Usage = field(default_factory=Usage)
-    looks: list[tuple[int, Any]] = field(default_factory=list)
+    looks: list[tuple[float, Any]] = field(default_factory=list)
 
 
 class Service:
@@ -103,14 +104,14 @@ class Service:
         return 100 + 8 * self.chance.randint(30, 60) + prompt_bytes // 10
 
     async def run(self, *jobs: Running) -> None:
-        clock, flying = self.world.clock, list[tuple[int, int, int, int]]()
+        clock, flying = self.world.clock, list[tuple[float, int, int, int]]()
         for one in jobs:
-            await self.write("update jobs set begun_at = ? where id = ?", START_MS + clock.passed_ms, one.job.id)
-        waits: dict[int, int] = {}
+            await self.write("update jobs set begun_at = ? where id = ?", clock.now_ms(), one.job.id)
+        waits: dict[int, float] = {}
         while any(one.done < one.job.item_count for one in jobs):
             while len(flying) < SLOTS:
                 ready = [
-                    number for number, one in enumerate(jobs) if one.items and waits.get(number, 0) <= clock.passed_ms
+                    number for number, one in enumerate(jobs) if one.items and waits.get(number, 0) <= clock.monotonic
                 ]
                 if not ready:
                     break
@@ -119,16 +120,16 @@ class Service:
                 if one.budgets:
                     grant = (await self.world.store.debit_budgets([BudgetRequest(one.budgets, 1, 0)]))[0]
                     if not grant.requests:
-                        waits[number] = clock.passed_ms + max(1, grant.wait_ms)
+                        waits[number] = clock.monotonic + max(1, grant.wait_ms)
                         continue
                 prompt_bytes = one.items.pop()
                 took = self.took_ms(prompt_bytes)
                 one.served += 1
-                heapq.heappush(flying, (clock.passed_ms + took, took, number, prompt_bytes))
+                heapq.heappush(flying, (clock.monotonic + took, took, number, prompt_bytes))
             if not flying:
-                clock.passed_ms = min(at for at in waits.values() if at > clock.passed_ms)
+                clock.monotonic = min(at for at in waits.values() if at > clock.monotonic)
                 continue
-            clock.passed_ms, took, number, prompt_bytes = heapq.heappop(flying)
+            clock.monotonic, took, number, prompt_bytes = heapq.heappop(flying)
             await self.finish(jobs[number], took, prompt_bytes)
 
     def usage(self, took: int, prompt_bytes: int) -> Usage:
@@ -154,9 +155,9 @@ class Service:
 
         await store._driver.write(body)
         if one.done == job.item_count:
-            one.ended_ms = self.world.clock.passed_ms
+            one.ended_ms = self.world.clock.monotonic
         elif one.done in ((self.looks_after,) if self.looks_after else (job.item_count // 4, job.item_count // 2)):
-            one.looks.append((self.world.clock.passed_ms, await self.forecaster.of_job(await self.world.look(job))))
+            one.looks.append((self.world.clock.monotonic, await self.forecaster.of_job(await self.world.look(job))))
 
 
 def context_of(world: World, tmp_path: Path) -> Any:
@@ -198,7 +199,7 @@ def near(one: Running) -> None:
     for asked_ms, said in one.looks:
         assert said.eta is not None
         left_ms = one.ended_ms - asked_ms
-        told_ms = 1_000 * said.eta.p50 - START_MS - asked_ms
+        told_ms = 1_000 * said.eta.p50 - EPOCH_MS - asked_ms
         assert abs(told_ms - left_ms) <= 0.25 * left_ms + 1_000, (asked_ms, left_ms, told_ms)
         assert said.eta.p95 >= said.eta.p50
 
@@ -213,13 +214,13 @@ async def test_a_workload_of_one_tenant(world: World, tmp_path: Path, kind: str,
     caller = await caller_of(world, "a")
     inputs = lines(service.chance, *WORKLOADS[kind])
     first = await begun(world, caller, inputs)
-    begun_ms = world.clock.passed_ms
+    begun_ms = world.clock.monotonic
     await service.run(first)
     near(first)
     # The same again, in half as much time again as it took: also when another minute began, and after a pause.
     took_ms = first.ended_ms - begun_ms
     for pause_ms in (0, 20_000, 200_000):
-        world.clock.passed_ms += pause_ms
+        world.clock.advance(pause_ms)
         wanted = JobRequest("/v1/chat/completions", first.job.input_file_id, int(1.5 * took_ms), "x")
         assert await service.forecaster.admit(caller, wanted, tenant_owner(caller.tenant_id), None) == ()
 
@@ -247,7 +248,7 @@ async def test_one_workload_after_the_other(world: World, tmp_path: Path, fixed_
         assert await service.forecaster.admit(caller, wanted, tenant_owner(caller.tenant_id), None) == ()
         await world.store.cancel_job(caller.tenant_id, waiting.id)
         one = await begun(world, caller, inputs)
-        begun_ms = world.clock.passed_ms
+        begun_ms = world.clock.monotonic
         await service.run(one)
         assert one.ended_ms - begun_ms < 60_000
         near(one)
@@ -257,7 +258,7 @@ async def test_a_key_of_four_a_minute(world: World, tmp_path: Path) -> None:
     service = Service(world, forecaster(world, tmp_path), 4)
     caller = await caller_of(world, "a", FOUR)
     one = await begun(world, caller, lines(service.chance, 30, 20, 200), FOUR)
-    begun_ms = world.clock.passed_ms
+    begun_ms = world.clock.monotonic
     await service.run(one)
     assert one.ended_ms - begun_ms > 7 * 60_000
     near(one)
@@ -321,7 +322,7 @@ async def forecast_run(directory: Path, kind: str, seed: int) -> tuple[bool, flo
         paid = cost(one.usage, PRICE, batch=True).total_nano
         [(asked_ms, looked)] = one.looks
         left_ms = one.ended_ms - asked_ms
-        told_ms = 1_000 * looked.eta.p50 - START_MS - asked_ms
+        told_ms = 1_000 * looked.eta.p50 - EPOCH_MS - asked_ms
         return nano_of(said.cost.p5) <= paid <= nano_of(said.cost.p95), abs(told_ms - left_ms) / left_ms
     finally:
         await world.blobs.close()
