@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import World
-from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.schedule.policy import ModeOverride
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.schedule.mode_override import ModeOverride
-from tidegate.core.schedule.policy import Mode, Policy
+from tidegate.core.schedule.policy import Mode, ModeOverride, Policy
 from tidegate.core.schedule.queues import QueueView, StrictOrder, WeightedOrder
 from tidegate.core.schedule.snapshot import JobView
 from tidegate.settings import load, schedule_policy, switched

@@ -11,7 +11,7 @@ from tests.web.calls import create, is_error, raw, upload
 from tests.web.server import CONTROL_TOKEN, WebServer
 from tidegate import metrics
 from tidegate.core.budgets.budget import Limit, Period
-from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.schedule.policy import ModeOverride
 
 OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
 

@@ -19,7 +19,7 @@ from tidegate.core.policies import Policies
 from tidegate.core.ports import Wakes
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy, Reason
-from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.schedule.policy import ModeOverride
 from tidegate.core.usage.prices import Price
 from tidegate.stages.record import FlushLimits
 from tidegate.worker.options import WorkerOptions

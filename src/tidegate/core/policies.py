@@ -13,7 +13,7 @@ from tidegate.core.input.lines import LineRules
 from tidegate.core.nouns import Job, LeasedSlice
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy
-from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.schedule.policy import ModeOverride
 from tidegate.core.usage.prices import Price
 
 

@@ -8,8 +8,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.hooks import PolicyRule, RuleBounds, Streams
 from tidegate.core.policy.guardrails import Action, AnswerShape, Length, Patterns, Unseen
 from tidegate.core.policy.guardrails import GuardrailCode as GuardrailCode
-from tidegate.core.schedule.mode_override import ModeOverride
-from tidegate.core.schedule.policy import Mode, Policy, RankKey
+from tidegate.core.schedule.policy import Mode, ModeOverride, Policy, RankKey
 from tidegate.core.schedule.queues import QueueOrder, StrictOrder, WeightedOrder
 from tidegate.settings.groups import Settings
 from tidegate.settings.guards import BoundSettings, GuardrailEntry, HookEntry

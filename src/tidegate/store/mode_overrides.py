@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.schedule.policy import ModeOverride
 from tidegate.store.driver import Tx
 from tidegate.store.table import Table, reads, writes
 

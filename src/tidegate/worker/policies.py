@@ -9,7 +9,7 @@ from tidegate.core.nouns import Job, LeasedSlice
 from tidegate.core.policies import Policies
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy
-from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.schedule.policy import ModeOverride
 from tidegate.core.usage.prices import Price
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings

@@ -17,7 +17,7 @@ from tidegate.core.nouns import ModelPace
 from tidegate.core.policies import Policies
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import deadline, fair
-from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.schedule.policy import ModeOverride
 from tidegate.store.snapshots import SnapshotBounds
 from tidegate.store.store import Store
 from tidegate.worker.trial import Trial

@@ -40,7 +40,7 @@ from tests.simulation.world.witness import Witnessed
 from tests.simulation.world.work_files import WorkFiles
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.job_controls import NO_CONTROLS
-from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.schedule.policy import ModeOverride
 from tidegate.core.states import JOB_ENDED
 from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.stages.deliver import WebhookDeliveries

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 
-from tidegate.core.schedule import fair, shares
+from tidegate.core.schedule import fair
 from tidegate.core.schedule.deadline import DeadlinePace
 from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.queues import QueueView, ordered
@@ -19,6 +19,8 @@ Key = tuple[str, str]
 Heap = list[tuple[int, int, int, JobView]]
 _PLACE = attrgetter("model", "share_owner", "queue")
 _PRIORITY = attrgetter("priority")
+# The rules that may take a bounded share of a model's work in flight.
+_SHARED = frozenset({Why.URGENT, Why.FAST_LANE})
 
 
 class Flow:
@@ -120,7 +122,15 @@ class Deal:
         return ground.room_items > 0 and self.slices_left > 0
 
     def within(self, ground: Ground, why: Why, share: float, job: JobView) -> bool:
-        return shares.within(share, why, job.slice_units, ground.in_flight_units, ground.by_why, ground.last)
+        """Whether a rule may take one more slice within its share of a model's work in flight, counted by what is stored with the leases.
+
+        Where a share is smaller than one slice, none would ever fit: then a rule that has nothing in flight may take the slice after one
+        that no such rule took.
+        """
+        if share <= 0:
+            return False
+        units, taken = job.slice_units, ground.by_why.get(why, 0)
+        return taken + units <= share * (ground.in_flight_units + units) or (taken == 0 and ground.last not in _SHARED)
 
     # -- taking
 

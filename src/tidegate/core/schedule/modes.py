@@ -12,10 +12,11 @@ In every mode a closed model is passed over, caps hold, and no room is left empt
 
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heapreplace
+from itertools import groupby
+from operator import attrgetter
 from types import MappingProxyType
 
 from tidegate.core.schedule.deal import Deal, Flow, Ground
-from tidegate.core.schedule.gate import pass_gate
 from tidegate.core.schedule.layers import (
     Layer,
     Offer,
@@ -28,16 +29,33 @@ from tidegate.core.schedule.layers import (
 )
 from tidegate.core.schedule.policy import Mode, Policy
 from tidegate.core.schedule.reasons import Reason
-from tidegate.core.schedule.snapshot import Choice, JobView, Skip, Snapshot, Why
+from tidegate.core.schedule.snapshot import Choice, JobView, ModelView, Skip, Snapshot, Why
 
 
 def choose(snapshot: Snapshot, policy: Policy) -> Choice:
     """What to take now, slice by slice as the policy's mode deals them. The same look and policy always give the same choice."""
-    open_models, skips = pass_gate(snapshot)
+    open_models, skips = _pass_gate(snapshot)
     deal = Deal(snapshot, policy, open_models)
     _MODES[policy.mode](deal)
     skips.extend(_passed_over(deal))
     return Choice(deal.picks(), skips, deal.turns(), deal.faults)
+
+
+def _pass_gate(snapshot: Snapshot) -> tuple[dict[str, ModelView], list[Skip]]:
+    """Return the open models, and a skip for each closed one: it never blocks an open one. A model that jobs name and no view describes is
+    closed with a reason."""
+    open_models: dict[str, ModelView] = {}
+    skips: list[Skip] = []
+    for name, view in snapshot.models.items():
+        if view.closed is not None:
+            skips.append(Skip(name, "", "", view.closed))
+        elif view.room_items <= 0:
+            skips.append(Skip(name, "", "", Reason.NO_AVAILABLE_SLOTS))
+        else:
+            open_models[name] = view
+    unknown = {model for model, _ in groupby(snapshot.jobs, attrgetter("model"))} - snapshot.models.keys()
+    skips.extend(Skip(name, "", "", Reason.UNKNOWN_CAPACITY) for name in sorted(unknown))
+    return open_models, skips
 
 
 def _fifo(deal: Deal) -> None:

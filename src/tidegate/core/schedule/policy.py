@@ -55,3 +55,13 @@ class Policy:
         if not self.in_flight_units_by_tenant:
             return self.in_flight_units_max
         return self.in_flight_units_by_tenant.get(tenant_of(share_owner), self.in_flight_units_max)
+
+
+@dataclass(frozen=True, slots=True)
+class ModeOverride:
+    """The modes as an operator switched them at run time, by their names; `shadow_mode` may also be `none`.
+
+    It is kept in the store, so that every process follows. An empty name leaves what the settings say."""
+
+    mode: str = ""
+    shadow_mode: str = ""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tidegate import metrics
 from tidegate.core.nouns import Caller
-from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.schedule.policy import ModeOverride
 from tidegate.settings import Settings, schedule_policy, switched
 from tidegate.settings.policy import NO_SHADOW
 from tidegate.settings.scheduling import Mode, ShadowMode
