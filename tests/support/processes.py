@@ -26,6 +26,8 @@ from tests.support.prepared import Forked, fits
 T = TypeVar("T")
 
 POLL_S = 0.01
+# Looking must not keep busy what is waited for: a look that takes long is followed by a pause of so many times as much, within a bound.
+PAUSES_PER_LOOK, PAUSE_S_MAX = 3.0, 0.25
 LOG_TAIL_CHARS = 8_000
 
 # Below the range the kernel hands out for outgoing connections, so a port found free stays free until it is bound.
@@ -49,12 +51,13 @@ def wait_until(
     """Poll until the predicate is true and return what it said; after the deadline fail with `what` was awaited."""
     deadline = time.monotonic() + timeout_s
     while True:
+        began = time.monotonic()
         answer = predicate()
         if answer:
             return answer
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:g} s for {what}; the last answer was {answer!r}")
-        time.sleep(poll_s)
+        time.sleep(max(poll_s, _pause_after(began)))
 
 
 @overload
@@ -67,13 +70,18 @@ async def wait_until_async(
     """The same inside an event loop; the predicate may be a plain function or a coroutine function."""
     deadline = time.monotonic() + timeout_s
     while True:
+        began = time.monotonic()
         answer = predicate()
         value: T = await answer if isinstance(answer, Awaitable) else answer
         if value:
             return value
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:g} s for {what}; the last answer was {value!r}")
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(max(POLL_S, _pause_after(began)))
+
+
+def _pause_after(began: float) -> float:
+    return min(PAUSES_PER_LOOK * (time.monotonic() - began), PAUSE_S_MAX)
 
 
 class ProcessExited(AssertionError):
