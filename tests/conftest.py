@@ -47,6 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     workerinput = getattr(config, "workerinput", None)
     if workerinput is None:
         use_memory_for_files()
+        # A developer's own settings must not steer the tests. Workers inherit what is left.
+        for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
+            del os.environ[name]
         config.stash[RUN] = RunDirectory.create()
         # Reading the system's authorities costs each of the thousands of clients 50 ms of CPU, and no test meets any of them.
         os.environ |= {"SSL_CERT_FILE": str(AUTHORITY), "SSL_CERT_DIR": os.devnull}
@@ -240,10 +243,3 @@ def proxies() -> Iterator[Proxies]:
 def shims(tmp_path_factory: pytest.TempPathFactory) -> Shims:
     """Compiles the preload shims for a full disk and a jumping clock."""
     return Shims(tmp_path_factory.mktemp("shims"))
-
-
-@pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own TIDEGATE_* variables must not steer the tests."""
-    for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
-        monkeypatch.delenv(name)
