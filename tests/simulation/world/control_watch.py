@@ -1,9 +1,10 @@
-"""What must hold of jobs that are paused, begin later, stop at a threshold, have a canary or are retried.
+"""What must hold of jobs that are paused, begin later, stop at a threshold, have a canary, another window or a priority, or are retried.
 
 Leases are watched by triggers in the database; thresholds and canaries by what callers asked for, not by what the store wrote down of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import permutations
 from typing import Any
 
 import apsw
@@ -13,7 +14,7 @@ from tests.simulation.world.estate import PRICE
 from tests.simulation.world.plan import Plan
 from tests.simulation.world.witness import Witnessed
 
-KINDS = ("job_pause", "job_later", "job_threshold", "job_canary", "job_retry")
+KINDS = ("job_pause", "job_later", "job_threshold", "job_canary", "job_retry", "job_window", "job_priority")
 
 _LEASED = (
     "new.state = 'leased' and old.state <> 'leased' and exists (select 1 from jobs j where j.id = new.job_id and {})"
@@ -45,6 +46,8 @@ select id, answered_count, failed_count, item_count - deduplicated_count - reuse
 where state in ('in_progress', 'finalizing') and (closing is null or closing = 'completed')
 """
 _MILLION = 1_000_000
+# So long after a job came or got its priority all workers have looked at it.
+_RANKED_S = 3.0
 
 
 class ControlWatch:
@@ -62,6 +65,7 @@ class ControlWatch:
         self._broken = broken
         self._paused_at_s: dict[str, float] = {}
         self.words: dict[str, str] = {}
+        self._plan = plan
         self._is_priced = plan.estate.deployments[0].price is not None
         self._watches = bool(set(KINDS) & set(plan.kinds))
         # Thresholds that are given later bind from then on.
@@ -140,9 +144,12 @@ class ControlWatch:
             if self._connection.execute(running, (call.job_id,)).fetchall():
                 self._broken(f"canary: call {call.serial} is not of the sample, which is not over")
 
-    def judge(self, file_bytes: Callable[[str | None], bytes]) -> None:
+    def judge(self, file_bytes: Callable[[str | None], bytes], calls: list[Witnessed]) -> None:
         """What a job cost is what its answers cost; a retry's merged file holds the answers of its chain, and each retry is made once."""
         orders = {id(order): order for order in self._orders.values()}.values()
+        self._judge_windows(orders)
+        if self._plan.kinds == ["job_priority"]:
+            self._judge_priorities(orders, calls)
         for order in orders:
             row: list[Any] = self._connection.execute(
                 "select merged_file_id, output_file_id, retry_of, input_tokens, output_tokens, cost_nano from jobs where id = ?",
@@ -167,6 +174,36 @@ class ControlWatch:
         made = len(self._connection.execute("select id from jobs").fetchall())
         if made != len(orders):
             self._broken(f"P1: there are {made} jobs, and {len(orders)} were asked for")
+
+    def _judge_windows(self, orders: Iterable[Order]) -> None:
+        """A job ends by its last window, and none expires before."""
+        for order in orders:
+            if order.wishes.window_s is None:
+                continue
+            found: list[Any] = self._connection.execute(
+                "select created_at, expires_at, expired_at, state from jobs where id = ?", (order.job_id,)
+            ).fetchall()
+            created_at, expires_at, expired_at, state = found[0]
+            if expires_at != created_at + order.window_ms:
+                self._broken(f"window: {order.name} has one of {expires_at - created_at} ms, and not {order.window_ms}")
+            if state == "expired" and expired_at < expires_at:
+                self._broken(f"window: {order.name} expired {expires_at - expired_at} ms too soon")
+
+    def _judge_priorities(self, orders: Iterable[Order], calls: list[Witnessed]) -> None:
+        """Of one caller's jobs for one model, those of a higher priority go first, but for what a worker holds already."""
+        plan = self._plan
+        held_max = plan.process_count * plan.slice_items * (plan.slice_count_max + 1)
+        owners: dict[Any, Any] = dict(self._connection.execute("select id, share_owner from jobs").fetchall())
+        sent: dict[str, list[float]] = {}
+        for call in calls:
+            sent.setdefault(call.job_id, []).append(call.sent_s)
+        for low, high in permutations(orders, 2):
+            if owners[low.job_id] != owners[high.job_id] or low.wishes.priority >= high.wishes.priority:
+                continue
+            ready_s = max(order.begin_s + order.wishes.ranked_s for order in (low, high)) + _RANKED_S
+            early = [at_s for at_s in sent.get(low.job_id, ()) if ready_s < at_s < max(sent.get(high.job_id, [0.0]))]
+            if len(early) > held_max:
+                self._broken(f"priority: {len(early)} calls of {low.name} went before the last one of {high.name}")
 
 
 def _share_is_over(ppm: int, answered: int, failed: int) -> bool:

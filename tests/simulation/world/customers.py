@@ -64,7 +64,7 @@ class Wishes:
     `pauses` are pairs of pause and resume; without a resume it stays paused. It begins `later_s` after its creation, until that is changed
     at `moved_s`. Thresholds are given at its creation, or at `changed_s`. `word` is what is said after a canary, from `word_s` on.
     `retries` are made one after the other. Once it has ended, an `edited` input is sent again. Its answers must fit `answers`. With `door`
-    what becomes of each item is noted."""
+    what becomes of each item is noted. At `window_s` its window is changed to `window_to_ms`. From `ranked_s` on it has its priority."""
 
     pauses: tuple[tuple[float, float | None], ...] = ()
     later_s: float = 0.0
@@ -79,6 +79,10 @@ class Wishes:
     is_edited: bool = False
     answers: AnswerTerms | None = None
     door: str | None = None
+    window_s: float | None = None
+    window_to_ms: int = 0
+    priority: int = 0
+    ranked_s: float = 0.0
 
 
 NO_WISHES = Wishes()
@@ -158,6 +162,7 @@ class Customers:
         self._shapes = random.Random(f"shapes/{plan.seed}")
         self._wishes = random.Random(f"wishes/{plan.seed}")
         self._lines = random.Random(f"lines/{plan.seed}")
+        self._ranks = random.Random(f"ranks/{plan.seed}")
 
     async def prepare(self) -> None:
         """Upload every input; jobs are created later, at their moments."""
@@ -259,6 +264,7 @@ class Customers:
             order.shape = self._shape()
         order.wishes = self._draw_wishes(order, is_odd=odd)
         self._draw_line_wishes(order, is_odd=odd)
+        self._draw_later_wishes(order)
         for number in range(count):
             is_odd = odd and number == count - 1
             if order.shape.dedupe and order.tags and not is_odd and self._lines.random() < 0.5:
@@ -301,6 +307,17 @@ class Customers:
         if dice.random() < plan.strength("job_retry") and not is_odd:
             wishes = replace(wishes, retries=tuple(dice.choices(_CHOICES, k=dice.choice((1, 2)))))
         return wishes
+
+    def _draw_later_wishes(self, order: Order) -> None:
+        """What is changed of a job beside its work: until when it must end, and what goes before it."""
+        dice, plan = self._ranks, self._plan
+        if dice.random() < plan.strength("job_window") and plan.shape is Shape.ANY:
+            at_s = dice.uniform(0.1, 4)
+            to_ms = int(1_000 * (at_s + dice.uniform(61, 75))) if order.window_ms == LONG_WINDOW_MS else LONG_WINDOW_MS
+            order.wishes = replace(order.wishes, window_s=at_s, window_to_ms=to_ms)
+        if dice.random() < plan.strength("job_priority"):
+            priority, ranked_s = dice.choice((-100, -1, 1, 100)), dice.choice((0.0, 0.0, dice.uniform(0.1, 4)))
+            order.wishes = replace(order.wishes, priority=priority, ranked_s=ranked_s)
 
     def _draw_pauses(self, *, is_short: bool) -> tuple[tuple[float, float | None], ...]:
         dice, at_s, pauses = self._wishes, 0.0, []
@@ -464,6 +481,8 @@ class Customers:
         controls = wishes.thresholds if wishes.changed_s is None else NO_CONTROLS
         if wishes.later_s:
             controls = replace(controls, not_before=await self._moment_ms(wishes.later_s))
+        if not wishes.ranked_s:
+            controls = replace(controls, priority=wishes.priority)
         request = replace(self._request(order), controls=controls, canary=wishes.canary)
         for _ in range(self._dice.choice((1, 1, 2))):
             await self._store.create_job(order.caller, order.job_id, request, share_owner=self._share_owner(order))
@@ -511,6 +530,16 @@ class Customers:
     async def set_thresholds(self, order: Order) -> None:
         given = order.wishes.thresholds
         await self._change(order, {"max_cost_nano": given.max_cost_nano, "max_errors": given.max_errors})
+
+    async def set_window(self, order: Order) -> None:
+        to_ms = order.wishes.window_to_ms
+        change = JobChange({}, to_ms, f"{to_ms}ms")
+        act = self._store.change_job(order.caller.tenant_id, order.job_id, change)
+        if await self._act("changed the window of", order, act):
+            order.window_ms = to_ms
+
+    async def rank(self, order: Order) -> None:
+        await self._change(order, {"priority": order.wishes.priority})
 
     async def _change(self, order: Order, controls: dict[str, object]) -> None:
         change = self._store.change_job(order.caller.tenant_id, order.job_id, JobChange(controls))

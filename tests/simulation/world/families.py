@@ -292,6 +292,24 @@ FAMILIES: dict[str, Family] = {
         plan={**_QUICK, "job_count": 6, "item_count_max": 16, "item_count_min": 8, "call_s_max": 0.6, "lively_s": 90.0},
         estate=_OPEN,
     ),
+    # Windows become longer and shorter while calls take long.
+    "windows": Family(
+        {"job_window": 1.0, "expire": 0.7, "kill": 0.01},
+        plan={
+            **_QUICK, "process_count": 2, "job_count": 2, "item_count_max": 12, "item_count_min": 8, "in_flight_max": 1,
+            "slice_count_max": 2, "slice_items": 4, "call_s_max": 8.0, "lively_s": 150.0,
+        },
+        estate=_OPEN,
+    ),
+    # Jobs of one caller that go before others.
+    "priorities": Family(
+        {"job_priority": 1.0},
+        plan={
+            **_QUICK, "process_count": 1, "job_count": 3, "item_count_max": 40, "item_count_min": 40, "in_flight_max": 2,
+            "slice_count_max": 2, "slice_items": 2, "call_s_max": 1.0,
+        },
+        estate={**_OPEN, "tenants": _tenants(1)},
+    ),
     # What has no answer runs again.
     "retried": Family(
         {"job_retry": 1.0, "refuse": 0.2, "cancel": 0.4, "expire": 0.3, "kill": 0.04, "store_unknown": 0.1},

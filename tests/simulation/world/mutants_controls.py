@@ -1,8 +1,9 @@
-"""Planted bugs of pauses, delayed beginnings, thresholds, canaries and retries."""
+"""Planted bugs of pauses, delayed beginnings, thresholds, canaries, windows, priorities and retries."""
 
 from typing import Any
 
 from tests.simulation.world.planting import Mutant, both, patch, sql
+from tidegate.core.schedule import deal
 from tidegate.stages.ingest import chosen_lines
 from tidegate.store import job_controls, outcomes, retries
 from tidegate.store.canaries import SampleEnd
@@ -82,6 +83,29 @@ CONTROLS: dict[str, Mutant] = {
         "canaries",
         "what waits for a canary is never let go",
         sql("slices_let_go", "ready_at = :forever", "ready_at = :forever + 1"),
+    ),
+    "window_kept": Mutant(
+        "windows",
+        "a change of the window changes only its text",
+        sql("job_change", "expires_at = :expires_at", "expires_at = expires_at"),
+    ),
+    "window_unscheduled": Mutant(
+        "windows",
+        "the scheduler goes by the first window of a job",
+        sql("job_models_change", "expires_at = :expires_at", "expires_at = expires_at"),
+    ),
+    "priority_unasked": Mutant(
+        "priorities",
+        "what goes first within a flow does not depend on priority",
+        both(
+            patch(deal.Deal, "tier", lambda *arguments: 0),
+            patch(deal.Deal, "prioritised", lambda _, line: line),
+        ),
+    ),
+    "priority_kept": Mutant(
+        "priorities",
+        "the scheduler goes by the first priority of a job",
+        sql("job_models_change", "priority = :priority", "priority = priority"),
     ),
     "answered_again": Mutant(
         "retried", "a retry runs answered items too", patch(chosen_lines, "_wanted", lambda chosen: _Everything())

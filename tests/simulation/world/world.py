@@ -174,7 +174,7 @@ class World:
         for order in self.customers.orders:
             self._check_published(order.job_id)
         self.judge.judge(self.customers.orders)
-        self.controls.judge(self.judge.file_bytes)
+        self.controls.judge(self.judge.file_bytes, self.provider.calls)
         self.receiver.judge(self.connection)
         self.users.judge(self.connection)
 
@@ -237,6 +237,10 @@ class World:
                 yield self._later(order, resumed_s, customers.resume)
         if wishes.moved_s is not None:
             yield self._later(order, wishes.moved_s, customers.move)
+        if wishes.window_s is not None:
+            yield self._later(order, wishes.window_s, customers.set_window)
+        if wishes.ranked_s:
+            yield self._later(order, wishes.ranked_s, customers.rank)
         if wishes.thresholds is not NO_CONTROLS:
             yield self._bind(order)
         if wishes.word:
