@@ -193,7 +193,8 @@ class ControlWatch:
         """Of one caller's jobs for one model, those of a higher priority go first, but for what a worker holds already."""
         plan = self._plan
         held_max = plan.process_count * plan.slice_items * (plan.slice_count_max + 1)
-        owners: dict[Any, Any] = dict(self._connection.execute("select id, share_owner from jobs").fetchall())
+        rows: list[Any] = self._connection.execute("select id, share_owner from jobs").fetchall()
+        owners: dict[str, str] = dict(rows)
         sent: dict[str, list[float]] = {}
         for call in calls:
             sent.setdefault(call.job_id, []).append(call.sent_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 import pytest
 
@@ -181,13 +182,16 @@ async def test_a_learned_number_does_not_bind_users() -> None:
             await asyncio.gather(*users, *items)
 
 
+@dataclass
 class PausedLimits(MemoryLimits):
-    """The first question about a budget takes so long that the others take this process for dead and use its slots."""
+    """The first question about a budget takes so long that the others take this process for dead and use all that is `taken`."""
+
+    taken: str = "one"
 
     async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         if not self.questions:
             self.clock.advance(30_000)
-            self.shares["another"] = {"one": 4}
+            self.shares["another"] = {self.taken: 4}
             self.shares.pop("me", None)
         return await super().debit(asks)
 
@@ -210,6 +214,28 @@ async def test_a_call_that_was_admitted_before_a_pause_asks_for_a_slot_again(fle
             await eventually(lambda: "me" in limits.shares, "the next question about slots", 10)
             assert (len(server.posts), call.done()) == (0, False)
             limits.shares["another"] = {"one": 3}
+            await call
+    assert len(server.posts) == 1
+
+
+async def test_a_call_that_had_its_keys_place_before_a_pause_asks_for_one_again() -> None:
+    """The deployment has no cap, but the key has one, and another process uses it up meanwhile."""
+    world, air = World(), Air()
+    air.landing.set()
+    limits, safe_until_ms = PausedLimits(world.clock, taken="parallel:key:k"), [world.clock.monotonic + 25_000]
+    capacity = Capacity(limits, lambda: "me", safe_until_ms=lambda: safe_until_ms[0])
+    many = Budget(LimitBound.TENANT, "t", (Limit(Period.MINUTE, 100),))
+    async with RawServer(air) as server:
+        place = deployment(server.url, max_in_flight=4, is_capacity_known=False)
+        async with world.router(place, limits=PATIENT, capacity=capacity) as router:
+            traffic = Traffic(lambda engine: Shaped(CHAT_ENDPOINT, b"user"), False)
+            asked = world.call(budgets=(many,), left_ms=600_000, parallel=(("key:k", 4),))
+            call = asyncio.ensure_future(router.open(asked, traffic))
+            await eventually(lambda: bool(limits.questions), "the pause", 10)
+            safe_until_ms[0] = world.clock.monotonic + 25_000
+            await eventually(lambda: "me" in limits.shares, "the next question about places", 10)
+            assert (len(server.posts), call.done()) == (0, False)
+            limits.shares["another"] = {"parallel:key:k": 3}
             await call
     assert len(server.posts) == 1
 

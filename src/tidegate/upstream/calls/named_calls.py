@@ -7,6 +7,7 @@ goes alone or in a group, by its route. A call that a worker which is gone left 
 from collections.abc import Coroutine
 from typing import Any, overload
 
+import msgspec
 import structlog
 
 from tidegate.core.answers import answer as answers
@@ -71,14 +72,21 @@ class NamedCalls:
         return Answer(response.status, translation.answer(line), usage, response.deployment.name)
 
     async def _open_within(self, route: NameRoute, call: Call, traffic: Traffic) -> UpstreamResponse:
-        place = await self._key_slots.take(call.parallel)
-        try:
-            response = await self._along(route, call, traffic)
-        except BaseException:
-            place.give_back()
-            raise
-        response.keep(place)
-        return response
+        while True:
+            place = await self._key_slots.take(call.parallel)
+            try:
+                # An item's own moment is that of its lease, which ends no later.
+                bound = msgspec.structs.replace(call, begin_by_ms=min(call.begin_by_ms, place.until_ms))
+                response = await self._along(route, bound, traffic)
+            except BaseException as error:
+                place.give_back()
+                now_ms = self._clock.monotonic_ms()
+                is_lost = isinstance(error, UpstreamError) and error.code == "lease_over"
+                if not is_lost or not place.until_ms <= now_ms < call.begin_by_ms:
+                    raise
+            else:
+                response.keep(place)
+                return response
 
     async def _send_within(self, route: NameRoute, call: Call) -> Answer:
         place = await self._key_slots.take(call.parallel)

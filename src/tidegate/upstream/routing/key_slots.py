@@ -56,7 +56,7 @@ class KeySlots:
             await self._wait(lacking, end_s)
         for name, _ in wanted:
             self._names[name].begin()
-        return KeyPlace(self, wanted)
+        return KeyPlace(self, wanted, self._demand.own_until_ms())
 
     def give_back(self, wanted: Wanted) -> None:
         for name, _ in wanted:
@@ -118,11 +118,12 @@ class KeySlots:
 
 
 class KeyPlace:
-    """The places of one call, to be given back once."""
+    """The places of one call, to be given back once. From `until_ms` on they may be another process's: no call begins on them then."""
 
-    __slots__ = ("_slots", "_wanted")
+    __slots__ = ("_slots", "_wanted", "until_ms")
 
-    def __init__(self, slots: KeySlots, wanted: Wanted) -> None:
+    def __init__(self, slots: KeySlots, wanted: Wanted, until_ms: float) -> None:
+        self.until_ms = until_ms
         self._slots = slots
         self._wanted = wanted
 
