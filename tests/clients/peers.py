@@ -32,7 +32,7 @@ PYTEST = ("pytest", "pytest-asyncio", "python-dotenv", "httpx", "openai", "litel
 # llm-d's suite looks every 2 s, and must find a batch that it can cancel before its calls are answered.
 LLM_D_CALL_MS = 10_000
 LITELLM_TESTS = ("test_create_batch", "test_async_create_batch", "test_delete_batch_output_file")
-TENANT_HEADER = "X-MaaS-Username"
+TENANT_HEADER, TENANTS_MAX = "X-MaaS-Username", 4
 PROBES = {"/health": "/healthz", "/ready": "/readyz"}
 UNFORWARDED = ("connection", "content-length", "transfer-encoding", "date", "server")
 # vLLM's inputs are written in Python; its own modules are not needed to read them.
@@ -89,10 +89,11 @@ def llm_d_suite(python: Path) -> Suite:
 
 @contextmanager
 def tenant_front(site: Site) -> Iterator[str]:
-    """What llm-d expects in front of its server: a gateway that knows tenants by a header. This one turns the header into a key of the
-    tenant's, and answers under llm-d's names of the health routes; it is the only thing that is not the server's own."""
+    """What llm-d expects in front of its server: a gateway that knows tenants by a header. This one turns the header into a key of an
+    organization of its own, and answers under llm-d's names of the health routes; it is the only thing that is not the server's."""
+    spare = [key_of(site, f"tenant-{number}") for number in range(TENANTS_MAX)]
     keys: dict[str, str] = {}
-    making = threading.Lock()
+    choosing = threading.Lock()
 
     class TenantFront(BaseHTTPRequestHandler):
         def _pass_on(self) -> None:
@@ -100,8 +101,8 @@ def tenant_front(site: Site) -> Iterator[str]:
                 name: value for name, value in self.headers.items() if name.lower() not in ("host", "authorization")
             }
             if tenant := self.headers[TENANT_HEADER]:
-                with making:
-                    key = keys[tenant] = keys.get(tenant) or key_of(site, tenant)
+                with choosing:
+                    key = keys[tenant] = keys.get(tenant) or spare.pop()
                 headers["Authorization"] = f"Bearer {key}"
             body = self.rfile.read(int(self.headers["Content-Length"] or 0)) or None
             url = site.url + PROBES.get(self.path, self.path)
