@@ -8,7 +8,7 @@ from pathlib import Path
 NAMES = (
     "ingest", "prefix", "engine", "harvest", "harvest_processes", "fairness", "decision", "contention", "transport", "gateway", "policy",
     "limits", "capacity", "throughput", "grouping", "cluster", "publish", "control", "memory", "completion_batch", "background",
-    "scrape", "console", "lists", "schema", "start", "costs",
+    "scrape", "console", "lists", "schema", "start", "traces", "costs",
 )  # fmt: skip
 
 

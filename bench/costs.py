@@ -14,8 +14,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import uvloop
@@ -24,6 +25,8 @@ from bench.gateway import ASK, Place, gateway, make_calls, open_session
 from bench.inputs import chat_lines
 from bench.machinery import cpu_seconds, median, repository, simulated_engine, table
 from tests.support.postgres import PostgresServer
+
+T = TypeVar("T")
 
 PAIRS = 7
 FEW_SHARE = 4
@@ -36,8 +39,8 @@ GUARDRAILS = {
 }
 
 
-def _environment(tree: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(tree / "src")}
+def _environment(tree: Path, more: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(tree / "src"), **more}
 
 
 def _command(*words: str) -> list[str]:
@@ -47,7 +50,9 @@ def _command(*words: str) -> list[str]:
 # ---- items
 
 
-def _run_cpu_s(tree: Path, engine: str, items: Path, settings: dict[str, object], server_pid: int | None) -> float:
+def _run_cpu_s(
+    environment: Mapping[str, str], engine: str, items: Path, settings: dict[str, object], server_pid: int | None
+) -> float:
     """CPU seconds of one `tidegate run` and of its children, and of a database server meanwhile."""
     others = [server_pid] if server_pid else []
     with tempfile.TemporaryDirectory() as name:
@@ -57,13 +62,11 @@ def _run_cpu_s(tree: Path, engine: str, items: Path, settings: dict[str, object]
         files = ["--data", str(directory / "data"), "--config", str(config), "-o", str(directory / "out")]
         command = _command("run", str(items), "--upstream", engine, *files)
         began = cpu_seconds(*others)
-        subprocess.run(
-            command, env=_environment(tree), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return cpu_seconds(*others) - began
 
 
-class _Items:
+class Items:
     """Samples of what an item costs, with some settings, on some store."""
 
     def __init__(self, engine: str, directory: Path, count: int) -> None:
@@ -73,12 +76,18 @@ class _Items:
         self._many.write_bytes(b"".join(lines))
         self._few.write_bytes(b"".join(lines[: count // FEW_SHARE]))
 
-    def sample(self, tree: Path, settings: dict[str, object], server: PostgresServer | None = None) -> float:
-        spent = []
+    def sample(
+        self,
+        tree: Path,
+        settings: dict[str, object],
+        server: PostgresServer | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> float:
+        spent, environment = [], _environment(tree, variables or {})
         for items in (self._many, self._few):
             store: dict[str, object] = {"store": {"url": server.create_database()}} if server else {}
             pid = server.pid() if server else None
-            spent.append(_run_cpu_s(tree, self._engine, items, settings | store, pid))
+            spent.append(_run_cpu_s(environment, self._engine, items, settings | store, pid))
         return (spent[0] - spent[1]) / self._more * 1e6
 
 
@@ -110,13 +119,13 @@ def _call_us(place: Place, count: int, *, stream: bool) -> float:
 # ---- side by side
 
 
-def _pairs(trees: list[Path], pairs: int, sample: Callable[[Path], float]) -> list[list[float]]:
-    """What each tree took in each pair."""
-    took: list[list[float]] = [[] for _ in trees]
+def take_turns(sides: Sequence[T], pairs: int, sample: Callable[[T], float]) -> list[list[float]]:
+    """What each side took in each pair."""
+    took: list[list[float]] = [[] for _ in sides]
     for pair in range(pairs):
-        turns = list(enumerate(trees))
-        for number, tree in turns if pair % 2 == 0 else reversed(turns):
-            took[number].append(sample(tree))
+        turns = list(enumerate(sides))
+        for number, side in turns if pair % 2 == 0 else reversed(turns):
+            took[number].append(sample(side))
     return took
 
 
@@ -142,10 +151,10 @@ class _Costs:
         self.found: dict[str, list[list[float]]] = {}
 
     def measure(self, name: str, sample: Callable[[Path], float]) -> None:
-        self.found[name] = _pairs(self._trees, self._pairs, sample)
+        self.found[name] = take_turns(self._trees, self._pairs, sample)
 
     def measure_items(self, engine: str, directory: Path, count: int) -> None:
-        items = _Items(engine, directory, count)
+        items = Items(engine, directory, count)
         self.measure("an item", lambda tree: items.sample(tree, {}))
         self.measure("an item, with guardrails", lambda tree: items.sample(tree, {"guardrails": GUARDRAILS}))
         server = PostgresServer(directory / "postgres")

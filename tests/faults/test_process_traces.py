@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +99,95 @@ def test_a_job_is_one_span_over_processes_of_which_one_was_killed(cluster: Site,
     refused = next(one for one in calls if one.status.code == 2)
     assert _values(refused.attributes)["error.type"] == refused.status.message != ""
     assert b"say 1" not in b"".join(got.body for got in collector.got)
+
+
+def test_interactive_calls_and_background_responses_go_on_in_the_trace_of_their_caller(
+    embedded: Site, collector: Collector
+) -> None:
+    embedded.serve(more=collector.env)
+    _, trace_id, parent_id, _ = CALLER.split("-")
+    client, traced = embedded.client(), {"traceparent": CALLER}
+    ask: dict[str, Any] = {"model": "m", "max_tokens": 8}
+
+    def say(text: str, **more: Any) -> int:
+        body = {**ask, "messages": [{"role": "user", "content": text}], **more}
+        return client.post("/v1/chat/completions", json=body, headers=traced).status_code
+
+    assert (say("whole"), say(behaving("400")), say("stream", stream=True)) == (200, 400, 200)
+    body = {**ask, "stream": True, "messages": [{"role": "user", "content": behaving("slow=60000")}]}
+    with client.stream("POST", "/v1/chat/completions", json=body, headers=traced) as answer:
+        next(answer.iter_bytes(1))
+    calls = {_call_kind(span): span for span in collector.until("chat m", 4)}
+    assert set(calls) == {"whole", "refused", "stream", "left"}
+    for span in calls.values():
+        assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace_id, parent_id)
+        assert _values(span.attributes)["tenant.id"]
+    for kind in ("whole", "stream"):
+        values = _values(calls[kind].attributes)
+        assert values["gen_ai.provider.name"] == "openai"
+        assert values["gen_ai.usage.input_tokens"] > 0 < values["gen_ai.usage.output_tokens"]
+        assert values["http.response.status_code"] == 200
+        assert values["tidegate.deployment"]
+    assert _values(calls["stream"].attributes)["gen_ai.response.time_to_first_chunk"] > 0
+    assert _values(calls["refused"].attributes)["http.response.status_code"] == 400
+
+    response = client.post("/v1/responses", json={"model": "m", "input": "later", "background": True}, headers=traced)
+    assert response.status_code == 200, response.text
+    [created] = collector.until("create-batch")
+    [root] = collector.until("process-batch")
+    assert (created.trace_id.hex(), created.parent_span_id.hex()) == (trace_id, parent_id)
+    assert (root.trace_id, root.parent_span_id) == (created.trace_id, created.span_id)
+    values = _values(root.attributes)
+    assert (values["batch.kind"], values["batch.status"]) == ("response", "completed")
+    assert values["batch.id"].removeprefix("batch_") == response.json()["id"].removeprefix("resp_")
+    later = [span for span in collector.until("chat m", 5) if span.links]
+    assert [span.links[0].span_id for span in later] == [root.span_id]
+    assert b"later" not in b"".join(got.body for got in collector.got)
+
+
+def _call_kind(span: Any) -> str:
+    values = _values(span.attributes)
+    if values.get("error.type") == "CallCut":
+        return "left"
+    if "error.type" in values:
+        return "refused"
+    return "stream" if values["gen_ai.request.stream"] else "whole"
+
+
+def test_a_call_that_items_share_has_a_span_with_theirs(embedded: Site, collector: Collector, tmp_path: Path) -> None:
+    """Every item is sampled, and they share calls all the same."""
+    place = {"url": embedded.engine.url, "max_in_flight": 1, "upstream_max_batch_inputs": 8}
+    config = tmp_path / "tidegate.json"
+    config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
+    embedded.env["TIDEGATE_CONFIG"] = str(config)
+    embedded.serve(more=collector.env)
+    bodies = [{"model": "m", "input": f"say {number}"} for number in range(12)]
+    lines = [
+        json.dumps({"custom_id": f"c{number}", "method": "POST", "url": "/v1/embeddings", "body": body})
+        for number, body in enumerate(bodies)
+    ]
+    batch = embedded.ended(embedded.submit(lines, endpoint="/v1/embeddings")).batch
+    assert batch["status"] == "completed"
+    collector.until("process-batch")
+
+    def all_of_them() -> tuple[dict[bytes, Any], list[Any]] | None:
+        spans = collector.spans("embeddings m")
+        items = {span.span_id: span for span in spans if "batch.item.number" in _values(span.attributes)}
+        return (items, [span for span in spans if span.span_id not in items]) if len(items) == len(lines) else None
+
+    found = wait_until(all_of_them, END_S, "the spans of all items")
+    assert found is not None
+    items, shared = found
+    assert shared, "no call was shared"
+    together: list[bytes] = []
+    for span in shared:
+        members = [span.parent_span_id, *(link.span_id for link in span.links)]
+        assert len(members) == _values(span.attributes)["batch.item.count"] > 1
+        assert span.trace_id == items[span.parent_span_id].trace_id
+        together += members
+    assert len(set(together)) == len(together)
+    grouped = {span_id for span_id, span in items.items() if "batch.item.is_grouped" in _values(span.attributes)}
+    assert grouped == set(together)
 
 
 def test_a_failed_job_says_so_and_a_collector_that_is_gone_costs_nothing(embedded: Site) -> None:

@@ -29,9 +29,10 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
 
 
 def test_nothing_of_opentelemetry_is_imported_while_traces_are_off() -> None:
-    """Neither by the commands nor by a process that serves: everything is imported here that one needs."""
+    """Neither by the commands nor by a process that serves, also with Redis: everything is imported here that one needs."""
     code = (
         "import sys, tidegate.cli, tidegate.service; from tidegate import tracing; "
+        "from tidegate.backends import limits_redis, queue_redis, shared_redis; assert 'redis' in sys.modules; "
         "print([name for name in sys.modules if name.startswith('opentelemetry')], tracing.ACTIVE)"
     )
     made = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)

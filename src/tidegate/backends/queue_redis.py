@@ -13,9 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
+from tidegate.backends.redis_client import Redis, RedisError
 from tidegate.backends.redis_line import CONNECT_TIMEOUT_S, RedisAway, RedisLine, RedisUnsure, script_text
 from tidegate.core.deployments import Queue
 from tidegate.core.queues import Found, Put, QueueAway, QueueKind, QueueRequest, QueueState, Sorted, Withdrawal

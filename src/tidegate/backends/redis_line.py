@@ -16,10 +16,16 @@ from importlib.resources import files
 from typing import Any
 
 import structlog
-from redis.asyncio.connection import AbstractConnection, Connection, parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+
+from tidegate.backends.redis_client import (
+    AbstractConnection,
+    Connection,
+    NoBackoff,
+    NoScriptError,
+    RedisError,
+    Retry,
+    parse_url,
+)
 
 log = structlog.get_logger()
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
-from redis.exceptions import RedisError
 
+from tidegate.backends.redis_client import RedisError
 from tidegate.backends.redis_line import RedisAway, RedisLine, ended, open_connection
 from tidegate.backends.system import LocalListener, LocalWake
 from tidegate.core.ports import Clock, Entropy

@@ -149,6 +149,10 @@ class Reception:
         request = JobRequest(
             terms.endpoint, file_id, window.DAY_MS, window.DEFAULT_TEXT, prefix_order=False, kind=JobKind.RESPONSE
         )
+        traces = tracing.ACTIVE
+        creation = None if traces is None else traces.begin_creation()
+        if creation is not None:
+            request = replace(request, traceparent=creation.traceparent)
         asked_for = digest if terms.interactive_after_ms is None else f"{digest} {terms.interactive_after_ms}"
         asked = ResponseInput(file_id, digest, Idempotency(idempotency_key, asked_for) if idempotency_key else None)
         try:
@@ -171,6 +175,8 @@ class Reception:
         if job.id != start.job_id:
             await self.give_up(blob_id)
         await hit("create_committed")
+        if traces is not None and creation is not None:
+            traces.end_creation(creation, job)
         return job
 
     async def replayed(self, call: Callable[[], Awaitable[T]]) -> T:

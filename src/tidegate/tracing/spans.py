@@ -2,18 +2,20 @@
 
 A job passes through several processes, and each of them may be killed. So a span is made when it ends, from what the job's row says, and
 the id of a job's span follows from the job's id: every process knows it. Calls of items have traces of their own, linked to their job's
-span: they are sampled one by one, and no trace grows with the size of a job. Spans hold ids and counts, never prompts or answers.
+span: they are sampled one by one, and no trace grows with the size of a job. A call that items share goes on in the trace of its first
+sampled item, linked to those of the others. An interactive call goes on in the trace of its caller. Spans hold ids and counts, never
+prompts or answers.
 """
 
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import getrandbits
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 from opentelemetry.context import Context
@@ -35,7 +37,7 @@ from opentelemetry.trace import (
 )
 
 from tidegate.core.errors import UpstreamError
-from tidegate.core.nouns import Answer, Call, Job
+from tidegate.core.nouns import Answer, Call, Job, Usage
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.tracing import CALLER, JOB
 
@@ -51,7 +53,7 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
-_ATTRIBUTES = Mapping[str, str | int]
+_ATTRIBUTES = Mapping[str, str | int | float]
 
 
 class _SpanShape(NamedTuple):
@@ -73,6 +75,76 @@ class Creation:
     context: SpanContext
     caller: SpanContext | None
     begun_ns: int
+
+
+class _Send(Protocol):
+    def __call__(
+        self, shape: _SpanShape, context: SpanContext, begun_ns: int, ended_ns: int, failure: str = ""
+    ) -> None: ...
+
+
+class CallSpan:
+    """One call to a model server, as the conventions for generative AI name it: begun when it is made, sent once by `end`."""
+
+    def __init__(
+        self,
+        send: _Send,
+        call: Call,
+        context: SpanContext,
+        parent: SpanContext | None,
+        links: tuple[Link, ...],
+        attributes: _ATTRIBUTES,
+    ) -> None:
+        self._send = send
+        self._context = context
+        self._parent = parent
+        self._links = links
+        operation = _OPERATIONS.get(call.endpoint, call.endpoint.removeprefix("/v1/").replace("/", "_"))
+        self._name = f"{operation} {call.model[:_TEXT_MAX]}"
+        self._begun_ns = time.time_ns()
+        header = f"traceparent: 00-{context.trace_id:032x}-{context.span_id:016x}-01\r\n".encode()
+        self.call = msgspec.structs.replace(call, trace_header=header)
+        self._attributes: dict[str, str | int | float] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "anthropic" if call.endpoint == "/v1/messages" else "openai",
+            "gen_ai.request.model": call.model[:_TEXT_MAX],
+            **attributes,
+        }
+
+    async def around(self, send: Callable[[Call], Awaitable[Answer]]) -> Answer:
+        """Send the call of items and end with what came back."""
+        try:
+            answer = await send(self.call)
+        except BaseException as error:
+            self.end(error)
+            raise
+        self.note_usage(answer.deployment, answer.usage)
+        if answer.is_grouped:
+            self._attributes["batch.item.is_grouped"] = True
+        self.end(None, answer.status)
+        return answer
+
+    def note_usage(self, deployment: str, usage: Usage) -> None:
+        self._attributes |= {
+            "gen_ai.usage.input_tokens": usage.input_tokens,
+            "gen_ai.usage.output_tokens": usage.output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+            "tidegate.deployment": deployment,
+        }
+
+    def note_first_chunk(self) -> None:
+        self._attributes["gen_ai.response.time_to_first_chunk"] = (time.time_ns() - self._begun_ns) / 1e9
+
+    def end(self, error: BaseException | None, status: int = 0) -> None:
+        failure = ""
+        if error is not None:
+            failure = error.code if isinstance(error, UpstreamError) else type(error).__name__
+            status = error.status if isinstance(error, UpstreamError) else 0
+            self._attributes["error.type"] = failure
+        if status:
+            self._attributes["http.response.status_code"] = status
+        shape = _SpanShape(self._name, self._attributes, self._parent, self._links, SpanKind.CLIENT)
+        self._send(shape, self._context, self._begun_ns, time.time_ns(), failure)
 
 
 class Spans:
@@ -102,7 +174,7 @@ class Spans:
         return Creation(text, context, caller, time.time_ns())
 
     def end_creation(self, creation: Creation, job: Job) -> None:
-        attributes = {**_ids_of(job), "file.id": job.input_file_id}
+        attributes = {**_ids_of(job), "file.id": job.input_file_id, "batch.kind": job.kind}
         shape = _SpanShape("create-batch", attributes, creation.caller, kind=SpanKind.SERVER)
         self._send(shape, creation.context, creation.begun_ns, time.time_ns())
 
@@ -111,7 +183,12 @@ class Spans:
         context = _job_context(job.id, job.traceparent)
         if context is None or job.state not in JOB_ENDED:
             return
-        attributes: dict[str, str | int] = {**_ids_of(job), "file.id": job.input_file_id, "batch.status": job.state}
+        attributes: dict[str, str | int | float] = {
+            **_ids_of(job),
+            "file.id": job.input_file_id,
+            "batch.kind": job.kind,
+        }
+        attributes["batch.status"] = job.state
         if job.in_progress_at is not None:
             attributes["batch.request.total"] = job.item_count
             attributes["batch.request.completed"] = job.answered_count
@@ -165,36 +242,36 @@ class Spans:
         trace_id = getrandbits(128)
         if trace_id & TraceIdRatioBased.TRACE_ID_LIMIT >= self._call_bound:
             return await send(call)
-        operation = _OPERATIONS.get(call.endpoint, call.endpoint.removeprefix("/v1/").replace("/", "_"))
-        name = f"{operation} {call.model[:_TEXT_MAX]}"
-        context = self._context(trace_id, is_sampled=True)
-        header = f"traceparent: 00-{context.trace_id:032x}-{context.span_id:016x}-01\r\n".encode()
-        attributes: dict[str, str | int] = {
-            "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": "anthropic" if call.endpoint == "/v1/messages" else "openai",
-            "gen_ai.request.model": call.model[:_TEXT_MAX],
-            "batch.id": call.job_id,
-            "batch.item.number": call.number,
-            "batch.item.attempt": call.attempt_count + 1,
-        }
-        begun_ns, failure = time.time_ns(), ""
-        try:
-            answer = await send(msgspec.structs.replace(call, trace_header=header))
-            attributes |= {
-                "http.response.status_code": answer.status,
-                "gen_ai.usage.input_tokens": answer.usage.input_tokens,
-                "gen_ai.usage.output_tokens": answer.usage.output_tokens,
-                "gen_ai.usage.cache_read.input_tokens": answer.usage.cached_tokens,
-                "tidegate.deployment": answer.deployment,
-            }
-            return answer
-        except BaseException as error:
-            failure = error.code if isinstance(error, UpstreamError) else type(error).__name__
-            attributes["error.type"] = failure
-            raise
-        finally:
-            shape = _SpanShape(name, attributes, links=_links_to(call.job_id, traceparent), kind=SpanKind.CLIENT)
-            self._send(shape, context, begun_ns, time.time_ns(), failure)
+        context, links = self._context(trace_id, is_sampled=True), _links_to(call.job_id, traceparent)
+        item = {"batch.item.number": call.number, "batch.item.attempt": call.attempt_count + 1}
+        span = CallSpan(self._send, call, context, None, links, {"batch.id": call.job_id, **item})
+        return await span.around(send)
+
+    async def shared_call(
+        self, send: Callable[[Call], Awaitable[Answer]], call: Call, trace_headers: Iterable[bytes]
+    ) -> Answer:
+        """Send a call that several items share. It has a span where one of theirs is sampled."""
+        sampled = [context for header in trace_headers if (context := _context_of(_traceparent_in(header)))]
+        if not sampled:
+            return await send(call)
+        context, links = self._context(sampled[0].trace_id, is_sampled=True), tuple(map(Link, sampled[1:]))
+        items: _ATTRIBUTES = {"batch.id": call.job_id, "batch.item.count": call.items}
+        return await CallSpan(self._send, call, context, sampled[0], links, items).around(send)
+
+    def begin_interactive(self, call: Call, *, is_stream: bool) -> CallSpan | None:
+        """Begin the span of an interactive call, sampled as its caller's is; None where it is not."""
+        caller = _context_of(CALLER.get())
+        if caller is None:
+            trace_id = getrandbits(128)
+            if trace_id & TraceIdRatioBased.TRACE_ID_LIMIT >= self._call_bound:
+                return None
+            context = self._context(trace_id, is_sampled=True)
+        else:
+            context = self._new_context("call", caller)
+            if not context.trace_flags.sampled:
+                return None
+        wish: _ATTRIBUTES = {"tenant.id": call.share_owner.removeprefix("tenant:"), "gen_ai.request.stream": is_stream}
+        return CallSpan(self._send, call, context, caller, (), wish)
 
     def _new_context(self, name: str, parent: SpanContext | None) -> SpanContext:
         """Decide whether a span is sampled: as its parent is, or by the sampler."""
@@ -244,6 +321,10 @@ def _context_of(traceparent: str) -> SpanContext | None:
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags & TraceFlags.SAMPLED))
 
 
+def _traceparent_in(trace_header: bytes) -> str:
+    return trace_header.decode("ascii").partition(": ")[2].rstrip()
+
+
 def _job_context(job_id: str, traceparent: str | None) -> SpanContext | None:
     """The span of a job: in the trace of its creation, under an id that every process knows."""
     creator = _context_of(traceparent or "")
@@ -258,7 +339,7 @@ def _links_to(job_id: str, traceparent: str | None) -> tuple[Link, ...]:
     return () if context is None else (Link(context),)
 
 
-def _ids_of(job: Job) -> dict[str, str | int]:
+def _ids_of(job: Job) -> dict[str, str | int | float]:
     return {"batch.id": job.id, "tenant.id": job.tenant_id}
 
 

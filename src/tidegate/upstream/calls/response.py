@@ -4,6 +4,8 @@ A response is closed once, whatever happens: by its end, by its reader, or becau
 permit given back and its usage settled. It chooses no deployment and knows no client.
 """
 
+from collections.abc import Callable
+
 from tidegate.core.answers.redaction import EventRedactor
 from tidegate.core.answers.stream_options import UsageChunkFilter
 from tidegate.core.answers.stream_usage import UsageReader
@@ -14,12 +16,17 @@ from tidegate.upstream.http.streams import Stream
 from tidegate.upstream.routing.key_slots import KeyPlace
 
 
+class CallCut(Exception):
+    """The rest of an answer was not wanted."""
+
+
 class UpstreamResponse:
     """`body` is a whole answer, and then nothing is left to close; without one it is read, by the task that opened it."""
 
     __slots__ = (
         "_admission",
         "_admissions",
+        "_ended",
         "_filter",
         "_first",
         "_place",
@@ -58,6 +65,7 @@ class UpstreamResponse:
         # None when nothing of the call is under way any more.
         self._admission = admission if body is None else None
         self._place: KeyPlace | None = None
+        self._ended: Callable[[BaseException | None], None] | None = None
 
     def keep(self, place: KeyPlace) -> None:
         """Give this place back when nothing of the call is under way any more: at once, where that is so."""
@@ -65,6 +73,10 @@ class UpstreamResponse:
             place.give_back()
         else:
             self._place = place
+
+    def when_ended(self, report: Callable[[BaseException | None], None]) -> None:
+        """Report once how a stream ended: with None when it came whole, with CallCut when its reader wanted no more of it."""
+        self._ended = report
 
     @property
     def bytes_max(self) -> int:
@@ -128,4 +140,6 @@ class UpstreamResponse:
         self._receipt.settle(self._usage.usage, self._usage.uncounted_bytes)
         if self._place is not None:
             self._place.give_back()
+        if self._ended is not None:
+            self._ended(error if error is not None or came_whole else CallCut())
         return self._admissions.end(admission, error, answer_tokens=0 if came_whole else None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from tidegate import metrics
+from tidegate import metrics, tracing
 from tidegate.core.budgets.budget import Budget, LimitRoom
 from tidegate.core.deployments import Deployment, HttpLimits, Queue, Resource
 from tidegate.core.errors import SettingsError
@@ -26,6 +26,7 @@ from tidegate.upstream.calls.limit_notes import LimitNotes
 from tidegate.upstream.calls.named_calls import NamedCalls
 from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.slot_queue import SlotQueue
+from tidegate.upstream.calls.traced_open import open_traced
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.view import View
 from tidegate.upstream.grouping.groups import Groups
@@ -140,6 +141,10 @@ class Router:
 
     def open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, UpstreamResponse]:
         """Begin an interactive call: its answer, whole or from its first byte on."""
+        traces = tracing.ACTIVE
+        return self._open(call, traffic) if traces is None else open_traced(traces, self._open, call, traffic)
+
+    def _open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, UpstreamResponse]:
         return self._calls.open(self._routes.of(call.model), call, traffic)
 
     def takes_interactive(self, model: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from tidegate import metrics
+from tidegate import metrics, tracing
 from tidegate.core.errors import BrokenAnswer, HandedBack, Refused, UpstreamError
 from tidegate.core.grouping.chat import ChatPart
 from tidegate.core.grouping.embeddings import Part, Remedy
@@ -52,6 +52,7 @@ _OWN = (
     "prefix_salt",
     "prefix_bytes",
     "hand_backs",
+    "trace_header",
 )
 _common = attrgetter(*[name for name in Call.__struct_fields__ if name not in _OWN])
 
@@ -151,7 +152,7 @@ class Groups:
         shares: Sequence[Share | GroupTrial]
         status, name = 0, ""
         try:
-            answer = await self._sender.send(narrow, call, state)
+            answer = await self._send_shared(narrow, call, state, members)
             shares = kind.split(answer.body, [member.part for member in members])
             status, name = answer.status, answer.deployment
             self._waiting.learn(state, kind.endpoint, self._waiting.size(state, kind).succeeded(size.epoch))
@@ -173,6 +174,15 @@ class Groups:
         if isinstance(found[0], UpstreamError):
             raise found[0]
         return found[0]
+
+    async def _send_shared(
+        self, route: NameRoute, call: Call, state: DeploymentState, members: Sequence[WaitingItem]
+    ) -> Answer:
+        traces = tracing.ACTIVE
+        if traces is None:
+            return await self._sender.send(route, call, state)
+        headers = [member.call.trace_header for member in members]
+        return await traces.shared_call(lambda traced: self._sender.send(route, traced, state), call, headers)
 
     def _members(
         self, route: NameRoute, kind: GroupKind, state: DeploymentState, companions: list[WaitingItem]
@@ -239,6 +249,7 @@ def _joined(kind: GroupKind, members: Sequence[WaitingItem]) -> Call:
         tokens=sum(call.tokens for call in calls),
         hand_backs=max(call.hand_backs for call in calls),
         items=len(calls),
+        trace_header=b"",
     )
 
 
