@@ -48,6 +48,7 @@ class LiveConfig:
         self.tenants = Tenants(settings)
         self._number: int | None = None
         self._is_reached = True
+        self._reload_trouble = ""
         self._looking = asyncio.Lock()
         self._renewal = Renewal()
         self._keys: dict[str, Secret | None] = {}
@@ -62,9 +63,12 @@ class LiveConfig:
         try:
             found = await asyncio.to_thread(self._file.news) if self._file is not None else None
         except SettingsError as error:
-            log.error("settings_reload_failed", why=str(error))
+            if str(error) != self._reload_trouble:
+                self._reload_trouble = str(error)
+                log.error("settings_reload_failed", why=str(error))
             return
         if found is not None:
+            self._reload_trouble = ""
             self.settings, waiting = reloaded(self.settings, found)
             self.tenants.follow(self.settings)
             # What is served is put together again, also when the store cannot be asked right now.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.faults.conftest import MakeSite
+from tests.faults.test_process_operations import operator
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxies
@@ -74,6 +78,69 @@ def test_nothing_is_acknowledged_while_the_database_is_down(
 def _if_ok(site: Site, file_id: str) -> str:
     answer = site.create(file_id, key="create")
     return str(answer.json()["id"]) if answer.status_code == 200 else ""
+
+
+def test_the_database_is_down_while_a_response_falls_due(
+    crashing: Site, private_postgres_server: PostgresServer
+) -> None:
+    """Every slot is taken by a batch; what falls due meanwhile goes like an interactive call once the database is back, once."""
+    crashing.begin(more=PATIENT)
+    lines = requests(IN_FLIGHT, lambda number: behaving("latency=12000"))
+    crashing.submit(lines)
+    crashing.until_called(IN_FLIGHT)
+    asked = {"model": "m", "input": "soon", "background": True, "interactive_after_seconds": 2}
+    made = crashing.client().post("/v1/responses", json=asked)
+    assert (made.status_code, made.json()["status"]) == (200, "queued"), made.text
+    due_at = time.monotonic() + 2
+    private_postgres_server.stop()
+    wait_until(lambda: time.monotonic() > due_at, END_S, "the response to fall due")
+    private_postgres_server.start()
+    path = f"/v1/responses/{made.json()['id']}"
+
+    def answered() -> dict[str, Any] | None:
+        answer = crashing.client().get(path)
+        return dict(answer.json()) if answer.status_code == 200 and answer.json()["status"] == "completed" else None
+
+    response = wait_until(answered, END_S, "the response", poll_s=ASK_S)
+    assert response is not None
+    assert response["service_tier"] == "default"
+    assert len(crashing.calls_of(path.rpartition("/")[2].replace("resp_", "batch_"))) == 1
+
+
+def test_the_database_is_down_while_a_drain_is_written(
+    crashing: Site, private_postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """What was refused was not done; asked again it is done once, and followed."""
+    config = tmp_path / "named.json"
+    place = {"name": "gpu", "url": crashing.engine.url}
+    config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
+    crashing.env["TIDEGATE_CONFIG"] = str(config)
+    worker = crashing.begin(more=PATIENT)
+    # More than are called before the deployment is drained.
+    batch_id = crashing.submit(requests(600, slow))
+    asked = operator(crashing)
+    path = "/admin/v1/deployments/gpu"
+    private_postgres_server.stop()
+    refused = asked.client().post(f"{path}/drain")
+    assert refused.status_code == 503, refused.text
+    assert int(refused.headers["Retry-After"]) > 0
+    private_postgres_server.start()
+
+    def drains() -> list[Any] | None:
+        answer = asked.client().get("/admin/v1/audit?target=gpu")
+        return list(answer.json()["data"]) if answer.status_code == 200 else None
+
+    assert wait_until(lambda: drains() is not None, END_S, "the database") is True
+    assert drains() == []
+    done = [asked.client().post(f"{path}/drain").status_code for _ in range(2)]
+    assert done == [200, 200]
+    assert [one["action"] for one in drains() or ()] == ["deployment.drain"]
+    worker.wait_for_line("routing_changed")
+    wait_until(lambda: _quiet_since(crashing) > 1.5, END_S, "the calls to end", poll_s=ASK_S)
+    assert asked.get(f"/admin/v1/batches/{batch_id}")["status"] == "in_progress"
+    called = len(crashing.calls())
+    assert asked.client().post(f"{path}/resume").status_code == 200
+    crashing.until_called(called + 1)
 
 
 def test_a_silent_database_stops_new_calls_when_the_lease_is_over(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import httpx2
@@ -65,6 +66,37 @@ def test_an_upload_is_refused_while_objects_are_away(site_over_wire: Site, wire:
     assert int(refused.headers["Retry-After"]) > 0
     wire.heal()
     assert site.get("/v1/files")["data"] == []
+
+
+@pytest.mark.soak
+def test_a_file_that_is_dropped_in_the_console_is_refused_while_objects_are_away(
+    site_over_wire: Site, wire: Proxy
+) -> None:
+    """The page says so in a sentence; no file and no bytes are left, and the same form works later."""
+    site = site_over_wire
+    site.api()
+    key = operator(site).api_key
+    with httpx2.Client(base_url=site.url, timeout=100) as browser:
+        entered = browser.post("/console/sign-in", data={"key": key})
+        browser.cookies.clear()
+        browser.headers["Cookie"] = entered.headers["set-cookie"].partition(";")[0]
+        found = re.search(r'name="csrf" value="([0-9a-f]+)"', browser.get("/console").text)
+        assert found is not None
+        form = {"csrf": found[1], "org": "ops", "endpoint": "/v1/chat/completions"}
+        files = {"file": ("in.jsonl", "\n".join(requests(4)).encode())}
+        wire.cut(0)
+        refused = browser.post("/console/batches/upload", data=form, files=files)
+        assert refused.status_code == 503, refused.text
+        assert refused.headers["content-type"].startswith("text/html")
+        assert int(refused.headers["Retry-After"]) > 0
+        wire.heal()
+        assert site.rows("select id from files") == []
+        taken = browser.post("/console/batches/upload", data=form, files=files)
+    assert taken.status_code == 303, taken.text
+    assert len(site.rows("select id from files")) == 1
+    site.end_all()
+    site.collect_garbage()
+    assert site.blobs() == site.named_blobs()
 
 
 def test_objects_are_away_while_a_job_is_finalised(site_over_wire: Site, wire: Proxy) -> None:

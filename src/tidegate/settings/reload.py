@@ -21,14 +21,17 @@ class SettingsFile:
         self._used = self._seen = file_stamp(path)
 
     def news(self) -> Settings | None:
-        """Return the settings if the file was changed and stayed the same since the last look: an editor may be writing it."""
+        """Return the settings if the file was changed and stayed the same since the last look: an editor may be writing it.
+
+        Settings that cannot be used raise SettingsError at every look: a disk may come back, or a file that they name may appear."""
         stamp = file_stamp(self._path)
         is_still = stamp == self._seen
         self._seen = stamp
         if stamp is None or stamp == self._used or not is_still:
             return None
+        found = self._read()
         self._used = stamp
-        return self._read()
+        return found
 
 
 def reloaded(used: Settings, found: Settings) -> tuple[Settings, list[str]]:
