@@ -1,6 +1,6 @@
 """Migrations add up to the schema and run once however many start them; two versions of the program can share a database.
 
-There is no second version yet: the steps of later ones are made up here, over the schema as it is.
+The steps of later versions are made up here, over the schema as it is.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ async def test_an_older_program_runs_beside_a_newer_one_that_only_added(
     newer = Store(older._driver, after(ADDS))
     await older.migrate()
     await older.put_tenant("t1", "acme")
-    with pytest.raises(StoreRefused, match=r"needs 2\. Run `tidegate migrate`"):
+    with pytest.raises(StoreRefused, match=rf"needs {ADDS.version}\. Run `tidegate migrate`"):
         await newer.require_schema()
     assert await newer.migrate() == [ADDS.version]
     for store in (older, newer):
@@ -325,7 +325,7 @@ async def test_a_step_that_was_edited_after_it_ran_is_refused(kind: str, tmp_pat
     edited = Store(store._driver, after(Step(ADDS.version, ADDS.text.replace("colour", "hue"))))
     for refuse in (edited.migrate, edited.require_schema):
         with pytest.raises(
-            StoreRefused, match="checksum_0002 in `meta` is not the checksum of this program's migration"
+            StoreRefused, match=f"{ADDS.stamp} in `meta` is not the checksum of this program's migration"
         ):
             await refuse()
     await store.require_schema()

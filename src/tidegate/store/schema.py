@@ -1,6 +1,6 @@
 """The schema and its numbered steps, and the stamps in `meta` that say which of them a database has.
 
-`schema.sql` is what an empty database gets. `migrations/` brings databases of released versions to it, step by step; a step that was
+`schema.sql` is what an empty database gets. `migrations/` brings databases of earlier versions to it, step by step; a step that was
 released is never edited. Each version leaves a checksum in `meta`, so that a program finds out when its text is not the one that ran.
 
 A program runs on every schema whose `compatible_from` is at most the version that the program knows. So a step that older programs
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StoreSchema:
-    """What a program knows of the schema: the whole of it, and every version since the first release."""
+    """What a program knows of the schema: the whole of it, and every version since the first."""
 
     fresh: str
     steps: tuple[Step, ...]
@@ -109,7 +109,7 @@ class StoreSchema:
 
 @cache
 def current_schema() -> StoreSchema:
-    """Return this program's schema. Before the first release there are no steps, and version 1 is the schema as it stands."""
+    """Return this program's schema."""
     folder = files("tidegate.store")
     fresh = folder.joinpath("schema.sql").read_text("utf-8")
     pages = sorted(
@@ -117,7 +117,7 @@ def current_schema() -> StoreSchema:
         key=lambda page: page.name,
     )
     steps = [Step(int(page.name[:4]), page.read_text("utf-8")) for page in pages]
-    return StoreSchema(fresh, tuple(steps) or (Step(1, fresh),))
+    return StoreSchema(fresh, tuple(steps))
 
 
 def version_of(stamps: Mapping[str, str]) -> int:
