@@ -147,7 +147,7 @@ def test_interactive_calls_and_background_responses_go_on_in_the_trace_of_their_
 
 def _call_kind(span: Any) -> str:
     values = _values(span.attributes)
-    if values.get("error.type") == "CallCut":
+    if values.get("error.type") == "ReaderLeft":
         return "left"
     if "error.type" in values:
         return "refused"

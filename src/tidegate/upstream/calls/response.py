@@ -16,7 +16,7 @@ from tidegate.upstream.http.streams import Stream
 from tidegate.upstream.routing.key_slots import KeyPlace
 
 
-class CallCut(Exception):
+class ReaderLeft(Exception):
     """The rest of an answer was not wanted."""
 
 
@@ -75,7 +75,7 @@ class UpstreamResponse:
             self._place = place
 
     def when_ended(self, report: Callable[[BaseException | None], None]) -> None:
-        """Report once how a stream ended: with None when it came whole, with CallCut when its reader wanted no more of it."""
+        """Report once how a stream ended: with None when it came whole, with ReaderLeft when its reader wanted no more of it."""
         self._ended = report
 
     @property
@@ -141,5 +141,5 @@ class UpstreamResponse:
         if self._place is not None:
             self._place.give_back()
         if self._ended is not None:
-            self._ended(error if error is not None or came_whole else CallCut())
+            self._ended(error if error is not None or came_whole else ReaderLeft())
         return self._admissions.end(admission, error, answer_tokens=0 if came_whole else None)
