@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import getrandbits
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 from opentelemetry.context import Context
@@ -77,10 +77,38 @@ class Creation:
     begun_ns: int
 
 
-class _Send(Protocol):
-    def __call__(
-        self, shape: _SpanShape, context: SpanContext, begun_ns: int, ended_ns: int, failure: str = ""
-    ) -> None: ...
+class SpanSender:
+    """Hands spans that have ended to the exporter."""
+
+    def __init__(self, resource: Resource, version: str) -> None:
+        self._resource = resource
+        self._scope = InstrumentationScope("tidegate", version)
+        self._processor = BatchSpanProcessor(OTLPSpanExporter())
+
+    def close(self, timeout_s: float) -> None:
+        # The SDK waits longer for a collector that does not answer than a process may take to stop.
+        closing = threading.Thread(target=self._processor.shutdown, daemon=True)
+        closing.start()
+        closing.join(timeout_s)
+
+    def send(self, shape: _SpanShape, context: SpanContext, begun_ns: int, ended_ns: int, failure: str = "") -> None:
+        # What is not sampled stops here, in the SDK.
+        self._processor.on_end(
+            ReadableSpan(
+                name=shape.name,
+                context=context,
+                parent=shape.parent,
+                resource=self._resource,
+                attributes=shape.attributes,
+                events=shape.events,
+                links=shape.links,
+                kind=shape.kind,
+                status=Status(StatusCode.ERROR, failure) if failure else Status(),
+                start_time=begun_ns,
+                end_time=max(begun_ns, ended_ns),
+                instrumentation_scope=self._scope,
+            )
+        )
 
 
 class CallSpan:
@@ -88,14 +116,14 @@ class CallSpan:
 
     def __init__(
         self,
-        send: _Send,
+        sender: SpanSender,
         call: Call,
         context: SpanContext,
         parent: SpanContext | None,
         links: tuple[Link, ...],
         attributes: _ATTRIBUTES,
     ) -> None:
-        self._send = send
+        self._sender = sender
         self._context = context
         self._parent = parent
         self._links = links
@@ -144,7 +172,7 @@ class CallSpan:
         if status:
             self._attributes["http.response.status_code"] = status
         shape = _SpanShape(self._name, self._attributes, self._parent, self._links, SpanKind.CLIENT)
-        self._send(shape, self._context, self._begun_ns, time.time_ns(), failure)
+        self._sender.send(shape, self._context, self._begun_ns, time.time_ns(), failure)
 
 
 class Spans:
@@ -156,15 +184,10 @@ class Spans:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._sampler = provider.sampler
         self._call_bound = TraceIdRatioBased.get_bound_for_rate(_root_rate(provider.sampler))
-        self._resource = resource
-        self._scope = InstrumentationScope("tidegate", version)
-        self._processor = BatchSpanProcessor(OTLPSpanExporter())
+        self._sender = SpanSender(resource, version)
 
     def close(self, timeout_s: float) -> None:
-        # The SDK waits longer for a collector that does not answer than a process may take to stop.
-        closing = threading.Thread(target=self._processor.shutdown, daemon=True)
-        closing.start()
-        closing.join(timeout_s)
+        self._sender.close(timeout_s)
 
     def begin_creation(self) -> Creation:
         """Decide whether a new job is traced: as its caller's trace is, or by the sampler."""
@@ -176,7 +199,7 @@ class Spans:
     def end_creation(self, creation: Creation, job: Job) -> None:
         attributes = {**_ids_of(job), "file.id": job.input_file_id, "batch.kind": job.kind}
         shape = _SpanShape("create-batch", attributes, creation.caller, kind=SpanKind.SERVER)
-        self._send(shape, creation.context, creation.begun_ns, time.time_ns())
+        self._sender.send(shape, creation.context, creation.begun_ns, time.time_ns())
 
     def end_job(self, job: Job) -> None:
         """Send `process-batch`: the whole life of a job, from the moments that the store wrote down."""
@@ -209,13 +232,13 @@ class Spans:
         creator = _context_of(job.traceparent or "")
         links = () if creator is None else (Link(creator),)
         shape = _SpanShape("process-batch", attributes, creator, links, SpanKind.CONSUMER, events)
-        self._send(shape, context, _ns(job.created_at), _ns(ended_at), failure)
+        self._sender.send(shape, context, _ns(job.created_at), _ns(ended_at), failure)
 
     def postpone(self, job: Job, error: Exception) -> None:
         now_ns, failure = time.time_ns(), type(error).__name__
         links = _links_to(job.id, job.traceparent)
         shape = _SpanShape("re-enqueue", {**_ids_of(job), "error.type": failure}, links=links, kind=SpanKind.PRODUCER)
-        self._send(shape, self._new_context(shape.name, None), now_ns, now_ns, failure)
+        self._sender.send(shape, self._new_context(shape.name, None), now_ns, now_ns, failure)
 
     @contextmanager
     def storage(self, operation: str) -> Iterator[None]:
@@ -234,7 +257,7 @@ class Spans:
             failure = type(error).__name__
             raise
         finally:
-            self._send(shape, context, begun_ns, time.time_ns(), failure)
+            self._sender.send(shape, context, begun_ns, time.time_ns(), failure)
 
     async def call(self, send: Callable[[Call], Awaitable[Answer]], call: Call, traceparent: str | None) -> Answer:
         """Send the call of an item; where it is sampled, its trace goes on in the model server."""
@@ -244,7 +267,7 @@ class Spans:
             return await send(call)
         context, links = self._context(trace_id, is_sampled=True), _links_to(call.job_id, traceparent)
         item = {"batch.item.number": call.number, "batch.item.attempt": call.attempt_count + 1}
-        span = CallSpan(self._send, call, context, None, links, {"batch.id": call.job_id, **item})
+        span = CallSpan(self._sender, call, context, None, links, {"batch.id": call.job_id, **item})
         return await span.around(send)
 
     async def shared_call(
@@ -256,7 +279,7 @@ class Spans:
             return await send(call)
         context, links = self._context(sampled[0].trace_id, is_sampled=True), tuple(map(Link, sampled[1:]))
         items: _ATTRIBUTES = {"batch.id": call.job_id, "batch.item.count": call.items}
-        return await CallSpan(self._send, call, context, sampled[0], links, items).around(send)
+        return await CallSpan(self._sender, call, context, sampled[0], links, items).around(send)
 
     def begin_interactive(self, call: Call, *, is_stream: bool) -> CallSpan | None:
         """Begin the span of an interactive call, sampled as its caller's is; None where it is not."""
@@ -271,7 +294,7 @@ class Spans:
             if not context.trace_flags.sampled:
                 return None
         wish: _ATTRIBUTES = {"tenant.id": call.share_owner.removeprefix("tenant:"), "gen_ai.request.stream": is_stream}
-        return CallSpan(self._send, call, context, caller, (), wish)
+        return CallSpan(self._sender, call, context, caller, (), wish)
 
     def _new_context(self, name: str, parent: SpanContext | None) -> SpanContext:
         """Decide whether a span is sampled: as its parent is, or by the sampler."""
@@ -283,25 +306,6 @@ class Spans:
     def _context(self, trace_id: int, *, is_sampled: bool) -> SpanContext:
         flags = TraceFlags(TraceFlags.SAMPLED if is_sampled else TraceFlags.DEFAULT)
         return SpanContext(trace_id, getrandbits(64), is_remote=False, trace_flags=flags)
-
-    def _send(self, shape: _SpanShape, context: SpanContext, begun_ns: int, ended_ns: int, failure: str = "") -> None:
-        # What is not sampled stops here, in the SDK.
-        self._processor.on_end(
-            ReadableSpan(
-                name=shape.name,
-                context=context,
-                parent=shape.parent,
-                resource=self._resource,
-                attributes=shape.attributes,
-                events=shape.events,
-                links=shape.links,
-                kind=shape.kind,
-                status=Status(StatusCode.ERROR, failure) if failure else Status(),
-                start_time=begun_ns,
-                end_time=max(begun_ns, ended_ns),
-                instrumentation_scope=self._scope,
-            )
-        )
 
 
 def _root_rate(sampler: Sampler) -> float:
