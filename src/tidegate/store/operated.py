@@ -32,12 +32,12 @@ FAILED_BY_OPERATOR = LineError("failed_by_operator", "An operator ended this bat
 
 @dataclass(frozen=True, slots=True)
 class OverviewRows:
-    """What an overview is made of, each row by column name."""
+    """What an overview is made of, each row by column name; `rates` are items and tokens a second, by model."""
 
     jobs: list[dict[str, Any]]
     ended: list[dict[str, Any]]
     models: list[dict[str, Any]]
-    rates: dict[str, tuple[int, int]]
+    rates: dict[str, tuple[float, float]]
     stuck: list[dict[str, Any]]
 
 
@@ -129,12 +129,14 @@ class OperatedStore(Table):
     @reads
     async def overview(self, tx: Tx) -> OverviewRows:
         """Return what is open, what ended lately, what waits for which model, how fast it goes, and what is stuck."""
+        (now_ms,) = await tx.one("now") or (0,)
+        span_s = 60 * RATE_MINUTES + now_ms % 60_000 / 1000
         rates = await tx.all("overview_rates", minutes=RATE_MINUTES)
         return OverviewRows(
             await tx.dicts("overview_jobs"),
             await tx.dicts("overview_ended", lately_ms=LATELY_MS, count_max=ENDED_MAX),
             await tx.dicts("overview_models", count_max=MODELS_MAX),
-            {row[0]: (int(row[1]), int(row[2])) for row in rates},
+            {row[0]: (int(row[1]) / span_s, int(row[2]) / span_s) for row in rates},
             await tx.dicts("overview_stuck", soon_ms=SOON_MS, count_max=STUCK_MAX),
         )
 

@@ -197,7 +197,7 @@ def test_an_action_on_a_filter_shows_its_impact_and_begins(console: Console) -> 
     writer, reader = console.signed_in(console.writer_key), console.signed_in(console.reader_key)
     asked = f"q={console.batch}&action=pause"
     seen = writer.get(f"/console/operations/impact?{asked}").text
-    assert "Pause 1 batches" in seen
+    assert "Pause 1 batch<" in seen
     assert "<button" not in reader.get(f"/console/operations/impact?{asked}").text.partition("<main>")[2]
     form = {"csrf": csrf_of(writer, "/console/batches"), "action": "pause", "q": console.batch}
     assert reader.post("/console/operations", data={**form, "csrf": csrf_of(reader, "/console")}).status_code == 403

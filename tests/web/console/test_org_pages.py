@@ -77,13 +77,17 @@ def test_two_runs_of_one_file_are_compared(console: Console) -> None:
     owner = console.web.client(console.web.make_key(ORG))
     file_id = upload(owner)
     first, second = create(owner, file_id)["id"], create(owner, file_id)["id"]
-    for batch, failures in ((first, {}), (second, {1: b'{"custom_id":"<b>x</b>","error":{"code":"<i>e</i>"}}\n'})):
+    for batch, failures in (
+        (first, {}),
+        (second, {1: b'{"id":"r","custom_id":"<b>x</b>","error":{"code":"<i>e</i>"}}\n'}),
+    ):
         stages.start(console.web, batch, 2)
         stages.finish(console.web, batch, {0: b"{}\n"}, failures)
     reader = console.signed_in(console.reader_key)
     assert f"/console/batches/{first}/compare?with={second}" in reader.get(f"/console/batches/{first}").text
     shown = reader.get(f"/console/batches/{first}/compare", params={"with": second})
     assert (shown.status_code, "&lt;i&gt;e&lt;/i&gt;" in shown.text, "<i>e" in shown.text) == (200, True, False)
+    assert '<td class="number warn">+1</td>' in shown.text, "one more failed"
     for other in (first, console.batch):
         assert reader.get(f"/console/batches/{first}/compare", params={"with": other}).status_code == 400
     for wrong in ("", "x", "batch_" + 22 * "0"):

@@ -74,10 +74,10 @@ order by m.model
 limit :count_max;
 
 -- overview_rates --
--- What was answered in the last full minutes, by model.
+-- What was answered in the last full minutes and in this one, by model.
 select r.model, sum(r.items) as items, sum(r.tokens) as tokens
 from rates r
-where r.minute >= now_ms() / 60000 - :minutes and r.minute < now_ms() / 60000
+where r.minute >= now_ms() / 60000 - :minutes
 group by r.model;
 
 -- overview_minutes --

@@ -12,7 +12,7 @@ from tidegate.core.nouns import Caller
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.states import WorkerState
 from tidegate.core.usage.prices import units_text
-from tidegate.store.operated import RATE_MINUTES, OverviewRows
+from tidegate.store.operated import OverviewRows
 from tidegate.store.workers import report_from
 from tidegate.upstream.routing.deployment_state import DeploymentStatus
 from tidegate.web.admin.audit import READ, WRITE, text
@@ -208,8 +208,8 @@ class Overviews:
                     work_units=int(row.get("units") or 0),
                     oldest_seconds=int(row.get("oldest_ms") or 0) // 1000,
                     due_in_seconds=int(row.get("due_in_ms") or 0) // 1000,
-                    requests_per_second=round(items / (60 * RATE_MINUTES), 2),
-                    tokens_per_second=round(tokens / (60 * RATE_MINUTES), 2),
+                    requests_per_second=round(items, 2),
+                    tokens_per_second=round(tokens, 2),
                     closed=Reason.UNHEALTHY if model in unhealthy else self._router.closed(model),
                 )
             )

@@ -18,7 +18,7 @@ from tidegate.web.console.guard import ConsoleGuard
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
-from tidegate.web.http.pages import duration, moment, number, page
+from tidegate.web.http.pages import duration, number, page
 
 
 class ComparePages:
@@ -48,29 +48,42 @@ class ComparePages:
             here="batches",
             org=org,
             jobs=jobs,
-            rows=[(name, *(value(job) for job in jobs)) for name, value in _FIGURES],
+            rows=[_row(name, jobs, value, words) for name, value, words in _FIGURES],
             errors=_errors(groups),
             is_partial=any(one.is_partial for one in groups),
         )
 
 
-def _took(job: Job) -> str:
+def _took_s(job: Job) -> int | None:
     ended = job.completed_at or job.failed_at or job.expired_at or job.cancelled_at
-    return duration((ended - job.created_at) // 1000) if ended and job.state in JOB_ENDED else "runs"
+    return (ended - job.created_at) // 1000 if ended and job.state in JOB_ENDED else None
 
 
-_FIGURES: tuple[tuple[str, Callable[[Job], str]], ...] = (
-    ("status", lambda job: job.state.value),
-    ("created", lambda job: moment(job.created_at // 1000)),
-    ("took", _took),
-    ("requests", lambda job: number(job.item_count)),
-    ("answered", lambda job: number(job.done_count - job.failed_count)),
-    ("failed", lambda job: number(job.failed_count)),
-    ("input tokens", lambda job: number(job.usage.input_tokens)),
-    ("of them cached", lambda job: number(job.usage.cached_tokens)),
-    ("output tokens", lambda job: number(job.usage.output_tokens)),
-    ("cost", lambda job: units_text(job.cost_nano)),
+# What is compared: its name, its value (None: not known yet), and how that is written.
+_FIGURES: tuple[tuple[str, Callable[[Job], int | None], Callable[[int], str]], ...] = (
+    ("took", _took_s, duration),
+    ("requests", lambda job: job.item_count, number),
+    ("answered", lambda job: job.answered_count, number),
+    ("failed", lambda job: job.failed_count, number),
+    ("expired or cancelled", lambda job: job.expired_count + job.cancelled_count, number),
+    ("input tokens", lambda job: job.usage.input_tokens, number),
+    ("of them cached", lambda job: job.usage.cached_tokens, number),
+    ("output tokens", lambda job: job.usage.output_tokens, number),
+    ("cost", lambda job: job.cost_nano, units_text),
 )
+
+
+def _row(
+    name: str, jobs: list[Job], value: Callable[[Job], int | None], words: Callable[[int], str]
+) -> tuple[str, str, str, str]:
+    """Return a figure of both runs as text, and by how much the second differs."""
+    first, second = (value(job) for job in jobs)
+    shown = ["runs" if one is None else words(one) for one in (first, second)]
+    change = ""
+    if first is not None and second is not None and first != second:
+        change = f"{'-' if second < first else '+'}{words(abs(second - first))}"
+        change += f" ({100 * (second - first) / first:+.0f} %)" if first else ""
+    return name, shown[0], shown[1], change
 
 
 def _errors(groups: list[ErrorGroups]) -> list[tuple[str, str, int, int]]:
