@@ -18,7 +18,7 @@ from tests.support.proxy import Proxies
 from tests.support.redis import RedisServer
 from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.redis_line import RedisAway, RedisLine
-from tidegate.core.budgets.budget import BudgetRequest, Grant
+from tidegate.core.budgets.budget import GRANT_MS, BudgetRequest, Grant
 from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
 from tidegate.store.limits import StoreLimits
@@ -45,6 +45,44 @@ def store_place(shared_database: str) -> str:
 async def limits(world: World, private_redis: RedisServer) -> AsyncIterator[LimitsWorld]:
     async with limits_world(world, private_redis.url) as made:
         yield made
+
+
+async def test_what_is_dealt_from_a_block_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store counts what it lent from when it lent it: a part that is taken late lasts no longer."""
+    limits = RedisLimits("redis://127.0.0.1:1", "t", StoreLimits(Any))  # type: ignore[arg-type]
+
+    async def run_id() -> str:
+        return "run"
+
+    async def call(*_: object, **__: object) -> list[object]:
+        return [b"granted", 1, 40, b"grant"]
+
+    monkeypatch.setattr(limits._line, "run_id", run_id)
+    monkeypatch.setattr(limits._line, "call", call)
+    [grant] = await limits.debit([BudgetRequest((budget("b", minute(10)),), 1, 0)])
+    assert (grant.requests, grant.lasts_ms) == (1, 40)
+    await limits.close()
+
+
+async def test_a_block_lives_no_longer_than_what_the_store_lent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted from before the store was asked, so that no part of it is sent in a later period."""
+    limits, put = RedisLimits("redis://127.0.0.1:1", "t", StoreLimits(world.store)), list[tuple[Any, ...]]()
+
+    async def run_id() -> str:
+        return "run"
+
+    async def call(script: str, _: str, *words: object, **__: object) -> list[object]:
+        if script == "take":
+            return [b"lend", 1_000, 5]
+        put.append(words)
+        return [b"", 0, 0]
+
+    monkeypatch.setattr(limits._line, "run_id", run_id)
+    monkeypatch.setattr(limits._line, "call", call)
+    [grant] = await limits.debit([BudgetRequest((budget("b", minute(10)),), 1, 7)])
+    await wait_until_async(lambda: bool(put), 10, "the block to be put down")
+    assert (grant.requests, put[0][:4]) == (1, (4, 28, 1_000, 1_000 + GRANT_MS))
+    await limits.close()
 
 
 async def used_redis(server: RedisServer, world: LimitsWorld, process: Limits, name: str) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, World
 from tests.contracts.test_store_controls import HOUR_MS, flush
 from tests.contracts.test_store_retries import FAILED, ended, retried
+from tests.support.ports import FairDice
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.job_lists import JobFilter
 from tidegate.core.nouns import Job
 from tidegate.core.operations import JobOperation, OperationScope
 from tidegate.core.states import OperationState
+from tidegate.stages.operate import FAILED_ITEMS, retry
 from tidegate.store.audit import AuditFilter
 from tidegate.store.changeable_jobs import ChangeableJobs
 from tidegate.store.operations import JobVerb, OperationStep
@@ -96,6 +100,7 @@ async def test_a_cancelled_or_lost_operation_changes_nothing_more(world: World) 
     assert await store.take_operation(made.id, first) is not None
     assert await store.take_operation(made.id, second) is None
     assert await store.waiting_operation(second) is None
+    assert not await store.end_operation(made.id, second), "only who has it may end it"
     await world.clock.advance(LEASE_MS + 1)
     assert await store.waiting_operation(second) == made.id
     assert await store.take_operation(made.id, second) is not None
@@ -167,3 +172,22 @@ async def test_a_retry_comes_to_jobs_with_failures_that_were_not_run_again(world
     await world.clock.advance(5)
     made = await world.store.put_operation(world.id("op"), "operator", OperationScope("retry"))
     assert [job.id for job in await world.store.operation_jobs(made, 9)] == [wanted.id]
+
+
+async def test_a_job_that_is_gone_counts_as_a_failure(world: World) -> None:
+    [job] = await jobs_of(world, 1)
+    made, worker_id = await world.store.put_operation(world.id("op"), "operator", PAUSE), await world.worker()
+    assert await world.store.take_operation(made.id, worker_id) is not None
+    await pause(world, made, worker_id, replace(job, id=world.id("batch")))
+    now = await world.store.get_operation(made.id)
+    assert now is not None
+    assert (now.done, now.failed) == (0, 1)
+    assert now.last_failure is not None
+    assert now.last_failure.code == "batch_not_found"
+
+
+async def test_an_operators_retry_counts_as_the_same_share(world: World) -> None:
+    first = await ended(world, share_owner="key:k")
+    made = await retry(world.store, FairDice(), first, FAILED_ITEMS)
+    assert made is not None
+    assert (made.retry_of, made.share_owner) == (first.id, "key:k")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -307,6 +308,20 @@ async def test_all_processes_agree_and_one_of_them_says_so(
     assert len({await store.now_ms() for store in stores}) == 1
     assert await stores[0].now_ms() - before == pytest.approx(2 * SECOND, abs=1_100)
     assert capsys.readouterr().out.count("store_clock_stepped") == 1
+
+
+@pytest.mark.parametrize("machine", ["postgresql"], indirect=True)
+async def test_processes_that_see_a_step_in_the_same_moment_take_it_out_once(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stores = [await machine.open() for _ in range(4)]
+    await machine.let_pass(3 * SECOND)
+    for step_ms in (-HOUR, HOUR, -MINUTE):
+        before = await stores[0].now_ms()
+        await machine.set_clock(step_ms)
+        await asyncio.gather(*(store.look_at_clock() for store in stores))
+        assert await stores[0].now_ms() - before == pytest.approx(0, abs=1_100)
+        assert capsys.readouterr().out.count("store_clock_stepped") == 1
 
 
 @pytest.mark.parametrize("machine", ["postgresql"], indirect=True)

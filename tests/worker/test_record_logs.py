@@ -241,6 +241,8 @@ async def test_what_an_unexpected_error_puts_back_is_written_once_more_and_no_mo
         with monkeypatch.context() as broken:
             broken.setattr(world.store, "record_outcomes", breaks)
             recorder.record(answered)
+            # Written and committed in one go, so that it breaks after the line was written.
+            recorder.hurry()
             async with asyncio.timeout(10):
                 while recorder._logs or not recorder._left_blob_ids:  # noqa: ASYNC110 - nothing announces it
                     await asyncio.sleep(0.001)

@@ -17,7 +17,7 @@ from tidegate.core.budgets.budget import (
     Period,
     Settlement,
 )
-from tidegate.core.budgets.counting import HOUR, MINUTE, calendar_index, calendar_start
+from tidegate.core.budgets.counting import HOUR, MINUTE, calendar_index, calendar_start, fresh
 from tidegate.core.budgets.deal import deal, settle
 from tidegate.core.budgets.ledger import Ledger
 
@@ -374,3 +374,14 @@ def test_a_settlement_of_an_unknown_grant_gives_nothing_back(grant_id: str) -> N
     settle([Settlement(grant_id, (one,), 10, 100, 0)], ledgers, START_MS)
     [grant] = deal([BudgetRequest((one,), 1, 1)], ledgers, START_MS)
     assert grant.requests == 0
+
+
+def test_each_day_pays_the_limit_of_a_debt_and_no_more() -> None:
+    day_ms, window = 86_400_000, fresh(Period.DAY)
+    window.roll(0, 10)
+    window.add(0, 10)
+    window.owe(25)
+    window.roll(day_ms, 10)
+    assert window.taken() == 25
+    window.roll(3 * day_ms, 10)
+    assert (window.taken(), window.room(3 * day_ms, 10)) == (5, 5)

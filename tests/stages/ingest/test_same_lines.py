@@ -186,4 +186,6 @@ def test_lines_that_are_refused_take_no_answer(tmp_path: Path) -> None:
     earlier = [chat("a"), chat("b", max_tokens=-1)]
     found = reusing(tmp_path, earlier, ["a", "b"], *lines, invalid_lines="error_file")
     assert found == {"a": "batch_req_a"}
-    assert b"duplicate_custom_id" in (tmp_path / "work").read_bytes()
+    work = (tmp_path / "work").read_bytes()
+    assert b"duplicate_custom_id" in work
+    assert b'"messages"' not in work, "the first of the two takes it, so nothing runs"

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 import pytest
@@ -18,8 +18,9 @@ from tidegate.store.limits import StoreLimits
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
+from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
-from tidegate.upstream.routing.slots import Capacity
+from tidegate.upstream.routing.slots import Capacity, ModelSlots, RoomSignal, SlotDemand, Slots, SlotSharing
 
 pytestmark = pytest.mark.anyio
 
@@ -365,3 +366,89 @@ async def test_a_cap_that_comes_and_goes_holds_across_processes(store: Store) ->
             air.landing.set()
             await asyncio.gather(*last)
             assert air.highest[b"a"] == 3
+
+
+class _Asked(MemoryLimits):
+    """Gives nothing, and notes what it was told to be in use; the call in flight ends while it is asked."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.in_use: list[dict[str, int]] = []
+        self.one = Slots("one", 4, 0)
+        self.leaving: list[Slots] = []
+
+    async def share_slots(
+        self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
+    ) -> dict[str, int]:
+        self.in_use.append(dict(in_use))
+        self.one.count(0)
+        return {}
+
+    def slots(self) -> list[Slots]:
+        return [self.one]
+
+    def leaving_slots(self) -> list[Slots]:
+        leaving, self.leaving = self.leaving, []
+        return leaving
+
+    def has_shares(self) -> None:
+        pass
+
+
+async def test_calls_of_a_deployment_that_was_replaced_count_with_those_of_the_new_one() -> None:
+    limits = _Asked(World().clock)
+    limits.one.count(1)
+    limits.leaving.append(Slots("one", 4, 0))
+    limits.leaving[0].count(2)
+    demand = SlotDemand(lambda: "me", ModelSlots({}, 0, is_alone=False))
+    sharing = SlotSharing(limits, demand, [limits], RoomSignal(WaitLine()), None)
+    await eventually(lambda: bool(limits.in_use), "the question", 10)
+    await sharing.close()
+    assert limits.in_use[0] == {"one": 3}
+
+
+async def test_slots_of_the_last_life_are_not_those_of_the_next() -> None:
+    world, me = World(), ["before"]
+    limits = MemoryLimits(world.clock)
+    async with RawServer() as server:
+        capacity = Capacity(limits, lambda: me[0])
+        async with world.router(deployment(server.url, max_in_flight=4), capacity=capacity) as router:
+            await router.send(world.call())
+            limits.away = True
+            await eventually(lambda: router.free_slots("m") > 0, "slots of its own", 10)
+            me[0] = "after"
+            assert router.free_slots("m") == 0
+
+
+async def test_a_process_says_once_more_that_nothing_is_in_use() -> None:
+    """Others count what it said last as in use for as long as it lives."""
+    limits = _Asked(World().clock)
+    limits.one.count(1)
+    demand = SlotDemand(lambda: "me", ModelSlots({}, 0, is_alone=False))
+    sharing = SlotSharing(limits, demand, [limits], RoomSignal(WaitLine()), None)
+    await eventually(lambda: limits.in_use == [{"one": 1}, {"one": 0}], "its last word", 10)
+    await sharing.close()
+
+
+def test_slots_that_are_not_wanted_are_not_used_while_the_question_is_out() -> None:
+    one = Slots("one", 8, 5)
+    one.count(1)
+    assert (one.let_go(2), one.share) == (2, 2)
+    one.count(3)
+    assert (one.let_go(0), one.share) == (3, 2)
+    one.set_cap(4, is_alone=False)
+    one.grant(8)
+    assert one.share == 4, "an answer to an older question"
+
+
+def test_a_process_keeps_a_little_more_than_it_uses() -> None:
+    """Also of calls that have been out for longer than one answer."""
+    one = Slots("one", 16, 16)
+    for _ in range(4):
+        one.begin()
+    for _ in range(2):
+        one.grant(16)
+        assert one.wanted() == 6
+    one.end()
+    one.grant(16)
+    assert one.wanted() == 4

@@ -182,6 +182,16 @@ async def test_a_learned_number_does_not_bind_users() -> None:
             await asyncio.gather(*users, *items)
 
 
+async def test_users_of_a_learned_number_need_no_slot_that_could_be_anothers() -> None:
+    """They are not counted with the others' calls: a process that may be taken for dead serves them all the same."""
+    world = World()
+    capacity = Capacity(MemoryLimits(world.clock), lambda: "me", safe_until_ms=lambda: world.clock.monotonic - 1)
+    async with RawServer() as server:
+        place = deployment(server.url, max_in_flight=4, is_capacity_known=False)
+        async with world.router(place, capacity=capacity) as router:
+            assert (await ask(world, router)).status == 200
+
+
 @dataclass
 class PausedLimits(MemoryLimits):
     """The first question about a budget takes so long that the others take this process for dead and use all that is `taken`."""
@@ -196,15 +206,18 @@ class PausedLimits(MemoryLimits):
         return await super().debit(asks)
 
 
-@pytest.mark.parametrize("flex_wait_s", [0.0, 30.0])
-async def test_a_call_that_was_admitted_before_a_pause_asks_for_a_slot_again(flex_wait_s: float) -> None:
+@pytest.mark.parametrize(("flex_wait_s", "is_known"), [(0.0, True), (30.0, True), (30.0, False)])
+async def test_a_call_that_was_admitted_before_a_pause_asks_for_a_slot_again(
+    flex_wait_s: float, is_known: bool
+) -> None:
+    """Where the number of calls is learned, it binds flex calls as it does items."""
     world, air = World(), Air()
     air.landing.set()
     limits, safe_until_ms = PausedLimits(world.clock), [world.clock.monotonic + 25_000]
     capacity = Capacity(limits, lambda: "me", safe_until_ms=lambda: safe_until_ms[0])
     many = Budget(LimitBound.TENANT, "t", (Limit(Period.MINUTE, 100),))
     async with RawServer(air) as server:
-        place = deployment(server.url, max_in_flight=4)
+        place = deployment(server.url, max_in_flight=4, is_capacity_known=is_known)
         async with world.router(place, limits=PATIENT, capacity=capacity) as router:
             traffic = Traffic(lambda engine: Shaped(CHAT_ENDPOINT, b"user"), False, flex_wait_s)
             call = asyncio.ensure_future(router.open(world.call(budgets=(many,), left_ms=600_000), traffic))

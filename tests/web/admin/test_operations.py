@@ -104,6 +104,26 @@ def test_failed_requests_of_every_batch_run_again_once(desk: Desk) -> None:
     assert again["id"] == desk.web.job(ids[0]).retried_by[0], "the same retry is made once"
 
 
+def test_an_operation_that_is_cancelled_while_it_is_carried_out_stops_there(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch in (desk.our_batch, desk.their_batch):
+        stages.start(desk.web, batch, 3)
+    made = desk.writer.post(OPERATIONS, json={"action": "pause", "filter": {}}).json()
+    web, take = desk.web, desk.web.store.step_operation
+    stage = OperateStage(web.store, FairDice(), web.context.wakes, job_verbs(FairDice(), 1000))
+
+    async def late(step: OperationStep) -> None:
+        await web.store.cancel_operation(made["id"])
+        await take(step)
+
+    monkeypatch.setattr(web.store, "step_operation", late)
+    assert web.run(stage.next_step(web.worker_id))
+    assert [web.job(batch).paused_at for batch in (desk.our_batch, desk.their_batch)] == [None, None]
+    now = desk.reader.get(f"{OPERATIONS}/{made['id']}").json()
+    assert (now["status"], now["done"], now["failed"]) == ("cancelled", 0, 0)
+
+
 def test_a_cancelled_operation_changes_nothing(desk: Desk) -> None:
     made = desk.writer.post(OPERATIONS, json={"action": "cancel", "filter": {}}).json()
     for _ in range(2):

@@ -232,11 +232,11 @@ def test_a_cancelled_response_wakes_those_who_end_it_and_is_not_waited_for(
 
 
 def test_a_request_over_several_lines_is_one_line_of_its_job(web: WebServer, client: httpx2.Client) -> None:
-    text = json.dumps(ASK, indent=1).replace("\n", "\r\n")
+    text = json.dumps({**ASK, "metadata": {"a": "b"}}, indent=1).replace("\n", "\r\n")
     answer = client.post(PATH, content=text, headers={"Content-Type": "application/json"}).json()
     asked = client.get(f"/v1/files/{web.job(job_id(answer)).input_file_id}/content")
     assert asked.content.count(b"\n") == 1
-    assert asked.json()["body"] == {"model": "m", "input": "Hi\n"}
+    assert asked.json()["body"] == {"model": "m", "input": "Hi\n", "metadata": {"a": "b"}}
 
 
 def test_a_model_for_batches_alone_takes_no_turn_to_interactive(start_web: Callable[..., WebServer]) -> None:
