@@ -1,3 +1,11 @@
 -- compatible_from: 1
 
 alter table rates add column input_tokens bigint not null default 0;
+
+alter table jobs add column final_cost_nano bigint;
+alter table jobs add column final_failed_ppm bigint;
+create index jobs_by_deadline on jobs (expires_at, id)
+    where kind = 'batch' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
+create index jobs_by_size on jobs (item_count, id) where kind = 'batch';
+create index jobs_by_cost on jobs (final_cost_nano, id) where kind = 'batch' and final_cost_nano > 0;
+create index jobs_by_failed on jobs (final_failed_ppm, id) where kind = 'batch' and final_failed_ppm > 0;
