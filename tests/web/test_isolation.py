@@ -116,6 +116,7 @@ OPERATORS = {
         "autoscale/workers",
         "batches",
         "batches/{batch_id}",
+        "batches/{batch_id}/errors",
         "batches/{batch_id}/explain",
         "batches/{batch_id}/items",
         "batches/{batch_id}/items/{custom_id:path}",

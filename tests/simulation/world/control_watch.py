@@ -13,6 +13,7 @@ from tests.simulation.world.customers import Order
 from tests.simulation.world.estate import PRICE
 from tests.simulation.world.plan import Plan
 from tests.simulation.world.witness import Witnessed
+from tidegate.core.answers.results import INTERACTIVE_MEMBER
 
 KINDS = ("job_pause", "job_later", "job_threshold", "job_canary", "job_retry", "job_window", "job_priority")
 
@@ -156,8 +157,11 @@ class ControlWatch:
                 (order.job_id,),
             ).fetchall()
             merged_id, output_id, retry_of, input_tokens, output_tokens, cost_nano = row[0]
-            # Batch work pays half.
-            price = (PRICE.input_nano * input_tokens + PRICE.output_nano * output_tokens) // _MILLION // 2
+            price = (PRICE.input_nano * input_tokens + PRICE.output_nano * output_tokens) // _MILLION
+            has_turned = order.interactive_after_ms is not None and INTERACTIVE_MEMBER in file_bytes(output_id)
+            if not has_turned:
+                # Batch work pays half.
+                price //= 2
             if cost_nano != (price if self._is_priced else 0):
                 self._broken(f"cost: {order.name} cost {cost_nano}, and its answers {price}")
             if order.retry_of is None:
