@@ -218,6 +218,7 @@ class Customers:
         for order in self.orders:
             if self.poison.intersection(order.tags):
                 order.window_ms = min(order.window_ms, POISON_WINDOW_MS)
+                order.wishes = replace(order.wishes, window_s=None)
             elif self.poison and order.cancel_s is None and self._plan.shape is Shape.ANY:
                 order.begin_s += COMPANY_AFTER_S
 

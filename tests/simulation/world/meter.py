@@ -14,7 +14,7 @@ from tests.simulation.world.customers import Order
 from tests.simulation.world.estate import Estate
 from tests.simulation.world.rules import Rules
 from tests.simulation.world.settings import SPANS
-from tests.simulation.world.witness import Witnessed
+from tests.simulation.world.witness import INVALID, Witnessed
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.deployments import Deployment, Estimate
 from tidegate.core.usage.prices import cost
@@ -198,7 +198,7 @@ def _taken(call: Witnessed) -> int:
         return call.reserved
     if call.mood in _UNDONE:
         return 0
-    if call.mood == "ok":
+    if call.mood in ("ok", INVALID):
         return min(call.reserved, _tokens(call))
     return call.reserved
 
