@@ -70,13 +70,15 @@ class TideWatch:
         assert user.user is not None
         return any(one.name == deployment for one in self._plan.estate.serving(user.user.asks_for))
 
-    def check_end(self, processes: list[Process]) -> None:
-        """Nothing of a call is left when all have ended: no slot, and no user who is not there."""
+    def check_end(self, processes: list[Process], calls: list[Witnessed]) -> None:
+        """Nothing of a call is left when all have ended: no slot, and no user who is not there. A job may close before its calls end."""
+        still_out = {(call.process.name, call.deployment, call.serial) for call in calls if not call.ended}
+        out = Counter((process, deployment) for process, deployment, _ in still_out)
         for process in processes:
             if process.dead or process.ended or process.router is None:
                 continue
             for one in process.router.status():
-                left = (one.in_flight, *process.router.interactive(one.name))
+                left = (max(0, one.in_flight - out[process.name, one.name]), *process.router.interactive(one.name))
                 if any(left):
                     self._broken(f"slots: {process.name} still counts calls at {one.name}: {left}")
 

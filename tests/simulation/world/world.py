@@ -168,7 +168,7 @@ class World:
         await self._until_all_ended()
         await asyncio.sleep(self.plan.lease_ms / 1000)
         await self._until_all_told()
-        self.tides.check_end(self.processes)
+        self.tides.check_end(self.processes, self.provider.calls)
         await self._all_leave()
         await self._sweep()
         for order in self.customers.orders:
