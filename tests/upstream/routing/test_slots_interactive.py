@@ -109,6 +109,26 @@ async def test_processes_that_keep_slots_for_users_leave_one_to_batch(store: Sto
     assert air.highest[b"all"] <= 2
 
 
+async def test_a_process_without_a_slot_sends_no_item_while_users_come() -> None:
+    """It has a part of what batch may use, but another process has all slots of the deployment."""
+    world, air = World(), Air()
+    air.landing.set()
+    limits = MemoryLimits(world.clock)
+    async with RawServer(air) as server:
+        place = deployment(server.url, max_in_flight=2)
+        async with world.router(place, limits=PATIENT, capacity=Capacity(limits, lambda: "me")) as router:
+            await ask(world, router)
+            limits.shares["another"] = {"one": 2}
+            limits.shares.pop("me", None)
+            item = asyncio.create_task(router.send(world.call()))
+            await eventually(lambda: limits.shares.get("me", {}).get("background:one", 0) > 0, "its part of batch", 10)
+            await asyncio.sleep(0.3)
+            assert (len(server.posts), router.free_slots("m")) == (1, 0)
+            limits.shares["another"] = {}
+            await item
+    assert len(server.posts) == 2
+
+
 async def test_an_idle_process_serves_its_first_user_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     # Slots come at the next round, or because a user waits: without that it would take a minute.
     monkeypatch.setattr(slots, "PERIOD_S", 60.0)

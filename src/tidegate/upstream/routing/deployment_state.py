@@ -255,9 +255,9 @@ class DeploymentState:
             if self.interactive_waiting:
                 free -= self.interactive_waiting.total()
             if self._users_until_ms > now_ms:
-                # Of a small share one slot is left to batch: other processes keep theirs, and together they keep enough, for batch has a
-                # share of its own.
-                free -= min(self._free_for_users, self.slots.share - 1)
+                # Of a small share one slot is left to batch. Batch calls have a share of their own, below the cap, so that some slot is
+                # free in one of the processes.
+                free -= min(self._free_for_users, max(0, self.slots.share - 1))
             if self.background_slots is not None:
                 free = min(free, self.background_slots.share - self.in_flight)
         elif self.interactive_in_flight:
