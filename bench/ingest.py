@@ -12,10 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from bench import ingest_turns
 from bench.machinery import median, table

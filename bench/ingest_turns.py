@@ -19,10 +19,10 @@ from tidegate.core import ids
 from tidegate.core.nouns import Caller, JobRequest, NewFile
 from tidegate.core.states import JobState
 from tidegate.live_config import LiveConfig
-from tidegate.service import Parts, opened
 from tidegate.settings import load
 from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
+from tidegate.storage import Parts, opened
 from tidegate.worker.policies import OperatorPolicies
 
 ENDPOINT = "/v1/chat/completions"

@@ -16,11 +16,11 @@ from tidegate.core.answers import results
 from tidegate.core.nouns import Finished, JobFlush, KeepTimes, Placed, Usage
 from tidegate.core.states import JobState, Outcome
 from tidegate.live_config import LiveConfig
-from tidegate.service import Parts, opened
 from tidegate.settings import Settings, load
 from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.stages.ship import Ship
+from tidegate.storage import Parts, opened
 from tidegate.worker.policies import OperatorPolicies
 
 FLUSH_LINES = 256

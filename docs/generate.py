@@ -298,29 +298,33 @@ def command_reference() -> str:
 
 
 def _one_command(path: tuple[str, ...], command: Any) -> str:
-    said = [re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", command.help.strip())]
+    said = [re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", command.help.replace("\b", "").strip())]
     words = [part for part in said if not part.startswith("Example: ")]
     example = next(part.removeprefix("Example: ") for part in said if part.startswith("Example: "))
     arguments = [one for one in command.params if one.param_type_name == "argument"]
-    usage = " ".join([f"tidegate {' '.join(path)}", *(one.metavar for one in arguments), "[options]"])
+    usage = " ".join([f"tidegate {' '.join(path)}", *map(_argument, arguments), "[options]"])
     rows = (_parameter(one) for one in command.params if one.name != "help")
     intro = "\n\n".join(words)
     heads = ("option", "default", "what it does")
     return f"### `tidegate {' '.join(path)}`\n\n{intro}\n\n```text\n{usage}\n{example}\n```\n\n{table(heads, rows)}"
 
 
+def _argument(one: Any) -> str:
+    """An argument as a usage line shows it: in brackets where it may be left out."""
+    return str(one.metavar if one.required else f"[{one.metavar.strip('[]')}]")
+
+
 def _parameter(one: Any) -> tuple[str, str, str]:
-    if one.param_type_name == "argument":
-        return f"`{one.metavar}`", "required", one.help
-    names = ", ".join([*one.opts, *one.secondary_opts])
-    value = "" if one.is_flag else f" {one.metavar or _choices(one)}"
+    is_argument = one.param_type_name == "argument"
+    names = _argument(one) if is_argument else ", ".join([*one.opts, *one.secondary_opts])
+    value = "" if is_argument or one.is_flag else f" {one.metavar or _choices(one)}"
     if one.required:
         default = "required"
     elif isinstance(one.show_default, str):
         default = one.show_default
     else:
         default = _default(getattr(one.default, "value", one.default))
-    return f"`{names}{value}`", "off" if one.is_flag and not one.default else default, one.help
+    return f"`{names}{value}`", "off" if not is_argument and one.is_flag and not one.default else default, one.help
 
 
 def _choices(one: Any) -> str:

@@ -1,6 +1,6 @@
 """Have every answer of a batch checked against a JSON schema, with the official openai SDK: what does not fit is asked for again.
 
-Start a server first, for example:
+Install the SDK with `pip install openai`, and start a server, for example:
 
     tidegate simulate --port 8001 --fault unfit=0.2 &
     tidegate serve --upstream http://localhost:8001/v1

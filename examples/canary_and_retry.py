@@ -1,6 +1,6 @@
 """Run a sample of a batch first, then the rest, and what failed once more, with the official openai SDK.
 
-Start a server first, for example:
+Install the SDK with `pip install openai`, and start a server, for example:
 
     tidegate simulate --port 8001 &
     tidegate serve --upstream http://localhost:8001/v1

@@ -1,6 +1,6 @@
 """Ask what a batch would take before it is created, with the official openai SDK. Nothing is sent to a model, and nothing is kept.
 
-Start a server as in control_a_batch.py, then run this with `python examples/check_before_running.py`.
+Install the SDK and start a server as in control_a_batch.py, then run this with `python examples/check_before_running.py`.
 """
 
 import os

@@ -3,12 +3,12 @@
 #   tidegate simulate & tidegate serve --upstream http://127.0.0.1:8000/v1
 set -euo pipefail
 
-url=${TIDEGATE_URL:-http://127.0.0.1:8080}
+url=${GATEWAY_URL:-http://127.0.0.1:8080}
 workspace=${WORKSPACE:-default}
 model=${MODEL:-llama-3-8b}
 
 curl -sSN "$url/v1/completion-batch/$workspace/demo" \
-    -H "Authorization: Bearer ${TIDEGATE_KEY:-none}" \
+    -H "Authorization: Bearer ${GATEWAY_KEY:-none}" \
     -H "Content-Type: application/json" \
     --data-binary @- <<BODY
 {

@@ -1,6 +1,6 @@
 """Control a batch while it runs, with the official openai SDK: thresholds, priority, pause, resume, a later deadline.
 
-Start a server first, for example:
+Install the SDK with `pip install openai`, and start a server, for example:
 
     tidegate simulate --port 8001 &
     tidegate serve --upstream http://localhost:8001/v1

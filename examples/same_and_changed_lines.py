@@ -1,7 +1,7 @@
 """Pay for the same request once, with the official openai SDK: identical lines of a file share an answer, and a file that was edited
 runs only the lines that changed.
 
-Start a server first, for example:
+Install the SDK with `pip install openai`, and start a server, for example:
 
     tidegate simulate --port 8001 &
     tidegate serve --upstream http://localhost:8001/v1

@@ -1,7 +1,7 @@
 """Ask for more than the lines of a file, with the official openai SDK: one set of parameters for all requests, two
 files in one batch, and retries of its own.
 
-Start a server first, for example:
+Install the SDK with `pip install openai`, and start a server, for example:
 
     tidegate simulate --port 8001 &
     tidegate serve --upstream http://localhost:8001/v1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -31,8 +33,9 @@ RUN = pytest.StashKey[RunDirectory]()
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
+TESTS = Path(__file__).parent
 # An authority that signed nothing: its key was never kept.
-AUTHORITY = Path(__file__).with_name("support") / "authority.pem"
+AUTHORITY = TESTS / "support" / "authority.pem"
 
 # Tests sign certificates, run the pages' commands as a reader would, and build small shims.
 TOOLS = ("bash", "cc", "curl", "openssl")
@@ -61,6 +64,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: pytest.Session) -> None:
     """Tell a worker of pytest-xdist which directory the run shares."""
     node.workerinput["run_directory"] = str(node.config.stash[RUN].path)  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each worker import a share of the test files first: every worker needs every file, and reads what another has compiled."""
+    workerinput = getattr(session.config, "workerinput", None)
+    if workerinput is None:
+        return
+    number, count = int(workerinput["workerid"].removeprefix("gw")), int(workerinput["workercount"])
+    for path in sorted(TESTS.rglob("test_*.py"))[number::count]:
+        # A file that cannot be imported fails when its turn comes.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -65,10 +65,11 @@ def control_socket(data_dir: Path) -> Iterator[socket.socket]:
     OSError where the file system has no sockets."""
     name = f".{SOCKET_NAME}.{secrets.token_hex(8)}"
     partial, path = data_dir / name, data_dir / SOCKET_NAME
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+    with _address(data_dir, name) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        # The address holds as long as the socket does: the event loop looks at it again, and a descriptor that was closed would by then be
+        # another file's.
         try:
-            with _address(data_dir, name) as address:
-                listener.bind(address)
+            listener.bind(address)
             partial.chmod(0o600)
             listener.listen(_BACKLOG_COUNT)
             own = partial.stat()

@@ -8,7 +8,8 @@ Nothing happens unless the process was started with TIDEGATE_FAILPOINTS (see set
 import asyncio
 import os
 import signal
-from dataclasses import dataclass
+
+import msgspec
 
 from tidegate.core.errors import SettingsError, TidegateError
 
@@ -39,8 +40,7 @@ class FailpointRaised(TidegateError):
     """What `raise` raises."""
 
 
-@dataclass(slots=True)
-class _Armed:
+class _Armed(msgspec.Struct):
     action: str
     passes_left: int
     text: bytes

@@ -8,10 +8,10 @@ one tenant did is in the store. This module knows nothing of who measures or who
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Generic, TypeVar
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -83,8 +83,7 @@ M = TypeVar("M", bound=MetricWrapperBase)
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(msgspec.Struct, frozen=True):
     """One metric as people meet it; a label without values here has those that operators or our reasons give it."""
 
     name: str
@@ -179,9 +178,11 @@ def _counter(name: str, about: str) -> Counter:
 
 
 def _counters(name: str, about: str, **labels: Iterable[str]) -> MetricFamily[Counter]:
-    return MetricFamily(
-        Counter(_named(name, "counter", about, labels), about, list(labels), registry=REGISTRY), _sets(labels)
-    )
+    """Make a counter. Where all its labels are known, each series begins with 0: Prometheus sees no increase in one that begins with 1."""
+    made = Counter(_named(name, "counter", about, labels), about, list(labels), registry=REGISTRY)
+    for values in product(*(tuple(known) for known in labels.values())):
+        made.labels(*values)
+    return MetricFamily(made, _sets(labels))
 
 
 def _gauge(name: str, about: str) -> Gauge:
@@ -342,7 +343,9 @@ work_lease_attempts = _counters(
 slice_reclaims = _counter("slice_reclaims_total", "Slices that were freed because their worker was lost.")
 sweep_runs = _counters("sweep_runs_total", "Sweeps for lost workers, by how they ended.", status=("success", "error"))
 sweep_rows = _counters(
-    "sweep_rows_total", "What sweeps changed.", kind=("reclaimed", "released", "skipped", "refreshed")
+    "sweep_rows_total",
+    "What sweeps did: slices reclaimed, blobs released, lost workers skipped whose logs cannot be read yet, flows refreshed.",
+    kind=("reclaimed", "released", "skipped", "refreshed"),
 )
 sweep_seconds = _histogram("sweep_seconds", "How long a sweep for lost workers took.", _MOMENTS_S)
 startup_recovery = _counters(
@@ -376,7 +379,7 @@ workers = _gauges(
 
 jobs_processed = _counters(
     "jobs_processed_total",
-    "Jobs that came to their end in this process, by how and why.",
+    "Jobs that came to their end in this process, by how and why; and steps of jobs that wait to be taken again, or were another's.",
     result=("success", "failed", "cancelled", "skipped", "re_enqueued", "expired"),
     reason=(
         "system_error",
@@ -393,7 +396,10 @@ jobs_processed = _counters(
 )
 job_seconds = _histograms("job_seconds", "From the creation of a job to its end.", _JOBS_S, status=_JOB_STATES[4:])
 job_processing_seconds = _histograms(
-    "job_processing_seconds", "From the start of a job's ingest to its end.", _JOBS_S, size_bucket=_SIZES
+    "job_processing_seconds",
+    "From when a job was ingested to its end; the ingest itself is in ingest_seconds.",
+    _JOBS_S,
+    size_bucket=_SIZES,
 )
 job_queue_wait_seconds = _histogram(
     "job_queue_wait_seconds", "From the creation of a job until it was ingested and could be leased.", _JOBS_S
@@ -521,7 +527,7 @@ group_isolations = _counters(
 model_deferrals = _counters(
     "model_deferrals_total",
     "Times that a whole model was left alone because none of its deployments was healthy.",
-    reason=(),
+    reason=("no_healthy_deployment",),
 )
 model_deferral_seconds = _histograms(
     "model_deferral_seconds", "For how long a whole model is left alone.", _WAITS_S, reason=()

@@ -1,75 +1,60 @@
-"""The composition root: settings become a store, blobs, a router, loops and a web app. Only it picks a backend."""
+"""The composition root: opened parts become a router, loops and a web app. Only it and `storage.py` pick a backend."""
 
 import asyncio
 import functools
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from tidegate import __version__, failpoints, metrics, tracing
-from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.callback_sender import CallbackSender
 from tidegate.backends.counted_blobs import CountedBlobs
-from tidegate.backends.disk import make_directories
 from tidegate.backends.noticed_wake import NoticedWake
-from tidegate.backends.scratch import scratch_directory
-from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy, boot_id, boot_ms
+from tidegate.backends.run_names import hold_names
+from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.control import control_file
-from tidegate.core import ids
 from tidegate.core.deployments import Deployment, Queue, Secret
-from tidegate.core.errors import SettingsError, StoreError, WorkerBroken
-from tidegate.core.input.turns import IngestLimits
-from tidegate.core.nouns import DEFAULT_TENANT, KeepTimes
-from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, FileSource, Limits, Notices, RequestQueue, Wakes
+from tidegate.core.errors import SettingsError, WorkerBroken
+from tidegate.core.ports import Blobs, Callbacks, FileSource, Limits, Notices, RequestQueue
 from tidegate.core.queues import QueueAway, QueueState
+from tidegate.core.schedule.share_owner import run_owner
 from tidegate.core.states import WorkerState
 from tidegate.live_config import LiveConfig
-from tidegate.settings import Settings, deployments, local_path, resources
-from tidegate.settings.added import Added, added
+from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.collector import wants_traces
 from tidegate.settings.models import model_caps
 from tidegate.settings.reload import SettingsFile
 from tidegate.stages.accept import Reception
 from tidegate.stages.deliver import WebhookDeliveries
 from tidegate.stages.ingest.ingest_file import InputPasses
-from tidegate.stages.record import FlushLimits
-from tidegate.stages.tend import clock as clock_tend
-from tidegate.store.driver import Driver
+from tidegate.storage import Parts, ended, opened
 from tidegate.store.limits import StoreLimits
-from tidegate.store.sqlite import SqliteDriver
-from tidegate.store.sqlite_clock import EmbeddedClock
-from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router, open_router
 from tidegate.upstream.http.connections import make_room_for_connections
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBudgetPolicy
 from tidegate.upstream.routing.probe import Probe
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.worker.kept_worker import KeptWorker, RunsItems
-from tidegate.worker.options import WorkerOptions
+from tidegate.worker.options import worker_options
 from tidegate.worker.policies import OperatorPolicies
-from tidegate.worker.registration import Registration, beat_until
+from tidegate.worker.registration import EVERY_OWNER, Registration, beat_until
 from tidegate.worker.reporting import Reporting
 from tidegate.worker.unleased import Unleased
 from tidegate.worker.worker import Worker, WorkerPorts
 
 # What a process does not use is not loaded: a `tidegate run` has no web app, no Redis and no S3, and starts in half the time.
 if TYPE_CHECKING:
-    from tidegate.backends.blobs_s3_client import Objects, S3Settings
-    from tidegate.backends.shared_redis import RedisShared
     from tidegate.web.app import Api
     from tidegate.web.context import WebContext
     from tidegate.web.jobs.validation import JobValidation
 
-    Bucket = Objects
-
 log = structlog.get_logger()
 
-_HELD_BYTES_MAX = 64 << 20
 _PREDECESSORS_MAX = 100
 TRACES_STOP_S = 3.0
 NOTICE_TIMEOUT_S = 2.0
@@ -80,159 +65,14 @@ NO_MODEL_SERVER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What every command stands on."""
-
-    settings: Settings
-    store: Store
-    blobs: Blobs
-    clock: Clock
-    entropy: Entropy
-    wakes: Wakes
-    tenant_id: str
-    scratch: Path
-    shared: "RedisShared | None" = None
-    installation: str = ""
-    notices: Notices | None = None
-
-
-@asynccontextmanager
-async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterator[Parts]:
-    """Open the store and the blobs of these settings, at the current schema, and close them at the end."""
-    clock, entropy = SystemClock(), SystemEntropy()
-    if not read_only:
-        # What callers send is theirs and the operator's: no other user of this machine may read it.
-        make_directories(settings.data_dir)
-        if not settings.store.is_postgresql:
-            make_directories(local_path(settings.store.location).parent)
-    store = Store(_driver(settings, clock, read_only=read_only))
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(store.close)
-        await _ready_schema(store, settings, read_only=read_only)
-        await store.look_at_clock()
-        if not read_only:
-            stack.push_async_callback(_ended, asyncio.create_task(clock_tend.watch(store)))
-        blobs = _blobs(settings, read_only=read_only)
-        stack.push_async_callback(blobs.close)
-        tenant = await store.tenant_by_name(DEFAULT_TENANT)
-        if tenant is None and not read_only:
-            tenant = await store.put_tenant(ids.make("tenant", entropy.token_bytes(16)), DEFAULT_TENANT)
-        scratch = settings.data_dir / "scratch"
-        if not read_only:
-            scratch = stack.enter_context(scratch_directory(scratch))
-        parts = Parts(
-            settings, store, blobs, clock, entropy, Wakes(LocalWake(), LocalWake(), LocalWake()), tenant or "", scratch
-        )
-        if settings.redis.location and not read_only:
-            from tidegate.backends.shared_redis import RedisShared
-
-            name = f"{settings.redis.name}:{await store.store_name(entropy.token_bytes(16).hex())}"
-            shared = RedisShared(settings.redis.location, name, clock, entropy)
-            shared.start()
-            stack.push_async_callback(shared.close)
-            parts = replace(parts, wakes=replace(parts.wakes, inputs=shared), shared=shared, installation=name)
-        yield parts
-
-
-async def _ready_schema(store: Store, settings: Settings, *, read_only: bool) -> None:
-    """The embedded store keeps itself current, and an empty database gets its schema; an older one waits for the operator."""
-    if not read_only and (not settings.store.is_postgresql or await store.schema_version() == 0):
-        await store.migrate()
-    await store.require_schema()
-
-
-async def migrate(settings: Settings) -> list[int]:
-    """Bring the store to this program's schema. Return which versions ran."""
-    store = Store(_driver(settings, SystemClock(), read_only=False))
-    try:
-        return await store.migrate()
-    finally:
-        await store.close()
-
-
-async def is_empty(settings: Settings) -> bool:
-    """Return whether the database is there and has no schema yet."""
-    store = Store(_driver(settings, SystemClock(), read_only=True))
-    try:
-        return await store.schema_version() == 0
-    finally:
-        await store.close()
-
-
-def _driver(settings: Settings, clock: Clock, *, read_only: bool) -> Driver:
-    if settings.store.is_postgresql:
-        from tidegate.store.postgres import PostgresDriver
-
-        return PostgresDriver(
-            settings.store.location,
-            pool_size=settings.store.pool_size,
-            statement_timeout_ms=settings.store.statement_timeout_ms,
-            pooler=settings.store.pooler,
-            steady_ms=None if read_only else boot_ms,
-        )
-    embedded = EmbeddedClock(clock.now_ms, boot_ms, boot_id())
-    return SqliteDriver(local_path(settings.store.location), embedded, read_only=read_only)
-
-
-def _blobs(settings: Settings, *, read_only: bool) -> Blobs:
-    if not settings.blobs.is_object_store:
-        return LocalBlobs(local_path(settings.blobs.url))
-    from tidegate.backends.blobs_s3 import S3Blobs
-    from tidegate.backends.blobs_s3_client import MISSING_AFTER_MS
-
-    bucket, _, prefix = settings.blobs.url.partition("://")[2].partition("/")
-    reach = replace(_s3_settings(settings, bucket), is_azure=settings.blobs.backend == "az", prefix=prefix)
-    missing_after_ms = 0 if read_only else MISSING_AFTER_MS
-    return S3Blobs(replace(reach, missing_after_ms=missing_after_ms), settings.data_dir / "spool")
-
-
-@asynccontextmanager
-async def open_blobs(settings: Settings) -> AsyncIterator[Blobs]:
-    """Where bytes lie, without a store beside it."""
-    blobs = _blobs(settings, read_only=False)
-    try:
-        yield blobs
-    finally:
-        await blobs.close()
-
-
-def passing_files(settings: Settings) -> AbstractContextManager[Path]:
-    """A directory for what only passes through this process."""
-    return scratch_directory(settings.data_dir / "scratch")
-
-
-def open_bucket(settings: Settings, bucket: str, folder: str = "") -> "Bucket":
-    """A bucket of the caller's own or a folder in it, at the address and with the keys of `blobs`."""
-    from tidegate.backends.blobs_s3_client import Objects
-
-    return Objects(replace(_s3_settings(settings, bucket), prefix=folder))
-
-
-def _s3_settings(settings: Settings, bucket: str) -> "S3Settings":
-    from tidegate.backends.blobs_s3_client import S3Settings
-
-    key, secret = settings.blobs.access_key_id, settings.blobs.secret_access_key
-    return S3Settings(
-        bucket=bucket,
-        endpoint=settings.blobs.endpoint or None,
-        region=settings.blobs.region,
-        access_key_id=key.reveal() if key else None,
-        secret_access_key=secret.reveal() if secret else None,
-        allow_http=settings.blobs.allow_http,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
+class Roles(msgspec.Struct, frozen=True):
     """What a process does: answer the API, run items, or both."""
 
     api: bool
     worker: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """What a process that has started is called and where it listens; empty where it does not."""
 
     worker_id: str
@@ -256,11 +96,11 @@ async def run(
     failpoints.arm(settings.failpoints)
     metrics.pin(models=settings.models, deployments=[one.name for one in deployments(settings)])
     metrics.build_info.of(__version__).set(1)
-    async with _traced(), opened(settings) as alone, _noticed(alone) as parts, AsyncExitStack() as stack:
+    async with _traced(), opened(settings, is_alone=True) as alone, _noticed(alone) as parts, AsyncExitStack() as stack:
         if roles.api:
             await _ready_keys(parts)
         await _bury_predecessors(parts)
-        me = _incarnation(parts, runs_items=roles.worker)
+        me = _incarnation(parts, runs_for=EVERY_OWNER if roles.worker else None)
         await me.begin()
         router, live_config = await stack.enter_async_context(_router(parts, me, roles, file))
         if roles.worker and not router.status():
@@ -274,11 +114,11 @@ async def run(
 
             bodies = {DOOR: CallbackBodies(parts.store, parts.blobs, settings.callbacks.body_bytes_max)}
             deliveries = WebhookDeliveries(parts.store, callbacks, parts.clock, parts.entropy, lambda: me.id, bodies)
-            stack.push_async_callback(_ended, asyncio.create_task(deliveries.run()))
+            stack.push_async_callback(ended, asyncio.create_task(deliveries.run()))
             reporting = Reporting(parts.store, parts.blobs, me, router.status, worker.trouble)
-            stack.push_async_callback(_ended, asyncio.create_task(reporting.run()))
+            stack.push_async_callback(ended, asyncio.create_task(reporting.run()))
         unleased = Unleased(parts.store, parts.clock, worker.is_idle_with_room if worker else None)
-        stack.push_async_callback(_ended, asyncio.create_task(unleased.watch()))
+        stack.push_async_callback(ended, asyncio.create_task(unleased.watch()))
         address = admin = ""
         token = Secret(parts.entropy.token_bytes(32).hex())
 
@@ -389,14 +229,14 @@ def _worker(make: Callable[[], Worker], parts: Parts, me: Registration, *, is_ke
     return KeptWorker(make, me, parts.settings.worker.heartbeat_ms) if is_kept else make()
 
 
-@dataclass(frozen=True, slots=True)
-class Working:
-    """A worker beside the caller's own code, and what it stands on."""
+class Working(msgspec.Struct, frozen=True):
+    """A worker beside the caller's own code, and what it stands on. It runs the jobs of `share_owner`, or without one those of all."""
 
     parts: Parts
     incarnation: Registration
     worker: RunsItems
     router: Router
+    share_owner: str | None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -411,23 +251,42 @@ class Working:
 
 
 @asynccontextmanager
-async def working(settings: Settings) -> AsyncIterator[Working]:
-    """A worker that has not begun, in this process and without a server: what `tidegate run` stands on."""
+async def working(settings: Settings, names: Sequence[str] = ()) -> AsyncIterator[Working]:
+    """A worker that has not begun, in this process and without a server: what `tidegate run` stands on.
+
+    `names` are those of the run, its jobs' name first. Over an embedded store no other process runs under one of them, and this one runs
+    nothing else, for other runs there may have other model servers. Without names it is a worker of all."""
     failpoints.arm(settings.failpoints)
-    async with _traced(), opened(settings) as alone, _noticed(alone) as parts:
-        await _bury_predecessors(parts)
-        me = _incarnation(parts)
-        await me.begin()
-        async with (
-            callback_sender(settings) as files,
-            _router(parts, me, Roles(api=False, worker=True)) as (router, live_config),
-        ):
+    has_owner = bool(names) and not settings.store.is_postgresql
+    async with _traced(), opened(settings, is_alone=not has_owner) as alone, _noticed(alone) as parts:
+        share_owner = run_owner(parts.tenant_id, names[0]) if has_owner else None
+        async with _registered_run(parts, names, share_owner) as me, AsyncExitStack() as stack:
+            files = await stack.enter_async_context(callback_sender(settings))
+            roles = Roles(api=False, worker=True)
+            router, live_config = await stack.enter_async_context(_router(parts, me, roles))
             make = functools.partial(build_worker, parts, me, router, live_config, files)
-            yield Working(parts, me, _worker(make, parts, me, is_kept=True), router)
+            yield Working(parts, me, _worker(make, parts, me, is_kept=True), router, share_owner)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimating:
+@asynccontextmanager
+async def _registered_run(parts: Parts, names: Sequence[str], share_owner: str | None) -> AsyncIterator[Registration]:
+    """Register this process for one share owner, under these names; the worker that had them before and died is gone from here on."""
+    if share_owner is None:
+        await _bury_predecessors(parts)
+        me = _incarnation(parts, runs_for=EVERY_OWNER)
+        await me.begin()
+        yield me
+        return
+    with hold_names(parts.settings.data_dir / "runs", names) as held:
+        for worker_id in held.dead_worker_ids:
+            await parts.store.declare_gone(worker_id, leaving=True)
+        me = _incarnation(parts, runs_for=share_owner)
+        await me.begin()
+        held.note_worker(me.id)
+        yield me
+
+
+class Estimating(msgspec.Struct, frozen=True):
     """What says how a job would go, and takes in the file that it is about."""
 
     parts: Parts
@@ -442,8 +301,7 @@ async def estimating(settings: Settings) -> AsyncIterator[Estimating]:
     from tidegate.web.jobs.validation import JobValidation
 
     async with opened(settings) as alone, _noticed(alone) as parts:
-        await _bury_predecessors(parts)
-        me = _incarnation(parts, runs_items=False)
+        me = _incarnation(parts, runs_for=None)
         await me.begin()
         async with (
             callback_sender(settings) as callbacks,
@@ -452,18 +310,6 @@ async def estimating(settings: Settings) -> AsyncIterator[Estimating]:
             context = _web_context(parts, me, router, callbacks, Secret(""))
             reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: me.id)
             yield Estimating(parts, reception, JobValidation(context, JobCreation(context, reception)))
-
-
-async def added_deployments(settings: Settings) -> Added:
-    """What was added at run time, as this process could use it; nothing where there is no store yet, or it cannot be read."""
-    if not settings.store.is_postgresql and not local_path(settings.store.location).exists():
-        return Added()
-    try:
-        async with opened(settings, read_only=True) as parts:
-            _, entries = await parts.store.routing()
-    except StoreError:
-        return Added()
-    return added(settings, [(one.kind, one.name, one.document) for one in entries])
 
 
 async def probe_upstreams(settings: Settings, more: Sequence[Deployment] = ()) -> list[Probe]:
@@ -508,7 +354,7 @@ async def queue_states(served: Iterable[Deployment]) -> list[tuple[Deployment, Q
 
 
 async def _bury_predecessors(parts: Parts) -> None:
-    """Declare all other workers of an embedded store gone: it has one writer, this process, so their leases need not run out."""
+    """Declare all other workers of an embedded store gone: this process has it to itself, so their leases need not run out."""
     if parts.settings.store.is_postgresql:
         return
     for row in await parts.store.list_workers(_PREDECESSORS_MAX):
@@ -516,7 +362,7 @@ async def _bury_predecessors(parts: Parts) -> None:
             await parts.store.declare_gone(str(row["id"]), leaving=True)
 
 
-def _incarnation(parts: Parts, *, runs_items: bool = True) -> Registration:
+def _incarnation(parts: Parts, *, runs_for: str | None) -> Registration:
     return Registration(
         parts.store,
         parts.clock,
@@ -524,7 +370,7 @@ def _incarnation(parts: Parts, *, runs_items: bool = True) -> Registration:
         host=socket.gethostname(),
         version=__version__,
         lease_ms=parts.settings.worker.lease_ms,
-        runs_items=runs_items,
+        runs_for=runs_for,
     )
 
 
@@ -545,7 +391,7 @@ async def _router(
             limits = dealt
         capacity = Capacity(
             limits=limits,
-            # The embedded store has one process: there is no other to share slots with.
+            # Over an embedded store each process keeps to its own slots: a server is alone there, and each run has a bound of its own.
             worker_id=(lambda: me.id) if settings.store.is_postgresql else None,
             discovered=parts.store,
             rests=parts.shared,
@@ -570,7 +416,7 @@ async def _router(
         live_config = LiveConfig(parts.store, settings, router.replace, file)
         await live_config.look()
         following = asyncio.create_task(live_config.follow())
-        stack.push_async_callback(_ended, following)
+        stack.push_async_callback(ended, following)
         yield router, live_config
 
 
@@ -619,11 +465,6 @@ async def _noticed(parts: Parts) -> AsyncIterator[Parts]:
                 await one.close()
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
 def deployment_policy(settings: Settings) -> DeploymentPolicy:
     """A deployment rests no longer than the operator lets one ask for; otherwise its items would come back and find it resting."""
     return DeploymentPolicy(
@@ -650,33 +491,6 @@ def build_worker(
 
 def _counted(parts: Parts, component: str) -> Blobs:
     return CountedBlobs(parts.blobs, component, parts.settings.blobs.backend)
-
-
-def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
-    worker = settings.worker
-    return WorkerOptions(
-        in_flight_max=worker.in_flight_max,
-        slice_count_max=worker.slice_count_max,
-        slice_items=settings.ingest.slice_count_max,
-        heartbeat_ms=worker.heartbeat_ms,
-        poll_ms=worker.poll_ms,
-        sweep_ms=worker.sweep_ms,
-        grace_ms=worker.grace_ms,
-        cancel_grace_ms=worker.cancel_grace_ms,
-        flush=FlushLimits(
-            worker.record_flush_ms, worker.record_lines_max, worker.record_bytes_max, held_bytes_max=_HELD_BYTES_MAX
-        ),
-        scratch=scratch,
-        keep=KeepTimes(
-            completed_ms=settings.retention.completed_s * 1000,
-            failed_ms=settings.retention.failed_s * 1000,
-            metadata_ms=settings.retention.metadata_s * 1000,
-            audit_ms=settings.retention.audit_s * 1000,
-            orphan_ms=settings.retention.orphan_s * 1000,
-            scan_max=settings.retention.scan_max,
-        ),
-        ingest=IngestLimits(settings.ingest.small_bytes_max, settings.ingest.passes_max),
-    )
 
 
 def _web_context(parts: Parts, me: Registration, router: Router, callbacks: Callbacks, token: Secret) -> "WebContext":

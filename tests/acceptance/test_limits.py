@@ -30,7 +30,7 @@ def _redis(request: pytest.FixtureRequest, kind: str) -> RedisServer | None:
     return found
 
 
-@pytest.mark.parametrize("kind", ["store", "redis"])
+@pytest.mark.parametrize("kind", ["redis", pytest.param("store", marks=pytest.mark.soak)])
 def test_limits_are_used_fully_and_never_exceeded(
     make_crew: MakeCrew, request: pytest.FixtureRequest, kind: str
 ) -> None:

@@ -40,6 +40,7 @@ def _comes_back(make_crew: MakeCrew, over: Callable[[Crew, float], bool]) -> Non
     crew.site.verify(batch_id)
 
 
+@pytest.mark.soak
 def test_a_burst_of_503_ends_and_the_model_comes_back_by_itself(make_crew: MakeCrew) -> None:
     """Measured elsewhere: a short burst blocks a model for good. Every worker has found it shut, and knocked more than once in vain."""
     _comes_back(

@@ -18,7 +18,7 @@ from tests.support.processes import wait_until
 from tests.support.redis import RedisServer
 from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, chat_line, requests
 from tidegate.core.usage.spending import row, sum_by
-from tidegate.service import opened
+from tidegate.storage import opened
 from tidegate.store.usage import DAY_S
 from tidegate.web.admin.audit import COMMAND, AuditTrail
 from tidegate.web.admin.keys import KeyWish, make_key
@@ -78,7 +78,7 @@ def say(caller: Site, text: str = "say it", **more: Any) -> tuple[int, dict[str,
     return answer.status_code, answer.json()
 
 
-@pytest.mark.parametrize("kind", ["store", "redis"])
+@pytest.mark.parametrize("kind", ["store", pytest.param("redis", marks=pytest.mark.soak)])
 def test_a_budget_is_spent_to_the_last_call_that_fits_and_never_passed(
     make_crew: MakeCrew, request: pytest.FixtureRequest, kind: str
 ) -> None:
@@ -126,7 +126,9 @@ def test_a_budget_below_one_items_worst_is_used_up_one_item_after_another(make_c
     assert Decimal(results.batch["tidegate"]["cost"]) == witnessed(crew) <= Decimal("3.6")
 
 
-@pytest.mark.parametrize("border", ["after_answer=5*kill", "record_durable=2*kill"])
+@pytest.mark.parametrize(
+    "border", ["after_answer=5*kill", pytest.param("record_durable=2*kill", marks=pytest.mark.soak)]
+)
 def test_a_worker_that_is_killed_while_it_spends_does_not_let_the_others_spend_more(
     make_crew: MakeCrew, border: str
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx2
+import pytest
 
 from tests.acceptance.conftest import MakeCrew
 from tests.support.crew import Crew, deployment, items_of, per_minute
@@ -66,6 +67,7 @@ def test_a_small_tenant_starts_within_one_round_and_ends_long_before(make_crew: 
     assert small.client().get(f"/v1/batches/{heavy}").status_code == 404
 
 
+@pytest.mark.soak
 def test_weights_are_what_tenants_get_of_a_model(make_crew: MakeCrew) -> None:
     config = {"tiers": {"gold": 4, "plain": 1}, "tenants": {"rich": {"tier": "gold"}, "poor": {"tier": "plain"}}}
     crew = _crew(make_crew, config)
@@ -82,6 +84,7 @@ def test_weights_are_what_tenants_get_of_a_model(make_crew: MakeCrew) -> None:
     assert _of(calls, second) >= 8
 
 
+@pytest.mark.soak
 def test_the_mode_is_switched_while_everything_runs(make_crew: MakeCrew) -> None:
     crew = _crew(make_crew)
     large, small = crew.caller("large"), crew.caller("small")
@@ -124,10 +127,10 @@ def test_a_workers_metrics_tell_of_fairness_and_limits(make_crew: MakeCrew) -> N
     port = free_port()
     crew.site.api()
     crew.add_worker({"TIDEGATE_METRICS_PORT": str(port)})
-    large, small = crew.caller("large"), crew.caller("small")
-    large.submit(requests(100, _slow(500)))
-    small.submit(requests(100, _slow(500)))
-    tight = large.submit(requests(12, model="tight"))
+    acme, globex = crew.caller("acme"), crew.caller("globex")
+    acme.submit(requests(100, _slow(500)))
+    globex.submit(requests(100, _slow(500)))
+    tight = acme.submit(requests(12, model="tight"))
     crew.until_called(5, "tight")
 
     def told() -> bool:
@@ -141,10 +144,10 @@ def test_a_workers_metrics_tell_of_fairness_and_limits(make_crew: MakeCrew) -> N
         )
 
     wait_until(told, END_S, "the metrics to tell", poll_s=POLL_S)
-    assert large.batch(tight)["request_counts"]["failed"] == 0
+    assert acme.batch(tight)["request_counts"]["failed"] == 0
     text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=30, trust_env=False).text
     samples = [line for line in text.splitlines() if not line.startswith("#")]
-    assert not [line for line in samples if "large" in line or "small" in line], "no label names a tenant"
+    assert not [line for line in samples if "acme" in line or "globex" in line], "no label names a tenant"
 
 
 def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:

@@ -63,6 +63,17 @@ def test_config_puts_no_blanks_behind_a_long_value(tidegate: Command, here: Path
     assert max(len(line) for line in lines if not line.startswith("models")) < 80
 
 
+def test_config_shows_of_an_entry_what_was_set_and_not_its_defaults(tidegate: Command, here: Path) -> None:
+    (here / "c.yaml").write_text(
+        "models: {m: {deployments: [{url: 'http://h/v1', weight: 2}]}}\nguardrails: {short: {prompt_bytes_max: 9}}\n"
+    )
+    lines = tidegate("config", "--config", "c.yaml", "--changed").stdout.splitlines()
+    assert [line.split()[2] for line in lines[1:]] == [
+        '{"m":{"deployments":[{"url":"http://h/v1","weight":2.0}]}}',
+        '{"short":{"prompt_bytes_max":9}}',
+    ]
+
+
 def test_config_never_prints_a_secret_in_any_form(tidegate: Command, here: Path) -> None:
     models = {"m": {"deployments": [{"url": "http://h/v1", "api_key": CANARY}]}}
     (here / "c.yaml").write_text(json.dumps({"models": models, "auth": {"pepper": CANARY}}))
@@ -117,8 +128,19 @@ def test_a_reader_that_leaves_early_is_no_error_of_ours(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert piped.stdout.startswith("setting")
+    assert piped.stdout == "data\n"
     assert "Traceback" not in piped.stderr
+
+
+@pytest.mark.parametrize("command", ["migrate", "run - --upstream http://127.0.0.1:1/v1"])
+def test_a_data_directory_is_its_users_alone_whatever_makes_it(tmp_path: Path, command: str) -> None:
+    line = '{"custom_id": "a", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}'
+    subprocess.run(
+        f"umask 022; echo '{line}' | {TIDEGATE} {command}", shell=True, cwd=tmp_path, timeout=60, check=False
+    )
+    made = [tmp_path / ".tidegate", *(tmp_path / ".tidegate").iterdir()]
+    assert len(made) > 1
+    assert [one.name for one in made if one.stat().st_mode & 0o077] == []
 
 
 def test_what_a_library_logs_is_a_line_like_any_other(tmp_path: Path) -> None:

@@ -141,7 +141,12 @@ GARBAGE: list[tuple[str, Any, int, str]] = [
     ("deployments/add", {"name": "", "set": PLACE}, 400, "`name` needs 1 to 255"),
     ("deployments/add", {"name": "x", "set": {"model": "m"}}, 400, "url is missing"),
     ("deployments/add", {"name": "x", "set": {"url": "http://h/v1"}}, 400, "model is missing"),
-    ("deployments/add", {"name": "x", "set": {"model": "m", "url": "h"}}, 400, "is not an http(s) address"),
+    (
+        "deployments/add",
+        {"name": "x", "set": {"model": "m", "url": "h"}},
+        400,
+        "This deployment cannot be used: deployment 'x': url 'h' is not an http(s) address",
+    ),
     ("deployments/add", {"name": "x", "set": {**PLACE, "wieght": 2}}, 400, "did you mean `weight`"),
     ("deployments/add", {"name": "x", "set": {**PLACE, "weight": "big"}}, 400, "weight is 'big'"),
     ("deployments/add", {"name": "x", "set": {**PLACE, "tls": {"key_file": "k"}}}, 400, "without tls.cert_file"),
@@ -186,6 +191,7 @@ def test_what_cannot_be_meant_is_refused_in_words(shared_serving: Serving) -> No
     for path, body, status, said in GARBAGE:
         got, answer = control(shared_serving, f"/admin/v1/{path}", body)
         assert (got, said in answer["error"]["message"]) == (status, True), (path, body, answer)
+        assert not answer["error"]["message"].endswith(("?.", ".."))
         assert CANARY not in json.dumps(answer)
     assert set(listed_by_call(shared_serving)) == {"steady"}
 
@@ -295,6 +301,7 @@ def test_settings_without_effect_and_names_that_nothing_serves_are_warned_of(ser
     changed = desk.done("keys", "change", json.loads(made.stdout())["id"], "--models", "fixed,nosuch2")
     assert "'nosuch2'" in changed.stderr()
     serving.proc.terminate()
+    assert serving.proc.wait() == 0, serving.proc.logs()
     alone = desk.done("keys", "create", "--org", "acme", "--models", "fixed,m2,nosuch", "--config", "c.yaml")
     assert [line.count("'nosuch'") for line in alone.stderr().splitlines() if line.startswith("warning:")] == [1]
     found = json.loads(desk.done("doctor", "--config", "c.yaml", "--json").stdout())

@@ -7,6 +7,8 @@ import json
 import urllib.request
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import Desk, chat
 from tests.cli.test_server_client import Serving
 from tests.support.engine import Engine
@@ -105,6 +107,7 @@ def test_every_process_follows(desk: Desk, processes: Processes, postgres_url: s
     assert cluster.ended(batch)["request_counts"]["failed"] == 1
 
 
+@pytest.mark.soak
 def test_a_drained_deployment_gets_no_new_calls_from_any_process(desk: Desk, postgres_url: str) -> None:
     """What two workers have in flight there ends there; the rest waits or goes elsewhere. A process that starts later knows it too."""
     landing = asyncio.Event()

@@ -88,7 +88,10 @@ def test_limits_and_metrics_of_what_was_added_are_looked_at(prepared: Desk) -> N
     added(prepared, "deployments", "add", "odd", "--model", "m", "--url", prepared.engine.url, "--set", never)
     added(prepared, "deployments", "change", "odd", "--set", "metrics_url=http://127.0.0.1:1/metrics")
     assert only(found(prepared, "limits"), "deployment odd: 100 requests a minute")[0] == "warning"
-    assert only(found(prepared, "tide"), "odd: no metrics at http://127.0.0.1:1/metrics")[0] == "warning"
+    assert (
+        only(found(prepared, "tide"), "odd: no metrics at http://127.0.0.1:1/metrics (nothing answers there)")[0]
+        == "warning"
+    )
 
 
 def test_a_queue_that_was_added_is_tried_also_where_its_redis_is_away(prepared: Desk, redis_url: str) -> None:

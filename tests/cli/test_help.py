@@ -39,6 +39,23 @@ def test_every_command_has_a_line_and_an_example(path: tuple[str, ...]) -> None:
     assert f"Example: tidegate {' '.join(path)}" in text
 
 
+@pytest.mark.parametrize("arguments", [(), ("batches", "create")], ids=["tidegate", "create"])
+def test_a_command_to_copy_is_one_line_at_80_columns(arguments: tuple[str, ...]) -> None:
+    shown = subprocess.run(
+        [TIDEGATE, *arguments, "--help"],
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    wanted = (
+        "tidegate run requests.jsonl --upstream http://localhost:8000/v1 -o out.jsonl"
+        if not arguments
+        else ("Example: tidegate batches create requests.jsonl --server https://gateway:8080 --api-key env:GATEWAY_KEY")
+    )
+    assert wanted in [line.strip() for line in shown.splitlines()]
+
+
 @pytest.mark.parametrize("path", sorted(ALL.keys() - WITHOUT_SETTINGS), ids=" ".join)
 def test_data_and_config_are_everywhere(path: tuple[str, ...]) -> None:
     options = {name for parameter in ALL[path].params for name in parameter.opts}
@@ -65,18 +82,41 @@ def test_help_loads_no_command() -> None:
     assert not {"uvloop", "msgspec", "rich", "tidegate.settings", "tidegate.cli.run"} & set(loaded)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_names_are_completed_without_loading_a_command(shell: str) -> None:
+@pytest.mark.parametrize("command", [("batches", "list"), ("keys", "create", "--org", "acme")])
+def test_a_command_that_looks_into_the_store_loads_no_client_of_servers(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = f"import sys, tidegate.cli.app as a\ntry: a.app({[*command, '--data', str(tmp_path)]})\nfinally: print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60, check=False)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "tidegate.store.sqlite" in loaded or "Nothing is kept" in done.stderr, done.stderr
+    assert {"aiohttp", "tidegate.service", "tidegate.upstream.calls.router"} & loaded == set()
+
+
+def completed(shell: str, words: str) -> tuple[str, set[str]]:
+    """What a shell is offered for these words, and the modules that this took."""
     listed = "import sys, tidegate.cli.app as a\ntry: a.app(prog_name='tidegate')\nfinally: print(*sys.modules, file=sys.stderr)"
-    asked = {"COMP_WORDS": "tidegate re", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "tidegate re"}
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_TYPER_COMPLETE_ARGS": words}
     env = {**os.environ, **asked, "_TIDEGATE_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     done = subprocess.run(
         [sys.executable, "-c", listed], capture_output=True, text=True, timeout=60, check=True, env=env
     )
-    assert "restore" in done.stdout
-    assert "resources" in done.stdout
-    assert "serve" not in done.stdout
-    assert not {"uvloop", "msgspec", "tidegate.settings", "tidegate.cli.backup"} & set(done.stderr.split())
+    return done.stdout, set(done.stderr.split())
+
+
+def test_an_option_of_run_is_completed_without_loading_what_it_does() -> None:
+    offered, loaded = completed("bash", "tidegate run --max-c")
+    assert offered.split() == ["--max-cost"]
+    assert {"uvloop", "msgspec", "tidegate.settings", "tidegate.cli.run_file"} & loaded == set()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_names_are_completed_without_loading_a_command(shell: str) -> None:
+    offered, loaded = completed(shell, "tidegate re")
+    assert "restore" in offered
+    assert "resources" in offered
+    assert "serve" not in offered
+    assert not {"uvloop", "msgspec", "tidegate.settings", "tidegate.cli.backup"} & loaded
 
 
 def test_the_words_for_a_newcomer() -> None:

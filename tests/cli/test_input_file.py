@@ -5,10 +5,11 @@ import gzip
 import hashlib
 import os
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tidegate.cli import input_file, results
 from tidegate.core import ids
@@ -198,3 +199,41 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     asyncio.run(results.save(pieces(b"new"), link))
     assert link.is_symlink()
     assert file.read_bytes() == b"new"
+
+
+ODD_LINES = (
+    b'{"custom_id": "plain-%d", "url": "/v1/x"}',
+    b'{"url": "/v1/x", "custom_id": "later-%d"}',
+    b'{"custom_id":"\\u00e9-%d","body":{"custom_id":"another"}}',
+    '{{"custom_id": "ü-{}", "body": {{"text": "\\"custom_id\\": \\"in a prompt\\""}}}}'.format("%d").encode(),
+    b'  {"custom_id": "indented-%d"}',
+    b'{"body": {"custom_id": "inside-%d"}, "custom_id": "top-%d"}',
+)
+
+
+@pytest.mark.parametrize("kinds", [ODD_LINES[:1], ODD_LINES, ODD_LINES[::-1]], ids=["plain", "odd", "odd reversed"])
+@pytest.mark.parametrize("chunk_bytes", [7, 100, 1 << 20])
+def test_result_lines_are_put_into_the_order_of_any_input(
+    tmp_path: Path, kinds: tuple[bytes, ...], chunk_bytes: int
+) -> None:
+    lines = []
+    for number in range(600):
+        kind = kinds[number % len(kinds)]
+        lines.append(kind % ((number,) * kind.count(b"%d")))
+    asked = tmp_path / "in.jsonl"
+    asked.write_bytes(b"\n".join([*lines[:50], b"", b"not json", *lines[50:]]) + b"\n")
+    names = [msgspec.json.decode(line)["custom_id"] for line in lines]
+    order = input_file.order_of(asked)
+    assert sorted(names, key=order.__getitem__) == names
+    answers = [b'{"id":"batch_req_%d","custom_id":%b}\n' % (i, msgspec.json.encode(n)) for i, n in enumerate(names)]
+    stranger = b'{"id":"batch_req_x","custom_id":null}\n'
+    written = b"".join([stranger, *answers[300:], *answers[:300:7], *(a for i, a in enumerate(answers[:300]) if i % 7)])
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(written), chunk_bytes):
+            yield written[start : start + chunk_bytes]
+
+    async def placed() -> bytes:
+        return b"".join([chunk async for chunk in results.in_order(chunks(), order)])
+
+    assert asyncio.run(placed()) == b"".join([*answers, stranger])

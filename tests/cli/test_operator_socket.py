@@ -114,3 +114,11 @@ def test_the_newest_of_two_processes_has_the_socket_and_keeps_it_when_the_other_
             first.close()
         assert not path.exists()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_address_leads_to_the_directory_as_long_as_the_socket_is_there(tmp_path: Path) -> None:
+    """An event loop looks at the address of a listening socket again: from Python 3.13 on uvloop does at the start."""
+    place = tmp_path / LONG
+    place.mkdir()
+    with control.control_socket(place) as listener, (tmp_path / "another").open("w"):
+        assert Path(listener.getsockname()).parent.resolve() == place.resolve()

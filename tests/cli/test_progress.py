@@ -1,9 +1,9 @@
 """Progress is a pure picture of a snapshot: rate, time left, tokens; nothing that the clock of the test could change."""
 
-from dataclasses import replace
 from io import StringIO
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from docs.pictures import Screen
@@ -45,6 +45,12 @@ def test_an_old_burst_does_not_make_a_stall_look_fast() -> None:
 def test_failures_are_told_and_count_as_done() -> None:
     now = at(1, 490, 10)
     assert words(now, pace_of(now)).startswith("500/1,000 · 50 % · 10 failed")
+
+
+@pytest.mark.parametrize("state", [JobState.CANCELLING, JobState.CANCELLED, JobState.EXPIRED])
+def test_what_a_stop_left_unrun_is_not_called_failed(state: JobState) -> None:
+    now = at(1, 490, 510, state=state)
+    assert "510 without an answer" in words(now, pace_of(now))
 
 
 def test_eighty_columns_show_what_is_done_what_failed_and_why_it_waits() -> None:
@@ -102,6 +108,25 @@ def test_a_sentence_stands_alone_above_the_bar() -> None:
     first, second = screen.text().splitlines()
     assert first == "The model server went away (refused)."
     assert "20/1,000" in second
+    bar.close()
+
+
+def test_why_it_waits_is_whole_above_the_bar_and_once() -> None:
+    console = Console(file=StringIO(), width=80, force_terminal=True)
+    bar = BarDisplay(console)
+    causes = [
+        f"the budget of organization small is used up (3 requests a day); it allows more in {s}."
+        for s in ("1m5s", "59s")
+    ]
+    for number, cause in enumerate(causes):
+        bar.explain(cause)
+        bar.show(replace(at(number, 3), trouble=cause))
+    screen = Screen(columns=80)
+    screen.feed(console.file.getvalue().replace("\n", "\r\n"))  # type: ignore[attr-defined]
+    assert " ".join(screen.text().split()).count("(3 requests a day); it allows more in 1m5s.") == 1
+    assert "59s" not in screen.text()
+    bar.explain("No worker is alive.")
+    assert "Waiting: No worker is alive." in console.file.getvalue()  # type: ignore[attr-defined]
     bar.close()
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from tests.cli.conftest import TIDEGATE, Desk, chat
+from tests.cli.conftest import TIDEGATE, Desk, behaving, chat
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 
@@ -39,7 +42,9 @@ def away(office: Desk, *arguments: str, code: int = 0, **variables: str) -> str:
 def test_a_batch_from_another_machine_with_a_key(office: Desk) -> None:
     made = json.loads(office.done("keys", "create", "--org", "acme", "--json").stdout())
     key = {"TIDEGATE_REMOTE_KEY": made["key"]}
-    assert "API key" in away(office, "batches", "list", code=2)
+    assert "needs an API key. Put a valid one" in away(office, "batches", "list", code=2)
+    wrong = away(office, "batches", "list", code=2, TIDEGATE_REMOTE_KEY="tg_live_nonsense")
+    assert "refuses this API key. Put a valid one into an environment variable and name it with --api-key" in wrong
     source = str(office.here / "requests.jsonl")
     batch_id = away(office, "batches", "create", source, "--metadata", "team=search", **key).split()[0]
     assert f"{batch_id} completed: 20/20 done, 0 failed" in away(office, "batches", "watch", batch_id, **key)
@@ -57,6 +62,19 @@ def test_a_batch_from_another_machine_with_a_key(office: Desk) -> None:
     assert {name: here[name] for name in listed if name in here} == listed
     away(office, "batches", "delete", batch_id, "--yes", **key)
     assert json.loads(away(office, "batches", "list", "--json", **key)) == []
+
+
+def test_the_next_command_can_be_typed_as_it_is_printed(office: Desk) -> None:
+    made = json.loads(office.done("keys", "create", "--org", "acme", "--json").stdout())
+    url, key = (office.here / "url").read_text(), {"TIDEGATE_MY_KEY": made["key"]}
+    there = ("--server", url, "--api-key", "env:TIDEGATE_MY_KEY")
+    created = office.done("batches", "create", "requests.jsonl", *there, **key).stderr()
+    watch = shlex.split(created.partition("Follow it with: tidegate ")[2])
+    assert watch[-4:] == list(there)
+    office.done(*watch, **key)
+    uploaded = office.done("files", "upload", "requests.jsonl", "--org", "acme").stderr()
+    create = shlex.split(uploaded.partition("Run them with: tidegate ")[2])
+    assert office.done(*create).stdout().startswith("batch_")
 
 
 def test_files_beside_the_server_and_elsewhere(office: Desk) -> None:
@@ -78,7 +96,9 @@ def test_files_beside_the_server_and_elsewhere(office: Desk) -> None:
 
 
 def test_a_server_that_is_not_there_is_one_sentence(desk: Desk, processes: Processes, tmp_path: Path) -> None:
-    for arguments in (["batches", "list"], ["files", "list"], ["batches", "create", str(desk.write_requests(1))]):
+    source = str(desk.write_requests(1))
+    watch = ["batches", "watch", "batch_0000000000000000000000"]
+    for arguments in (["batches", "list"], ["files", "list"], ["batches", "create", source], watch):
         said = desk.done(*arguments, "--server", "http://127.0.0.1:9", code=2).stderr()
         assert "http://127.0.0.1:9 does not answer" in said
         assert "Traceback" not in said
@@ -86,6 +106,12 @@ def test_a_server_that_is_not_there_is_one_sentence(desk: Desk, processes: Proce
     # What answers is no Tidegate.
     stranger = Engine(processes, tmp_path / "stranger")
     assert "tidegate: " in desk.done("batches", "list", "--server", stranger.root, code=2).stderr()
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as plain:
+        threading.Thread(target=plain.serve_forever, daemon=True).start()
+        there = f"http://127.0.0.1:{plain.server_port}"
+        refused = desk.done("batches", "list", "--server", there, code=2).stderr()
+        assert f"{there} does not answer as a Tidegate server (status 501). Check --server." in refused
+        plain.shutdown()
     assert "must be a URL" in desk.done("batches", "list", "--server", "nonsense", code=2).stderr()
     refused = desk.done("batches", "list", "--server", stranger.root, "--api-key", "tg_live_x", code=2).stderr()
     assert "holds the key itself" in refused
@@ -112,6 +138,48 @@ def test_workers_and_top_here_and_elsewhere(office: Desk) -> None:
     tenant = json.loads(office.done("keys", "create", "--org", "acme", "--json").stdout())
     for command in (["workers"], ["top", "--once"], ["batches", "list", "--all"]):
         assert "admin:read" in away(office, *command, code=2, TIDEGATE_REMOTE_KEY=tenant["key"])
+
+
+def test_an_operator_follows_the_batches_of_every_organization(office: Desk) -> None:
+    """With an operator's key, which opens nothing of an owner's: list, show, watch, explain, items, pause, resume, cancel, retry."""
+
+    def key_of(org: str, *scopes: str) -> dict[str, Any]:
+        made = office.done("keys", "create", "--org", org, *scopes, "--json").stdout()
+        return {"TIDEGATE_REMOTE_KEY": json.loads(made)["key"]}
+
+    owner, operator = key_of("acme"), key_of("ops", "--scopes", "admin:read,admin:write")
+    looker, reader = key_of("ops", "--scopes", "admin:read"), key_of("acme", "--scopes", "batches:read")
+    office.write([chat(f"c{number}", behaving("400") if number < 2 else "hi") for number in range(5)])
+    source = str(office.here / "requests.jsonl")
+    batch_id = away(office, "batches", "create", source, **owner).split()[0]
+    told = away(office, "batches", "watch", batch_id, code=1, **operator)
+    assert f"{batch_id} completed: 5/5 done, 2 failed" in told
+    assert "It completed: 3 of 5 requests were answered, 2 failed." in told
+    assert "Why requests failed: 2 x http_400" in told
+    assert f"tidegate batches retry {batch_id} --outcome failed" in told
+    assert told == away(office, "batches", "watch", batch_id, code=1, **owner)
+    events = [
+        json.loads(line) for line in away(office, "batches", "watch", batch_id, "--json", code=1, **looker).splitlines()
+    ]
+    assert (events[-1]["event"], events[-1]["org"]) == ("batch.completed", "acme")
+    assert "3 of 5 requests were answered, 2 failed" in away(office, "explain", batch_id, **looker)
+    shown = json.loads(away(office, "batches", "show", batch_id, "--json", **looker))
+    assert (shown["org"], shown["failed"]) == ("acme", 2)
+    for more in ((), ("--org", "acme")):
+        assert batch_id in away(office, "batches", "list", *more, **looker)
+    assert away(office, "batches", "list", "--org", "nowhere", **looker).strip() == "No batch matches."
+    failed = json.loads(away(office, "batches", "items", batch_id, "--outcome", "failed", "--json", **looker))
+    assert {one["custom_id"] for one in failed} == {"c0", "c1"}
+    again = json.loads(away(office, "batches", "retry", batch_id, "--json", **operator))
+    assert (again["retry_of"], again["org"]) == (batch_id, "acme")
+    # What is refused says which scope is needed, of which kind of key.
+    assert "operator's key lacks the scope `admin:write`" in away(
+        office, "batches", "retry", batch_id, code=2, **looker
+    )
+    assert "lacks the scope `admin:content`" in away(office, "batches", "items", batch_id, "c0", code=2, **operator)
+    assert "This key lacks the scope `batches:cancel`" in away(office, "batches", "cancel", batch_id, code=2, **reader)
+    for command in (["batches", "output", batch_id], ["files", "list"], ["limits"], ["batches", "create", source]):
+        assert "This is an operator's key. Use a key of the organization" in away(office, *command, code=2, **operator)
 
 
 def test_every_group_of_commands_from_another_machine(office: Desk) -> None:

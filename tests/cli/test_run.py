@@ -320,16 +320,6 @@ def test_a_run_restarts_its_worker_after_a_bug_and_ends_well(desk: Desk) -> None
     assert len(desk.called()) == 20
 
 
-def test_two_runs_in_one_directory_do_not_mix(desk: Desk) -> None:
-    desk.write([chat("a", behaving("hang"))])
-    first = desk.run()
-    wait_until(lambda: len(desk.called()) >= 1, what="the first call")
-    second = desk.run()
-    assert second.wait() == 2, second.logs()
-    assert f"another process (pid {first.pid}) already writes" in second.stderr()
-    assert first.running
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

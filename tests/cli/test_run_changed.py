@@ -35,6 +35,13 @@ def test_a_changed_file_runs_its_changed_lines_and_keeps_the_old_results(desk: D
     desk.write([*lines(12, text="say"), chat("refused", behaving("400"))])
     first = told(desk.run("--json"))
     desk.write([*lines(13, edited=range(3), text="say"), chat("refused", behaving("400"))])
+    planned, everything = (told(desk.run("--json", "--dry-run", *more)) for more in ((), ("--fresh",)))
+    assert [(said["item_count"], said["reused"], said["done_before"]) for said in (planned, everything)] == [
+        (14, 9, 0),
+        (14, 0, 0),
+    ]
+    assert 2 * planned["tokens"]["output"]["p95"] < everything["tokens"]["output"]["p95"]
+    assert len(desk.called()) == 13, "nothing was sent"
     proc = desk.run("--json")
     second = told(proc)
     assert "requests.jsonl changed since the last run" in proc.stderr()
@@ -89,6 +96,9 @@ def test_a_file_that_was_edited_in_the_middle_of_a_killed_run(desk: Desk) -> Non
     edited = range(40, 60)
     desk.write(lines(60, edited))
     before = len(desk.called())
+    dry = desk.run("--dry-run")
+    assert dry.wait(WAIT_S) == 0, dry.logs()
+    assert "A run of an earlier version did not end: its " in dry.stderr()
     second = desk.run()
     wait_until(lambda: len(desk.called()) >= before + 8, what="calls of the other version")
     second.kill()

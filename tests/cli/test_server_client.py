@@ -89,6 +89,10 @@ def test_controlling_a_batch_through_the_server_that_runs_it(serving: Serving) -
     desk.verified(batch)
     listed = json.loads(desk.done("batches", "list", "--status", "completed", "--search", batch[6:], "--json").stdout())
     assert [one["id"] for one in listed] == [batch]
+    assert [one["id"] for one in json.loads(desk.done("batches", "list", "--sort", "size", "--json").stdout())] == [
+        batch
+    ]
+    assert "No batch matches" in desk.done("batches", "list", "--sort", "failed").stderr()
     assert "No batch matches" in desk.done("batches", "list", "--metadata", "team=x").stderr()
     desk.done("batches", "delete", batch, "--yes")
     assert "There is no batch" in desk.done("batches", "show", batch, code=2).stderr()
@@ -112,6 +116,21 @@ def test_a_batch_of_an_organization_with_an_odd_name_is_stopped_beside_the_serve
     batch = serving.submit([chat(f"c{number}", behaving("latency=300")) for number in range(200)], made["key"])
     assert "There is no tenant" in desk.done("batches", "cancel", batch, "--org", "ünï", code=2).stderr()
     assert "cancelling" in desk.done("batches", "cancel", batch, "--org", org).stderr()
+
+
+def test_a_batch_of_any_organization_is_found_by_its_id(serving: Serving) -> None:
+    """On the server's machine the operator need not know whose batch it is, with the server and without it."""
+    desk = serving.desk
+    made = json.loads(desk.done("keys", "create", "--org", "acme", "--json").stdout())
+    batch = serving.submit([chat(f"c{number}", behaving("latency=300")) for number in range(200)], made["key"])
+    assert "is paused" in desk.done("batches", "pause", batch).stderr()
+    assert "It is paused" in desk.done("explain", batch).stdout()
+    assert "is changed" in desk.done("batches", "set", batch, "--priority", "3").stderr()
+    serving.proc.terminate()
+    serving.proc.wait()
+    assert "goes on" in desk.done("batches", "resume", batch).stderr()
+    assert json.loads(desk.done("batches", "show", batch, "--json").stdout())["priority"] == 3
+    assert "cancel" in desk.done("batches", "cancel", batch).stderr()
 
 
 def test_keys_shown_changed_and_rotated_beside_the_server(serving: Serving) -> None:
@@ -204,7 +223,7 @@ def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
     wait_until(lambda: serving.call("GET", "/v1/batches")[0] == 401, what="keys to be needed")
     assert serving.call("GET", "/v1/batches", key=made["key"])[0] == 200
     batch = serving.submit([chat("a", "hi")], made["key"])
-    assert "There is no batch" in desk.done("batches", "show", batch, code=2).stderr()
+    assert "There is no batch" in desk.done("batches", "show", batch, "--org", "default", code=2).stderr()
     assert desk.done("batches", "watch", batch, "--org", "acme").returncode == 0
     listed = desk.done("keys", "list", "--json")
     (key,) = json.loads(listed.stdout())

@@ -146,7 +146,16 @@ def test_tables_and_requests_in_a_bucket(desk: Desk, s3_server: S3Server, s3_buc
     obstore.put(store, "requests.jsonl", desk.here / "requests.jsonl")
     upstream = ["--upstream", desk.engine.url]
     desk.done("run", f"s3://{s3_bucket}/requests.jsonl", *upstream, "-o", f"s3://{s3_bucket}/results.jsonl", **where)
-    assert len(bytes(obstore.get(store, "results.jsonl").bytes()).splitlines()) == 3
+    first = bytes(obstore.get(store, "results.jsonl").bytes())
+    assert len(first.splitlines()) == 3
+    desk.write_requests(4)
+    obstore.put(store, "requests.jsonl", desk.here / "requests.jsonl")
+    named = ("run", f"s3://{s3_bucket}/requests.jsonl", *upstream, "-o", f"s3://{s3_bucket}/results.jsonl")
+    edited = desk.done(*named, **where)
+    assert f"they are now in s3://{s3_bucket}/results.jsonl.1.old" in edited.stderr()
+    assert bytes(obstore.get(store, "results.jsonl.1.old").bytes()) == first
+    assert len(bytes(obstore.get(store, "results.jsonl").bytes()).splitlines()) == 4
+    assert ".old" not in desk.done(*named, **where).stderr(), "the same results are not kept twice"
     missing = desk.done("run", f"s3://{s3_bucket}/nosuch.jsonl", *upstream, "-o", "out.jsonl", code=2, **where)
     assert "There is no object" in missing.stderr()
 

@@ -147,7 +147,7 @@ def test_ctrl_c_from_the_keyboard_clears_the_bar(open_terminal: OpenTerminal, de
     assert len(desk.results()) == len(desk.called()) == 160
 
 
-@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("columns", [80, pytest.param(200, marks=pytest.mark.soak)])
 def test_a_server_that_goes_away_and_comes_back(
     open_terminal: OpenTerminal, desk: Desk, processes: Processes, columns: int
 ) -> None:
@@ -208,6 +208,7 @@ def test_tables_fit_a_terminal_of_80_columns(desk: Desk) -> None:
         "keys show " + key_id: key_id,
         "deployments list --config c.yaml": "gpu",
         "config": "server.port",
+        "config --explain": "a whole number from 0 to 65,535",
         "verify " + batch: "every promise holds",
     }
     for command, first in whole.items():

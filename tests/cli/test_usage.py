@@ -42,7 +42,8 @@ def test_what_a_run_used_and_cost(ran: Desk) -> None:
     assert [(row["deployment"], row["calls"]) for row in table] == [("m/1", "12")]
     assert Decimal(table[0]["cost"]) == want
     # A second look at the same run, and a day on which nothing happened.
-    assert ran.done("usage", "--from", "2001-01-01", "--to", "2001-01-31").stdout() == ""
+    quiet = ran.done("usage", "--from", "2001-01-01", "--to", "2001-01-31")
+    assert (quiet.stdout(), quiet.stderr()) == ("", "Nothing was used from 2001-01-01 to 2001-01-31.\n")
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,8 @@ def run_suite(suite: Suite, peers: Path, url: str) -> str:
         done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False)
     lines = (done.stdout or done.stderr).strip().splitlines()
     marked = [line for line in lines if re.search(r"^(FAILED|SKIPPED| *--- |E  +Asser)", line)]
+    if done.returncode and not marked:
+        marked = done.stderr.strip().splitlines()[:1]
     return "; ".join([*marked, lines[-1] if lines else f"exit code {done.returncode}"])
 
 

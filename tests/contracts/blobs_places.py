@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.azure import AzureServer
@@ -36,7 +36,8 @@ class Place:
         return S3Blobs(self.s3, Path(self.directory))
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+        s3 = msgspec.structs.asdict(self.s3) if self.s3 is not None else None
+        return json.dumps({"kind": self.kind, "directory": self.directory, "s3": s3})
 
     @classmethod
     def from_json(cls, text: str) -> Place:

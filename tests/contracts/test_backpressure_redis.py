@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.processes import free_port, wait_until_async
 from tests.upstream.raw_server import RawServer

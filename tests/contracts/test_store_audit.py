@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.store_world import World
 from tidegate.core.errors import LostRace
@@ -44,13 +45,13 @@ async def test_a_change_is_noted_as_it_was_and_is(world: World) -> None:
     added = note(world, "deployment.add", "deployment", "gpu")
     revision = await store.audited(added).put_routing("deployment", "gpu", '{"model":"m"}', 0)
     await world.clock.advance(5)
-    changed = note(world, "deployment.change", "deployment", "gpu", "key:abcdefgh")
+    changed = replace(note(world, "deployment.change", "deployment", "gpu", "key:abcdefgh"), address="192.0.2.7")
     await store.audited(changed).put_routing("deployment", "gpu", '{"model":"n"}', revision)
     found = await store.list_audit(ANY, after=None, count_max=10)
     assert found is not None
-    assert [(one.id, one.actor, one.action, one.target) for one in found] == [
-        (changed.id, "key:abcdefgh", "deployment.change", "gpu"),
-        (added.id, "operator", "deployment.add", "gpu"),
+    assert [(one.id, one.actor, one.action, one.target, one.address) for one in found] == [
+        (changed.id, "key:abcdefgh", "deployment.change", "gpu", "192.0.2.7"),
+        (added.id, "operator", "deployment.add", "gpu", None),
     ]
     assert [(one.before, one.after) for one in found] == [
         ({"document": '{"model":"m"}'}, {"document": '{"model":"n"}'}),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.store_world import MODEL, World, plan_of
 from tests.contracts.test_store_controls import flush, offered, refused
@@ -102,7 +102,7 @@ async def test_too_many_failures_stop_the_job_and_keep_its_results(world: World,
     assert stopped.canary is not None
     assert stopped.canary.state == "failed"
     assert [error.code for error in stopped.errors] == ["canary_failed"]
-    assert await world.store.due_work() == WaitingWork({}, False), "no worker is wanted for what will not run"
+    assert await world.store.due_work() == WaitingWork({}, True), "a worker is wanted to end it, and no replica"
     assert await world.lease(await world.worker(), job) == []
     await world.judge(job)
 
@@ -135,7 +135,7 @@ async def test_a_caller_who_stops_a_batch_after_its_sample_wants_no_more_of_it(w
     job, caller = await sampled(world, "wait")
     await run_sample(world, job)
     await world.store.end_canary(caller.tenant_id, job.id, goes_on=False)
-    assert await world.store.due_work() == WaitingWork({}, False)
+    assert await world.store.due_work() == WaitingWork({}, True)
 
 
 async def test_a_batch_may_be_only_its_canary(world: World) -> None:

@@ -257,7 +257,7 @@ async def test_more_errors_than_allowed_stop_a_job_and_keep_its_results(world: W
     assert await ended_by(world, job) == ("max_errors", "max_errors_exceeded")
     assert (stopped.answered_count, stopped.failed_count) == (3, 3)
     assert await offered(world) == []
-    assert await world.store.due_work() == WaitingWork({}, False), "no worker is wanted for what will not run"
+    assert await world.store.due_work() == WaitingWork({}, True), "a worker is wanted to end it, and no replica"
     # Results of calls that were out are kept until it closes.
     await flush(world, job, (6,), ())
     assert (await world.judge(job)).answered_count == 4
@@ -304,7 +304,7 @@ async def test_a_threshold_below_what_is_spent_stops_a_job_at_once(world: World)
     await world.store.change_job(job.tenant_id, job.id, JobChange({"max_cost_nano": 49}))
     assert await ended_by(world, job) == ("max_cost", "max_cost_exceeded")
     assert await offered(world) == []
-    assert await world.store.due_work() == WaitingWork({}, False)
+    assert await world.store.due_work() == WaitingWork({}, True)
 
 
 async def test_a_job_that_closes_keeps_its_reason(world: World) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.store_world import DAY_MS, START_MS, World
 from tests.support.store_verbs import any_file
@@ -130,6 +130,31 @@ async def test_an_input_that_ingest_needs_is_not_deleted(world: World) -> None:
     await world.store.end_unstarted(job.id)
     assert await world.store.expired_files(10) == [(caller.tenant_id, file.id)]
     assert await world.store.delete_file(caller.tenant_id, file.id)
+
+
+async def test_a_file_is_taken_back_with_its_key_unless_a_job_was_made_of_it(world: World) -> None:
+    caller, stranger, key = await world.caller(), await world.caller("stranger"), Idempotency("k", "hash")
+    file = await world.file(caller, idempotency=key)
+    assert not await world.store.take_back_file(stranger.tenant_id, file.id, "k")
+    job = await world.job(caller, file)
+    assert not await world.store.take_back_file(caller.tenant_id, file.id, "k"), "of which a job was made"
+    await world.store.cancel_job(caller.tenant_id, job.id)
+    await world.store.end_unstarted(job.id)
+    assert not await world.store.take_back_file(caller.tenant_id, file.id, "k"), "though the job ended"
+    await world.store.forget_job(job.id)
+    assert await world.store.take_back_file(caller.tenant_id, file.id, "k")
+    assert not await world.store.take_back_file(caller.tenant_id, file.id, "k")
+    assert await world.store.condemn_unused_blobs(-1, -1, 10) == 1
+    assert (await world.file(caller, idempotency=key)).id != file.id, "the key makes a new file"
+
+
+async def test_a_key_whose_file_was_deleted_says_so(world: World) -> None:
+    caller, key = await world.caller(), Idempotency("k", "hash")
+    file = await world.file(caller, idempotency=key)
+    await world.store.delete_file(caller.tenant_id, file.id)
+    with pytest.raises(ApiProblem) as problem:
+        await world.file(caller, idempotency=key)
+    assert (problem.value.status, problem.value.code) == (409, "idempotency_result_deleted")
 
 
 async def test_an_expired_file_is_seen_by_nobody_before_it_is_swept(world: World) -> None:

@@ -66,6 +66,10 @@ async def test_where_items_stand_and_lie(world: World) -> None:
     assert found[1] == 1, "one that waits to be tried again does not run"
     [tried] = await store.item_tries(job.id, 0, 4)
     assert (tried.number, tried.count, tried.wait_ms) == (0, 2, 5_000)
+    look = await store.job_look(caller.tenant_id, job.id)
+    assert look is not None
+    assert (look.job.id, look.running, look.leased, look.tries) == (job.id, 1, [(0, 2)], [tried])
+    assert await store.job_look("tenant_of_another", job.id) is None
     await world.answer(await world.log(), job, 1, token=held.token)
     [place] = await store.item_places(job.id, 0, 4)
     assert (place.number, place.outcome, place.at) == (1, "answered", 0)

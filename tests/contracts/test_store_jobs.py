@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World, plan_of
 from tests.support.store_verbs import any_file, slice_counts, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
-from tidegate.core.job_lists import JobFilter
+from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobRequest, JobStart, LineError, Quotas
 from tidegate.core.schedule.snapshot import ModelRoom
@@ -105,6 +105,30 @@ async def test_pages_meet_jobs_of_the_same_moment_once_each(world: World) -> Non
     while page := await world.store.list_jobs(caller.tenant_id, after=seen[-1].id if seen else None, count_max=2):
         seen += page
     assert seen == sorted(made, key=lambda job: (job.created_at, job.id), reverse=True)
+
+
+async def test_a_deleted_job_still_marks_a_place_in_a_list(world: World) -> None:
+    caller, stranger = await world.caller(), await world.caller("stranger")
+    for _ in range(3):
+        await world.job(caller)
+    page = await world.store.list_jobs(caller.tenant_id, count_max=10)
+    assert page is not None
+    gone = page[1]
+    await world.store.cancel_job(caller.tenant_id, gone.id)
+    await world.store.end_unstarted(gone.id)
+    await world.store.forget_job(gone.id)
+    ours, waiting = caller.tenant_id, JobFilter(status="validating")
+    assert await world.store.list_jobs(ours, after=gone.id, count_max=10) == page[2:]
+    assert await world.store.list_jobs(ours, before=gone.id, count_max=10) == page[:1]
+    assert await world.store.search_jobs(ours, waiting, after=gone.id, count_max=10) == page[2:]
+    assert await world.store.search_jobs(ours, waiting, after=gone.id, count_max=10, sort=JobSort.SIZE) is None
+    every = await world.store.search_every_job(None, waiting, after=gone.id, count_max=10)
+    assert every is not None
+    assert [job for job, _ in every] == page[2:]
+    assert await world.store.list_jobs(stranger.tenant_id, after=gone.id, count_max=10) is None
+    await world.clock.advance(3 * DAY_MS)
+    await world.store.prune_files(DAY_MS, 10)
+    assert await world.store.list_jobs(caller.tenant_id, after=gone.id, count_max=10) is None
 
 
 async def test_pages_go_back_and_show_one_endpoint(world: World) -> None:

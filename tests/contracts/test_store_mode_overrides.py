@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.contracts.store_world import World
@@ -11,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_every_process_sees_the_last_switch(world: World) -> None:
-    await world.store.override_mode(ModeOverride())
+    assert await world.store.override_mode() == ModeOverride()
     other = await world.open_another()
     assert await other.mode_override() == ModeOverride()
     for switch in (
@@ -20,6 +22,14 @@ async def test_every_process_sees_the_last_switch(world: World) -> None:
         ModeOverride("", "fair_share_v1"),
         ModeOverride(),
     ):
-        await world.store.override_mode(switch)
-        await world.store.override_mode(switch)
+        for _ in range(2):
+            assert await world.store.override_mode(switch.mode, switch.shadow_mode) == switch
         assert await other.mode_override() == switch
+
+
+async def test_two_who_switch_one_mode_each_at_once_both_have_their_way(world: World) -> None:
+    other = await world.open_another()
+    await world.store.override_mode("", "")
+    for mode, shadow_mode in (("fifo_v1", "smart_v1"), ("fair_share_v1", "none"), ("", "")):
+        await asyncio.gather(world.store.override_mode(mode), other.override_mode(None, shadow_mode))
+        assert await other.mode_override() == ModeOverride(mode, shadow_mode)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.store_world import DAY_MS, MODEL, World, plan_of
-from tests.contracts.test_store_publish import closed
+from tests.contracts.test_store_publish import closed, publish
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.nouns import Job, JobFlush
+from tidegate.core.operations import OperationScope
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
 from tidegate.store.keys import KeyRights
@@ -64,12 +64,12 @@ async def test_jobs_are_sorted_page_by_page(world: World) -> None:
     assert await store.take_step(done.id, JobState.FINALIZING, await world.worker(), token)
     await store.publish_job(await world.look(done), token, added=(None, None), rewrites=(None, None), keep_ms=None)
 
-    async def listed(sort: JobSort, org: str | None = None) -> list[Job]:
-        found: list[Job] = []
-        after = None
-        while page := await store.search_every_job(org, JobFilter(), after=after, count_max=1, sort=sort):
-            found.append(page[0][0])
-            after = page[0][0].id
+    async def listed(sort: JobSort, org: str | None = None, words: str | None = None) -> list[str]:
+        found: list[str] = []
+        while page := await store.search_every_job(
+            org, JobFilter(words=words), after=found[-1] if found else None, count_max=1, sort=sort
+        ):
+            found.append(page[0][0].id)
         return found
 
     wanted = {
@@ -79,8 +79,9 @@ async def test_jobs_are_sorted_page_by_page(world: World) -> None:
         JobSort.COST: [done, part],
     }
     for sort, jobs in wanted.items():
-        assert [job.id for job in await listed(sort)] == [job.id for job in jobs], sort
-        assert [job.id for job in await listed(sort, "one")] == [part.id], sort
+        assert await listed(sort) == [job.id for job in jobs], sort
+        assert await listed(sort, words="chat") == [job.id for job in jobs], sort
+        assert await listed(sort, "one") == [part.id], sort
     failed = JobFilter(status=JobState.FAILED)
     assert await store.search_every_job(None, failed, after=None, count_max=9, sort=JobSort.SIZE) == []
     old = JobFilter(to_ms=part.created_at)
@@ -102,6 +103,8 @@ async def test_an_operator_ends_a_job_that_waits(world: World) -> None:
     assert (after.state, after.failed_at is not None) == (JobState.FAILED, True)
     with pytest.raises(ApiProblem, match="finalized again"):
         await store.retry_finalization(job.id)
+    with pytest.raises(ApiProblem, match="queued again"):
+        await store.requeue_job(job.id)
     assert await store.end_as_failed(world.id("batch")) is None
     assert await store.retry_finalization(world.id("batch")) is None
     assert await store.requeue_job(world.id("batch")) is None
@@ -160,5 +163,36 @@ async def test_what_is_due_when(world: World) -> None:
     await world.ingested(job, plan_of(3))
     waiting = await store.due_work()
     [(model, [due])] = waiting.due.items()
-    assert (model, due.due_in_ms, waiting.has_inputs) == (MODEL, DAY_MS, False)
+    assert (model, due.due_in_ms, waiting.has_steps) == (MODEL, DAY_MS, False)
     assert due.units > 0
+
+
+async def test_a_worker_is_wanted_for_what_is_not_an_item(world: World) -> None:
+    """A job to publish, an operation, a delivery, and a deadline that passed while the job was paused."""
+    store, none, some = world.store, WaitingWork({}, False), WaitingWork({}, True)
+    job, _, token = await closed(world, answered=3, failed=0, rest=0)
+    assert await store.due_work() == some
+    await publish(world, job, token)
+    assert await store.due_work() == none
+
+    made = await store.put_operation(world.id("op"), "operator", OperationScope("pause"))
+    assert await store.due_work() == some
+    await store.cancel_operation(made.id)
+    assert await store.due_work() == none
+
+    caller = await world.caller()
+    paused = await world.running(caller, 2)
+    await store.pause_job(caller.tenant_id, paused.id)
+    assert await store.due_work() == none, "what is paused waits for its owner"
+    await world.clock.advance(DAY_MS + 1)
+    assert await store.due_work() == some, "it has to expire"
+
+
+async def test_a_worker_is_wanted_for_a_delivery(world: World) -> None:
+    caller, store = await world.caller(), world.store
+    shape = EndpointShape("hook", "https://hooks.example.com/a", EVENT_TYPES)
+    await store.create_webhook_endpoint(caller.tenant_id, world.id("whk"), shape, b"1" * 32)
+    job = await world.job(caller)
+    await store.cancel_job(caller.tenant_id, job.id)
+    assert await store.end_unstarted(job.id)
+    assert await store.due_work() == WaitingWork({}, True)

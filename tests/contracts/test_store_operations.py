@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, World
 from tests.contracts.test_store_controls import HOUR_MS, flush
@@ -164,7 +163,7 @@ async def test_an_impact_says_what_is_due_soon_and_what_the_rest_will_cost(world
 async def test_a_retry_comes_to_jobs_with_failures_that_were_not_run_again(world: World) -> None:
     """Those of a door that names its items are left out, and those in which nothing failed."""
     wanted = await ended(world)
-    await retried(world, await ended(world), FAILED)
+    again = await retried(world, await ended(world), FAILED)
     await ended(world, door="{}")
     await ended(world, answered=3, failed=0, rest=2)
     impact = await world.store.impact_of(OperationScope("retry"))
@@ -172,6 +171,10 @@ async def test_a_retry_comes_to_jobs_with_failures_that_were_not_run_again(world
     await world.clock.advance(5)
     made = await world.store.put_operation(world.id("op"), "operator", OperationScope("retry"))
     assert [job.id for job in await world.store.operation_jobs(made, 9)] == [wanted.id]
+    await world.store.cancel_job(again.tenant_id, again.id)
+    assert await world.store.end_unstarted(again.id)
+    await world.store.forget_job(again.id)
+    assert (await world.store.impact_of(OperationScope("retry"))).jobs == 2, "a retry that is gone ran nothing again"
 
 
 async def test_a_job_that_is_gone_counts_as_a_failure(world: World) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.store_world import World, finished, line, tries
 from tests.support.store_verbs import slice_counts

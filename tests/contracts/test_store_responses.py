@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.store_world import DAY_MS, MODEL, World, plan_of
 from tidegate.core.errors import ApiProblem, StoreUnavailable

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.store_world import World, plan_of
 from tests.contracts.test_store_publish import closed, rest_of

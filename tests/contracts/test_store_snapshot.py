@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tests.support.store_verbs import lease_slices, slice_counts

@@ -72,6 +72,8 @@ async def test_an_endpoint_is_kept_listed_changed_and_deleted(world: World) -> N
     assert listed == [second, changed]
     assert await store.list_webhook_endpoints(caller.tenant_id, second.id, 10) == [changed]
     assert await store.list_webhook_endpoints(caller.tenant_id, world.id("whk"), 10) is None
+    assert await store.delete_webhook_endpoint(caller.tenant_id, second.id)
+    assert await store.list_webhook_endpoints(caller.tenant_id, second.id, 10) == [changed], "it marks its place"
     assert await store.delete_webhook_endpoint(caller.tenant_id, made.id)
     assert not await store.delete_webhook_endpoint(caller.tenant_id, made.id)
     assert await store.webhook_endpoint(caller.tenant_id, made.id) is None
@@ -412,5 +414,63 @@ async def test_a_job_is_forgotten_with_its_events_but_not_before_they_are_out(wo
     await store.record_webhook(leased, BROKEN, None)
     assert await store.ended_jobs(1_000, 10) == [job.id]
     await store.forget_job(job.id)
+    await store.prune_webhooks(1_000, 10)
     assert await deliveries(world, caller) == []
     assert await store.webhook_endpoint_of_job(caller.tenant_id, job.id) is None
+
+
+async def test_what_a_deleted_job_left_to_deliver_is_delivered_and_then_forgotten(world: World) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * LEASE_MS)
+    shared = await endpoint(world, caller)
+    job = await cancelled(world, caller, webhook=JobWebhook(URL, EVENT_TYPES, FIRST))
+    before = await deliveries(world, caller)
+    for _ in range(2):
+        await store.forget_job(job.id)
+    assert await store.any_job(job.id) is None
+    assert await deliveries(world, caller) == before
+    first = await lease(world, worker_id)
+    assert len(first) == 2
+    for one in first:
+        assert await store.record_webhook(one, BROKEN, 5_000) is DeliveryState.PENDING
+    await world.clock.advance(5_000)
+    again = await lease(world, worker_id)
+    sent = [
+        {(one.event_id, one.endpoint_id, one.event_type, one.url, one.secrets) for one in made}
+        for made in (first, again)
+    ]
+    assert sent[0] == sent[1]
+    own, tenants = sorted(again, key=lambda one: one.endpoint_id == shared.id)
+    assert await store.record_webhook(tenants, OK, None) is DeliveryState.DELIVERED
+    assert await store.webhook_endpoint_of_job(caller.tenant_id, job.id) is not None
+    assert [one.endpoint_id for one in await deliveries(world, caller)] == [own.endpoint_id]
+    assert await store.record_webhook(own, OK, None) is DeliveryState.DELIVERED
+    assert await store.record_webhook(own, OK, None) is None
+    assert await deliveries(world, caller) == []
+    assert await store.webhook_endpoint_of_job(caller.tenant_id, job.id) is None
+    assert await store.webhook_endpoint(caller.tenant_id, shared.id) is not None
+
+
+async def test_what_could_not_be_delivered_of_a_deleted_job_is_listed_as_long_as_a_job_is_kept(world: World) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * LEASE_MS)
+    jobs = [await cancelled(world, caller, webhook=JobWebhook(URL, EVENT_TYPES, FIRST)) for _ in range(4)]
+    kept, replayed, failed, waiting = jobs
+    events = {one.job_id: one for one in await lease(world, worker_id)}
+    for job in (kept, replayed, failed):
+        assert await store.record_webhook(events[job.id], BROKEN, None) is DeliveryState.FAILED
+    before = await deliveries(world, caller)
+    for job in (replayed, failed, waiting):
+        await store.forget_job(job.id)
+    await world.clock.advance(1_000)
+    await store.prune_webhooks(1_000, 10)
+    await store.prune_webhooks(999, 0)
+    assert await deliveries(world, caller) == before
+    await store.replay_webhook(caller.tenant_id, events[replayed.id].event_id, events[replayed.id].endpoint_id)
+    await store.prune_webhooks(999, 10)
+    assert {one.job_id for one in await deliveries(world, caller)} == {kept.id, replayed.id, waiting.id}
+    assert await store.webhook_endpoint_of_job(caller.tenant_id, failed.id) is None
+    [again] = await lease(world, worker_id)
+    assert again.event_id == events[replayed.id].event_id
+    for one in (again, events[waiting.id]):
+        assert await store.record_webhook(one, OK, None) is DeliveryState.DELIVERED
+    assert [one.job_id for one in await deliveries(world, caller)] == [kept.id]
+    assert await store.webhook_endpoint_of_job(caller.tenant_id, kept.id) is not None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World
+from tests.contracts.store_world import DAY_MS, LEASE_MS, MODEL, START_MS, World
+from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Holding
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker, WorkerReport
+from tidegate.core.schedule import ModelRoom
 from tidegate.core.states import JobState
 
 pytestmark = pytest.mark.anyio
@@ -80,6 +82,14 @@ async def test_sweeps_are_bounded(world: World) -> None:
     assert len(await world.store.list_workers(2)) == 2
 
 
+async def test_a_list_begins_with_those_alive(world: World) -> None:
+    alive = await world.worker(10**9)
+    for _ in range(3):
+        await world.clock.advance(5)
+        await world.store.declare_gone(await world.worker(1_000), leaving=True)
+    assert [row["id"] for row in await world.store.list_workers(1)] == [alive]
+
+
 async def test_the_gone_are_forgotten_once_they_own_nothing(world: World) -> None:
     alive, writer, idle = await world.worker(10**9), await world.worker(1_000), await world.worker(1_000)
     log = await world.log("answers", writer)
@@ -112,6 +122,22 @@ async def test_only_processes_that_run_items_count_as_workers(world: World) -> N
     assert (await world.store.census()).workers == 1
     assert [one.host for one in await world.store.worker_reports()] == ["host"]
     assert {row["id"]: row["runs_items"] for row in await world.store.list_workers(10)} == {worker: 1, api: 0}
+
+
+async def test_a_worker_of_one_share_owner_takes_no_input_and_sees_no_job_of_another(world: World) -> None:
+    caller, worker, all_round = await world.caller(), world.id("worker"), await world.worker()
+    await world.store.enlist_worker(worker, "host", "1", LEASE_MS, True, "run:x/a")
+    mine, other = [await world.job(caller, share_owner=owner) for owner in ("run:x/a", "run:x/b")]
+    sizes = (0, 1 << 40)
+    assert await world.store.take_ingests(IngestLane.SMALL, sizes, 9, worker, "t") == [mine.id]
+    assert await world.store.take_ingests(IngestLane.SMALL, sizes, 9, all_round, "u") == [other.id]
+    own = await world.running(caller, 4, share_owner="run:x/a")
+    others = [await world.running(caller, 4, share_owner=owner) for owner in ("run:x/b", "run:x/c")]
+    for worker_id, seen in ((worker, [own]), (all_round, [own, *others])):
+        look = await world.store.snapshot(worker_id, {MODEL: ModelRoom(100)}, slice_items=64, slices_max=8)
+        assert {job.job_id for job in look.jobs} == {job.id for job in seen}
+        assert {flow.share_owner for flow in look.flows} >= {"run:x/a"}
+        assert len(look.flows) == len(seen)
 
 
 async def test_a_report_lasts_until_the_next_one_and_outlives_its_worker_for_a_while(world: World) -> None:

@@ -17,6 +17,7 @@ from typer.main import get_command
 
 from tests.deploy import chart
 from tests.deploy.chart import Manifest
+from tests.docs.pages import blocks, page
 from tidegate import metrics, settings
 from tidegate.cli.app import app
 from tidegate.web.openapi.operations import OPERATIONS
@@ -145,19 +146,43 @@ def test_options_are_valid_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "named"),
     [
-        ({}, "config.blobs.url"),
-        ({**chart.KEDA, "admin": {"enabled": False}}, "admin.enabled"),
-        ({**chart.KEDA, "worker": {**chart.KEDA["worker"], "hpa": {"enabled": True}}}, "enable one"),
-        ({"config": {**chart.PLAIN["config"], "worker": {"grace_ms": "30s"}}}, "number of milliseconds"),
-        ({**chart.PLAIN, "ingress": {"enabled": True}}, "ingress.host"),
+        ({}, ["config.blobs.url"]),
+        ({**chart.KEDA, "admin": {"enabled": False}}, ["admin.enabled"]),
+        ({**chart.KEDA, "worker": {**chart.KEDA["worker"], "hpa": {"enabled": True}}}, ["enable one"]),
+        ({**chart.PLAIN, "ingress": {"enabled": True}}, ["ingress.host"]),
+        # What the schema refuses is named all at once.
+        (
+            {
+                "config": {**chart.PLAIN["config"], "worker": {"grace_ms": "30s"}},
+                "image": {"digest": "latest"},
+                "api": {"replica": 3, "hpa": None},
+                "ports": {"metrics": 0},
+                "worker": None,
+            },
+            [
+                "config.worker.grace_ms",
+                "image.digest",
+                "replica is not allowed",
+                "hpa is required",
+                "ports.metrics",
+                "worker is required",
+            ],
+        ),
     ],
 )
-def test_values_that_cannot_work_are_refused(values: chart.Values, said: str) -> None:
+def test_values_that_cannot_work_are_refused(values: chart.Values, named: list[str]) -> None:
     done = chart.render(values)
     assert done.returncode != 0
-    assert said in done.stderr
+    assert [one for one in named if one not in done.stderr] == []
+    assert "nil pointer" not in done.stderr
+
+
+def test_an_image_is_named_by_its_digest() -> None:
+    digest = "sha256:" + 64 * "0"
+    manifests = Manifests(chart.render({**chart.PLAIN, "image": {"repository": "r/t", "digest": digest}}).stdout)
+    assert {pod["spec"]["containers"][0]["image"] for pod in manifests.pods().values()} == {f"r/t@{digest}"}
 
 
 @every_case
@@ -184,6 +209,32 @@ def test_processes_start_with_settings_that_exist(case: str, tmp_path: Path) -> 
         }
         assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
         assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_what_the_page_has_people_type_fits_the_chart(tmp_path: Path) -> None:
+    text = page("docs/kubernetes.md")
+    shown = [block.text for block in blocks(text)]
+    [values] = [yaml.safe_load(one) for one in shown if one.startswith("image:")]
+    [job] = [yaml.safe_load(one) for one in shown if one.startswith("apiVersion:")]
+    defaults = yaml.safe_load((chart.CHART / "values.yaml").read_text())
+    assert values.keys() <= defaults.keys()
+    config = yaml.safe_dump({**defaults["config"], **values["config"]})
+    secret = set(re.findall(r"--from-literal=(\w+)=", text))
+    assert set(re.findall(r"env:(\w+)", config)) == secret
+    (tmp_path / "tidegate.yaml").write_text(config)
+    environment = dict.fromkeys(secret, "s" * 40) | {"DATABASE_URL": "postgresql://u:p@db:5432/tidegate"}
+    assert settings.load(tmp_path / "tidegate.yaml", environ=environment).warnings == ()
+    # The page's release is named like the chart, so its manifests are without the name of the release before it.
+    manifests = Manifests.kept("plain")
+    for kind, name in re.findall(r"(deployment|service)/([\w-]+)", "".join(shown)):
+        assert manifests.one(kind.capitalize(), f"prod-{name}")
+    check(job)
+    ours, theirs = job["spec"]["template"]["spec"], manifests.pods()["worker"]["spec"]
+    container = ours["containers"][0]
+    assert container["args"] == ["migrate", *theirs["containers"][0]["args"][1:]]
+    assert container["envFrom"] == theirs["containers"][0]["envFrom"]
+    assert container["volumeMounts"][0] in theirs["containers"][0]["volumeMounts"]
+    assert f"prod-{ours['volumes'][0]['configMap']['name']}" == theirs["volumes"][0]["configMap"]["name"]
 
 
 @every_case
@@ -249,6 +300,7 @@ def test_routes_lead_to_the_api() -> None:
     [served] = manifests.one("Service", backend["name"])["spec"]["ports"]
     assert (backend["name"], backend["port"]["name"]) == ("prod-tidegate-api", served["name"])
     assert route["backendRefs"] == [{"name": "prod-tidegate-api", "port": served["port"]}]
+    assert route["timeouts"] == {"request": "0s"}, "streams and uploads may take long"
 
 
 def test_alerts_and_dashboard_are_those_of_the_repository() -> None:

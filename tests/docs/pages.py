@@ -107,6 +107,27 @@ def tests_of(where: str) -> frozenset[str]:
     )
 
 
+@cache
+def soak_tests_of(where: str) -> frozenset[str]:
+    """The names of the tests in a file that run in the soak alone."""
+    tree = ast.parse(page(where))
+    marked = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and _named(node.targets[0], "pytestmark")
+    ]
+    if any(_named(part, "soak") for one in marked for part in ast.walk(one)):
+        return tests_of(where)
+    return frozenset(
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any(_named(mark, "soak") for mark in node.decorator_list)
+    )
+
+
+def _named(node: ast.AST, word: str) -> bool:
+    return getattr(node, "attr", getattr(node, "id", None)) == word
+
+
 def missing_tests(text: str) -> list[str]:
     """The tests that a text names and that are not there."""
     return [

@@ -12,7 +12,19 @@ import pytest
 
 from bench import __main__ as bench
 from docs import generate
-from tests.docs.pages import REPOSITORY, SOURCE, blocks, codes, first_codes, page, roads_drawn, rows, section
+from tests.docs.pages import (
+    PAGES,
+    REPOSITORY,
+    SOURCE,
+    blocks,
+    codes,
+    first_codes,
+    page,
+    roads_drawn,
+    rows,
+    section,
+    without_blocks,
+)
 from tidegate import failpoints
 from tidegate.core import errors, hooks, states
 from tidegate.core.answers import results
@@ -40,20 +52,29 @@ UNTOLD = {
 
 def test_commands_on_pages_exist() -> None:
     known = {" ".join(path): command for path, command in generate.every_command()}
-    options = {
-        name for command in known.values() for one in command.params for name in (*one.opts, *one.secondary_opts)
-    }
-    options |= {"--help", "--version"}
     groups = {path.split()[0] for path in known if " " in path}
-    for where in ("README.md", "docs/quickstart.md", "docs/operations.md", "CHANGELOG.md", "docs/concepts.md"):
-        text = page(where)
-        said = [block.text for block in blocks(text) if block.language == "sh"] + codes(text)
+    # The list of stumbles also names what was wrong.
+    for path in (one for one in PAGES if one.name != "stumbles.md"):
+        text = path.read_text(encoding="utf-8")
+        said = [block.text for block in blocks(text) if block.language in ("sh", "text")] + codes(text)
         for line in "\n".join(said).splitlines():
-            for call in re.findall(r"\btidegate ((?:[a-z]+ ?)+)((?:[^\n#|>]*))", line):
+            # `helm install tidegate` is no command of ours.
+            for call in re.findall(r"(?<!install )(?<![\w./-])tidegate ((?:[a-z]+ ?)+)([^\n#|>&]*)", line):
                 words = call[0].split()
-                assert any(" ".join(words[:count]) in known for count in (1, 2)) or words[0] in groups, line
+                named = next((" ".join(words[:count]) for count in (2, 1) if " ".join(words[:count]) in known), "")
+                assert named or words[0] in groups, line
+                options = (
+                    {name for one in known[named].params for name in (*one.opts, *one.secondary_opts)}
+                    if named
+                    else set()
+                )
                 for option in re.findall(r"(?<!\S)--[a-z-]+", call[1]):
-                    assert option in options, line
+                    assert option in options | {"--help", "--version"}, line
+        # A page may leave out the program's name before a group of commands.
+        for short in codes(without_blocks(text)):
+            shortened = re.match(r"([a-z]+) ([a-z]+)(?: |$)", short)
+            if shortened is not None and shortened[1] in groups:
+                assert shortened[0].strip() in known, short
 
 
 def test_every_route_is_explained_below_the_table() -> None:

@@ -15,6 +15,11 @@ LATENCY_MS = 100
 
 MakeSite = Callable[[str], Site]
 
+# For a test of `site` whose faults meet no code of one store alone: contracts, and kills at every border, hold both stores to the same.
+CLUSTER_IN_SOAK = pytest.mark.parametrize(
+    "site", ["embedded", pytest.param("cluster", marks=pytest.mark.soak)], indirect=True
+)
+
 
 @pytest.fixture
 def slow_engine(processes: Processes, tmp_path: Path) -> Engine:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import gc
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,10 @@ from tests.support.s3 import S3Server
 from tests.support.shims import DiskFault, Shims, preload_env
 from tidegate.backends import one_host
 from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.backends.disk import sync_directory
 from tidegate.core.errors import BlobMissing, BlobUnavailable, StoreRefused
 
+SYNC = "tidegate.backends.blobs_local_writer.sync_directory"
 ADVICE = {"enospc": "free some space", "edquot": "quota", "erofs": "read-only", "eio": "dmesg"}
 
 
@@ -242,4 +247,71 @@ async def test_no_descriptor_is_left_behind(place: Place) -> None:
         await (await blobs.open_log(fresh_ids()[1])).append(b"dropped, not closed\n")
     gc.collect()
     assert descriptors_under(place.directory) == before
+    await blobs.close()
+
+
+@pytest.mark.anyio
+async def test_a_file_that_changes_while_it_is_copied_from_another_disk_becomes_no_blob(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, blob_id, rename = tmp_path / "work", new_id(), Path.rename
+    source.write_bytes(b"what was counted\n")
+
+    def from_another_disk(path: Path, target: Path) -> Path:
+        if path == source:
+            source.write_bytes(b"what is there now\n")
+            raise OSError(errno.EXDEV, "another disk")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", from_another_disk)
+    blobs = place.open()
+    with pytest.raises(BlobUnavailable, match="changed while it was copied"):
+        await blobs.adopt(blob_id, source)
+    assert await blobs.size(blob_id) is None
+    await blobs.close()
+
+
+@pytest.mark.anyio
+async def test_a_file_that_moves_in_is_synced_out_of_its_old_directory_too(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power cut may leave it under both names."""
+    source, blob_id, synced = tmp_path / "scratch" / "work", new_id(), list[Path]()
+    source.parent.mkdir()
+    source.write_bytes(b"line\n")
+
+    def note(directory: Path) -> None:
+        synced.append(directory)
+        sync_directory(directory)
+
+    blobs = place.open()
+    monkeypatch.setattr(SYNC, note)
+    await blobs.adopt(blob_id, source)
+    await blobs.close()
+    assert source.parent in synced[:-1], "before the name that callers know"
+
+
+@pytest.mark.anyio
+async def test_a_blob_whose_end_was_cancelled_is_thrown_away_under_its_last_name_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread had given it its name already, and no caller has heard of it."""
+    renamed, go_on, blob_id = threading.Event(), threading.Event(), new_id()
+
+    def wait(directory: Path) -> None:
+        renamed.set()
+        go_on.wait(60)
+        sync_directory(directory)
+
+    blobs = place.open()
+    writer = await blobs.create(blob_id)
+    await writer.write(b"line\n")
+    monkeypatch.setattr(SYNC, wait)
+    ending = asyncio.create_task(writer.finish())
+    assert await asyncio.to_thread(renamed.wait, 60)
+    ending.cancel()
+    await asyncio.gather(ending, return_exceptions=True)
+    go_on.set()
+    await writer.abort()
+    assert await blobs.size(blob_id) is None
     await blobs.close()

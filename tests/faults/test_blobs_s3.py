@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import obstore
 import pytest
 from obstore.store import S3Store
@@ -19,6 +19,7 @@ from tests.contracts.blobs_places import fresh_ids, new_id, put, s3_settings
 from tests.support.processes import wait_until_async
 from tests.support.proxy import Proxies, Proxy
 from tests.support.s3 import S3Server
+from tidegate.backends import blobs_s3_writer
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import HeldObject, Objects, S3Settings
 from tidegate.backends.blobs_s3_log import UNSEALED_BYTES_MAX, SpooledLog
@@ -61,7 +62,7 @@ async def patient(settings: S3Settings, tmp_path: Path) -> AsyncIterator[S3Blobs
 @pytest.fixture
 async def hasty(settings: S3Settings, tmp_path: Path) -> AsyncIterator[S3Blobs]:
     """Gives up soon, for a fault that lasts."""
-    quick = dataclasses.replace(settings, connect_timeout_ms=1_000, request_timeout_ms=1_500, retry_for_ms=500)
+    quick = msgspec.structs.replace(settings, connect_timeout_ms=1_000, request_timeout_ms=1_500, retry_for_ms=500)
     blobs = S3Blobs(quick, tmp_path / "spool")
     yield blobs
     await blobs.close()
@@ -254,7 +255,7 @@ async def test_an_object_that_is_not_there_for_a_moment_is_not_gone(
     settings: S3Settings, tmp_path: Path, direct: S3Store
 ) -> None:
     """Nothing of a batch fails by it: whoever reads tries again, and believes it only after minutes."""
-    blobs = S3Blobs(dataclasses.replace(settings, missing_after_ms=600_000), tmp_path / "spool")
+    blobs = S3Blobs(msgspec.structs.replace(settings, missing_after_ms=600_000), tmp_path / "spool")
     blob_id = await put(blobs, b"0123456789")
     obstore.delete(direct, blob_id)
 
@@ -290,7 +291,7 @@ class Opaque(Objects):
 
     async def head(self, key: str) -> HeldObject | None:
         state = await super().head(key)
-        return state and dataclasses.replace(state, etag="0" * 32)
+        return state and msgspec.structs.replace(state, etag="0" * 32)
 
 
 class CarelessAndOpaque(Careless, Opaque):
@@ -351,7 +352,7 @@ async def test_a_missing_bucket_and_a_wrong_key_are_named(settings: S3Settings, 
         ({"secret_access_key": "wrong-secret-of-ours"}, "check blobs.secret_access_key"),
         ({"access_key_id": "unknown"}, "check blobs.access_key_id"),
     ):
-        wrong = dataclasses.replace(settings, **change)  # type: ignore[arg-type]
+        wrong = msgspec.structs.replace(settings, **change)
         blobs = S3Blobs(wrong, tmp_path / "spool")
         with pytest.raises(BlobUnavailable, match=said) as raised:
             await blobs.check()
@@ -370,3 +371,22 @@ async def test_an_endpoint_in_the_environment_does_not_win(
         blobs = S3Blobs(settings, tmp_path / "spool")
         await blobs.check()
     await blobs.close()
+
+
+async def test_giving_up_waits_for_no_store_that_is_away(
+    patient: S3Blobs, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may have arrived is left to a sweep: the caller is waiting for an answer."""
+    monkeypatch.setattr(blobs_s3_writer, "ABORT_WAIT_S", 0.2)
+    writer = await patient.create(new_id())
+    await writer.write(b"x" * MIB)
+    proxy.cut(0)
+    finishing = asyncio.create_task(writer.finish())
+    await wait_until_async(lambda: proxy.connections_accepted > 0)
+    await asyncio.sleep(0.1)
+    finishing.cancel()
+    with contextlib.suppress(asyncio.CancelledError, BlobUnavailable):
+        await finishing
+    # The store is tried for 30 s otherwise.
+    async with asyncio.timeout(20):
+        await writer.abort()

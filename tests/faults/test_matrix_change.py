@@ -16,7 +16,7 @@ from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.run_directory import RunDirectory
 from tests.support.tidegate import END_S, IN_FLIGHT, Results, Site, requests
-from tidegate.service import opened
+from tidegate.storage import opened
 from tidegate.web.admin.audit import COMMAND, AuditTrail
 from tidegate.web.admin.keys import KeyMade, KeyWish, make_key
 from tidegate.web.http.pepper import pepper_of
@@ -164,7 +164,7 @@ def test_42_a_rate_that_is_lowered_holds_back_what_was_not_sent(running: Running
     assert changed.called() == len(results.output)
 
 
-@pytest.mark.parametrize("how", ["call", "file"])
+@pytest.mark.parametrize("how", ["call", pytest.param("file", marks=pytest.mark.soak)])
 def test_42_new_calls_have_a_providers_new_key_and_none_failed_for_the_old_one(running: Running, how: str) -> None:
     """By the operator's call, or by another key in the same file, seen without any."""
     keys = running.keys / how
@@ -185,6 +185,7 @@ def test_42_new_calls_have_a_providers_new_key_and_none_failed_for_the_old_one(r
         assert caller.judge(batch_id, lines, witnessed=False).errors == []
 
 
+@pytest.mark.soak
 def test_42_every_worker_of_a_cluster_hears_of_a_key_that_is_deleted(cluster: Site) -> None:
     """By whichever process it was taken away: two workers over PostgreSQL and S3, and an operator beside them."""
 

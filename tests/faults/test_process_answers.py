@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from tests.faults.conftest import CLUSTER_IN_SOAK
 from tests.faults.test_process_database import PATIENT, crashing
 from tests.support.postgres import PostgresServer
 from tests.support.tidegate import IN_FLIGHT, Site, behaving
@@ -30,6 +33,7 @@ def asking(count: int) -> list[str]:
     return lines
 
 
+@CLUSTER_IN_SOAK
 def test_a_killed_worker_leaves_the_tries_of_its_items_to_the_next(site: Site) -> None:
     lines = asking(COUNT)
     worker = site.begin()
@@ -41,6 +45,7 @@ def test_a_killed_worker_leaves_the_tries_of_its_items_to_the_next(site: Site) -
     check(results.batch, results.output, results.errors)
 
 
+@pytest.mark.soak
 def test_the_database_crashes_between_two_tries(crashing: Site, private_postgres_server: PostgresServer) -> None:
     lines = asking(COUNT)
     crashing.begin(more=PATIENT)

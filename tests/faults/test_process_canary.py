@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import MakeSite
+from tests.faults.conftest import CLUSTER_IN_SOAK, MakeSite
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.tidegate import ASK_S, END_S, UNRECORDED_MAX, Site, behaving, requests
@@ -34,6 +34,7 @@ def say(site: Site, batch_id: str, action: str) -> None:
     wait_until(told, END_S, f"{batch_id} to be told {action}", poll_s=ASK_S)
 
 
+@CLUSTER_IN_SOAK
 def test_the_sample_runs_alone_and_then_its_caller_decides(site: Site) -> None:
     lines = requests(30)
     site.begin()
@@ -63,6 +64,7 @@ def test_a_canary_that_fails_stops_its_batch_though_its_worker_is_killed(embedde
     assert results.error_codes()["batch_failed"] == len(lines) - SAMPLE
 
 
+@pytest.mark.soak
 def test_a_canary_survives_crashes_of_the_database(
     make_site: MakeSite, private_postgres_server: PostgresServer
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from tests.faults.conftest import CLUSTER_IN_SOAK
 from tests.support.tidegate import END_S, ENDED, IN_FLIGHT, Site, behaving, requests
 
 # After this long no new call may start; the rest is for the clocks of two processes on a busy machine.
@@ -28,6 +29,7 @@ def test_cancel_stops_sending_and_keeps_what_is_done(site: Site) -> None:
     assert site.ended(batch_id) == results
 
 
+@CLUSTER_IN_SOAK
 def test_cancel_aborts_calls_that_outlast_the_grace(site: Site) -> None:
     lines = requests(12, lambda number: behaving("hang"))
     site.begin(more={"TIDEGATE_WORKER_GRACE_MS": "500"})
@@ -39,6 +41,7 @@ def test_cancel_aborts_calls_that_outlast_the_grace(site: Site) -> None:
     assert results.error_codes() == {"batch_cancelled": 12}
 
 
+@CLUSTER_IN_SOAK
 def test_cancel_aborts_calls_at_once_where_the_operator_says_so(site: Site) -> None:
     lines = requests(12, lambda number: behaving("hang"))
     site.begin(more={"TIDEGATE_WORKER_CANCEL_GRACE_MS": "0"})
@@ -52,6 +55,7 @@ def test_cancel_aborts_calls_at_once_where_the_operator_says_so(site: Site) -> N
     assert time.time() < told_at + 25
 
 
+@CLUSTER_IN_SOAK
 def test_cancel_races_completion(site: Site) -> None:
     site.begin()
     batches: list[tuple[str, list[str]]] = []
@@ -92,6 +96,7 @@ def test_cancel_when_the_only_worker_is_dead(cluster: Site) -> None:
     assert cluster.calls() == []
 
 
+@CLUSTER_IN_SOAK
 def test_expiry_with_slow_calls(site: Site) -> None:
     """Nothing is sent after the window; what was sent before has the grace to end, and every answer is kept."""
     lines = requests(40, lambda number: behaving("latency=700"))
@@ -105,6 +110,7 @@ def test_expiry_with_slow_calls(site: Site) -> None:
     assert not [call for call in site.calls() if call["at"] > results.batch["expires_at"] + 1 + SLACK_S]
 
 
+@CLUSTER_IN_SOAK
 def test_expiry_aborts_calls_that_outlast_the_grace(site: Site) -> None:
     lines = requests(8, lambda number: behaving("hang"))
     site.env["TIDEGATE_LIMITS_WINDOW_MIN_S"] = "1"

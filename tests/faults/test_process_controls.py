@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import MakeSite
+from tests.faults.conftest import CLUSTER_IN_SOAK, MakeSite
 from tests.faults.test_process_cancel import SLACK_S, STOPS_S
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
@@ -17,6 +17,7 @@ from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, UNRECORDED_MAX, Site
 PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 
 
+@CLUSTER_IN_SOAK
 def test_a_paused_batch_survives_a_kill_and_goes_on_where_it_was(site: Site) -> None:
     lines = requests(40, lambda number: behaving("latency=200"))
     worker = site.begin()
@@ -43,6 +44,7 @@ def test_a_paused_batch_survives_a_kill_and_goes_on_where_it_was(site: Site) -> 
     assert len(site.calls()) == len(lines)
 
 
+@CLUSTER_IN_SOAK
 def test_too_many_errors_stop_a_batch_though_its_worker_is_killed(site: Site) -> None:
     # Over object storage results are committed after seconds, so there must be more to do than that takes.
     lines = requests(160, lambda number: behaving("400" if number % 2 else "latency=500"))
@@ -58,7 +60,7 @@ def test_too_many_errors_stop_a_batch_though_its_worker_is_killed(site: Site) ->
     assert len(results.output) + sum(codes.values()) == len(lines)
 
 
-@pytest.mark.parametrize("fault", ["kill", "database"])
+@pytest.mark.parametrize("fault", ["kill", pytest.param("database", marks=pytest.mark.soak)])
 def test_controls_outlive_processes_and_the_database(
     make_site: MakeSite, request: pytest.FixtureRequest, fault: str
 ) -> None:

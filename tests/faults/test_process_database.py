@@ -44,6 +44,7 @@ def test_the_database_crashes_under_load(crashing: Site, private_postgres_server
     crashing.judge(batch_id, lines)
 
 
+@pytest.mark.soak
 def test_every_connection_is_ended_again_and_again(crashing: Site, private_postgres_server: PostgresServer) -> None:
     lines = requests(60, slow)
     crashing.begin(more=PATIENT)
@@ -80,6 +81,7 @@ def _if_ok(site: Site, file_id: str) -> str:
     return str(answer.json()["id"]) if answer.status_code == 200 else ""
 
 
+@pytest.mark.soak
 def test_the_database_is_down_while_a_response_falls_due(
     crashing: Site, private_postgres_server: PostgresServer
 ) -> None:
@@ -107,6 +109,7 @@ def test_the_database_is_down_while_a_response_falls_due(
     assert len(crashing.calls_of(path.rpartition("/")[2].replace("resp_", "batch_"))) == 1
 
 
+@pytest.mark.soak
 def test_the_database_is_down_while_a_drain_is_written(
     crashing: Site, private_postgres_server: PostgresServer, tmp_path: Path
 ) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from tests.faults.conftest import MakeSite
+import pytest
+
+from tests.faults.conftest import CLUSTER_IN_SOAK, MakeSite
 from tests.support.postgres import PostgresServer
 from tests.support.tidegate import IN_FLIGHT, UNRECORDED_MAX, Site, behaving
 
@@ -23,6 +25,7 @@ def lines(count: int, kinds: int) -> list[str]:
     return made
 
 
+@CLUSTER_IN_SOAK
 def test_identical_requests_are_run_once_though_processes_die(site: Site) -> None:
     """A worker dies while it calls, the next one when the copies are durable and named by no file."""
     asked = lines(60, 20)
@@ -42,6 +45,7 @@ def test_identical_requests_are_run_once_though_processes_die(site: Site) -> Non
     assert batch["usage"]["output_tokens"] == 16 * 4
 
 
+@pytest.mark.soak
 def test_a_changed_file_runs_its_changed_lines_though_processes_die(make_site: MakeSite) -> None:
     site = make_site("cluster")
     asked = lines(40, 40)
@@ -62,6 +66,7 @@ def test_a_changed_file_runs_its_changed_lines_though_processes_die(make_site: M
     assert len(site.calls_of(batch_id)) == 16
 
 
+@pytest.mark.soak
 def test_copies_survive_crashes_of_the_database(make_site: MakeSite, private_postgres_server: PostgresServer) -> None:
     """It crashes while requests run, and again when a batch that reuses their answers was just accepted."""
     site = make_site("cluster")

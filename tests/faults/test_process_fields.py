@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.faults.conftest import CLUSTER_IN_SOAK
 from tests.support.tidegate import Site
 
 CHAT = "/v1/chat/completions"
@@ -30,6 +31,7 @@ def bodies(model: str) -> dict[str, dict[str, Any]]:
     }
 
 
+@CLUSTER_IN_SOAK
 def test_both_doors_refuse_the_same_unless_the_model_allows_it(site: Site) -> None:
     place = [{"url": site.engine.url}]
     open_model = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults.conftest import CLUSTER_IN_SOAK
 from tests.support.tidegate import IN_FLIGHT, UNRECORDED_MAX, Site, behaving, requests
 
 # Where it dies, and how many calls that may have been billed are made again because of it, at most. Which ones may be is exact: those that
@@ -62,6 +63,7 @@ def test_a_worker_killed_after_many_commits(embedded: Site) -> None:
     embedded.judge(batch_id, lines, repeats_max=UNRECORDED_MAX, loss=loss)
 
 
+@CLUSTER_IN_SOAK
 @pytest.mark.parametrize("border", ["job_closed=kill", "publish_rest_durable=kill"])
 def test_a_worker_killed_while_it_closes_a_job(site: Site, border: str) -> None:
     lines = requests(24, lambda number: behaving("latency=200"))

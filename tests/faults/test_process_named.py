@@ -5,10 +5,12 @@ from __future__ import annotations
 import httpx2
 import pytest
 
+from tests.faults.conftest import CLUSTER_IN_SOAK
 from tests.support.processes import wait_until
 from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, UNRECORDED_MAX, Site, behaving, requests, until_stopped
 
 
+@CLUSTER_IN_SOAK
 def test_create_crash_after_store(site: Site) -> None:
     """The API dies when the bytes are stored and no row names them: nobody sees them, and they are collected."""
     lines = requests(4)
@@ -46,6 +48,7 @@ def test_cancel_event_lost(cluster: Site) -> None:
     assert set(results.error_codes()) == {"batch_cancelled"}
 
 
+@CLUSTER_IN_SOAK
 def test_orphaned_blob(site: Site) -> None:
     """The finaliser dies when its file is stored and no row names it: one file is seen, and the orphan is collected."""
     lines = requests(24, lambda number: behaving("latency=200"))

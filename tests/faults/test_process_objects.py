@@ -69,6 +69,7 @@ def test_an_upload_is_refused_while_objects_are_away(site_over_wire: Site, wire:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(400)
 def test_a_file_that_is_dropped_in_the_console_is_refused_while_objects_are_away(
     site_over_wire: Site, wire: Proxy
 ) -> None:
@@ -76,7 +77,7 @@ def test_a_file_that_is_dropped_in_the_console_is_refused_while_objects_are_away
     site = site_over_wire
     site.api()
     key = operator(site).api_key
-    with httpx2.Client(base_url=site.url, timeout=100) as browser:
+    with httpx2.Client(base_url=site.url, timeout=300) as browser:
         entered = browser.post("/console/sign-in", data={"key": key})
         browser.cookies.clear()
         browser.headers["Cookie"] = entered.headers["set-cookie"].partition(";")[0]

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tests.faults.conftest import CLUSTER_IN_SOAK
 from tests.support.processes import Proc, wait_until
 from tests.support.tidegate import ASK_S, END_S, ENDED, IN_FLIGHT, Site, chat_line, requests
 
@@ -16,6 +17,7 @@ DEATHS_MAX = 2 + math.ceil(math.log2(ITEMS)) + 3
 KILLS = 6
 
 
+@CLUSTER_IN_SOAK
 def test_a_poison_item_fails_alone(site: Site) -> None:
     lines = [*requests(9), chat_line("poison", "do not read this"), *requests(ITEMS)[9:]]
     proc = site.begin(POISON)
@@ -39,11 +41,12 @@ def test_workers_that_are_killed_from_outside_fail_no_item(embedded: Site, count
     embedded.engine.set_faults({"hang": 1.0})
     proc = embedded.begin()
     batch_id = embedded.submit(lines)
+    seen = 0
     for kills_left in reversed(range(KILLS)):
-        seen = len(embedded.calls())
         embedded.until_called(seen + 1)
         proc.kill()
         proc.wait()
+        seen = len(embedded.calls())
         if kills_left == 0:
             embedded.engine.set_faults()
         proc = embedded.relieve()

@@ -96,7 +96,13 @@ def test_a_batch_goes_through_the_queue_with_two_workers_at_it(queued: Queued) -
 
 
 @pytest.mark.parametrize(
-    "border", ["after_answer=kill", "after_answer=5*kill", "record_durable=kill", "record_committed=kill"]
+    "border",
+    [
+        "after_answer=5*kill",
+        "record_durable=kill",
+        pytest.param("after_answer=kill", marks=pytest.mark.soak),
+        pytest.param("record_committed=kill", marks=pytest.mark.soak),
+    ],
 )
 def test_an_answer_that_came_before_its_worker_died_is_found_again(queued: Queued, border: str) -> None:
     """llm-d's async_result_destruction: taking a result out of the list before it is recorded loses it."""
@@ -175,6 +181,7 @@ def test_redis_that_forgets_everything_costs_a_try_and_no_item(queue_site: Site,
     queued.judge(batch_id, lines, repeats_max=len(lines))
 
 
+@pytest.mark.soak
 def test_redis_that_is_away_for_a_while_is_waited_for(queue_site: Site, private_redis: RedisServer) -> None:
     queued = Queued(queue_site, private_redis.url)
     lines = requests(ITEMS)
@@ -201,6 +208,7 @@ def test_a_paused_worker_takes_nothing_back_from_the_one_that_went_on(queued: Qu
     queued.judge(batch_id, lines, repeats_max=0)
 
 
+@pytest.mark.soak
 def test_a_processor_that_dies_with_what_it_took_costs_a_try(queue_site: Site, redis_url: str) -> None:
     queued = Queued(queue_site, redis_url, timeout_s=8.0)
     queue_site.env |= {"TIDEGATE_RETRY_ATTEMPTS_MAX": "9"}

@@ -7,6 +7,7 @@ import asyncio
 import apsw
 import asyncpg
 
+from tests.faults.conftest import CLUSTER_IN_SOAK
 from tests.support.processes import Proc, wait_until
 from tests.support.tidegate import Site, requests
 from tidegate.settings import local_path
@@ -39,6 +40,7 @@ def age_first(site: Site) -> None:
         asyncio.run(in_postgres())
 
 
+@CLUSTER_IN_SOAK
 def test_a_kill_in_the_middle_of_retention(site: Site) -> None:
     """A process is killed after it forgot the job, and the next one after it removed the first of its bytes."""
     lines = requests(8)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import MakeSite
+from tests.faults.conftest import CLUSTER_IN_SOAK, MakeSite
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.tidegate import ASK_S, END_S, Results, Site, behaving, requests
@@ -56,6 +56,7 @@ def check_merged(site: Site, *chain: Results) -> None:
     assert len({line["custom_id"] for line in merged}) == len(merged)
 
 
+@CLUSTER_IN_SOAK
 def test_what_never_ran_runs_again_and_the_first_stays_as_it_is(site: Site) -> None:
     lines = requests(60, line_text)
     site.begin()
@@ -105,6 +106,7 @@ def test_a_retry_survives_a_kill(embedded: Site, border: str) -> None:
     assert retry(embedded, first.batch["id"], outcomes=CANCELLED)["id"] == made["id"]
 
 
+@pytest.mark.soak
 def test_a_retry_of_a_retry_survives_crashes_of_the_database(
     make_site: MakeSite, private_postgres_server: PostgresServer
 ) -> None:

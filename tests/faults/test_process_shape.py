@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.faults.conftest import MakeSite
 from tests.support.postgres import PostgresServer
 from tests.support.tidegate import IN_FLIGHT, Site, behaving, requests
@@ -25,6 +27,7 @@ def cluster(make_site: MakeSite, server: PostgresServer) -> Site:
     return site
 
 
+@pytest.mark.soak
 def test_parameters_are_sent_though_processes_die_while_the_input_is_read(
     make_site: MakeSite, private_postgres_server: PostgresServer
 ) -> None:

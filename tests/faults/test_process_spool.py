@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import Proc, wait_until
 from tests.support.tidegate import ASK_S, END_S, UNRECORDED_MAX, Loss, Site, requests
 
@@ -47,6 +49,7 @@ def test_a_lost_disk_costs_no_more_than_what_lay_on_it(cluster: Site) -> None:
     cluster.judge(batch_id, LINES, repeats_max=len(loss.calls) - recorded)
 
 
+@pytest.mark.soak
 def test_an_owner_that_returns_late_still_delivers_what_has_no_outcome(cluster: Site) -> None:
     """Another host has given the spool up, and its item hangs there: the late answer ends the batch."""
     batch_id, loss, left = killed_with_a_full_spool(cluster)

@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
+from tests.faults.conftest import CLUSTER_IN_SOAK
 from tests.support.processes import wait_until
 from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, Site, behaving, requests
 
 
+@CLUSTER_IN_SOAK
 def test_a_long_enough_grace_repeats_nothing(site: Site) -> None:
     lines = requests(24, lambda number: behaving("latency=300"))
     first = site.begin()
@@ -23,6 +25,7 @@ def test_a_long_enough_grace_repeats_nothing(site: Site) -> None:
     site.judge(batch_id, lines)
 
 
+@CLUSTER_IN_SOAK
 def test_a_grace_that_is_too_short_loses_nothing(site: Site) -> None:
     lines = requests(12, lambda number: behaving("latency=1500") if number < IN_FLIGHT else "go on")
     first = site.begin(more={"TIDEGATE_WORKER_GRACE_MS": "100"})
@@ -34,6 +37,7 @@ def test_a_grace_that_is_too_short_loses_nothing(site: Site) -> None:
     site.judge(batch_id, lines, repeats_max=IN_FLIGHT)
 
 
+@CLUSTER_IN_SOAK
 def test_killed_while_it_stops(site: Site) -> None:
     lines = requests(24, lambda number: behaving("latency=300"))
     first = site.begin("stop_released=kill")
@@ -66,6 +70,7 @@ def test_unsent_items_run_elsewhere_while_calls_in_flight_end(cluster: Site) -> 
     cluster.judge(batch_id, lines)
 
 
+@pytest.mark.soak
 def test_two_workers_are_replaced_twice_under_load(cluster: Site) -> None:
     lines = requests(96, lambda number: behaving("latency=200"))
     working = [cluster.begin(), cluster.worker()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.support.processes import wait_until
-from tests.support.receiver import Receiver
+from tests.support.receiver import Got, Receiver
 from tests.support.tidegate import END_S, Site, behaving, requests
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -198,11 +199,47 @@ def test_a_failed_job_says_so_and_a_collector_that_is_gone_costs_nothing(embedde
     assert root.status.code == 2
     assert _values(root.attributes)["error.type"] == root.status.message != ""
     assert embedded.ended(embedded.submit(requests(3))).batch["status"] == "completed"
+    proc.wait_for_line("traces_lost")
     begun_s = time.monotonic()
     proc.terminate()
     assert proc.wait() == 0
     # The SDK alone would wait for 30 s.
     assert time.monotonic() - begun_s < 20
+    assert proc.stderr().count("traces_lost") == 1
+
+
+def test_items_go_on_while_a_collector_refuses_or_hangs_and_that_is_one_line(embedded: Site) -> None:
+    """Few spans are kept, so many are lost; when the collector is well again, the next ones come."""
+    let_go, calm = threading.Event(), {"OTEL_BSP_MAX_QUEUE_SIZE": "32", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "8"}
+
+    def refuse(_: Got) -> int:
+        return 503
+
+    def refuse_for_good(_: Got) -> int:
+        return 400
+
+    def hang(_: Got) -> int:
+        let_go.wait(END_S)
+        return 200
+
+    with Collector(refuse) as collector:
+        proc = embedded.serve(more={**collector.env, **calm, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
+        for answer in (refuse, refuse_for_good, hang):
+            collector.answer = answer
+            collector.got.clear()
+            lines = requests(60)
+            embedded.judge(embedded.submit(lines), lines)
+            wait_until(lambda: collector.got, END_S, "spans to be sent")
+        proc.wait_for_line("traces_lost")
+        collector.answer = lambda _: 200
+        let_go.set()
+        collector.got.clear()
+        batch_id = embedded.submit(requests(3))
+        embedded.until_status(batch_id, "completed")
+        collector.until("process-batch")
+        proc.wait_for_line("traces_sent_again")
+    written = proc.stderr()
+    assert [written.count(word) for word in ("traces_lost", "traces_sent_again", "opentelemetry")] == [1, 1, 0], written
 
 
 def test_a_protocol_that_is_not_known_is_logged_and_nothing_else(embedded: Site, collector: Collector) -> None:

@@ -23,7 +23,7 @@ def test_a_storm_of_429_uses_up_no_attempt(embedded: Site, fault: str) -> None:
     assert embedded.rows("select max(count) as most from attempts")[0]["most"] in (None, 0)
 
 
-@pytest.mark.parametrize("fault", ["503", "500"])
+@pytest.mark.parametrize("fault", ["503", pytest.param("500", marks=pytest.mark.soak)])
 def test_a_burst_of_5xx_shuts_the_deployment_until_a_probe_comes_back(embedded: Site, fault: str) -> None:
     # Retries may be a tenth of first calls: so many that all of them have room within a minute.
     lines = requests(160)

@@ -46,7 +46,7 @@ class Watched:
         return batches
 
 
-@pytest.mark.parametrize("rule", ["enospc", "erofs"])
+@pytest.mark.parametrize("rule", ["enospc", pytest.param("erofs", marks=pytest.mark.soak)])
 def test_the_disk_goes_under_the_watch_and_under_an_operation(
     embedded: Site, shims: Shims, tmp_path: Path, rule: str
 ) -> None:
@@ -75,6 +75,7 @@ def test_the_disk_goes_under_the_watch_and_under_an_operation(
     assert proc.running
 
 
+@pytest.mark.soak
 def test_redis_goes_under_the_watch_and_under_an_operation(
     cluster: Site, private_redis: RedisServer, tmp_path: Path
 ) -> None:

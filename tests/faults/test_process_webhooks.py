@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
+from tests.faults.conftest import CLUSTER_IN_SOAK
 from tests.support.processes import wait_until
 from tests.support.receiver import Receiver
 from tests.support.tidegate import END_S, Site, requests
@@ -21,6 +23,7 @@ def receiver() -> Iterator[Receiver]:
         yield made
 
 
+@CLUSTER_IN_SOAK
 @pytest.mark.parametrize(
     ("border", "sent_max"),
     [
@@ -53,6 +56,7 @@ def test_a_worker_killed_on_the_way_of_an_event(site: Site, receiver: Receiver, 
     site.judge(batch_id, lines)
 
 
+@CLUSTER_IN_SOAK
 def test_a_worker_killed_in_the_middle_of_the_callbacks_of_a_completion_batch(site: Site, receiver: Receiver) -> None:
     """Every callback arrives, the one that was under way perhaps twice, each under one id with one body."""
     site.env |= ALLOWED
@@ -85,3 +89,36 @@ def test_a_worker_killed_in_the_middle_of_the_callbacks_of_a_completion_batch(si
     assert len(ended) == len(set(ended)) == 6
     # Those that were out when the worker died come again; all others come once.
     assert len(receiver.got) - len(bodies) <= 20
+
+
+@CLUSTER_IN_SOAK
+def test_an_event_arrives_though_its_batch_was_deleted(site: Site, receiver: Receiver) -> None:
+    """The receiver is away, the process that sends dies, and the batch is deleted: the event comes once the receiver is back.
+
+    A first retry waits five seconds."""
+    is_away = threading.Event()
+    is_away.set()
+    receiver.answer = lambda _: 503 if is_away.is_set() else 200
+    site.env |= ALLOWED
+    victim = site.begin("webhook_sent=kill")
+    shape = {"name": "hook", "url": f"{receiver.url}/tenant", "event_types": ["batch.completed"]}
+    assert site.client().post("/v1/webhook_endpoints", json=shape).status_code == 200
+    batch_id = site.submit(requests(4), webhook={"url": f"{receiver.url}/own"})
+    assert victim.wait() == -9
+    site.relieve()
+    output = site.until_status(batch_id, "completed")["output_file_id"]
+    client = site.client()
+    assert client.delete(f"/v1/batches/{batch_id}").status_code == 200
+    assert client.delete(f"/v1/batches/{batch_id}").status_code == 404
+    assert client.get(f"/v1/batches/{batch_id}").status_code == 404
+    assert client.get(f"/v1/files/{output}").status_code == 404
+    assert site.get("/v1/batches")["data"] == []
+    assert [one["status"] for one in site.get("/v1/webhook_deliveries")["data"]] == ["pending", "pending"]
+    sent_before = len(receiver.got)
+    is_away.clear()
+    wait_until(lambda: site.get("/v1/webhook_deliveries")["data"] == [], END_S, "the events to be delivered")
+    assert {got.path for got in receiver.got[sent_before:]} == {"/hook/tenant", "/hook/own"}
+    assert {got.id for got in receiver.got} == {f"evt_{batch_id.removeprefix('batch_')}"}
+    assert len({got.body for got in receiver.got}) == 1
+    assert site.rows("select id from webhook_endpoints where job_id is not null") == []
+    assert site.rows("select id from jobs") == []

@@ -11,7 +11,7 @@ from tests.judge.damage import add_call, attempt, calls_of, later
 from tests.judge.world import MIXED, World, create, has_ended, line, on_postgres_and_s3, run_to_end, settings, until
 from tests.support.engine import Engine
 from tests.support.s3 import S3Server
-from tidegate import judge, service
+from tidegate import judge, service, storage
 from tidegate.core import ids
 from tidegate.judge.report import Verdict
 
@@ -163,7 +163,7 @@ async def test_a_healthy_job_on_postgresql_and_s3(
         stored = await records.rows("select blob_id from extents where file_id = $1", (job.output_file_id,))
         await parts.blobs.delete(stored[0]["blob_id"])
         # One who only looks believes at once that an object is gone.
-        async with service.opened(chosen, read_only=True) as looking:
+        async with storage.opened(chosen, read_only=True) as looking:
             report = await judge.judge(records, looking.blobs, job.id)
         assert "bytes_kept" in report.violated
         assert "items_once" in report.violated

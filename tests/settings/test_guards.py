@@ -100,7 +100,7 @@ hooks:
         ('{use: "OWN:yields"}', "yields; write it with return"),
         ('{use: "OWN:yields_async"}', "yields; write it with return"),
         ('{use: "OWN_broken:fine"}', "No module named 'nothing_of_this_name'"),
-        ('{use: "no_such_module_at_all:x"}', "put its directory on PYTHONPATH"),
+        ('{use: "no_such_module_at_all:x"}', "put the directory that holds no_such_module_at_all on PYTHONPATH"),
         ('{use: "OWN:fine", timeout_ms: 0}', "must be a whole number from 1"),
     ],
 )

@@ -64,7 +64,7 @@ def test_an_order_of_queues(plugin: str) -> None:
         ("no_colon", "write it as package.module:name"),
         (":rank", "write it as package.module:name"),
         ("PLUGIN:", "write it as package.module:name"),
-        ("no_such_module_at_all:rank", "put its directory on PYTHONPATH"),
+        ("no_such_package.module:rank", "put the directory that holds no_such_package on PYTHONPATH"),
         ("PLUGIN_broken:rank", "No module named 'no_such_package_at_all'"),
         ("PLUGIN:absent", "has no 'absent'"),
         ("PLUGIN:number", "is a int, not a function"),

@@ -1,8 +1,8 @@
 """The scheduler's settings become its policy; functions of an operator's own are tried before anything depends on them."""
 
-import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tidegate.core.errors import SettingsError
@@ -41,7 +41,7 @@ def policy_with(**values: object) -> Policy:
 
 def test_the_defaults_are_the_scheduler_s_own() -> None:
     settings = load(None, None, {}, {}).settings
-    assert schedule_policy(settings) == dataclasses.replace(Policy(), queue_order=StrictOrder(("default",)))
+    assert schedule_policy(settings) == msgspec.structs.replace(Policy(), queue_order=StrictOrder(("default",)))
 
 
 def test_every_knob_that_has_a_setting_is_turned_by_it() -> None:

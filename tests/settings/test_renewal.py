@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tidegate.core.deployments import Deployment, Queue, Secret, Serves
 from tidegate.core.errors import SettingsError

@@ -28,6 +28,8 @@ def test_a_variable_of_our_prefix_may_hold_a_secret_that_the_file_names(tmp_path
     path = tmp_path / "c.yaml"
     path.write_text("upstream: {api_key: 'env:TIDEGATE_MY_KEY'}")
     assert load(path, None, {}, {"TIDEGATE_MY_KEY": KEY}).settings.upstream.api_key is not None
+    on_the_command_line = {"remote.key": "env:TIDEGATE_MY_KEY"}
+    assert load(None, None, on_the_command_line, {"TIDEGATE_MY_KEY": KEY}).settings.remote.key is not None
 
 
 def test_a_literal_works_with_a_warning_that_does_not_repeat_it(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ def bugs_of(family: str) -> list[str]:
     return [name for name, mutant in MUTANTS.items() if mutant.family == family]
 
 
-def hunt(family: str, seeds: range) -> list[str]:
-    """Run each planted bug of a family with one seed after another until it is noticed; return those that never were."""
+def hunt(family: str, bugs: list[str], seeds: range) -> list[str]:
+    """Run planted bugs of a family with one seed after another until each is noticed; return those that never were."""
     missed, showing = [], set()
-    for name in bugs_of(family):
+    for name in bugs:
         seed = next((seed for seed in in_order(name, seeds) if is_noticed(name, seed)), None)
         if seed is None:
             missed.append(name)
@@ -49,8 +49,11 @@ def is_noticed(name: str, seed: int) -> bool:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_planted_bugs_are_caught(family: str) -> None:
-    missed = hunt(family, range(FAMILY_COUNT))
+@pytest.mark.parametrize("which", ["first", pytest.param("others", marks=pytest.mark.soak)])
+def test_planted_bugs_are_caught(family: str, which: str) -> None:
+    """The first of each family in every run, with the healthy engine beside it; all others in the soak."""
+    bugs = bugs_of(family)
+    missed = hunt(family, bugs[:1] if which == "first" else bugs[1:], range(FAMILY_COUNT))
     assert not missed, (
         f"{FAMILY_COUNT} seeds of {family} did not notice that {[MUTANTS[name].words for name in missed]}"
     )
@@ -62,7 +65,13 @@ def test_planted_bugs_are_caught(family: str) -> None:
 @pytest.mark.parametrize("first", [1_000, 2_000, 3_000])
 def test_planted_bugs_are_caught_wherever_the_seeds_begin(family: str, first: int) -> None:
     """No lucky seed: any range of the family does."""
-    assert not hunt(family, range(first, first + FAMILY_COUNT))
+    assert not hunt(family, bugs_of(family), range(first, first + FAMILY_COUNT))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_each_bug_still_finds_the_code_that_it_changes(name: str) -> None:
+    with planted(name):
+        pass
 
 
 def test_there_are_enough_of_them_and_each_family_has_one() -> None:

@@ -94,14 +94,14 @@ def test_the_seeds_mean_every_shape_and_mode() -> None:
 
 
 def test_a_seed_replays_to_the_same_trace() -> None:
-    digests = [simulate(draw(seed)).digest for seed in (3, 11, 3, 11)]
+    digests = [simulate(draw(seed)).digest for seed in (3, 7, 3, 7)]
     assert digests[:2] == digests[2:]
     assert digests[0] != digests[1]
 
 
 def test_a_seed_replays_in_another_process_with_another_hash_order() -> None:
     """Nothing may hang on the order of a set, which differs from process to process."""
-    command = [sys.executable, "-m", "tests.simulation.world", "3", "4", "--digest"]
+    command = [sys.executable, "-m", "tests.simulation.world", "5", "4", "--digest"]
     said = [
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": order}, capture_output=True, check=True, text=True)
         for order in ("1", "2")
@@ -123,5 +123,9 @@ def test_many_more_seeds(chunk: int, record_property: Callable[[str, object], No
 
 def test_two_items_that_kill_workers_are_not_checked_against_each_other() -> None:
     """With two culprits in one job, each was run as the check of the other, and every check was one more lost worker."""
-    verdict = simulate(draw(5045))
-    assert verdict.broken is None, report(verdict)
+    run([5045])
+
+
+def test_a_culprit_among_suspects_of_two_models_is_found_in_few_losses() -> None:
+    """Groups of the other model passed for groups of the worst, so that it killed fourteen workers."""
+    run([7400132])

@@ -15,10 +15,10 @@ from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tidegate.backends.callback_sender import CallbackSender
 from tidegate.core import ids
 from tidegate.core.callback_targets import CallbackReply, TargetRules
-from tidegate.core.errors import StoreUnavailable
+from tidegate.core.errors import BlobMissing, BlobUnavailable, StoreUnavailable
 from tidegate.core.nouns import Caller, JobRequest, JobWebhook, NewFile, Stamp
 from tidegate.core.states import DeliveryState
-from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
+from tidegate.core.webhooks import EVENT_TYPES, EndpointShape, LeasedDelivery
 from tidegate.stages import deliver
 from tidegate.stages.deliver import WebhookDeliveries
 from tidegate.store.sqlite import SqliteDriver
@@ -41,8 +41,8 @@ class World:
         self.sender = CallbackSender(RULES, "Tidegate/test")
         self.deliveries = self.made(self.sender)
 
-    def made(self, callbacks: Any) -> WebhookDeliveries:
-        return WebhookDeliveries(self.store, callbacks, self.clock, FairDice(), lambda: self.worker_id)
+    def made(self, callbacks: Any, bodies: Any = None) -> WebhookDeliveries:
+        return WebhookDeliveries(self.store, callbacks, self.clock, FairDice(), lambda: self.worker_id, bodies)
 
     async def caller(self, name: str) -> Caller:
         return Caller(await self.store.put_tenant(fresh("tenant"), name))
@@ -248,3 +248,31 @@ async def test_a_send_that_breaks_counts_as_a_failed_try(world: World) -> None:
     await world.end_job(caller)
     assert await world.made(Broken()).lease() == 1
     await settled(world, caller, [("pending", 1, "internal_error")])
+
+
+@pytest.mark.parametrize(
+    ("problems", "recorded"),
+    [
+        ([BlobUnavailable("away"), StoreUnavailable("away")], ("delivered", 1, None)),
+        ([BlobMissing("lost")], ("pending", 1, "results_missing")),
+        ([ValueError("a fault of the door")], ("pending", 1, "internal_error")),
+    ],
+    ids=["storage is away for a moment", "results are lost", "the door has a fault"],
+)
+async def test_an_event_that_cannot_be_worded_is_a_try_that_failed(
+    world: World, problems: list[Exception], recorded: tuple[str, int, str | None]
+) -> None:
+    left = list(problems)
+
+    class Door:
+        async def event_body(self, _: LeasedDelivery) -> bytes:
+            if left:
+                raise left.pop(0)
+            return b"{}"
+
+    caller = await world.caller("acme")
+    async with RawServer(answering(lambda: 200)) as receiver:
+        await world.end_job(caller, JobWebhook(receiver.url, EVENT_TYPES, b"s" * 32, door="own"))
+        assert await world.made(world.sender, {"own": Door()}).lease() == 1
+        await settled(world, caller, [recorded])
+        assert len(receiver.requests) == (recorded[0] == "delivered")

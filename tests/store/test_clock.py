@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,15 @@ import asyncpg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.contracts.store_world import Clock, World, plan_of, tries
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
 from tidegate.core.job_controls import Canary
 from tidegate.core.nouns import JobFlush
-from tidegate.core.store_clock import FOLLOW_AFTER_MS, Steady, going_on_from
+from tidegate.core.store_clock import FOLLOW_AFTER_MS, Look, Steady, going_on_from, step_between
 from tidegate.stages.tend.lost_workers import LostWorkers
+from tidegate.store.clock import Boot, read_clock, tick
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.sqlite_clock import EmbeddedClock
@@ -41,6 +43,7 @@ class Machine:
     passed_ms: int = 0
     set_by_ms: int = 0
     boot: str = "first"
+    is_shared: bool = False
     stores: list[Store] = field(default_factory=list)
 
     @property
@@ -51,7 +54,7 @@ class Machine:
         """One more process, which looks as every process does when it starts."""
         if isinstance(self.place, Path):
             clock = EmbeddedClock(lambda: self.wall_ms, lambda: self.passed_ms, self.boot)
-            store = Store(SqliteDriver(self.place, clock))
+            store = Store(SqliteDriver(self.place, clock, is_shared=self.is_shared))
         else:
             driver = PostgresDriver(
                 self.place,
@@ -197,6 +200,23 @@ async def test_a_budget_that_cannot_be_read_is_not_renewed_by_a_clock_that_is_fo
     await machine.let_pass(6 * SECOND)
     assert machine.wall_ms - await store.now_ms() == pytest.approx(0, abs=100), "the store follows"
     assert await granted(store, gpu, 1) == 0, "it is unknown what was granted: it counts as full"
+
+
+@pytest.mark.parametrize("step_ms", [-HOUR, HOUR])
+async def test_processes_that_share_a_store_keep_one_time(tmp_path: Path, step_ms: int) -> None:
+    machine = Machine(tmp_path / "shared.db", is_shared=True)
+    one, other = await machine.open(), await machine.open()
+    await machine.let_pass(3 * SECOND)
+    await machine.set_clock(step_ms)
+    for store in (one, other):
+        await store.look_at_clock()
+    await machine.let_pass(FOLLOW_AFTER_MS + 10 * SECOND, look_every_ms=20_000)
+    assert await one.now_ms() == pytest.approx(await other.now_ms(), abs=100)
+    passed = START_MS + machine.passed_ms
+    expected = machine.wall_ms if step_ms > 0 else passed - (FOLLOW_AFTER_MS + 10 * SECOND) // 100
+    assert await one.now_ms() == pytest.approx(expected, abs=SECOND)
+    for store in (one, other):
+        await machine.close(store)
 
 
 async def test_a_retry_after_outlasts_a_clock_that_is_followed(machine: Machine) -> None:
@@ -352,3 +372,24 @@ def test_a_store_that_is_ahead_comes_back_to_the_clock() -> None:
     steady = going_on_from(START_MS + HOUR, START_MS)
     assert steady.reading(START_MS + 100 * HOUR) == START_MS + 100 * HOUR
     assert Steady().reading(START_MS) == START_MS
+
+
+async def test_of_two_that_look_at_once_the_later_note_stays(machine: Machine) -> None:
+    store = await machine.open()
+
+    async def note(tx: Any) -> int:
+        noted = (await read_clock(tx)).ticked_at
+        for later_ms in (5_000, 4_000):
+            await tick(tx, noted + later_ms, Boot("first", 0))
+        return (await read_clock(tx)).ticked_at - noted
+
+    assert await store._driver.write(note) == 5_000
+
+
+def test_a_step_leaves_the_longest_time_that_can_have_passed() -> None:
+    """How long a look took is unknown: time that may have passed is not taken out with the step."""
+    before, asked_ms, answered_ms = Look(START_MS, 0.0, 10.0), 1_000.0, 1_100.0
+    for step_ms in (-HOUR, HOUR):
+        after = Look(START_MS + step_ms, asked_ms, answered_ms)
+        assert step_between(before, after) == step_ms - answered_ms
+    assert step_between(before, Look(START_MS + 1_050, asked_ms, answered_ms)) == 0

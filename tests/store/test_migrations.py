@@ -18,7 +18,7 @@ import pytest
 from tests.store.pooler import Pooler
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes
-from tidegate import service
+from tidegate import storage
 from tidegate.backends import disk
 from tidegate.core.errors import StoreRefused
 from tidegate.settings import load
@@ -279,7 +279,7 @@ async def _start_24_together(pooler: str, postgres_url: str, monkeypatch: pytest
     monkeypatch.setenv("TIDEGATE_STORE_POOLER", pooler)
 
     async def start(number: int) -> str:
-        async with service.opened(load(None, tmp_path / str(number), {}).settings) as parts:
+        async with storage.opened(load(None, tmp_path / str(number), {}).settings) as parts:
             return parts.tenant_id
 
     watcher, seen, starting = Store(postgres(postgres_url)), set[int](), list[asyncio.Task[str]]()
@@ -352,5 +352,5 @@ async def test_the_names_of_new_directories_survive_a_power_cut(
 
     monkeypatch.setattr(disk, "sync_directory", sync)
     monkeypatch.setenv("TIDEGATE_STORE_URL", f"sqlite:///{tmp_path}/c/d/store.db")
-    async with service.opened(load(None, tmp_path / "a" / "b", {}).settings):
+    async with storage.opened(load(None, tmp_path / "a" / "b", {}).settings):
         assert {tmp_path, tmp_path / "a", tmp_path / "c"} <= synced

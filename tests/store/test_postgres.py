@@ -17,8 +17,11 @@ from tests.support.processes import Processes, wait_until_async
 from tests.support.proxy import Proxies
 from tests.support.store_verbs import any_file
 from tidegate.core.errors import StoreRefused, StoreUnavailable
+from tidegate.core.job_lists import JobFilter
 from tidegate.store.driver import Tx
+from tidegate.store.jobs import filter_columns
 from tidegate.store.postgres import PostgresDriver
+from tidegate.store.queries import for_postgres, statements
 from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
@@ -157,6 +160,7 @@ async def test_a_silent_network_is_given_up_and_comes_back(postgres_url: str, pr
 PAUSED = """
 import asyncio, sys, time
 from tidegate.store.postgres import PostgresDriver
+from tidegate.store.queries import for_postgres, statements
 
 async def main():
     driver = PostgresDriver(sys.argv[1], pool_size=2, statement_timeout_ms=500, pooler=sys.argv[2])
@@ -405,3 +409,20 @@ async def test_everything_is_unavailable_after_closing(postgres_url: str) -> Non
         pass
     with pytest.raises(StoreUnavailable):
         await store.now_ms()
+
+
+async def test_a_search_is_planned_for_the_filters_that_it_has_and_other_statements_once(postgres_url: str) -> None:
+    async with opened(postgres_url, pool_size=1) as (_, driver):
+        page = {"tenant_id": None, "count_max": 10, **filter_columns(JobFilter(), (1 << 62, ""))}
+
+        async def plans(tx: Tx) -> dict[str, tuple[int, int]]:
+            await tx.all("now")
+            await tx.all("jobs_search", **page)
+            asked = "select statement, generic_plans, custom_plans from pg_prepared_statements"
+            counts = await tx._connection.fetch(asked)  # type: ignore[attr-defined]
+            return {"jobs_search" if "from jobs j" in row[0] else row[0]: (row[1], row[2]) for row in counts}
+
+        for _ in range(3):
+            seen = await driver.read(plans)
+        assert seen["jobs_search"] == (0, 3)
+        assert seen[for_postgres(statements()["now"])] == (3, 0)

@@ -383,3 +383,12 @@ def test_a_search_goes_along_the_index_that_it_was_made_for(statement: str, inde
     plan = [row[3] for row in connection.execute(f"explain query plan {asked.sql}", dict.fromkeys(asked.parameters))]
     assert any(step.startswith("SEARCH j ") and f" {index} " in step for step in plan), plan
     assert not any("TEMP B-TREE" in step for step in plan), plan
+
+
+def test_runs_of_a_file_are_found_by_the_file() -> None:
+    """By the tenant, every job of a large one would be read."""
+    connection = apsw.Connection(":memory:")
+    connection.execute(schema_for("sqlite", current_schema().fresh))
+    asked = statements()["runs_of_file"]
+    plan = [row[3] for row in connection.execute(f"explain query plan {asked.sql}", dict.fromkeys(asked.parameters))]
+    assert plan[0] == "SEARCH j USING INDEX jobs_by_input (input_file_id=?)", plan

@@ -178,14 +178,20 @@ def test_every_verb_of_the_store_is_in_its_behaviour_suite() -> None:
     assert {verb for verb in verbs if not re.search(rf"\.{verb}\b", suite)} == set()
 
 
-def test_every_statement_prepares_on_sqlite() -> None:
+@pytest.fixture(scope="module")
+def fresh() -> apsw.Connection:
+    """An empty embedded store."""
     connection = apsw.Connection(":memory:")
     connection.create_scalar_function("now_ms", lambda *_: 0, 0)
     connection.create_scalar_function("wall_ms", lambda *_: 0, 0)
     for step in current_schema().missing("sqlite", {}):
         connection.execute(step.text)
+    return connection
+
+
+def test_every_statement_prepares_on_sqlite(fresh: apsw.Connection) -> None:
     for statement in EVERY:
-        connection.execute(f"explain {statement.sql}", dict.fromkeys(statement.parameters, 0)).fetchall()
+        fresh.execute(f"explain {statement.sql}", dict.fromkeys(statement.parameters, 0)).fetchall()
 
 
 @pytest.mark.anyio
@@ -300,3 +306,53 @@ def test_a_row_that_ends_some_time_after_its_creation_takes_both_moments_from_on
         and statement.sql.count("now_ms()") > 1
     ]
     assert twice == []
+
+
+# Rows that stay for as long as jobs are kept; of each, the indexes that hold only what is open, waits or is to go.
+KEPT = {
+    "jobs": {"jobs_open", "jobs_to_ingest", "jobs_by_deadline", "jobs_deleted"},
+    "job_models": {"job_models_due"},
+    "slices": {"slices_leased", "slices_ready", "slices_suspect", "slices_out"},
+    "outcomes": set[str](),
+    "files": set[str](),
+    "blobs": {"blobs_unused", "blobs_writing", "blobs_condemned"},
+    "usage": set[str](),
+}
+# What counts everything, and is asked seldom.
+COUNTS = {"census_jobs", "jobs_state_counts"}
+
+
+@pytest.mark.parametrize("statement", [one for one in EVERY if one.name not in COUNTS], ids=lambda one: one.name)
+def test_no_statement_reads_every_row_that_is_kept_on_sqlite(statement: Statement, fresh: apsw.Connection) -> None:
+    rows = fresh.execute(f"explain query plan {statement.sql}", dict.fromkeys(statement.parameters, 0))
+    for step in (row[3] for row in rows):
+        scan = re.fullmatch(r"SCAN (\w+)(?: USING (?:COVERING )?INDEX (\w+))?", step)
+        if scan is None:
+            continue
+        named = re.search(rf"\b(?:from|join) (\w+) {scan[1]}\b", statement.sql)
+        tables = {scan[1], named[1] if named else ""} & KEPT.keys()
+        assert all(scan[2] in KEPT[table] for table in tables), step
+
+
+@pytest.mark.anyio
+async def test_what_is_old_is_searched_by_time_on_postgresql(postgres_url: str) -> None:
+    connection = await asyncpg.connect(postgres_url)
+    for step in current_schema().missing("postgresql", {}):
+        await connection.execute(step.text)
+    await connection.execute("set enable_seqscan = off; set plan_cache_mode = force_generic_plan")
+    aged = (
+        "jobs_ended_before",
+        "files_expired",
+        "files_prune",
+        "audit_prune",
+        "idempotency_prune",
+        "webhook_jobs_gone",
+    )
+    for name in aged:
+        await connection.execute(f"prepare look as {for_postgres(statements()[name])}")
+        values = ", ".join(["null"] * len(statements()[name].parameters))
+        plan = "\n".join(row[0] for row in await connection.fetch(f"explain execute look ({values})"))
+        await connection.execute("deallocate look")
+        # The moment is read once, before the search.
+        assert re.search(r"Index Cond: .*InitPlan", plan), f"{name}\n{plan}"
+    await connection.close()

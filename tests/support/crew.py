@@ -18,7 +18,7 @@ from tests.support.tidegate import END_S, TIDEGATE, Site
 from tests.support.windows import Use
 from tidegate.cli.explain import explain_inputs_of
 from tidegate.core.schedule.explain import explain
-from tidegate.service import opened
+from tidegate.storage import opened
 from tidegate.web.admin.audit import COMMAND, AuditTrail
 from tidegate.web.admin.keys import KeyWish, make_key
 from tidegate.web.http.pepper import pepper_of

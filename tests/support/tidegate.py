@@ -15,12 +15,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import psutil
+from msgspec.structs import replace
 
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
@@ -29,10 +30,10 @@ from tidegate.core.errors import BlobMissing
 from tidegate.core.ids import job_part
 from tidegate.core.nouns import KeepTimes
 from tidegate.judge import Allowance, Report, judge, postgres_records, sqlite_records
-from tidegate.service import opened
 from tidegate.settings import Settings, load, local_path
 from tidegate.stages.tend.garbage import Garbage
 from tidegate.stages.tend.lost_workers import LostWorkers
+from tidegate.storage import opened
 
 LEASE_MS = 2_400
 IN_FLIGHT = 4
@@ -75,8 +76,7 @@ def requests(count: int, text: Callable[[int], str] = lambda number: f"say {numb
     return [chat_line(f"c{number}", text(number), model) for number in range(count)]
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(msgspec.Struct, frozen=True):
     """A batch that ended, and the lines of its two files."""
 
     batch: dict[str, Any]
@@ -87,8 +87,7 @@ class Results:
         return Counter(_code(line) for line in self.errors)
 
 
-@dataclass(frozen=True)
-class Loss:
+class Loss(msgspec.Struct, frozen=True):
     """What a worker that died left behind: how often it called each item, and the items whose answers are durable."""
 
     calls: Counter[str]
@@ -99,18 +98,17 @@ class Loss:
         return self.calls[item] + (item not in self.durable)
 
 
-@dataclass
-class Site:
+class Site(msgspec.Struct):
     """One installation; `env` is what all its processes share."""
 
     kind: str
     processes: Processes
     directory: Path
     engine: Engine
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = msgspec.field(default_factory=dict)
     url: str = ""
     front: Proc | None = None
-    workers: list[Proc] = field(default_factory=list)
+    workers: list[Proc] = msgspec.field(default_factory=list)
     api_key: str = ""
     _client: httpx2.Client | None = None
 

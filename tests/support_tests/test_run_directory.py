@@ -126,6 +126,7 @@ def test_a_run_of_pure_tests_starts_nothing(nested: Callable[..., Proc], outside
     assert list(outside.iterdir()) == []
 
 
+@pytest.mark.soak
 def test_workers_share_one_server_of_each_kind(nested: Callable[..., Proc], outside: Path, tmp_path: Path) -> None:
     proc = nested(SHARING, "-n", "2", "--dist=load")
     assert proc.wait(90) == 0, proc.logs()
@@ -146,7 +147,7 @@ def test_nothing_is_left_after_ctrl_c(nested: Callable[..., Proc], outside: Path
     assert list(outside.iterdir()) == []
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n", "2"], marks=pytest.mark.soak)])
 def test_nothing_is_left_after_kill_9(
     nested: Callable[..., Proc], outside: Path, tmp_path: Path, workers: list[str]
 ) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 
 from tests.upstream.raw_server import RawServer
 from tests.upstream.world import World, deployment
@@ -119,3 +122,26 @@ async def test_the_trace_of_a_call_goes_on_in_the_model_server(hints: Hints) -> 
         await router.send(world.call(trace_header=f"traceparent: {line}\r\n".encode()))
         await router.send(world.call())
     assert [request.headers.get("traceparent") for request in server.requests] == [line, None]
+
+
+@pytest.mark.anyio
+async def test_few_spans_are_kept_for_a_collector_that_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while one of its connections hangs: what is kept does not grow with what is called."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "64")
+        monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "16")
+        spans, call, before = Spans("0"), World().call(), _spans_alive()
+
+        async def send(call: Call) -> Answer:
+            return Answer(200, b"{}", Usage(), "d")
+
+        for _ in range(3_000):
+            await spans.call(send, call, None)
+        assert _spans_alive() - before <= 64 + 16
+        spans.close(0)
+
+
+def _spans_alive() -> int:
+    gc.collect()
+    return sum(isinstance(one, ReadableSpan) for one in gc.get_objects())

@@ -69,7 +69,9 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    # Most tests look for a call in the books as soon as it has ended.
+    monkeypatch.setattr("tidegate.interactive_usage.FLUSH_S", 0.05)
     made = World(tmp_path / "web")
     yield made
     made.close()

@@ -170,6 +170,7 @@ CONSOLE = {
     for path in (
         "",
         "/audit",
+        "/{rest:path}",
         "/batches",
         "/batches/check",
         "/batches/new",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 import httpx2
 import pytest
 
 from tests.support.processes import free_port
-from tests.web.server import settings_with
+from tests.web.server import WebServer, settings_with
+from tidegate.store.census import StoreCensus
+from tidegate.web.gauges import Gauges
 from tidegate.web.scrape import scraped
 
 pytestmark = pytest.mark.anyio
@@ -25,3 +30,57 @@ async def test_metrics_have_a_port_of_their_own() -> None:
 async def test_without_a_port_nobody_listens() -> None:
     async with scraped(settings_with()) as address:
         assert address == ""
+
+
+def test_a_census_that_takes_long_is_taken_seldom(
+    start_web: Callable[..., WebServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, taken = start_web(), 0
+    census = server.store.census
+
+    async def slow() -> StoreCensus:
+        nonlocal taken
+        taken += 1
+        server.clock.ahead_ms += 2_000
+        return await census()
+
+    monkeypatch.setattr(server.store, "census", slow)
+    gauges = Gauges(server.context)
+
+    async def taken_after(wait_ms: int) -> int:
+        server.clock.ahead_ms += wait_ms
+        await gauges.refresh()
+        while gauges._counting is not None:  # noqa: ASYNC110 - another task takes it
+            await asyncio.sleep(0.001)
+        return taken
+
+    assert server.run(taken_after(0)) == 1
+    assert server.run(taken_after(60_000)) == 1, "two seconds of work in every hundred are enough"
+    assert server.run(taken_after(60_000)) == 2
+
+
+def test_no_scrape_waits_long_for_a_census(
+    start_web: Callable[..., WebServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_web()
+    census = server.store.census
+
+    async def scraped_meanwhile() -> bool:
+        may_end = asyncio.Event()
+
+        async def slow() -> StoreCensus:
+            await may_end.wait()
+            return await census()
+
+        monkeypatch.setattr(server.store, "census", slow)
+        gauges = Gauges(server.context)
+        await gauges.refresh()
+        counting = gauges._counting
+        assert counting is not None
+        await gauges.refresh()
+        assert gauges._counting is counting, "one census at a time"
+        may_end.set()
+        await counting
+        return gauges._counting is None
+
+    assert server.run(scraped_meanwhile())

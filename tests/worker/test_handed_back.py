@@ -17,6 +17,7 @@ from tidegate.core.retry import RetryPolicy
 pytestmark = pytest.mark.anyio
 
 ATTEMPTS = "select number, count, reason, hand_backs from attempts where job_id = ? order by number"
+ASLEEP = "select 1 from flows where state = 'asleep' and wakes_at is not null"
 
 
 def has_ended(world: World, job: Job) -> Any:
@@ -61,16 +62,18 @@ async def test_how_often_it_came_back_is_kept_over_a_release_and_the_next_lease(
         came_back += 1
         raise HandedBack("a user needed the engine")
 
-    async def noted() -> bool:
-        return bool(await live.rows(ATTEMPTS, job.id))
+    async def rests() -> bool:
+        """It is on record, and with nothing else to do its flow sleeps until then."""
+        return bool(await live.rows(ATTEMPTS, job.id)) and bool(await live.rows(ASLEEP))
 
     script.answers = answers
     job = await live.started(chat_lines(4), slice_items=1)
     async with working(live, script, retries=slow):
-        await until(noted, "the reason on record")
+        await until(rests, "the reason on record")
     assert (came_back, await live.rows(ATTEMPTS, job.id)) == (1, [(0, 0, "handed_back", 1)])
     await live.rows("update attempts set not_before = 0")
     await live.rows("update slices set ready_at = 0")
+    await live.rows("update flows set wakes_at = 0")
     heard = asyncio.get_running_loop().create_future()
 
     async def last(call: Call) -> Answer:

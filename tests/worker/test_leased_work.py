@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+from msgspec.structs import replace
+
 from tests.support.ports import HandClock
+from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Holding, Item, LeasedSlice
 from tidegate.core.ports import Upstream
 from tidegate.core.states import JobState
 from tidegate.stages.record import Recorder
 from tidegate.worker.leased_work import AHEAD_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.leasing import SliceReader, SliceSettler
 from tidegate.worker.supervisor import Supervisor
+
+pytestmark = pytest.mark.anyio
 
 
 class Room:
@@ -71,6 +77,44 @@ def test_a_pace_is_forgotten_when_nothing_goes_out_any_more_and_so_is_the_model(
     assert leased_work.ahead("m") == 0
     leased_work.wake()
     assert not leased_work._stocks
+
+
+def test_what_goes_out_is_counted_one_by_one_and_for_two_moments() -> None:
+    clock = HandClock()
+    leased_work = hand_of(clock)
+    for count in (1, 2):
+        go(leased_work, clock, 1, 0)
+        assert leased_work.ahead("m") == count
+    clock.advance(2 * AHEAD_MS - 1)
+    leased_work.wake()
+    assert leased_work.ahead("m") == 2
+    clock.advance(1)
+    leased_work.wake()
+    assert leased_work.ahead("m") == 0
+    assert not leased_work._stocks
+
+
+async def test_a_slice_that_cannot_be_read_is_not_held() -> None:
+    """Otherwise heartbeats would count it as in work, and it would never be handed back."""
+    leased_work, ended = hand_of(HandClock()), list[LeasedSliceState]()
+
+    async def read(_: LeasedSlice) -> list[Item]:
+        raise StoreUnavailable("away")
+
+    settler = SliceSettler(
+        leased_work, cast(Any, SimpleNamespace(end_slice=ended.append)), cast(Any, None), cast(Any, None)
+    )
+    stage, keys = SimpleNamespace(read=read), SimpleNamespace(knows=lambda _: True)
+    rules = SimpleNamespace(bind=lambda _: None)
+    reader = SliceReader(*cast(Any, (stage, keys, rules, None, leased_work, settler)))
+    states = [slice_of(3), slice_of(3, "n")]
+    states[1].slice = replace(states[1].slice, first=3)
+    for state in states:
+        leased_work.expect(state)
+    with pytest.raises(StoreUnavailable):
+        await reader.read(states)
+    assert leased_work.state() == []
+    assert ended == states
 
 
 def test_a_slow_model_is_low_when_half_of_what_flies_is_left_and_a_quick_one_sooner() -> None:

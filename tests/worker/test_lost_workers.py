@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from tests.support.store_verbs import lease_slices, slice_counts
+from tests.worker.workshop import Script, until, working
 from tests.worker.world import LEASE_MS, World, chat_lines
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobMissing, BlobUnavailable
 from tidegate.core.ids import item_id
-from tidegate.core.nouns import AnswerTry, Job, Usage
+from tidegate.core.nouns import AnswerTry, Finished, Job, JobFlush, Placed, Usage
+from tidegate.core.states import Outcome
 from tidegate.stages.tend.lost_workers import ADOPT_FOR_MS, LostWorkers
 
 pytestmark = pytest.mark.anyio
@@ -26,10 +28,11 @@ class Victim:
         self.world = world
         self.job = job
         self.blob_id = world.id("blob")
+        self.worker_id = ""
 
     async def dies(self) -> None:
         world, job = self.world, self.job
-        worker = await world.worker()
+        self.worker_id = worker = await world.worker()
         assert await lease_slices(world.store, worker, job.id, "m", 1, world.id("req"))
 
         async def next_blob_id() -> str:
@@ -53,11 +56,12 @@ def answer_of(job: Job, number: int, usage: Usage, nano: int = 0, tries: tuple[U
     return results.with_members(line, members) if members else line
 
 
+@pytest.mark.parametrize("read_bytes", [64, 1 << 20])
 async def test_lines_of_several_jobs_are_adopted_each_with_what_it_took(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, read_bytes: int
 ) -> None:
     """Also lines that are longer than one read, those behind a line that is no answer, and behind what was recorded before."""
-    monkeypatch.setattr("tidegate.stages.tend.lost_workers._READ_BYTES", 64)
+    monkeypatch.setattr("tidegate.stages.tend.lost_workers._READ_BYTES", read_bytes)
     jobs = [await world.started(chat_lines(4)) for _ in range(2)]
     worker, blob_id = await world.worker(), world.id("blob")
     lines = [
@@ -149,13 +153,36 @@ async def test_a_spool_is_delivered_while_its_worker_still_counts_as_alive_and_a
                 return [self._blob_id, world.id("blob")]
 
             async def recover(self, blob_id: str) -> int | None:
+                assert blob_id == self._blob_id, "a log that the store does not know is another store's"
                 return await self._inner.recover(blob_id)
 
         blobs: Any = Spool(world, victim.blob_id)
         assert await LostWorkers(world.store, blobs).deliver_spool() == 1
+        assert await world.rows("select state from blobs where id = ?", victim.blob_id) == [("kept",)]
         assert (await world.look(victim.job)).answered_count == 1
         assert await LostWorkers(world.store, blobs).deliver_spool() == 0, "what has an outcome keeps it"
         assert (await world.look(victim.job)).unused_count == 0
+
+
+async def test_a_worker_delivers_the_spool_of_its_host_before_it_leases(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its predecessor still counts as alive and holds its slice: what it answered is not waited for, nor sent again."""
+    job = await live.started(chat_lines(2), slice_items=1)
+    victim, script = Victim(live, job), Script(live, "m")
+    await victim.dies()
+
+    async def left_logs() -> list[str]:
+        return [victim.blob_id]
+
+    async def has_both() -> bool:
+        return (await live.look(job)).answered_count == 2
+
+    monkeypatch.setattr(live.blobs, "left_logs", left_logs)
+    async with working(live, script):
+        await until(has_both, "both answers")
+        assert await live.rows("select state from workers where id = ?", victim.worker_id) == [("alive",)]
+    assert [call.number for call in script.calls] == [1]
 
 
 async def test_one_bad_log_does_not_keep_other_workers_slices_and_not_its_own_for_ever(world: World) -> None:
@@ -222,3 +249,25 @@ async def test_a_log_that_becomes_readable_is_adopted_and_its_item_is_not_run_ag
     heir = await world.worker()
     [leased] = await lease_slices(world.store, heir, victim.job.id, "m", 1, "t")
     assert leased.done == {0}
+
+
+async def test_adoption_begins_behind_what_was_recorded(world: World) -> None:
+    """An answer that has its place already is no second one that was paid for in vain."""
+    job = await world.started(chat_lines(4))
+    worker, blob_id = await world.worker(), world.id("blob")
+    lines = [answer_of(job, number, Usage(1, 0, 1, 0)) for number in range(2)]
+
+    async def next_blob_id() -> str:
+        await world.store.begin_blob(blob_id, "answers", worker)
+        return blob_id
+
+    log = await world.blobs.open_log(next_blob_id)
+    for line in lines:
+        await log.append(line)
+    await log.close()
+    done = Finished(0, Outcome.ANSWERED, len(lines[0]), 0, "", Usage(1, 0, 1, 0))
+    await world.store.record_outcomes([JobFlush(job.id, [done], Placed(blob_id, 0, len(lines[0])))], [], [])
+    world.clock.advance(LEASE_MS + 1)
+    await LostWorkers(world.store, world.blobs).tend()
+    found = await world.look(job)
+    assert (found.answered_count, found.unused_count) == (2, 0)

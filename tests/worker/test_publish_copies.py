@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace as replace_shape
+from structlog.testing import capture_logs
 
 from tests.support.store_verbs import lease_slices
 from tests.worker.test_publish_failures import answer, closed, lose_work_file, shipping
@@ -75,8 +76,10 @@ async def test_a_job_is_done_when_what_runs_is_done(world: World) -> None:
     await answer(world, job, [0])
     assert (await world.look(job)).state is JobState.IN_PROGRESS
     await answer(world, job, [1])
-    ended, output, _ = await published(world, job)
+    with capture_logs() as logged:
+        ended, output, _ = await published(world, job)
     assert (ended.state, ended.answered_count, ended.failed_count) == (JobState.COMPLETED, 6, 0)
+    assert [(one["completed"], one["failed"]) for one in logged if one["event"] == "job_completed"] == [(6, 0)]
     assert ended.usage == Usage(0, 0, 0, 0)
     sources = {one["id"]: one for one in output}
     copies = [one for one in output if "tidegate" in one]
@@ -197,12 +200,24 @@ async def test_a_job_that_an_earlier_one_answered_runs_nothing_and_ends(world: W
     assert (await published(world, third))[1][0]["tidegate"]["reused"] == output[0]["id"]
 
 
-async def test_a_job_whose_earlier_one_is_gone_runs_nothing(world: World) -> None:
+@pytest.mark.parametrize("is_read", [False, True], ids=["before it is read", "while it is read"])
+async def test_a_job_whose_earlier_one_is_gone_runs_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
     first = await world.started(chat_lines(2))
     await answer(world, first, [0, 1])
     await published(world, first)
     second = await world.job(chat_lines(2), shape=JobShape(reuse_from=first.id))
-    await world.store.forget_job(first.id)
+    if is_read:
+        list_extents = world.store.list_extents
+
+        async def list_too_late(*arguments: Any) -> Any:
+            await world.store.forget_job(first.id)
+            return await list_extents(*arguments)
+
+        monkeypatch.setattr(world.store, "list_extents", list_too_late)
+    else:
+        await world.store.forget_job(first.id)
     assert await world.ingest().next(await world.worker())
     ended = await world.look(second)
     assert (ended.state, ended.errors[0].code, ended.item_count) == (JobState.FAILED, "reuse_source_gone", 0)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
+from msgspec.structs import fields
 from structlog.testing import capture_logs
 
 from tests.worker.workshop import until
@@ -28,7 +28,7 @@ class Unwritable:
 
 
 def status(name: str, open_for_ms: int | None = None) -> DeploymentStatus:
-    unmoved: Any = dict.fromkeys((one.name for one in fields(DeploymentStatus) if one.default is MISSING), 0)
+    unmoved: Any = dict.fromkeys((one.name for one in fields(DeploymentStatus) if one.required), 0)
     known: dict[str, Any] = {
         "name": name,
         "models": ("m",),

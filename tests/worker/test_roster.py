@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import structlog
@@ -14,10 +16,12 @@ from tidegate import live_config
 from tidegate.core.body_rules.caller_fields import OTHER
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import StoreUnavailable
+from tidegate.core.nouns import Job
 from tidegate.live_config import LiveConfig
 from tidegate.settings import load
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
+from tidegate.worker.policies import OperatorPolicies
 
 pytestmark = pytest.mark.anyio
 
@@ -154,3 +158,15 @@ async def test_what_holds_for_a_model_follows_in_the_same_mappings(tmp_path: Pat
         assert not fields_of["m"].allowed, "its deployment is there, and nothing is said of it"
     finally:
         await store.close()
+
+
+def test_a_message_batch_has_a_bound_of_its_own(tmp_path: Path) -> None:
+    values = {"limits.message_batch_items_max": "7", "limits.items_max": "5"}
+    settings = load(None, tmp_path, values, {}).settings
+    live = LiveConfig(Store(SqliteDriver(tmp_path / "store.db", lambda: 0)), settings, lambda *_: {})
+    policies = OperatorPolicies(settings, live, lambda _: None)
+    jobs = [
+        cast(Job, SimpleNamespace(endpoint=endpoint, invalid_lines="fail", prefix_order=True))
+        for endpoint in ("/v1/messages", "/v1/chat/completions")
+    ]
+    assert [policies.line_rules(job).item_count_max for job in jobs] == [7, 5]

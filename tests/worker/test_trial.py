@@ -59,10 +59,31 @@ async def test_half_of_the_worst_then_the_rest_of_them_then_all() -> None:
 async def test_a_level_that_is_survived_in_one_group_clears_the_lesser_ones() -> None:
     ours = trial()
     assert ours.suspects_max(Suspects(0, 5, 1)) == 1
-    [only] = hashable(state(3))
+    [only] = hashable(state(5))
     ours.begin_group([only])
     assert ours.end_slice(only)
     assert ours.suspects_max(Suspects(0, 4, 30)) == ALL_SUSPECTS
+
+
+async def test_suspects_of_a_model_that_had_no_room_are_halved_when_they_come() -> None:
+    """As bad as what was survived, but none of them was in the groups that were."""
+    ours = trial()
+    assert ours.suspects_max(Suspects(0, 7, 1)) == 1
+    [only] = hashable(state(7))
+    ours.begin_group([only])
+    assert ours.end_slice(only)
+    assert ours.suspects_max(Suspects(0, 2, 5)) == ALL_SUSPECTS
+    assert ours.suspects_max(Suspects(0, 7, 4)) == 2
+
+
+async def test_a_group_without_any_of_the_worst_says_nothing_about_them() -> None:
+    """A lease is of one model: its own suspects may be lesser ones than those that were counted."""
+    ours = trial()
+    assert ours.suspects_max(Suspects(0, 4, 3)) == 2
+    group = hashable(state(2), state(2))
+    ours.begin_group(group)
+    assert [ours.end_slice(one) for one in group] == [False, False]
+    assert ours.suspects_max(Suspects(0, 4, 3)) == 2
 
 
 async def test_a_group_that_was_given_back_unsent_has_survived_nothing() -> None:

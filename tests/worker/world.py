@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.support.ports import FairDice, HandClock
 from tidegate.backends.blobs_local import LocalBlobs

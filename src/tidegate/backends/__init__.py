@@ -1,2 +1,2 @@
-"""Backends: blobs, shared limits and the system. They do not know each other; only `service.py`
-names one."""
+"""Backends: blobs, shared limits and the system. They do not know each other; only `storage.py` and `service.py`
+name one."""

@@ -18,11 +18,11 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, PreconditionError
 from obstore.store import AzureStore, S3Store
@@ -61,8 +61,7 @@ _TRANSIENT_STATUSES = frozenset({"408", "409", "425", "429"})
 MISSING_AFTER_MS = 600_000
 
 
-@dataclass(frozen=True, slots=True)
-class S3Settings:
+class S3Settings(msgspec.Struct, frozen=True):
     """Which bucket, how to reach it and how long to try. Without keys, obstore looks for the machine's own.
 
     With `is_azure` the bucket is a container, `access_key_id` its storage account and `secret_access_key` that account's key."""
@@ -73,24 +72,25 @@ class S3Settings:
     endpoint: str | None = None
     region: str = "us-east-1"
     access_key_id: str | None = None
-    secret_access_key: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = None
     allow_http: bool = False
     connect_timeout_ms: int = 5_000
     request_timeout_ms: int = 60_000
     retry_for_ms: int = 30_000
     missing_after_ms: int = MISSING_AFTER_MS
 
+    def __repr__(self) -> str:
+        return f"S3Settings(bucket={self.bucket!r}, prefix={self.prefix!r}, endpoint={self.endpoint!r})"
 
-@dataclass(frozen=True, slots=True)
-class HeldObject:
+
+class HeldObject(msgspec.Struct, frozen=True):
     """What the store says it holds under a key."""
 
     size_bytes: int
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
-class Print:
+class Print(msgspec.Struct, frozen=True):
     """What an object must be: its size, its SHA-256, and the ETag that an MD5-based server gives it."""
 
     size_bytes: int
@@ -172,6 +172,10 @@ class Objects:
             chunk = await self.read(key, at, min(GET_BYTES, end - at))
             at += len(chunk)
             yield chunk
+
+    async def copy(self, key: str, to: str) -> None:
+        """Copy an object to another key of the same place; the store does it by itself."""
+        await self.persist(f"copying {key}", lambda: obstore.copy_async(self.store, key, to))
 
     async def delete(self, key: str) -> None:
         try:

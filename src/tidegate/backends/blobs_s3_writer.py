@@ -131,9 +131,10 @@ class S3Writer:
             self._upload.cancel()
             await asyncio.wait({self._upload}, timeout=ABORT_WAIT_S)
         if self._sent_whole:
-            # No caller knows of it. If the store is away now, a later sweep removes it.
-            with contextlib.suppress(BlobUnavailable):
-                await self._objects.delete(self._key)
+            # No caller knows of it. If the store is away now, a later sweep removes it: no caller waits for that.
+            with contextlib.suppress(BlobUnavailable, TimeoutError):
+                async with asyncio.timeout(ABORT_WAIT_S):
+                    await self._objects.delete(self._key)
 
     async def _take(self) -> None:
         block = b"".join(self._gathered)

@@ -13,7 +13,8 @@ Without Redis every question goes to the store, and those about money always do.
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tidegate.backends.redis_line import RedisAway, RedisLine
 from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, Budget, BudgetRequest, Grant, Settlement

@@ -11,10 +11,10 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 import structlog
 
 from tidegate.backends.redis_client import (
@@ -43,8 +43,7 @@ class RedisUnsure(RedisAway):
     """Redis was asked, and it is unknown what it did."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
+class _Question(msgspec.Struct, frozen=True):
     script: str
     key: str
     arguments: Sequence[str | bytes | int]

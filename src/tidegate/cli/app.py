@@ -43,7 +43,9 @@ def tidegate_command(
 ) -> None:
     """Batch inference through the idle capacity of model servers.
 
-    Start here:  tidegate run requests.jsonl --upstream http://localhost:8000/v1 -o results.jsonl
+    \b
+    Start here:
+    tidegate run requests.jsonl --upstream http://localhost:8000/v1 -o out.jsonl
     """
 
 

@@ -91,7 +91,9 @@ def _report(verb: str, directory: Path, manifest: Manifest, as_json: bool) -> No
     if as_json:
         terminal.show_json({"directory": str(directory), "files": len(manifest.files), "bytes": size_bytes})
     else:
-        terminal.say(f"{len(manifest.files):,} files, {size_bytes:,} bytes {verb} {directory}; every checksum holds.")
+        terminal.say(
+            f"{terminal.in_words(len(manifest.files), 'file')}, {size_bytes:,} bytes {verb} {directory}; every checksum holds."
+        )
 
 
 def _require_embedded(settings: Settings) -> None:
@@ -129,7 +131,7 @@ async def _back_up(settings: Settings, directory: Path) -> Manifest:
 
 async def _copy_all(settings: Settings, source: Path, directory: Path) -> int:
     """Copy the store, then the bytes that the copy names. When some of them went in between, a newer copy of the store is taken."""
-    from tidegate import service
+    from tidegate import storage
     from tidegate.store.sqlite_copy import copy_database
 
     target = directory / DATABASE
@@ -141,7 +143,7 @@ async def _copy_all(settings: Settings, source: Path, directory: Path) -> int:
         target.unlink(missing_ok=True)
         copy_database(source, target)
         target.chmod(0o600)
-        async with service.opened(copied, read_only=True) as parts:
+        async with storage.opened(copied, read_only=True) as parts:
             named = [blob async for blob in _needed(parts.store)]
             missing = [blob.id for blob in named if not await _copied(parts.blobs, blob, directory / "blobs")]
             schema_version = await parts.store.schema_version()
@@ -185,7 +187,7 @@ async def _copied(blobs: "Blobs", blob: StoredBlob, folder: Path) -> bool:
 
 
 async def _restore(settings: Settings, directory: Path) -> Manifest:
-    from tidegate import service
+    from tidegate import storage
 
     manifest = _checked_manifest(directory)
     target = local_path(settings.store.location)
@@ -193,14 +195,14 @@ async def _restore(settings: Settings, directory: Path) -> Manifest:
         raise SettingsError(f"There is a store at {target} already. Name a new directory with --data.")
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    async with service.open_blobs(settings) as blobs:
+    async with storage.open_blobs(settings) as blobs:
         for name in manifest.files:
             if name.startswith("blobs/"):
                 await _put_blob(blobs, directory / name)
     if PEPPER in manifest.files:
         _copy_file(directory / PEPPER, settings.data_dir / PEPPER)
     _copy_file(directory / DATABASE, target)
-    async with service.opened(settings, read_only=True) as parts:
+    async with storage.opened(settings, read_only=True) as parts:
         mismatches = await examine_blobs.compare(parts)
     if mismatches.missing:
         raise BlobError(

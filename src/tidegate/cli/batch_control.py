@@ -13,6 +13,9 @@ from tidegate.core.problems import batch_not_ended
 from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Settings
 
+# What only the owner of a batch says of it; the rest an operator may do, too.
+OWNERS_ACTIONS = ("set", "canary")
+
 
 class CanaryAction(StrEnum):
     CONTINUE = "continue"
@@ -21,7 +24,7 @@ class CanaryAction(StrEnum):
 
 def pause(
     batch: options.BatchId,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -36,12 +39,13 @@ def pause(
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     known = uvloop.run(_control(settings, org, batch, "pause"))
-    _show_control(known, f"{batch} is paused. It goes on with: tidegate batches resume {batch}", as_json=as_json)
+    where = options.as_arguments(config, data, server, api_key, org)
+    _show_control(known, f"{batch} is paused. It goes on with: tidegate batches resume {batch}{where}", as_json=as_json)
 
 
 def resume(
     batch: options.BatchId,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -54,13 +58,14 @@ def resume(
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     known = uvloop.run(_control(settings, org, batch, "resume"))
-    _show_control(known, f"{batch} goes on. Follow it with: tidegate batches watch {batch}", as_json=as_json)
+    where = options.as_arguments(config, data, server, api_key, org)
+    _show_control(known, f"{batch} goes on. Follow it with: tidegate batches watch {batch}{where}", as_json=as_json)
 
 
 def canary(
     batch: options.BatchId,
     action: Annotated[CanaryAction, typer.Argument(metavar="continue|stop", help="What follows the canary.")],
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -76,7 +81,8 @@ def canary(
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     known = uvloop.run(_control(settings, org, batch, "canary", {"action": action.value}))
     word = "goes on" if action is CanaryAction.CONTINUE else "stops; what is done is kept"
-    _show_control(known, f"{batch} {word}. Follow it with: tidegate batches watch {batch}", as_json=as_json)
+    where = options.as_arguments(config, data, server, api_key, org)
+    _show_control(known, f"{batch} {word}. Follow it with: tidegate batches watch {batch}{where}", as_json=as_json)
 
 
 def retry(
@@ -89,7 +95,7 @@ def retry(
         list[str] | None,
         typer.Option("--outcome", metavar="OUTCOME", help="failed, expired or cancelled; may be given several times."),
     ] = None,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -105,12 +111,13 @@ def retry(
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     asked = {name: value for name, value in (("codes", code), ("outcomes", outcome)) if value}
     known = uvloop.run(_retry(settings, org, batch, asked))
-    sentence = f"{known['id']} runs them again. Follow it with: tidegate batches watch {known['id']}"
+    where = options.as_arguments(config, data, server, api_key, org)
+    sentence = f"{known['id']} runs them again. Follow it with: tidegate batches watch {known['id']}{where}"
     _show_control(known, sentence, as_json=as_json)
 
 
 async def _retry(settings: Settings, org: str | None, batch: str, asked: dict[str, list[str]]) -> dict[str, Any]:
-    from tidegate import service
+    from tidegate import storage
     from tidegate.core.nouns import Caller
     from tidegate.stages.accept import Reception
     from tidegate.web.http import requests
@@ -118,12 +125,16 @@ async def _retry(settings: Settings, org: str | None, batch: str, asked: dict[st
 
     options.check_batch_id(batch)
     if (server := server_client.asked(settings)) is not None:
-        path = f"/v1/batches/{batch}/retry"
-        return remote_batches.facts(await server.post(path, dict[str, Any], asked, tenant=org))
+        owner = await remote_batches.owner(server, org, batch)
+        return remote_batches.facts(
+            await remote_batches.at_either(
+                server, lambda path: server.post(f"{path}/{batch}/retry", dict[str, Any], asked, tenant=owner)
+            )
+        )
     choice = retry_choice(requests.decoded(msgspec.json.encode(asked), RetryWish))
-    async with service.opened(settings) as parts:
+    async with storage.opened(settings) as parts:
         reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: "")
-        job = await reception.retry_job(Caller(await batches.tenant(parts, org)), batch, choice)
+        job = await reception.retry_job(Caller(await batches.owner_id(parts, org, batch)), batch, choice)
         if job is None:
             raise batches.absent(batch, org)
         return batches.facts(job)
@@ -131,7 +142,7 @@ async def _retry(settings: Settings, org: str | None, batch: str, asked: dict[st
 
 def delete(
     batch: options.BatchId,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     data: options.Data = None,
     config: options.Config = None,
@@ -152,13 +163,14 @@ def delete(
 
 
 async def _delete(settings: Settings, org: str | None, batch: str) -> None:
-    from tidegate import service
+    from tidegate import storage
 
     options.check_batch_id(batch)
     if (server := server_client.asked(settings)) is not None:
-        await server.delete(f"/v1/batches/{batch}", dict[str, msgspec.Raw], tenant=org)
+        owner = await remote_batches.owner(server, org, batch)
+        await server.delete(f"/v1/batches/{batch}", dict[str, msgspec.Raw], tenant=owner)
         return
-    async with service.opened(settings) as parts:
+    async with storage.opened(settings) as parts:
         job = await batches.job_of(parts, org, batch)
         if job.state not in JOB_ENDED:
             raise batch_not_ended()
@@ -191,7 +203,7 @@ def set_batch(
             help="Stop when more requests fail, such as 100 or 5%; `none`: no maximum.",
         ),
     ] = None,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -205,7 +217,8 @@ def set_batch(
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     change = _change(priority, not_before, window, max_cost, max_errors)
     known = uvloop.run(_control(settings, org, batch, "set", change))
-    _show_control(known, f"{batch} is changed. See it with: tidegate batches show {batch}", as_json=as_json)
+    where = options.as_arguments(config, data, server, api_key, org)
+    _show_control(known, f"{batch} is changed. See it with: tidegate batches show {batch}{where}", as_json=as_json)
 
 
 def _show_control(known: dict[str, Any], sentence: str, *, as_json: bool) -> None:
@@ -246,16 +259,23 @@ async def _control(
     settings: Settings, org: str | None, batch: str, action: str, change: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Do it to the batch, through the server that holds the store or by ourselves, and return how the batch stands then."""
-    from tidegate import service
+    from tidegate import storage
     from tidegate.web.http import requests
     from tidegate.web.http.control_requests import BatchChange
 
     options.check_batch_id(batch)
     if (server := server_client.asked(settings)) is not None:
-        path = f"/v1/batches/{batch}" if action == "set" else f"/v1/batches/{batch}/{action}"
-        return remote_batches.facts(await server.post(path, dict[str, Any], change, tenant=org))
-    async with service.opened(settings) as parts:
-        tenant_id = await batches.tenant(parts, org)
+        owner = await remote_batches.owner(server, org, batch)
+        if action in OWNERS_ACTIONS:
+            path = f"{remote_batches.OWN}/{batch}" if action == "set" else f"{remote_batches.OWN}/{batch}/{action}"
+            return remote_batches.facts(await server.post(path, dict[str, Any], change, tenant=owner))
+        return remote_batches.facts(
+            await remote_batches.at_either(
+                server, lambda path: server.post(f"{path}/{batch}/{action}", dict[str, Any], tenant=owner)
+            )
+        )
+    async with storage.opened(settings) as parts:
+        tenant_id = await batches.owner_id(parts, org, batch)
         if action == "set":
             body = requests.decoded(msgspec.json.encode(change), BatchChange)
             job = await parts.store.change_job(tenant_id, batch, requests.job_change(body, settings))

@@ -43,7 +43,7 @@ def create(
 ) -> None:
     """Upload a file, create a batch of it, and print its id.
 
-    Example: tidegate batches create requests.jsonl --server https://gateway:8080 --api-key env:TIDEGATE_KEY
+    Example: tidegate batches create requests.jsonl --server https://gateway:8080 --api-key env:GATEWAY_KEY
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     pairs = dict(one.partition("=")[::2] for one in metadata or [])
@@ -54,7 +54,7 @@ def create(
         terminal.show_json(remote_batches.facts(made))
         return
     typer.echo(made["id"])
-    where = "" if server is None else f" --server {server}"
+    where = options.as_arguments(config, data, server, api_key, org)
     terminal.say(f"Follow it with: tidegate batches watch {made['id']}{where}")
 
 

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidegate.cli.server_client import AskedServer, refusal_of
-from tidegate.core.errors import StoreUnavailable
+import msgspec
+
+from tidegate.cli.server_client import AskedServer
+from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable
 
 if TYPE_CHECKING:
     import aiohttp
@@ -19,8 +20,7 @@ _REFUSED = (400, 401, 403, 404)
 _NOTHING_MORE = 204
 
 
-@dataclass(frozen=True, slots=True)
-class BatchEvent:
+class BatchEvent(msgspec.Struct, frozen=True):
     """`kind` is empty when the server is away: it is asked again until it is back."""
 
     kind: str
@@ -63,7 +63,7 @@ class BatchEvents:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_S)
         async with self._server.streamed(path, headers, timeout, self._tenant) as response:
             if response.status in _REFUSED:
-                raise refusal_of(response.status, await response.read())
+                raise self._server.refusal(response.status, await response.read(), path)
             if response.status not in (200, _NOTHING_MORE):
                 raise aiohttp.ClientError(f"the server answered with status {response.status}")
             yield response
@@ -82,3 +82,36 @@ class BatchEvents:
                 self._last_id = event_id if kind == "reset" else event_id or self._last_id
                 yield BatchEvent(kind, data)
                 kind, data, event_id = "", b"", ""
+
+
+class _LookedAt(msgspec.Struct):
+    """What of a batch counts as a change; how long it will take is worked out again at every look."""
+
+    status: str
+    request_counts: dict[str, int]
+
+
+class LookedAtBatch:
+    """Looks at one batch as an operator, who sees those of every organization but gets no events of them."""
+
+    def __init__(self, server: AskedServer, path: str) -> None:
+        self._server = server
+        self._path = path
+
+    async def read(self) -> AsyncGenerator[BatchEvent, None]:
+        """An event for every change that is seen, without end."""
+        last = _LookedAt("", {})
+        while True:
+            try:
+                data = bytes(await self._server.get(self._path, msgspec.Raw))
+                now = msgspec.json.decode(data, type=_LookedAt)
+                if now != last:
+                    yield BatchEvent("batch.progress" if now.status == last.status else f"batch.{now.status}", data)
+                last = now
+            except ApiProblem as problem:
+                if problem.status in _REFUSED:
+                    raise
+                yield AWAY
+            except SettingsError:
+                yield AWAY
+            await asyncio.sleep(AGAIN_S)

@@ -28,7 +28,7 @@ def items(
         str | None, typer.Option("--code", metavar="CODE", help="Only requests with this error code.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1_000_000, help="How many.")] = 20,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -37,7 +37,8 @@ def items(
 ) -> None:
     """Show what became of a batch's requests.
 
-    Those that are done are listed, answers first; with a custom_id, that one is shown with its request and response.
+    Those that are done are listed, answers first; with a custom_id, that one is shown with its request and response. An operator's key
+    needs the scope admin:content for that.
 
     Example: tidegate batches items batch_0f3kQ2mZ8s1xW7vB4nD9Lc --outcome failed --limit 100
     """
@@ -68,7 +69,9 @@ async def _listed(
     from tidegate.web.jobs.job_items import ItemFilter, JobItems
 
     if (remote := server_client.remote(settings)) is not None:
-        return await remote_batches.items(remote, org, batch, asked, limit)
+        return await remote_batches.at_either(
+            remote, lambda path: remote_batches.items(remote, org, f"{path}/{batch}", asked, limit)
+        )
     wanted = ItemFilter(asked.get("outcome"), asked.get("code"))
     async with server_client.reading(settings) as parts:
         job = await batches.job_of(parts, org, batch)
@@ -90,7 +93,9 @@ async def _one_item(settings: Settings, org: str | None, batch: str, custom_id: 
     from tidegate.web.jobs.job_items import JobItems
 
     if (remote := server_client.remote(settings)) is not None:
-        path = f"/v1/batches/{batch}/items/{quote(custom_id, safe='')}"
-        return await remote.get(path, dict[str, Any], tenant=org)
+        item = f"{batch}/items/{quote(custom_id, safe='')}"
+        return await remote_batches.at_either(
+            remote, lambda path: remote.get(f"{path}/{item}", dict[str, Any], tenant=org)
+        )
     async with server_client.reading(settings) as parts:
         return await JobItems(parts.store, parts.blobs).one(await batches.job_of(parts, org, batch), custom_id)

@@ -1,6 +1,7 @@
 """`tidegate batches`: look at batches, follow one, stop one, give one up, read its results. Reading works beside a running server."""
 
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,14 +13,14 @@ import uvloop
 from tidegate.cli import options, remote_batches, results, server_client, terminal
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError
-from tidegate.core.job_lists import FILTER_PAIRS_MAX, JobFilter
+from tidegate.core.job_lists import FILTER_PAIRS_MAX, JobFilter, JobSort
 from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
-    from tidegate.service import Parts
+    from tidegate.storage import Parts
 
 FOLLOW_EVERY_S = 0.5
 PAGE_COUNT_MAX = 100
@@ -37,7 +38,15 @@ def list_batches(
     every: Annotated[
         bool, typer.Option("--all", help="Of every organization; elsewhere with a key that has the scope admin:read.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many at most.")] = 20,
+    sort: Annotated[
+        JobSort,
+        typer.Option(
+            "--sort",
+            metavar="BY",
+            help="created (newest first), deadline (next one first), size, failed (largest share) or cost.",
+        ),
+    ] = JobSort.CREATED,
     status: Annotated[
         JobState | None, typer.Option("--status", metavar="STATUS", help="Only batches with this status.")
     ] = None,
@@ -58,16 +67,19 @@ def list_batches(
     api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List batches, newest first.
+    """List batches, newest first or as --sort says.
 
     Example: tidegate batches list --status failed --metadata team=search
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     wanted = JobFilter(status, model, _pairs(metadata or []), error_code=error_code, words=search)
-    found = uvloop.run(_newest_of_all(settings, wanted, limit) if every else _newest(settings, org, wanted, limit))
+    look = (
+        _matching_of_all(settings, org, wanted, sort, limit) if every else _matching(settings, org, wanted, sort, limit)
+    )
+    found = uvloop.run(look)
     if as_json:
         terminal.show_json(found)
-    elif not found and wanted != JobFilter():
+    elif not found and (wanted != JobFilter() or sort is not JobSort.CREATED or org is not None):
         terminal.say("No batch matches.")
     elif not found:
         begin = (
@@ -77,15 +89,15 @@ def list_batches(
         )
         terminal.say(f"There are no batches yet. Begin with: tidegate {begin}")
     else:
-        last = "org" if every else "endpoint"
+        last = "org" if "org" in found[0] else "endpoint"
         rows = [[one["id"], one["status"], *_progress(one), one[last]] for one in found]
-        terminal.show_table(["batch", "status", "done", "failed", "created", last], rows)
+        terminal.show_table(["batch", "status", "done", "failed", "age", last], rows)
 
 
 @app.command()
 def show(
     batch: options.BatchId,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -108,7 +120,7 @@ def show(
 @app.command()
 def watch(
     batch: options.BatchId,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -126,19 +138,18 @@ def watch(
     options.check_batch_id(batch)
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     if (remote := server_client.remote(settings)) is not None:
-        line, code = uvloop.run(watching.watch_server(remote, batch, as_json=as_json))
+        lines, code = uvloop.run(watching.watch_server(remote, batch, as_json=as_json))
     else:
-        job, code = uvloop.run(watching.watch_here(settings, org, batch, as_json=as_json))
-        line = f"{job.id} {job.state}: {_counts(job)} done, {_failed(job)} failed"
-    if not as_json:
-        terminal.say(line)
+        lines, code = uvloop.run(watching.watch_here(settings, org, batch, as_json=as_json))
+    for line in () if as_json else lines:
+        terminal.say(terminal.clean(line))
     raise typer.Exit(code)
 
 
 @app.command()
 def cancel(
     batch: options.BatchId,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -154,13 +165,14 @@ def cancel(
     if as_json:
         terminal.show_json({"id": batch, "status": status})
     else:
-        terminal.say(f"{batch} is {status}. Its results so far: tidegate batches output {batch}")
+        where = options.as_arguments(config, data, server, api_key, org)
+        terminal.say(f"{batch} is {status}. Its results so far: tidegate batches output {batch}{where}")
 
 
 @app.command()
 def abandon(
     batch: options.BatchId,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     data: options.Data = None,
     config: options.Config = None,
@@ -181,7 +193,8 @@ def abandon(
     if as_json:
         terminal.show_json({"id": batch, "status": status})
     else:
-        terminal.say(f"{batch} is {status}. What was recorded of it: tidegate batches output {batch}")
+        where = options.as_arguments(config, data, server, api_key, org)
+        terminal.say(f"{batch} is {status}. What was recorded of it: tidegate batches output {batch}{where}")
 
 
 @app.command()
@@ -194,7 +207,7 @@ def output(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on as results arrive, until the batch ends.")
     ] = False,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -218,20 +231,29 @@ def _pairs(given: list[str]) -> dict[str, str]:
     return pairs
 
 
-async def _newest_of_all(settings: Settings, wanted: JobFilter, limit: int) -> list[dict[str, Any]]:
-    return await remote_batches.newest(server_client.any_server(settings), None, wanted, limit, remote_batches.EVERY)
+async def _matching_of_all(
+    settings: Settings, org: str | None, wanted: JobFilter, sort: JobSort, limit: int
+) -> list[dict[str, Any]]:
+    server = server_client.any_server(settings)
+    return await remote_batches.matching(server, org, wanted, sort, limit, remote_batches.EVERY)
 
 
-async def _newest(settings: Settings, org: str | None, wanted: JobFilter, limit: int) -> list[dict[str, Any]]:
+async def _matching(
+    settings: Settings, org: str | None, wanted: JobFilter, sort: JobSort, limit: int
+) -> list[dict[str, Any]]:
     if (remote := server_client.remote(settings)) is not None:
-        return await remote_batches.newest(remote, org, wanted, limit)
+        if org is not None:
+            return await remote_batches.matching(remote, org, wanted, sort, limit, remote_batches.EVERY)
+        return await remote_batches.at_either(
+            remote, lambda path: remote_batches.matching(remote, None, wanted, sort, limit, path)
+        )
     async with server_client.reading(settings) as parts:
         tenant_id = await tenant(parts, org)
         found: list[Job] = []
         while len(found) < limit:
             after = found[-1].id if found else None
             page = await parts.store.search_jobs(
-                tenant_id, wanted, after=after, count_max=min(limit - len(found), PAGE_COUNT_MAX)
+                tenant_id, wanted, after=after, count_max=min(limit - len(found), PAGE_COUNT_MAX), sort=sort
             )
             if not page:
                 break
@@ -242,27 +264,34 @@ async def _newest(settings: Settings, org: str | None, wanted: JobFilter, limit:
 async def _one(settings: Settings, org: str | None, batch: str) -> dict[str, Any]:
     if (remote := server_client.remote(settings)) is not None:
         options.check_batch_id(batch)
-        return remote_batches.facts(await remote.get(f"/v1/batches/{batch}", dict[str, Any], tenant=org))
+        return remote_batches.facts(
+            await remote_batches.at_either(
+                remote, lambda path: remote.get(f"{path}/{batch}", dict[str, Any], tenant=org)
+            )
+        )
     async with server_client.reading(settings) as parts:
         return facts(await job_of(parts, org, batch))
 
 
 async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
-    from tidegate import service
+    from tidegate import storage
 
     options.check_batch_id(batch)
     if (server := server_client.asked(settings)) is not None:
-        answer = await server.post(f"/v1/batches/{batch}/cancel", dict[str, msgspec.Raw], tenant=org)
+        owner = await remote_batches.owner(server, org, batch)
+        answer = await remote_batches.at_either(
+            server, lambda path: server.post(f"{path}/{batch}/cancel", dict[str, msgspec.Raw], tenant=owner)
+        )
         return str(msgspec.json.decode(answer["status"], type=str))
-    async with service.opened(settings) as parts:
-        job = await parts.store.cancel_job(await tenant(parts, org), batch)
+    async with storage.opened(settings) as parts:
+        job = await parts.store.cancel_job(await owner_id(parts, org, batch), batch)
         if job is None:
             raise absent(batch, org)
         return str(job.state)
 
 
 async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
-    from tidegate import service
+    from tidegate import storage
     from tidegate.web.admin.audit import COMMAND, AuditTrail
 
     options.check_batch_id(batch)
@@ -272,9 +301,9 @@ async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
             raise absent(batch, org)
         answer = await server.post(f"/admin/v1/batches/{batch}/abandon", dict[str, msgspec.Raw])
         return str(msgspec.json.decode(answer["status"], type=str))
-    async with service.opened(settings) as parts:
+    async with storage.opened(settings) as parts:
         noting = AuditTrail(parts.store, parts.entropy, COMMAND).noting("batch.abandon", "batch", batch)
-        job = await noting.abandon_job(await tenant(parts, org), batch, settings.retention.failed_s * 1000)
+        job = await noting.abandon_job(await owner_id(parts, org, batch), batch, settings.retention.failed_s * 1000)
         if job is None:
             raise absent(batch, org)
         return str(job.state)
@@ -322,18 +351,22 @@ async def tenant(parts: "Parts", org: str | None) -> str:
 
 
 async def job_of(parts: "Parts", org: str | None, batch: str) -> Job:
+    """Return a batch: without the name of an organization, one of any. Who reads the store on this machine may see all of them."""
     options.check_batch_id(batch)
-    job = await parts.store.get_job(await tenant(parts, org), batch)
+    job = await (parts.store.any_job(batch) if org is None else parts.store.get_job(await tenant(parts, org), batch))
     if job is None:
         raise absent(batch, org)
     return job
 
 
+async def owner_id(parts: "Parts", org: str | None, batch: str) -> str:
+    """Return the id of the organization that was named, or else of the one that owns the batch."""
+    return (await job_of(parts, None, batch)).tenant_id if org is None else await tenant(parts, org)
+
+
 def absent(batch: str, org: str | None) -> SettingsError:
-    where = f"organization {org}" if org is not None else "the default organization"
-    return SettingsError(
-        f"There is no batch {batch} in {where}; see `tidegate batches list`, or name another with --org."
-    )
+    where = f" in organization {org}" if org is not None else ""
+    return SettingsError(f"There is no batch {batch}{where}; see `tidegate batches list`.")
 
 
 def facts(job: Job) -> dict[str, Any]:
@@ -406,17 +439,10 @@ def exit_code(job: Job) -> int:
     return 0 if job.state is JobState.COMPLETED and job.answered_count == job.item_count else 1
 
 
-def _counts(job: Job) -> str:
-    return f"{job.done_count:,}/{job.item_count:,}"
-
-
-def _failed(job: Job) -> str:
-    return f"{job.done_count - job.answered_count:,}"
-
-
 def _progress(known: dict[str, Any]) -> list[str]:
     done = known["completed"] + known["failed"]
-    return [f"{done:,}/{known['total']:,}", f"{known['failed']:,}", _when(known["created_at"] * 1000)]
+    age = terminal.duration(time.time() - known["created_at"])
+    return [f"{done:,}/{known['total']:,}", f"{known['failed']:,}", age]
 
 
 def _when(at_ms: int) -> str:

@@ -1,17 +1,19 @@
 """Every command by name, loaded when it is called: a start pays only for what it uses."""
 
 from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import typer
 import typer.core
 import typer.main
 
+EXAMPLE = "Example: "
+# Before a paragraph it tells click to print its lines as they are.
+UNWRAPPED = "\b"
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+
+class Entry(NamedTuple):
     """Where a command is, and its line in the help."""
 
     module: str
@@ -29,7 +31,7 @@ COMMANDS = {
     "top": Entry("top", "top", "Watch queues, deployments, tides and batches."),
     "simulate": Entry("simulate", "simulate", "Serve a simulated model: any model name, no GPU."),
     "verify": Entry("verify", "verify", "Check one batch against every promise."),
-    "explain": Entry("explain", "explain", "Say why a batch is or is not running now."),
+    "explain": Entry("explain", "explain", "Say why a batch runs, waits, or ended as it did."),
     "usage": Entry("usage", "usage", "Print what was used and what it cost."),
     "limits": Entry("limits", "limits", "Show what limits have left: requests, tokens and money."),
     "doctor": Entry("doctor", "doctor", "Say what is wrong and what to do about it."),
@@ -48,8 +50,7 @@ COMMANDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedName:
+class CompletedName(NamedTuple):
     """The name of a command as the completion of a shell shows it."""
 
     value: str
@@ -110,4 +111,14 @@ def _load(name: str, entry: Entry) -> Any:
         parent.add_typer(found, name=name)
     else:
         parent.command(name)(found)
-    return cast("typer.core.TyperGroup", typer.main.get_command(parent)).commands[name]
+    command = cast("typer.core.TyperGroup", typer.main.get_command(parent)).commands[name]
+    _keep_examples_whole(command)
+    return command
+
+
+def _keep_examples_whole(command: Any) -> None:
+    """Mark examples as text that is not wrapped: one that is broken over two lines cannot be copied."""
+    if command.help:
+        command.help = command.help.replace(f"\n\n{EXAMPLE}", f"\n\n{UNWRAPPED}\n{EXAMPLE}")
+    for inner in getattr(command, "commands", {}).values():
+        _keep_examples_whole(inner)

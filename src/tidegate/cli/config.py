@@ -10,6 +10,13 @@ from tidegate.core.deployments import Secret
 from tidegate.settings import Loaded, catalog, redacted
 
 HIDDEN = "***"
+EXPLAINED = {
+    "value": "value_text",
+    "from": "origin",
+    "what it is for": "about",
+    "may be": "allowed",
+    "variable": "variable",
+}
 
 
 def config(
@@ -31,8 +38,9 @@ def config(
     if as_json:
         terminal.show_json(entries)
     elif explain:
-        rows = [[e["key"], e["origin"], e["variable"], e["allowed"], e["about"], e["value_text"]] for e in entries]
-        terminal.show_table(["setting", "from", "variable", "may be", "what it is for", "value"], rows)
+        for entry in entries:
+            typer.echo(entry["key"])
+            terminal.show_facts([(f"  {name}", entry[key]) for name, key in EXPLAINED.items()])
     else:
         # A mapping of models is long: last in its line, it pushes nothing away.
         terminal.show_table(["setting", "from", "value"], [[e["key"], e["origin"], e["value_text"]] for e in entries])
@@ -44,12 +52,12 @@ def _entries(loaded: Loaded) -> list[dict[str, object]]:
         value: object = loaded.settings
         for part in setting.key.split("."):
             value = getattr(value, part)
-        plain = _plain(setting.key, value)
+        plain, short = _plain(setting.key, value), _plain(setting.key, _without_defaults(value))
         entries.append(
             {
                 "key": setting.key,
                 "value": plain,
-                "value_text": plain if isinstance(plain, str) else msgspec.json.encode(plain).decode(),
+                "value_text": short if isinstance(short, str) else msgspec.json.encode(short).decode(),
                 "origin": loaded.origins[setting.key],
                 "variable": setting.variable,
                 "allowed": setting.allowed,
@@ -57,6 +65,22 @@ def _entries(loaded: Loaded) -> list[dict[str, object]]:
             }
         )
     return entries
+
+
+def _without_defaults(value: object) -> object:
+    """The value as people read it: a model or a guardrail with what was set of it, not with the forty keys that it could have."""
+    if isinstance(value, msgspec.Struct):
+        given = {one.encode_name: (getattr(value, one.name), one) for one in msgspec.structs.fields(value)}
+        return {name: _without_defaults(each) for name, (each, one) in given.items() if each != _default(one)}
+    if isinstance(value, dict):
+        return {name: _without_defaults(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_defaults(each) for each in value]
+    return value
+
+
+def _default(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def _plain(key: str, value: object) -> object:

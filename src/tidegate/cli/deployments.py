@@ -60,7 +60,9 @@ def list_deployments(
     if as_json:
         terminal.show_json(found)
     elif not found:
-        terminal.say("There are none. Add one: tidegate deployments add NAME --model MODEL --url http://HOST:PORT/v1")
+        terminal.say(
+            "There are no deployments. Add one: tidegate deployments add NAME --model MODEL --url http://HOST:PORT/v1"
+        )
     else:
         rows = [
             [one.name, STATES.get(one.state, one.state), one.in_flight, one.model, one.url, one.origin, one.revision]
@@ -167,7 +169,7 @@ def list_resources(
     if as_json:
         terminal.show_json(shown)
     elif not shown:
-        terminal.say("There are none. Add one: tidegate resources add NAME --model MODEL")
+        terminal.say("There are no resources. Add one: tidegate resources add NAME --model MODEL")
     else:
         rows = [[one.name, one.model, ", ".join(one.fallbacks), one.origin, one.revision] for one in shown]
         terminal.show_table(["name", "model", "fallbacks", "origin", "revision"], rows)
@@ -291,13 +293,13 @@ def do(settings: Settings, kind: str, verb: str, wish: "RoutingWish", *, as_json
 
 
 async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") -> "RoutingDone":
-    from tidegate import service
+    from tidegate import storage
     from tidegate.web.admin.audit import COMMAND, AuditTrail
     from tidegate.web.admin.deployments import RoutingDone, RoutingEditor
 
     if (server := server_client.asked(settings)) is not None:
         return await server.post(f"/admin/v1/{kind}s/{verb}", RoutingDone, wish)
-    async with service.opened(settings) as parts:
+    async with storage.opened(settings) as parts:
         # The processes that will call it look up its key: this one need not have it.
         editor = RoutingEditor(parts.store, lambda: settings, looks_up=False)
         done = await editor.do(AuditTrail(parts.store, parts.entropy, COMMAND), verb, kind, wish)

@@ -19,7 +19,7 @@ from tidegate.core.ports import Blobs
 from tidegate.settings import Loaded, Settings, load, local_path, redacted
 
 if TYPE_CHECKING:
-    from tidegate.service import Parts
+    from tidegate.storage import Parts
 
 FREE_BYTES_MIN = 1 << 30
 DESCRIPTORS_BESIDE = 256
@@ -139,7 +139,7 @@ def _descriptors(settings: Settings) -> list[DoctorFinding]:
 
 
 async def _store(settings: Settings) -> AsyncIterator[DoctorFinding]:
-    from tidegate import service
+    from tidegate import storage
     from tidegate.control import running_control
 
     where = redacted(settings.store.location)
@@ -153,14 +153,14 @@ async def _store(settings: Settings) -> AsyncIterator[DoctorFinding]:
         yield _keyless(settings)
         return
     try:
-        if await service.is_empty(settings):
+        if await storage.is_empty(settings):
             text = f"{where} is an empty database; the first `tidegate serve`, `api` or `worker` makes its tables"
             yield DoctorFinding("store", Grade.OK, text)
             async for finding in _bucket(settings):
                 yield finding
             yield _keyless(settings)
             return
-        async with service.opened(settings, read_only=True) as parts:
+        async with storage.opened(settings, read_only=True) as parts:
             yield DoctorFinding("store", Grade.OK, f"{where} is there, at this program's version")
             async for finding in _contents(parts):
                 yield finding
@@ -172,10 +172,10 @@ async def _store(settings: Settings) -> AsyncIterator[DoctorFinding]:
 
 async def _bucket(settings: Settings) -> AsyncIterator[DoctorFinding]:
     """Look at an object store where no store of ours can be read; a directory is made with the store."""
-    from tidegate import service
+    from tidegate import storage
 
     if settings.blobs.is_object_store:
-        async with service.open_blobs(settings) as blobs:
+        async with storage.open_blobs(settings) as blobs:
             yield await _written(settings, blobs)
 
 

@@ -7,10 +7,11 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
 
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, EngineKind, Queue, Resource, TideMode
@@ -20,7 +21,7 @@ from tidegate.settings.capacity import ModelTerms
 from tidegate.settings.models import MODEL_SLOTS, limits_of
 
 if TYPE_CHECKING:
-    from tidegate.service import Parts
+    from tidegate.storage import Parts
 
 SCRAPE_TIMEOUT_S = 5.0
 REDIS_TIMEOUT_S = 5.0
@@ -41,8 +42,7 @@ class Grade(StrEnum):
     WRONG = "wrong"
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorFinding:
+class DoctorFinding(msgspec.Struct, frozen=True):
     """One thing that was looked at; `to_do` is empty when nothing is wrong."""
 
     about: str
@@ -185,7 +185,9 @@ async def _scraped(url: str) -> str | Exception:
             if response.status != 200:
                 return ValueError(f"it was answered with status {response.status}")
             return (await response.content.read(SCRAPE_BYTES_MAX)).decode(errors="replace")
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+    except (aiohttp.ClientConnectionError, TimeoutError, OSError):
+        return ConnectionError("nothing answers there")
+    except (aiohttp.ClientError, ValueError) as error:
         return error
 
 
@@ -193,9 +195,13 @@ def _read(one: Deployment, text: str | Exception) -> Iterator[DoctorFinding]:
     address = metrics_address(one)
     if isinstance(text, Exception):
         problem = f"{one.name}: no metrics at {address} ({text or type(text).__name__})"
-        yield DoctorFinding(
-            "tide", Grade.WARNING, problem, "set metrics_url; until then the tide goes by latency and refusals alone"
-        )
+        begin = ""
+        if isinstance(text, ConnectionError):
+            begin = "start the server, or "
+        elif one.engine is EngineKind.SGLANG:
+            begin = "start it with --enable-metrics, or "
+        to_do = f"{begin}set metrics_url; until then the tide goes by latency and refusals alone"
+        yield DoctorFinding("tide", Grade.WARNING, problem, to_do)
         return
     prefix = _PREFIXES.get(one.engine, "")
     names = [*one.metrics_names.values()] if one.metrics_names else [prefix]

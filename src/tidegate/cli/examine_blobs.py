@@ -1,22 +1,22 @@
 """What `tidegate doctor` finds out about the store and the blobs together: bytes that are missing, and bytes without a row."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tidegate.cli.examine import DoctorFinding, Grade
 from tidegate.core.nouns import StoredBlob
 
 if TYPE_CHECKING:
-    from tidegate.service import Parts
+    from tidegate.storage import Parts
 
 SCAN_MAX = 50_000
 _PAGE_MAX = 1_000
 _SHOWN_MAX = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatches:
+class Mismatches(msgspec.Struct, frozen=True):
     """Blobs that something needs and that are missing or too short, and blobs that no row names; `looked_at` of them were compared."""
 
     missing: tuple[str, ...]

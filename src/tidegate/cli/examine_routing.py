@@ -4,8 +4,9 @@ It asks and never changes anything; a server that is away is a finding, not an e
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tidegate.cli.deployments import STATES, shown
 from tidegate.cli.examine import DoctorFinding, Grade
@@ -22,24 +23,23 @@ CHAT = "/v1/chat/completions"
 SIMULATED = "simulated"
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingExamined:
+class RoutingExamined(msgspec.Struct, frozen=True):
     """What there is to be called, and by which names. `unusable` says why some of what was added cannot be used here."""
 
     deployments: tuple[Deployment, ...]
     resources: tuple[Resource, ...]
     added: frozenset[str] = frozenset()
-    models: Mapping[str, ModelTerms] = field(default_factory=dict)
-    unusable: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    models: Mapping[str, ModelTerms] = msgspec.field(default_factory=dict)
+    unusable: Mapping[tuple[str, str], str] = msgspec.field(default_factory=dict)
     has_server: bool = False
 
 
 async def routing(settings: Settings) -> RoutingExamined:
     """The settings' own, and what was added where there is a store that can be read."""
-    from tidegate import service
+    from tidegate import storage
     from tidegate.control import running_control
 
-    more = await service.added_deployments(settings)
+    more = await storage.added_deployments(settings)
     return RoutingExamined(
         (*deployments(settings), *more.deployments),
         (*resources(settings), *more.resources),

@@ -1,13 +1,12 @@
-"""`tidegate explain`: why a batch is or is not running now, and what the scheduler would do with it."""
+"""`tidegate explain`: why a batch runs, waits or ended, and what the scheduler would do with it."""
 
-import dataclasses
 from typing import TYPE_CHECKING
 
+import msgspec
 import typer
 import uvloop
 
-from tidegate.cli import batches, options, server_client, terminal
-from tidegate.core.errors import ApiProblem
+from tidegate.cli import batches, options, remote_batches, server_client, terminal
 from tidegate.core.nouns import Job
 from tidegate.core.schedule import explain as reasons
 from tidegate.settings import Settings, deployments, resources
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
 
 def explain(
     batch: options.BatchId,
-    org: options.Org = None,
+    org: options.BatchOrg = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
     api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say why a batch is or is not running now.
+    """Say why a batch runs, waits, or ended as it did.
 
     Here it reads the store only, so it works beside a running server and with none. Elsewhere a key with the scope admin:read sees
     the batches of every organization, and deployments and workers by name.
@@ -45,7 +44,7 @@ def explain(
         job, explain_inputs = uvloop.run(explain_inputs_of(settings, org, batch))
         sentences = reasons.explain(job, explain_inputs)
         if as_json:
-            facts = dataclasses.asdict(explain_inputs)
+            facts = msgspec.to_builtins(explain_inputs)
             facts["prospects"] = facts.pop("forecasts")
             terminal.show_json({"batch": job.id, "status": job.state, "why": sentences, "standing": facts})
             return
@@ -57,18 +56,9 @@ async def explained_by(server: server_client.AskedServer, batch: str) -> "Explan
     """Ask a server why a batch waits: as its operator, where the key is one, else as the owner of the batch."""
     from tidegate.web.jobs.explanation import Explanation
 
-    try:
-        return await server.get(f"/admin/v1/batches/{batch}/explain", Explanation)
-    except ApiProblem as refused:
-        # It is no operator's key, or the address does not answer operators.
-        if refused.code not in (server_client.LACKS_SCOPE, server_client.UNKNOWN_URL):
-            raise
-        not_for_operators = refused
-    try:
-        return await server.get(f"/v1/batches/{batch}/explain", Explanation)
-    except ApiProblem as refused:
-        is_operator = refused.code == server_client.LACKS_SCOPE
-        raise not_for_operators if is_operator else refused from None
+    return await remote_batches.at_either(
+        server, lambda path: server.get(f"{path}/{batch}/explain", Explanation), operator_first=True
+    )
 
 
 async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> tuple[Job, reasons.ExplainInputs]:
@@ -84,6 +74,6 @@ async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> 
             # Nothing is sent: no key of a deployment is looked up.
             found = added(settings, [(one.kind, one.name, one.document) for one in entries], looks_up=False)
             router.replace([*deployments(settings), *found.deployments], [*resources(settings), *found.resources])
-            return job, await Explainer(parts.store, lambda: settings, router).inputs(job)
+            return job, await Explainer(parts.store, parts.blobs, lambda: settings, router).inputs(job)
         finally:
             await router.close()

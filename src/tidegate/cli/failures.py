@@ -1,7 +1,6 @@
 """Why lines failed: each cause with its count and one example."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,8 +28,7 @@ class _FailedLine(msgspec.Struct):
     error: _FailedError | None = None
 
 
-@dataclass(slots=True)
-class Cause:
+class Cause(msgspec.Struct):
     """One cause of failures. `words` are its status and code; `message` and `custom_id` are those of the first line that has it."""
 
     words: str

@@ -1,5 +1,6 @@
 """`tidegate files`: inputs and results at a server, the one over the data directory or one elsewhere."""
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +34,7 @@ def upload(
 ) -> None:
     """Upload an input and print its id.
 
-    Example: tidegate files upload requests.jsonl --server https://gateway:8080 --api-key env:TIDEGATE_KEY
+    Example: tidegate files upload requests.jsonl --server https://gateway:8080 --api-key env:GATEWAY_KEY
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     made = uvloop.run(server_client.any_server(settings).upload(path, dict[str, Any], tenant=org))
@@ -41,7 +42,9 @@ def upload(
         terminal.show_json(made)
         return
     typer.echo(made["id"])
-    terminal.say(f"{made['bytes']:,} bytes. Run them with: tidegate batches create {made['id']} --endpoint URL")
+    where = options.as_arguments(config, data, server, api_key, org)
+    run = f"tidegate batches create {made['id']} --endpoint /v1/chat/completions{where}"
+    terminal.say(f"{made['bytes']:,} bytes. Run them with: {run}")
 
 
 @app.command("list")
@@ -68,10 +71,18 @@ def list_files(
     elif not found:
         terminal.say("There are no files.")
     else:
+        now_s = time.time()
         rows = [
-            [one["id"], one["purpose"], f"{one['bytes']:,}", _when(one["created_at"]), one["filename"]] for one in found
+            [
+                one["id"],
+                one["purpose"],
+                f"{one['bytes']:,}",
+                terminal.duration(now_s - one["created_at"]),
+                one["filename"],
+            ]
+            for one in found
         ]
-        terminal.show_table(["file", "purpose", "bytes", "created", "name"], rows)
+        terminal.show_table(["file", "purpose", "bytes", "age", "name"], rows)
 
 
 @app.command()

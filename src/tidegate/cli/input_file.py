@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +37,8 @@ URL_CHARS_SHOWN = 80
 PATH_BYTES_MAX = 256
 _PATH = re.compile(rb'"url"\s{0,8}:\s{0,8}"(/[^"\\]{1,200})"')
 _CUSTOM_ID = re.compile(rb'"custom_id"\s{0,8}:\s{0,8}"([\x20\x21\x23-\x5b\x5d-\x7e]{1,512})"')
+# The same where a line begins with it, as most do: then the rest of the line need not be looked at.
+_FIRST_ID = re.compile(rb'\{\s{0,8}"custom_id"\s{0,8}:\s{0,8}"([\x20\x21\x23-\x5b\x5d-\x7e]{1,512})"')
 _MODEL = re.compile(rb'"model"\s{0,8}:\s{0,8}"([^"\\]{1,200})"')
 
 
@@ -57,8 +58,7 @@ class _AskingLine(msgspec.Struct):
 _asking = msgspec.json.Decoder(_AskingLine)
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(msgspec.Struct, frozen=True):
     """An input that lies on this disk: the caller's own file, or what came in on stdin. `endpoint` is that of the first line, or MIXED
     where lines name different ones. `perhaps_models` are what look like names of models, also where they stand in a prompt."""
 
@@ -73,8 +73,7 @@ class Input:
     perhaps_models: frozenset[bytes] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(msgspec.Struct, frozen=True):
     """What the caller asked for. Only the endpoint, the model and the schema make it another run: the rest is how it goes and looks."""
 
     endpoint: str
@@ -88,8 +87,7 @@ class RunOptions:
     dedupe: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
+class Targets(msgspec.Struct, frozen=True):
     """Where answers and failed lines go; None for the answers is stdout, None for the errors is nowhere."""
 
     results: Path | None
@@ -130,7 +128,9 @@ def read_input(file: str, spool_dir: Path, bytes_max: int) -> Input:
 
 
 def _spooled(stream: IO[bytes], name: str, spool_dir: Path, bytes_max: int) -> Input:
-    spool_dir.mkdir(parents=True, exist_ok=True)
+    # It holds prompts, and so will the data directory around it, which may be made here: both are their user's alone.
+    spool_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    spool_dir.mkdir(mode=0o700, exist_ok=True)
     path = spool_dir / f"stdin-{os.getpid()}.jsonl"
     try:
         with path.open("xb") as spool:
@@ -203,8 +203,10 @@ def order_of(path: Path) -> dict[str, int]:
     order: dict[str, int] = {}
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            found = _CUSTOM_ID.search(line) if line.count(b'"custom_id"') == 1 else None
-            if found:
+            found = _FIRST_ID.match(line)
+            if found is None and line.count(b'"custom_id"') == 1:
+                found = _CUSTOM_ID.search(line)
+            if found is not None:
                 order[found[1].decode()] = number
                 continue
             # A prompt may hold what looks like one: only reading the line tells.

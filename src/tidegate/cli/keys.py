@@ -17,7 +17,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
-    from tidegate.service import Parts
+    from tidegate.storage import Parts
     from tidegate.web.admin.audit import AuditTrail
     from tidegate.web.admin.keys import KeyChange, KeyDeletion, KeyMade, KeyShown, KeyWish
 
@@ -373,14 +373,14 @@ def _warn_of_unserved_names(settings: Settings, models: list[str], resources: li
 
 
 async def _create(settings: Settings, wish: "KeyWish") -> "KeyMade":
-    from tidegate import service
+    from tidegate import storage
     from tidegate.web.admin.keys import KeyMade, check_wish, make_key
     from tidegate.web.http.pepper import agreed_pepper
 
     check_wish(wish)
     if (server := server_client.asked(settings)) is not None:
         return await server.post("/admin/v1/keys", KeyMade, wish)
-    async with service.opened(settings) as parts:
+    async with storage.opened(settings) as parts:
         return await make_key(_trail(parts), parts.entropy, await agreed_pepper(parts.settings, parts.store), wish)
 
 
@@ -396,18 +396,18 @@ async def _list(settings: Settings) -> list[dict[str, object]]:
 
 
 async def _change(settings: Settings, key: str, change: "KeyChange") -> bool:
-    from tidegate import service
+    from tidegate import storage
     from tidegate.web.admin.keys import KeyChanged, change_key, check_change
 
     check_change(change)
     if (server := server_client.asked(settings)) is not None:
         return (await server.post(f"/admin/v1/keys/{key}/change", KeyChanged, change)).changed
-    async with service.opened(settings) as parts:
+    async with storage.opened(settings) as parts:
         return await change_key(_trail(parts), key, change)
 
 
 async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
-    from tidegate import service
+    from tidegate import storage
     from tidegate.web.admin.keys import GRACE_MS_MAX, KeyMade, KeyRotation, rotate_key
     from tidegate.web.http.pepper import agreed_pepper
 
@@ -416,29 +416,29 @@ async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
     rotation = KeyRotation(grace_ms)
     if (server := server_client.asked(settings)) is not None:
         return await server.post(f"/admin/v1/keys/{key}/rotate", KeyMade, rotation)
-    async with service.opened(settings) as parts:
+    async with storage.opened(settings) as parts:
         return await rotate_key(
             _trail(parts), parts.entropy, await agreed_pepper(parts.settings, parts.store), key, rotation
         )
 
 
 async def _revoke(settings: Settings, key: str) -> bool:
-    from tidegate import service
+    from tidegate import storage
     from tidegate.web.admin.keys import KeyRevoked, revoke_key
 
     if (server := server_client.asked(settings)) is not None:
         return (await server.post(f"/admin/v1/keys/{key}/revoke", KeyRevoked)).revoked
-    async with service.opened(settings) as parts:
+    async with storage.opened(settings) as parts:
         return await revoke_key(_trail(parts), key)
 
 
 async def _delete(settings: Settings, deletion: "KeyDeletion") -> list[str]:
-    from tidegate import service
+    from tidegate import storage
     from tidegate.web.admin.keys import KeysDeleted, delete_keys
 
     if (server := server_client.asked(settings)) is not None:
         return (await server.post("/admin/v1/keys/delete", KeysDeleted, deletion)).deleted
-    async with service.opened(settings) as parts:
+    async with storage.opened(settings) as parts:
         return (await delete_keys(_trail(parts), deletion)).deleted
 
 

@@ -21,7 +21,7 @@ def limits(
 
     With a key these are the limits of the key and of its user, team and organization; on the machine of the server, those of --org.
 
-    Example: tidegate limits --server https://gateway:8080 --api-key env:TIDEGATE_KEY
+    Example: tidegate limits --server https://gateway:8080 --api-key env:GATEWAY_KEY
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     asked = server_client.any_server(settings)

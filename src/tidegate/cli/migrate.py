@@ -15,10 +15,10 @@ def migrate(
 
     Example: tidegate migrate --config tidegate.yaml
     """
-    from tidegate import service
+    from tidegate import storage
 
     settings = options.loaded(config, data).settings
-    ran = uvloop.run(service.migrate(settings))
+    ran = uvloop.run(storage.migrate(settings))
     if as_json:
         terminal.show_json({"store": redacted(settings.store.location), "ran": ran})
     elif ran:

@@ -41,7 +41,7 @@ def list_models(
     if as_json:
         terminal.show_json(shown)
     elif not shown:
-        terminal.say("There is nothing. Say something: tidegate models add NAME --set in_flight_max=32")
+        terminal.say("No model has settings of its own. Add some: tidegate models add NAME --set in_flight_max=32")
     else:
         rows = [
             [

@@ -2,20 +2,24 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli import terminal
-from tidegate.core import ids
 from tidegate.core.errors import SettingsError
-from tidegate.settings import Loaded, load
-from tidegate.settings.secrets import is_reference
+
+# Settings take long to load, and completion and help do without them.
+if TYPE_CHECKING:
+    from tidegate.settings import Loaded
 
 
 def require_reference(text: str | None) -> str | None:
     """Refuse a secret that stands on the command line itself: every user of the machine can read it in the list of processes."""
-    if text and not is_reference(text):
+    if not text:
+        return text
+    from tidegate.settings.secrets import is_reference
+
+    if not is_reference(text):
         raise SettingsError(
             "This option holds the key itself, and the list of processes shows it to every user of this machine. "
             "Put the key into an environment variable or a file, and write env:NAME or file:PATH. "
@@ -69,32 +73,47 @@ OtherServerKey = Annotated[
     ),
 ]
 Org = Annotated[
-    str | None, typer.Option("--org", metavar="NAME", help="Whose batches; the default is the one without keys.")
+    str | None,
+    typer.Option("--org", metavar="NAME", help="Which organization; the default is that of calls without a key."),
+]
+BatchOrg = Annotated[
+    str | None,
+    typer.Option("--org", metavar="NAME", help="Only if it is this organization's.", show_default="any"),
 ]
 BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="A batch id (batch_…).", show_default=False)]
 
 
 def check_batch_id(batch: str) -> None:
     """Refuse what cannot be an id before anything is opened."""
+    from tidegate.core import ids
+
     if not ids.is_valid("batch", batch):
         raise SettingsError(
             "That is no batch id; ids look like batch_0f3kQ2mZ8s1xW7vB4nD9Lc. See `tidegate batches list`."
         )
 
 
-def as_arguments(config: Path | None, data: Path | None) -> str:
+def as_arguments(
+    config: Path | None,
+    data: Path | None,
+    server: str | None = None,
+    api_key: str | None = None,
+    org: str | None = None,
+) -> str:
     """These options as another command would take them, to be printed behind its name."""
-    given = (("--config", config), ("--data", data))
+    given = (("--org", org), ("--config", config), ("--data", data), ("--server", server), ("--api-key", api_key))
     return "".join(f" {name} {shlex.quote(str(path))}" for name, path in given if path is not None)
 
 
-def read(config: Path | None, data: Path | None, *, calls_models: bool = True, **overrides: object) -> Loaded:
+def read(config: Path | None, data: Path | None, *, calls_models: bool = True, **overrides: object) -> "Loaded":
     """Return the settings under these options, keys written with `__` for the dot."""
+    from tidegate.settings import load
+
     given = {key.replace("__", "."): value for key, value in overrides.items()}
     return load(config, data, given, calls_models=calls_models)
 
 
-def loaded(config: Path | None, data: Path | None, *, calls_models: bool = False, **overrides: object) -> Loaded:
+def loaded(config: Path | None, data: Path | None, *, calls_models: bool = False, **overrides: object) -> "Loaded":
     """Return the settings under these options. With `calls_models` the keys of model servers are needed, and what should be fixed is
     printed; other commands leave that to those that start something, to `config` and to `doctor`."""
     found = read(config, data, calls_models=calls_models, **overrides)
@@ -103,7 +122,9 @@ def loaded(config: Path | None, data: Path | None, *, calls_models: bool = False
     return found
 
 
-def warn_of(found: Loaded) -> None:
+def warn_of(found: "Loaded") -> None:
     """Print what should be fixed in the settings."""
+    from tidegate.cli import terminal
+
     for warning in found.warnings:
         terminal.warn(warning)

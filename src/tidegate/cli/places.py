@@ -1,7 +1,7 @@
-"""Names of inputs and outputs beyond one local file: `s3://bucket/key` and patterns such as `data/*.jsonl`.
+"""Names of inputs and outputs beyond one local file: `s3://bucket/key`, `az://container/key` and patterns such as `data/*.jsonl`.
 
 An object is copied to this disk before it is read, and to its bucket after it is written, so that everything between deals with
-local files. Address and keys are those of `blobs.*`, or the machine's own (AWS_* variables, roles).
+local files. Address and keys are those of `blobs.*`, or the machine's own (AWS_* and AZURE_* variables, roles).
 """
 
 import asyncio
@@ -9,25 +9,27 @@ import fnmatch
 import glob
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from tidegate.cli import results, terminal
 from tidegate.cli.input_file import Targets
 from tidegate.core.errors import BlobMissing, BlobUnavailable, SettingsError
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
-    from tidegate.service import Bucket
+    from tidegate.storage import Bucket
 
-S3 = "s3://"
+SCHEMES = ("s3://", "az://")
 _PATTERN = "*?["
 _READ_BYTES = 8 << 20
 _KEYS_PER_PAGE = 1_000
 
 
 def is_remote(name: str) -> bool:
-    return name.startswith(S3)
+    return name.startswith(SCHEMES)
 
 
 def is_pattern(name: str) -> bool:
@@ -83,23 +85,49 @@ async def _matching(objects: "Bucket", pattern: str) -> list[str]:
     return keys
 
 
-async def send(path: Path, name: str, settings: Settings) -> None:
-    """Copy a finished file to its object, whole or not at all."""
+async def send(path: Path, name: str, settings: Settings, job_ids: Sequence[str] = ()) -> None:
+    """Copy a finished file to its object, whole or not at all. What lies there and is no result of these batches is kept beside it."""
     objects, key = _objects(name, settings)
     try:
-        await objects.put_file(key, path)
+        if await _set_aside(objects, key, path, job_ids, name):
+            await objects.put_file(key, path)
     except (BlobMissing, BlobUnavailable) as error:
         raise SettingsError(
             f"{name} cannot be written: {error} The results are kept; run the same command again."
         ) from None
 
 
-async def send_both(targets: Targets, name: str, settings: Settings) -> Targets:
-    """Copy answers and failed lines to their bucket, and say where they lie now."""
+async def _set_aside(objects: "Bucket", key: str, path: Path, job_ids: Sequence[str], name: str) -> bool:
+    """Copy an object that holds anything but results of these batches to another key, and say so. False when it holds this file already."""
+    held = await objects.head(key)
+    if held is None or not held.size_bytes:
+        return True
+    if await _is_same(objects, key, held.size_bytes, path):
+        return False
+    if not results.begins_with(await objects.read(key, 0, min(results.BEGIN_BYTES, held.size_bytes)), job_ids):
+        number = 1
+        while await objects.head(f"{key}.{number}.old") is not None:
+            number += 1
+        await objects.copy(key, f"{key}.{number}.old")
+        terminal.say(f"{name} held other results than this run's; they are now in {name}.{number}.old.")
+    return True
+
+
+async def _is_same(objects: "Bucket", key: str, size_bytes: int, path: Path) -> bool:
+    """Whether an object of this size holds the same bytes as a file."""
+    with path.open("rb") as stream:
+        async for chunk in objects.chunks(key, 0, size_bytes):
+            if chunk != await asyncio.to_thread(stream.read, len(chunk)):
+                return False
+        return not await asyncio.to_thread(stream.read, 1)
+
+
+async def send_both(targets: Targets, name: str, settings: Settings, job_ids: Sequence[str]) -> Targets:
+    """Copy answers and failed lines of these batches to their bucket, and say where they lie now."""
     shown = replace(targets, remote=name)
     for path, address in ((targets.results, shown.results_name), (targets.errors, shown.errors_name)):
         if path is not None and address is not None and path.exists():
-            await send(path, address, settings)
+            await send(path, address, settings, job_ids)
     return shown
 
 
@@ -119,17 +147,19 @@ def joined(paths: Sequence[Path], path: Path) -> Path:
 
 def check_address(name: str) -> None:
     """Refuse an address that names no object."""
-    bucket, _, key = name.removeprefix(S3).partition("/")
+    scheme, _, place = name.partition("://")
+    bucket, _, key = place.partition("/")
     if not bucket or not key or key.endswith("/"):
-        raise SettingsError(f"{name} names no object: write s3://BUCKET/KEY.")
+        raise SettingsError(f"{name} names no object: write {scheme}://BUCKET/KEY.")
 
 
 def _objects(name: str, settings: Settings) -> tuple["Bucket", str]:
-    from tidegate.service import open_bucket
+    from tidegate.storage import open_bucket
 
     check_address(name)
-    bucket, _, key = name.removeprefix(S3).partition("/")
+    scheme, _, place = name.partition("://")
+    bucket, _, key = place.partition("/")
     # Only the folder before the first sign of a pattern is looked through.
     beginning = re.split(r"[*?\[]", key, maxsplit=1)[0] if is_pattern(name) else ""
     folder = beginning[: beginning.rfind("/") + 1]
-    return open_bucket(settings, bucket, folder), key.removeprefix(folder)
+    return open_bucket(settings, scheme, bucket, folder), key.removeprefix(folder)

@@ -4,10 +4,11 @@ On a terminal it is one line that redraws itself; elsewhere it is a plain line n
 stdout stays the caller's.
 """
 
+import re
 from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from rich.console import Console, RenderableType
 from rich.constrain import Constrain
 from rich.live import Live
@@ -25,6 +26,7 @@ RATE_AFTER_S = 0.5
 LINE_EVERY_S = 5.0
 BAR_WIDTH = 32
 CTRL_C_CELLS = len("^C")
+_TIMES = re.compile(r"(?:[0-9]+[dhms])+")
 _DOING = {
     JobState.VALIDATING: "reading the input",
     JobState.IN_PROGRESS: "running",
@@ -33,8 +35,7 @@ _DOING = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressSnapshot:
+class ProgressSnapshot(msgspec.Struct, frozen=True):
     """What is known of a batch at one moment of a clock that never jumps."""
 
     at_s: float
@@ -48,6 +49,12 @@ class ProgressSnapshot:
     @property
     def done_count(self) -> int:
         return self.answered_count + self.failed_count
+
+    @property
+    def failures(self) -> str:
+        """How many have no answer, in words. Where the batch was stopped, most of them never ran."""
+        was_stopped = self.state in (JobState.CANCELLING, JobState.CANCELLED, JobState.EXPIRED)
+        return f"{self.failed_count:,} {'without an answer' if was_stopped else 'failed'}"
 
 
 def snapshot(job: Job, at_s: float, trouble: str = "") -> ProgressSnapshot:
@@ -96,7 +103,7 @@ def _facts(now: ProgressSnapshot, pace: ProgressPace) -> list[tuple[str, str]]:
     share = 100 * now.done_count / now.item_count
     facts = [(f"{now.done_count:,}/{now.item_count:,}", ""), (f"{int(share)} %", "")]
     if now.failed_count:
-        facts.append((f"{now.failed_count:,} failed", "red"))
+        facts.append((now.failures, "red"))
     facts += trouble
     if now.state is not JobState.IN_PROGRESS:
         facts.append((_DOING.get(now.state, str(now.state)), ""))
@@ -135,6 +142,9 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Write a sentence that stays, above what is drawn."""
 
+    def explain(self, cause: str) -> None:
+        """Write why it waits, whole, where it is not shown so anyway; once for each cause."""
+
     def close(self) -> None:
         """Leave the terminal as it was."""
 
@@ -146,6 +156,7 @@ class BarDisplay:
         self._pace = ProgressPace()
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
+        self._explained = ""
 
     def show(self, now: ProgressSnapshot) -> None:
         self._pace.add(now)
@@ -155,6 +166,13 @@ class BarDisplay:
 
     def say(self, text: str) -> None:
         self._live.console.print(Text(terminal.clean(text)))
+
+    def explain(self, cause: str) -> None:
+        # How long it lasts changes with every look, and is no other cause.
+        without_times = _TIMES.sub("#", cause)
+        if without_times != self._explained:
+            self._explained = without_times
+            self.say(f"Waiting: {cause}")
 
     def close(self) -> None:
         self._live.stop()
@@ -179,6 +197,9 @@ class LineDisplay:
 
     def say(self, text: str) -> None:
         terminal.say(text)
+
+    def explain(self, cause: str) -> None:
+        pass
 
     def close(self) -> None:
         pass

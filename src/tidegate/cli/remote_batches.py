@@ -1,14 +1,18 @@
 """Batches as a server shows them over HTTP, in the words and the shape that commands print."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from tidegate.cli import results
-from tidegate.cli.server_client import AskedServer
+from tidegate.cli.server_client import LACKS_SCOPE, UNKNOWN_URL, AskedServer, ServerClient
 from tidegate.cli.signals import Stopping
-from tidegate.core.job_lists import JobFilter
+from tidegate.core.errors import ApiProblem
+from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.states import JOB_ENDED
+
+T = TypeVar("T")
 
 FOLLOW_EVERY_S = 1.0
 PAGE_COUNT_MAX = 100
@@ -25,6 +29,41 @@ _TIMES = (
     "expires",
 )
 _EXTRAS = ("priority", "not_before", "paused_at", "max_cost", "max_errors", "stopped_by", "cost")
+
+
+async def at_either(server: AskedServer, ask: Callable[[str], Awaitable[T]], *, operator_first: bool = False) -> T:
+    """Ask for batches as their owner and, where the key is no owner's, as an operator, who has those of every organization."""
+    first, second = (EVERY, OWN) if operator_first else (OWN, EVERY)
+    try:
+        return await ask(first)
+    except ApiProblem as refused:
+        # A key has the scopes of an owner or those of an operator, and operators may have an address of their own.
+        if refused.code not in (LACKS_SCOPE, UNKNOWN_URL):
+            raise
+        first_refusal = refused
+    try:
+        return await ask(second)
+    except ApiProblem as refused:
+        if refused.code not in (LACKS_SCOPE, UNKNOWN_URL):
+            raise
+        own, operators = (refused, first_refusal) if operator_first else (first_refusal, refused)
+        raise operators if operators.code == UNKNOWN_URL or await _is_operator(server) else own from None
+
+
+async def owner(server: AskedServer, org: str | None, batch: str) -> str | None:
+    """Return the organization to ask for: the one that was named or, at the server of this machine, the one that owns the batch."""
+    if org is not None or not isinstance(server, ServerClient):
+        return org
+    return str((await server.get(f"{EVERY}/{batch}", dict[str, Any]))["org"])
+
+
+async def _is_operator(server: AskedServer) -> bool:
+    """Return whether the key has at least the scope to look at everything."""
+    try:
+        await server.get(f"{EVERY}?limit=1", dict[str, Any])
+    except ApiProblem:
+        return False
+    return True
 
 
 def facts(batch: dict[str, Any]) -> dict[str, Any]:
@@ -50,11 +89,14 @@ def facts(batch: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def newest(
-    server: AskedServer, org: str | None, wanted: JobFilter, limit: int, path: str = OWN
+async def matching(
+    server: AskedServer, org: str | None, wanted: JobFilter, sort: JobSort, limit: int, path: str = OWN
 ) -> list[dict[str, Any]]:
-    """Return the newest batches that match, page by page: the caller's own, or every organization's."""
+    """Return the first batches that match, page by page: the caller's own or, for an operator, those of one or every organization."""
     asked = {"status": wanted.status, "model": wanted.model, "error_code": wanted.error_code, "q": wanted.words}
+    asked["sort"] = None if sort is JobSort.CREATED else sort.value
+    if path == EVERY:
+        asked["org"] = org
     asked |= {f"metadata[{name}]": value for name, value in wanted.metadata.items()}
     query = {name: str(value) for name, value in asked.items() if value is not None}
     found: list[dict[str, Any]] = []
@@ -62,7 +104,7 @@ async def newest(
         page = query | {"limit": str(min(limit - len(found), PAGE_COUNT_MAX))}
         if found:
             page["after"] = found[-1]["id"]
-        answer = await server.get(f"{path}?{urlencode(page)}", dict[str, Any], tenant=org)
+        answer = await server.get(f"{path}?{urlencode(page)}", dict[str, Any])
         found += [facts(batch) for batch in answer["data"]]
         if not answer["has_more"]:
             break
@@ -70,14 +112,14 @@ async def newest(
 
 
 async def items(
-    server: AskedServer, org: str | None, batch: str, wanted: dict[str, str], limit: int
+    server: AskedServer, org: str | None, path: str, wanted: dict[str, str], limit: int
 ) -> list[dict[str, Any]]:
     """Return what became of a batch's requests, page by page."""
     found: list[dict[str, Any]] = []
     query = dict(wanted)
     while len(found) < limit:
         query["limit"] = str(min(limit - len(found), PAGE_COUNT_MAX))
-        page = await server.get(f"/v1/batches/{batch}/items?{urlencode(query)}", dict[str, Any], tenant=org)
+        page = await server.get(f"{path}/items?{urlencode(query)}", dict[str, Any], tenant=org)
         found += page["data"]
         if not page["has_more"]:
             break

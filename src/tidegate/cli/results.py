@@ -11,7 +11,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from itertools import count
+from itertools import accumulate, count, repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -22,13 +22,17 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.ids import item_id
 
 if TYPE_CHECKING:
-    from tidegate.service import Parts
+    from tidegate.storage import Parts
 
 _STREAMS = ("/dev/", "/proc/")
 # The end of an item's id, which numbers it.
 ITEM_NUMBER_CHARS = 6
+# So many bytes tell whose results a file holds.
+BEGIN_BYTES = 64
 # Result lines that are put in order are in memory up to so many bytes.
 IN_MEMORY_BYTES = 32 << 20
+# So many of them are written at once.
+LINES_AT_ONCE = 256
 # How a result line of ours begins; a custom_id with other characters than these is decoded.
 _PLAIN_ID = re.compile(rb'\{"id":"[^"\\]*","custom_id":"([\x20\x21\x23-\x5b\x5d-\x7e]*)"')
 # The one place under /dev that holds ordinary files.
@@ -97,12 +101,16 @@ def set_aside(path: Path, job_ids: Sequence[str] = ()) -> None:
     if is_stream(path) or not path.exists() or not path.stat().st_size:
         return
     with path.open("rb") as stream:
-        begin = stream.read(64)
-    if begin.startswith(tuple(b'{"id":"' + item_id(one, 0)[:-ITEM_NUMBER_CHARS].encode() for one in job_ids)):
-        return
+        if begins_with(stream.read(BEGIN_BYTES), job_ids):
+            return
     kept = next(one for number in count(1) if not (one := path.with_name(f"{path.name}.{number}.old")).exists())
     _meant(path).rename(kept)
     terminal.say(f"{path} held other results than this run's; they are now in {kept}.")
+
+
+def begins_with(content: bytes, job_ids: Sequence[str]) -> bool:
+    """Whether these bytes begin with a result of one of these batches."""
+    return content.startswith(tuple(b'{"id":"' + item_id(one, 0)[:-ITEM_NUMBER_CHARS].encode() for one in job_ids))
 
 
 def _custom_id(line: bytes) -> str:
@@ -112,19 +120,25 @@ def _custom_id(line: bytes) -> str:
 
 async def in_order(chunks: AsyncIterator[bytes], order: dict[str, int]) -> AsyncIterator[bytes]:
     """Yield result lines in the order in which the input has their custom_ids; what it does not have comes last."""
-    places: list[tuple[int, int, int]] = []
-    at, rest = 0, b""
+    ranks: list[int] = []
+    starts, rest = [0], b""
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as spool:
         async for chunk in chunks:
             spool.write(chunk)
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                places.append((order.get(_custom_id(line), len(order)), at, len(line) + 1))
-                at += len(line) + 1
-        places.sort()
-        for _, start, size_bytes in places:
-            spool.seek(start)
-            yield spool.read(size_bytes)
+            block, cut, rest = (rest + chunk).rpartition(b"\n")
+            if not cut:
+                continue
+            lines = block.split(b"\n")
+            ranks += map(order.get, map(_custom_id, lines), repeat(sys.maxsize))
+            starts += accumulate((len(line) + 1 for line in lines), initial=starts.pop())
+        placed = sorted(range(len(ranks)), key=ranks.__getitem__)
+        for first in range(0, len(placed), LINES_AT_ONCE):
+            yield b"".join([_cut_out(spool, starts, index) for index in placed[first : first + LINES_AT_ONCE]])
+
+
+def _cut_out(spool: IO[bytes], starts: Sequence[int], index: int) -> bytes:
+    spool.seek(starts[index])
+    return spool.read(starts[index + 1] - starts[index])
 
 
 async def save_nothing(path: Path) -> None:

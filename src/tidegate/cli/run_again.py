@@ -5,8 +5,10 @@ asked for. Each time is a retry of an earlier batch, so the results of a run are
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from tidegate.cli import input_file, results, terminal
 from tidegate.core.answers.outcome_lines import OutcomeLine, read_line
@@ -18,7 +20,7 @@ from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
 
 if TYPE_CHECKING:
-    from tidegate.service import Parts
+    from tidegate.storage import Parts
 
 NO_ANSWER = RetryChoice(("failed", "expired", "cancelled"))
 # When each of so many first answers is a failure, the rest would only cost time and money.
@@ -37,8 +39,7 @@ _SERVER_FAILED = 500
 Kind = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class UnansweredLines:
+class UnansweredLines(msgspec.Struct, frozen=True):
     """The lines of one ended batch that have no answer and that no later batch ran again, by their kind; True for kinds that were lost."""
 
     job: Job
@@ -54,8 +55,7 @@ class UnansweredLines:
         return RetryChoice(tuple(sorted({kind[0] for kind in wanted})), tuple(sorted({kind[1] for kind in wanted})))
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(msgspec.Struct, frozen=True):
     """The batches of one run, oldest first, and what they left without an answer."""
 
     jobs: tuple[Job, ...]

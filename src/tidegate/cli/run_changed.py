@@ -12,7 +12,7 @@ from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED
 
 if TYPE_CHECKING:
-    from tidegate.service import Parts
+    from tidegate.storage import Parts
 
 SERIES = "series"
 # So many batches of a series are looked at, newest first.
@@ -23,20 +23,26 @@ async def end_outdated(parts: "Parts", series: str, sha256: str | None) -> list[
     """Cancel the open batches of other versions of the file than this one, and return them; without a version, all of them.
 
     What they were to send is not wanted any more, and their answers are kept."""
-    if parts.settings.store.is_postgresql:
-        # Another process may be running them for a caller of its own.
-        return []
-    cancelled = []
-    for job in await _batches(parts, series):
-        if job.state in JOB_ENDED or (sha256 is not None and await _input_sha256(parts, job) == sha256):
-            continue
+    cancelled = await find_outdated(parts, series, sha256)
+    for job in cancelled:
         # One that closes for another reason ends as well.
         with suppress(ApiProblem):
             await parts.store.cancel_job(parts.tenant_id, job.id)
-        cancelled.append(job)
     if cancelled:
         parts.wakes.jobs.notify()
     return cancelled
+
+
+async def find_outdated(parts: "Parts", series: str, sha256: str | None) -> list[Job]:
+    """Return the open batches of other versions of the file than this one; without a version, all of them."""
+    if parts.settings.store.is_postgresql:
+        # Another process may be running them for a caller of its own.
+        return []
+    return [
+        job
+        for job in await _batches(parts, series)
+        if job.state not in JOB_ENDED and (sha256 is None or await _input_sha256(parts, job) != sha256)
+    ]
 
 
 async def find_answered(parts: "Parts", series: str) -> Job | None:

@@ -1,12 +1,13 @@
 """`tidegate run --dry-run`: what a run would take, without sending anything and without keeping anything."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
 
-from tidegate.cli import run_job, summary, terminal
+from tidegate.cli import run_again, run_changed, run_job, summary, terminal
 from tidegate.core.nouns import Caller
 
 if TYPE_CHECKING:
@@ -19,28 +20,47 @@ def report(errands: Iterable[run_job.Errand], *, as_json: bool) -> int:
     """Read each input through, print what a run of it would take, and return the exit code. A large table has several."""
     exit_code = summary.ALL_SUCCEEDED
     for errand in errands:
-        estimate = uvloop.run(_estimate(errand))
+        estimate, history = uvloop.run(_estimate(errand))
         is_valid = not estimate.errors and not estimate.refused
         if not is_valid:
             exit_code = summary.UNUSABLE
         if as_json:
             shown = {"input": errand.source.name, **msgspec.to_builtins(estimate)}
-            terminal.show_json({**shown, "valid": is_valid, "exit_code": exit_code})
+            done_before = 0 if history is None else run_again.whole(history.jobs).done_count
+            terminal.show_json({**shown, "done_before": done_before, "valid": is_valid, "exit_code": exit_code})
         else:
-            terminal.say(f"input    {errand.source.name}\n{for_people(estimate, is_valid=is_valid)}")
+            before = "" if history is None else f"before   {_left_before(history)}\n"
+            terminal.say(f"input    {errand.source.name}\n{before}{for_people(estimate, is_valid=is_valid)}")
     return exit_code
 
 
-async def _estimate(errand: run_job.Errand) -> "JobEstimate":
+async def _estimate(errand: run_job.Errand) -> "tuple[JobEstimate, run_again.History | None]":
+    """What the run would take, and what the same run left before. A file that was edited since is estimated by the lines that would run."""
     from tidegate import service
 
     async with service.estimating(errand.settings) as estimating:
         parts = estimating.parts
+        history = await run_job.find_history(errand, parts)
+        outdated = await run_changed.find_outdated(parts, errand.series, errand.source.sha256)
+        if answered := sum(job.answered_count for job in outdated):
+            kept = terminal.in_words(answered, "answer")
+            terminal.say(
+                f"A run of an earlier version did not end: its {kept} are kept too, for lines that are the same."
+            )
         wanted = await run_job.send_in(errand, parts, estimating.reception)
+        validate = partial(estimating.validation.validate, Caller(parts.tenant_id))
         try:
-            return await estimating.validation.validate(Caller(parts.tenant_id), wanted)
+            if history is not None:
+                return await validate(wanted), history
+            return await run_job.with_earlier_answers(errand, parts, wanted, validate), None
         finally:
             await estimating.reception.delete_file(parts.tenant_id, wanted.input_file_id)
+
+
+def _left_before(history: run_again.History) -> str:
+    whole = run_again.whole(history.jobs)
+    count = terminal.in_words(whole.item_count, "request")
+    return f"{whole.done_count:,} of {count} were done; a run goes on from there, and this is about all of them"
 
 
 def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:
@@ -48,6 +68,12 @@ def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:
     lines = [f"requests {estimate.item_count:,}"]
     if estimate.bad_count:
         lines[0] += f", {estimate.bad_count:,} of them cannot be sent"
+    if copied := estimate.reused + estimate.deduplicated:
+        lines.append(f"run      {estimate.item_count - estimate.bad_count - copied:,} of them")
+    if estimate.reused:
+        lines.append(f"kept     {terminal.in_words(estimate.reused, 'answer')} of the last run")
+    if estimate.deduplicated:
+        lines.append(f"same     {terminal.in_words(estimate.deduplicated, 'request')} like another one")
     for error in estimate.errors[:ERRORS_SHOWN_MAX]:
         place = f"line {error.line}: " if error.line is not None else ""
         lines.append(f"error    {place}{error.message} ({error.code})")

@@ -1,11 +1,11 @@
 """One batch of a `tidegate run`: begun or found again, watched to its end, its results put where they belong."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from tidegate.cli import (
     failures,
@@ -29,8 +29,11 @@ from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
-    from tidegate.service import Parts, Working
+    from tidegate.service import Working
     from tidegate.stages.accept import Reception
+    from tidegate.storage import Parts
+
+T = TypeVar("T")
 
 # A short run is looked at more often, so that its end is not waited for.
 LOOK_EVERY_S_MIN, LOOK_EVERY_S = 0.01, 0.2
@@ -42,8 +45,7 @@ NAME_CHARS_MAX = 255
 KEPT_IN_ORDER_BYTES = 32 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     """How a run begins: from the beginning, with the lines that failed, once its server is there, after a look at the server."""
 
     fresh: bool
@@ -52,8 +54,7 @@ class Begin:
     is_checked: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Errand:
+class Errand(msgspec.Struct, frozen=True):
     """Everything that one run was asked for. Runs of the same file, edited or not, are a series; an input without a name has none."""
 
     settings: Settings
@@ -68,8 +69,9 @@ class Errand:
 async def perform(errand: Errand) -> tuple[summary.Ending, int]:
     from tidegate import service
 
-    settle_memory()
-    async with service.working(errand.settings) as working:
+    names = [_id(errand, 0), *([errand.series] if errand.series else [])]
+    async with service.working(errand.settings, names) as working:
+        settle_memory()
         version = None if errand.begin.fresh else errand.source.sha256
         # Before the worker begins, so that nothing of a version that was edited since is sent.
         outdated = await run_changed.end_outdated(working.parts, errand.series, version)
@@ -147,24 +149,29 @@ async def _check_and_say(
 
 
 async def _known_history(errand: Errand, working: "Working", stopping: Stopping) -> run_again.History | None:
-    """What this very run left before. A batch that ended before it ran anything does not count: it is begun again."""
-    first: Job | None = None
-    async for job in _turns(errand, working):
-        first = job
-    if first is None or errand.begin.fresh or (run_again.is_closing(first) and not first.item_count):
-        return None
-    history = await run_again.history_from(first.id, working.parts)
-    if history.is_ended or not run_again.is_closing(history.last):
+    """What this very run left before, once a batch of it that is about to end has ended."""
+    history = await find_history(errand, working.parts)
+    if history is None or history.is_ended or not run_again.is_closing(history.last):
         return history
     # It was cancelled, say: what it did not run can be run again when it has ended.
     await _watch(history.last, working, stopping)
-    return await run_again.history_from(first.id, working.parts)
+    return await find_history(errand, working.parts)
 
 
-async def _turns(errand: Errand, working: "Working") -> AsyncIterator[Job]:
+async def find_history(errand: Errand, parts: "Parts") -> run_again.History | None:
+    """What this very run left before. A batch that ended before it ran anything does not count: it is begun again."""
+    first: Job | None = None
+    async for job in _turns(errand, parts):
+        first = job
+    if first is None or errand.begin.fresh or (run_again.is_closing(first) and not first.item_count):
+        return None
+    return await run_again.history_from(first.id, parts)
+
+
+async def _turns(errand: Errand, parts: "Parts") -> AsyncIterator[Job]:
     """Every batch that this run began so far, oldest first."""
     turn = 0
-    while (job := await working.parts.store.get_job(working.parts.tenant_id, _id(errand, turn))) is not None:
+    while (job := await parts.store.get_job(parts.tenant_id, _id(errand, turn))) is not None:
         yield job
         turn += 1
 
@@ -178,27 +185,39 @@ async def _begin(errand: Errand, working: "Working") -> Job:
     from tidegate.stages.accept import Reception
 
     parts = working.parts
-    job_id = _id(errand, len([job async for job in _turns(errand, working)]))
+    job_id = _id(errand, len([job async for job in _turns(errand, parts)]))
     reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: working.incarnation.id)
-    request = await send_in(errand, parts, reception)
-    earlier = None if errand.begin.fresh else await run_changed.find_answered(parts, errand.series)
-    if earlier is not None:
-        request = replace(request, shape=msgspec.structs.replace(request.shape, reuse_from=earlier.id))
-        terminal.say(
-            f"{errand.source.name} changed since the last run: lines that were answered then are kept, the others run. "
-            "--fresh runs them all."
+
+    async def create(request: JobRequest) -> Job:
+        caller = Caller(parts.tenant_id)
+        return await reception.replayed(
+            lambda: parts.store.create_job(caller, job_id, request, share_owner=working.share_owner)
         )
-    try:
-        job = await reception.replayed(lambda: parts.store.create_job(Caller(parts.tenant_id), job_id, request))
-    except ApiProblem as problem:
-        if earlier is None or problem.param != "reuse_from":
-            raise
-        terminal.say(f"Every line runs: {problem}")
-        whole = replace(request, shape=msgspec.structs.replace(request.shape, reuse_from=""))
-        job = await reception.replayed(lambda: parts.store.create_job(Caller(parts.tenant_id), job_id, whole))
+
+    job = await with_earlier_answers(errand, parts, await send_in(errand, parts, reception), create)
     await hit("create_committed")
     parts.wakes.inputs.notify()
     return job
+
+
+async def with_earlier_answers(
+    errand: Errand, parts: "Parts", request: JobRequest, act: Callable[[JobRequest], Awaitable[T]]
+) -> T:
+    """Create or check a batch that takes the answers of earlier versions of its file; where they cannot be taken, one without them."""
+    earlier = None if errand.begin.fresh else await run_changed.find_answered(parts, errand.series)
+    if earlier is None:
+        return await act(request)
+    terminal.say(
+        f"{errand.source.name} changed since the last run: lines that were answered then are kept, the others run. "
+        "--fresh runs them all."
+    )
+    try:
+        return await act(replace(request, shape=msgspec.structs.replace(request.shape, reuse_from=earlier.id)))
+    except ApiProblem as problem:
+        if problem.param != "reuse_from":
+            raise
+        terminal.say(f"Every line runs: {problem}")
+        return await act(request)
 
 
 async def _retry(
@@ -223,7 +242,8 @@ async def _retry(
         canary=errand.run_options.canary,
     )
     try:
-        job = await reception.replayed(lambda: parts.store.retry_job(Caller(parts.tenant_id), wanted))
+        caller, share_owner = Caller(parts.tenant_id), working.share_owner
+        job = await reception.replayed(lambda: parts.store.retry_job(caller, wanted, share_owner=share_owner))
     except ApiProblem as problem:
         terminal.say(f"{problem} --fresh runs the whole file again.")
         return None
@@ -339,7 +359,7 @@ async def _deliver(errand: Errand, ending: summary.Ending, first: Job, parts: "P
     def placed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         return chunks if order is None else results.in_order(chunks, order)
 
-    job_ids = [one.id for one in history.jobs]
+    job_ids = tuple(one.id for one in history.jobs)
     for path in (targets.results, targets.errors):
         if path is not None:
             results.set_aside(path, job_ids)
@@ -354,7 +374,7 @@ async def _deliver(errand: Errand, ending: summary.Ending, first: Job, parts: "P
     else:
         await results.pour(answers)
     is_futile = job.stopped_by == "max_errors" and job.controls.max_errors == run_again.ALL_FAILED
-    return replace(ending, causes=tuple(causes), is_futile=is_futile)
+    return replace(ending, causes=tuple(causes), is_futile=is_futile, job_ids=job_ids)
 
 
 async def _answers(jobs: Sequence[Job], parts: "Parts") -> AsyncIterator[bytes]:

@@ -10,12 +10,12 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 
 import msgspec
 import uvloop
+from msgspec.structs import replace
 
 from tidegate.cli import input_file, results, run_job, summary, terminal
 from tidegate.cli.answer_columns import AnswerColumns
@@ -29,8 +29,7 @@ PART_ROWS_MAX = 500_000
 PART_BYTES_MAX = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TableErrand:
+class TableErrand(msgspec.Struct, frozen=True):
     """A table, how its rows become requests, and where the rows with answers go; `names` are what the caller calls table and results."""
 
     table: RowTable
@@ -43,11 +42,10 @@ class TableErrand:
     names: tuple[str, str]
 
 
-@dataclass(slots=True)
-class TableEnding:
+class TableEnding(msgspec.Struct):
     """What became of a table: its batches and the sums over them."""
 
-    batches: list[str] = field(default_factory=list)
+    batches: list[str] = msgspec.field(default_factory=list)
     row_count: int = 0
     answered_count: int = 0
     found_done_count: int = 0

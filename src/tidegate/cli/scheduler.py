@@ -63,7 +63,10 @@ def set_mode(
     shadow: Annotated[
         ShadowWord | None,
         typer.Option(
-            "--shadow", metavar="MODE", help="A second mode that only reports; `none` ends it.", show_default="as it is"
+            "--shadow",
+            metavar="MODE",
+            help="A second mode that only reports; `none` ends it, `configured` is that of the settings.",
+            show_default="as it is",
         ),
     ] = None,
     data: options.Data = None,
@@ -74,7 +77,8 @@ def set_mode(
 ) -> None:
     """Switch the mode while everything runs.
 
-    Every process of the store follows within a heartbeat. It stays until it is switched again; `configured` gives it back to the settings.
+    Every process of the store follows within a heartbeat. It stays until it is switched again; `configured` gives it back to the settings,
+    and `--shadow configured` the shadow mode.
 
     Example: tidegate scheduler set fair_share_v1 --shadow smart_v1
     """
@@ -92,14 +96,14 @@ async def _status(settings: Settings) -> "SchedulerStatus":
 
 
 async def _override(settings: Settings, mode: ModeWord, shadow: ShadowWord | None) -> "SchedulerStatus":
-    from tidegate import service
+    from tidegate import storage
     from tidegate.web.admin.audit import COMMAND, AuditTrail
     from tidegate.web.admin.scheduler import SchedulerStatus, SchedulerWish, override_mode, status_of
 
     wish = SchedulerWish(mode.value, shadow.value if shadow else None)
     if (server := server_client.asked(settings)) is not None:
         return await server.post("/admin/v1/scheduler", SchedulerStatus, wish)
-    async with service.opened(settings) as parts:
+    async with storage.opened(settings) as parts:
         return status_of(settings, await override_mode(AuditTrail(parts.store, parts.entropy, COMMAND), wish))
 
 
@@ -114,5 +118,7 @@ def _tell(status: "SchedulerStatus", *, as_json: bool) -> None:
     if status.shadow_decisions:
         rows.append(("shadow differed in", f"{status.shadow_differences:,} of {status.shadow_decisions:,} decisions"))
     rows += [(f"picked as {why}", f"{count:,} slices") for why, count in sorted(status.picks.items())]
-    rows += [(f"passed over: {reason}", f"{count:,} times") for reason, count in sorted(status.skips.items())]
+    rows += [
+        (f"passed over: {reason}", terminal.in_words(count, "time")) for reason, count in sorted(status.skips.items())
+    ]
     terminal.show_facts(rows)

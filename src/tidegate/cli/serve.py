@@ -141,9 +141,8 @@ def _say_started(settings: Settings, started: "Started") -> None:
 async def _serve(settings: Settings, file: SettingsFile | None, *, api: bool, worker: bool) -> None:
     from tidegate import service
 
-    settle_memory()
-
     def on_ready(started: "Started") -> None:
+        settle_memory()
         _say_started(settings, started)
 
     words = "Stopping; calls in flight are finished first. Once more stops at once."

@@ -1,4 +1,4 @@
-"""How commands read and write beside a running server: the embedded store has one writer, so to write they ask it.
+"""How commands read and write beside a running server: it has the embedded store to itself, so to write they ask it.
 
 With PostgreSQL every process may write, so a command writes itself. A server elsewhere is asked for everything, with a key.
 """
@@ -6,7 +6,6 @@ With PostgreSQL every process may write, so a command writes itself. A server el
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from tidegate.control import Control
     from tidegate.core.deployments import Secret
-    from tidegate.service import Parts
+    from tidegate.storage import Parts
 
 T = TypeVar("T")
 
@@ -31,6 +30,12 @@ PAGE_COUNT_MAX = 100
 LISTED_MAX = 10_000
 UNKNOWN_URL = "unknown_url"
 LACKS_SCOPE = "insufficient_scope"
+WRONG_KEY = "invalid_api_key"
+# Our refusals have a code; one without is another program's.
+NO_CODE = "refused"
+NOT_FOR_OPERATORS = (
+    "This address does not answer operators: they have one of their own, on the port that admin.port names."
+)
 # To a range that begins behind the last byte.
 _NOTHING_THERE = 416
 
@@ -56,6 +61,17 @@ class AskedServer(ABC):
     @abstractmethod
     def unanswered(self, error: Exception) -> TidegateError:
         """Return what to say when the server does not answer."""
+
+    def refusal(self, status: int, answer_bytes: bytes, path: str) -> ApiProblem:
+        """Return the server's refusal in the words that the store would have used, with where operators are answered if this was the
+        wrong address for them."""
+        try:
+            error = msgspec.json.decode(answer_bytes, type=_ServerProblem).error
+        except msgspec.MsgspecError:
+            error = _ServerError(f"the server answered with status {status}")
+        if error.code == UNKNOWN_URL and path.startswith("/admin/"):
+            error.message = NOT_FOR_OPERATORS
+        return ApiProblem(status, error.code or NO_CODE, error.message)
 
     async def get(self, path: str, answer: type[T], tenant: str | None = None) -> T:
         """Ask it how things are."""
@@ -111,7 +127,7 @@ class AskedServer(ABC):
                 if response.status == _NOTHING_THERE:
                     return
                 if response.status >= 300:
-                    raise refusal_of(response.status, await response.content.read(ANSWER_BYTES_MAX))
+                    raise self.refusal(response.status, await response.content.read(ANSWER_BYTES_MAX), path)
                 async for chunk in response.content.iter_any():
                     yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -135,17 +151,17 @@ class AskedServer(ABC):
                     answer_bytes += chunk
                 if response.status < 300:
                     return msgspec.json.decode(answer_bytes, type=answer)
-                raise _hinted(refusal_of(response.status, answer_bytes), path)
+                raise self.refusal(response.status, answer_bytes, path)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
             raise self.unanswered(error) from error
 
 
-@dataclass(frozen=True, slots=True)
 class ServerClient(AskedServer):
     """A server that runs beside this command, asked through the socket in the data directory."""
 
-    control: "Control"
-    data_dir: Path
+    def __init__(self, control: "Control", data_dir: Path) -> None:
+        self.control = control
+        self.data_dir = data_dir
 
     @asynccontextmanager
     async def session(
@@ -176,12 +192,12 @@ class ServerClient(AskedServer):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class RemoteServer(AskedServer):
     """A server elsewhere, and the key to it, which says whose things are asked for."""
 
-    address: str
-    key: "Secret | None"
+    def __init__(self, address: str, key: "Secret | None") -> None:
+        self.address = address
+        self.key = key
 
     @asynccontextmanager
     async def session(
@@ -198,6 +214,21 @@ class RemoteServer(AskedServer):
     def unanswered(self, error: Exception) -> TidegateError:
         return SettingsError(
             f"{self.address} does not answer ({error or type(error).__name__}). Check --server and that it is running."
+        )
+
+    def refusal(self, status: int, answer_bytes: bytes, path: str) -> ApiProblem:
+        found = AskedServer.refusal(self, status, answer_bytes, path)
+        if found.code == NO_CODE:
+            text = f"{self.address} does not answer as a Tidegate server (status {status}). Check --server."
+            return ApiProblem(status, found.code, text)
+        if found.code != WRONG_KEY:
+            return found
+        refused = f"{self.address} refuses this API key" if self.key is not None else f"{self.address} needs an API key"
+        return ApiProblem(
+            status,
+            found.code,
+            f"{refused}. Put a valid one into an environment variable and name it with --api-key env:NAME. Its operator makes keys with "
+            "`tidegate keys create --org NAME`.",
         )
 
 
@@ -222,11 +253,11 @@ def any_server(settings: Settings) -> AskedServer:
 @asynccontextmanager
 async def reading(settings: Settings) -> AsyncIterator["Parts"]:
     """The store and the blobs for a command that only looks."""
-    from tidegate import service
+    from tidegate import storage
 
     if not settings.store.is_postgresql and not local_path(settings.store.location).exists():
         raise SettingsError(f"Nothing is kept in {settings.data_dir} yet; --data names another directory.")
-    async with service.opened(settings, read_only=True) as parts:
+    async with storage.opened(settings, read_only=True) as parts:
         yield parts
 
 
@@ -243,20 +274,3 @@ def running_server(settings: Settings) -> ServerClient | None:
 
     control = running_control(settings.data_dir)
     return ServerClient(control, settings.data_dir) if control is not None else None
-
-
-def _hinted(refusal: ApiProblem, path: str) -> ApiProblem:
-    """Return a refusal, with where operators are answered if this was the wrong door."""
-    if refusal.code != UNKNOWN_URL or not path.startswith("/admin/"):
-        return refusal
-    message = "This address does not answer operators: they have one of their own, on the port that admin.port names."
-    return ApiProblem(refusal.status, refusal.code, message)
-
-
-def refusal_of(status: int, answer_bytes: bytes) -> ApiProblem:
-    """A server's refusal in the words that the store would have used."""
-    try:
-        error = msgspec.json.decode(answer_bytes, type=_ServerProblem).error
-    except msgspec.MsgspecError:
-        error = _ServerError(f"the server answered with status {status}")
-    return ApiProblem(status, error.code or "refused", error.message)

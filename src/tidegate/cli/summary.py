@@ -1,6 +1,6 @@
 """What a run tells at its end: once for people, once for scripts, both from the same facts."""
 
-from dataclasses import dataclass
+import msgspec
 
 from tidegate.cli import terminal
 from tidegate.cli.failures import Cause
@@ -14,10 +14,9 @@ CAUSES_SHOWN_MAX = 5
 MESSAGE_CHARS_MAX = 120
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """A finished run: the batch, where its files went, how long this command worked on it and what it found done already. `is_futile`:
-    it was to stop by itself if nothing succeeded."""
+    it was to stop by itself if nothing succeeded. `job_ids` are the batches that its results come from."""
 
     job: Job
     targets: Targets
@@ -26,6 +25,7 @@ class Ending:
     where: str = ""
     causes: tuple[Cause, ...] = ()
     is_futile: bool = False
+    job_ids: tuple[str, ...] = ()
 
     @property
     def not_answered_count(self) -> int:

@@ -5,7 +5,6 @@ written as text, an absent one as nothing.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _REQUEST_FIELDS = {"url", "method", "body"}
 
 
-@dataclass(frozen=True, slots=True)
-class _FilledText:
+class _FilledText(msgspec.Struct, frozen=True):
     """A string of the template, cut into words and column names in turns; the first is a word."""
 
     parts: tuple[str, ...]
@@ -32,8 +30,7 @@ class _FilledText:
         return "".join(as_text(row[part]) if index % 2 else part for index, part in enumerate(self.parts))
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(msgspec.Struct, frozen=True):
     """A request's endpoint and body, with the columns that the body needs."""
 
     endpoint: str

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import typer
 import uvloop
 
-from tidegate.cli import options, results, server_client
+from tidegate.cli import options, results, server_client, terminal
 from tidegate.core.errors import SettingsError
 from tidegate.core.usage import spending
 from tidegate.settings import Settings
@@ -63,11 +63,12 @@ def usage(
     if (remote := server_client.remote(settings)) is not None:
         asked = {"by": ",".join(names), "from": str(from_day), "to": str(to_day), "org": org, "format": form.value}
         query = urlencode({name: value for name, value in asked.items() if value is not None})
-        uvloop.run(results.pour(remote.content(f"/admin/v1/usage?{query}")))
-        return
-    for line in uvloop.run(_lines(settings, names, from_day, to_day, org, form)):
-        sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
+        written = uvloop.run(results.pour(remote.content(f"/admin/v1/usage?{query}")))
+    else:
+        written = sum(map(sys.stdout.buffer.write, uvloop.run(_lines(settings, names, from_day, to_day, org, form))))
+        sys.stdout.buffer.flush()
+    if not written:
+        terminal.say(f"Nothing was used from {from_day} to {to_day}.")
 
 
 async def _lines(
@@ -88,6 +89,9 @@ def _day(option: str, text: str | None) -> date | None:
     if text is None:
         return None
     try:
-        return date.fromisoformat(text)
+        day = date.fromisoformat(text)
     except ValueError:
         raise SettingsError(f"{option} needs a day, as 2026-11-01.") from None
+    if day < _EPOCH:
+        raise SettingsError(f"{option} needs a day since {_EPOCH}: there was nothing to use before.")
+    return day

@@ -5,18 +5,17 @@ a server, and while one restarts. With `--server` everything comes from the even
 """
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 
 import msgspec
 
-from tidegate.cli import batches, explain, progress, server_client, terminal
-from tidegate.cli.batch_events import BatchEvent, BatchEvents
+from tidegate.cli import batches, explain, progress, remote_batches, server_client, terminal
+from tidegate.cli.batch_events import BatchEvent, BatchEvents, LookedAtBatch
 from tidegate.cli.signals import Stopping
-from tidegate.core.errors import StoreError, TidegateError
-from tidegate.core.nouns import Job, Usage
+from tidegate.core.errors import ApiProblem, StoreError, TidegateError
+from tidegate.core.nouns import Usage
 from tidegate.core.schedule import explain as reasons
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.settings import Settings
@@ -52,8 +51,8 @@ class _WatchedBatch(msgspec.Struct):
 _decode = msgspec.json.Decoder(_WatchedBatch).decode
 
 
-async def watch_here(settings: Settings, org: str | None, batch: str, *, as_json: bool) -> tuple[Job, int]:
-    """Follow a batch in the store of these settings; returns it with the command's exit code."""
+async def watch_here(settings: Settings, org: str | None, batch: str, *, as_json: bool) -> tuple[list[str], int]:
+    """Follow a batch in the store of these settings; returns how it stands, in lines, with the command's exit code."""
     async with server_client.reading(settings) as parts, _news(settings, org, batch) as news:
         stopping = Stopping().listen()
         display = None if as_json else progress.display()
@@ -70,27 +69,32 @@ async def watch_here(settings: Settings, org: str | None, batch: str, *, as_json
                     and job.state not in JOB_ENDED
                 ):
                     why, explained_s = await _why(settings, org, batch), time.monotonic()
+                    if why:
+                        display.explain(why)
                 if display is not None:
                     display.show(progress.snapshot(job, time.monotonic(), why))
                 elif job != last or is_first:
                     terminal.show_json_line(batches.facts(job))
                 if job.state in JOB_ENDED:
-                    return job, batches.exit_code(job)
+                    break
                 last, is_first = job, False
                 if await _wait(stopping, news):
-                    return job, stopping.exit_code
+                    return [_line(progress.snapshot(job, 0.0), batch)], stopping.exit_code
         finally:
             if display is not None:
                 display.close()
+    code = batches.exit_code(job)
+    causes = reasons.explain(*await explain.explain_inputs_of(settings, org, batch)) if code else []
+    return [_line(progress.snapshot(job, 0.0), batch), *causes], code
 
 
-async def watch_server(server: server_client.RemoteServer, batch: str, *, as_json: bool) -> tuple[str, int]:
-    """Follow a batch of a server elsewhere; returns how it stands in words, with the command's exit code."""
+async def watch_server(server: server_client.RemoteServer, batch: str, *, as_json: bool) -> tuple[list[str], int]:
+    """Follow a batch of a server elsewhere; returns how it stands, in lines, with the command's exit code."""
     stopping = Stopping().listen()
     watched = _Watched(server, batch, as_json=as_json)
     explaining = asyncio.create_task(watched.explain_stalls())
     try:
-        async with aclosing(_until_stopped(BatchEvents(server, batch, None).read(), stopping)) as events:
+        async with aclosing(_until_stopped(_events_of(server, batch), stopping)) as events:
             async for event in events:
                 watched.take(event)
                 # An event before the end may already show a batch that has ended.
@@ -101,10 +105,39 @@ async def watch_server(server: server_client.RemoteServer, batch: str, *, as_jso
         await asyncio.gather(explaining, return_exceptions=True)
         watched.close()
     shown = watched.shown
-    line = f"{batch} {shown.state}: {shown.done_count:,}/{shown.item_count:,} done, {shown.failed_count:,} failed"
     if shown.state not in JOB_ENDED:
-        return line, stopping.exit_code
-    return line, int(shown.state is not JobState.COMPLETED or shown.failed_count > 0)
+        return [_line(shown, batch)], stopping.exit_code
+    code = int(shown.state is not JobState.COMPLETED or shown.failed_count > 0)
+    causes: list[str] = []
+    if code:
+        # The batch ended as it did, also where the server does not say why.
+        with suppress(TidegateError):
+            causes = (await explain.explained_by(server, batch)).why
+    return [_line(shown, batch), *causes], code
+
+
+async def _events_of(server: server_client.RemoteServer, batch: str) -> AsyncGenerator[BatchEvent, None]:
+    """The events of a batch. Its owner gets them as they happen; an operator looks at it now and then."""
+    is_known = False
+    try:
+        async with aclosing(BatchEvents(server, batch, None).read()) as events:
+            async for event in events:
+                if not is_known and not event.kind:
+                    # A server that was never there is an error that says what to check; one that goes away is waited for.
+                    await server.get(f"{remote_batches.OWN}/{batch}", msgspec.Raw)
+                is_known = True
+                yield event
+        return
+    except ApiProblem as refused:
+        if refused.code not in (server_client.LACKS_SCOPE, server_client.UNKNOWN_URL):
+            raise
+    async with aclosing(LookedAtBatch(server, f"{remote_batches.EVERY}/{batch}").read()) as events:
+        async for event in events:
+            yield event
+
+
+def _line(shown: progress.ProgressSnapshot, batch: str) -> str:
+    return f"{batch} {shown.state}: {shown.done_count:,}/{shown.item_count:,} done, {shown.failures}"
 
 
 class _Watched:
@@ -134,21 +167,24 @@ class _Watched:
                 continue
             # A server that is away is shown already, and one that does not explain is watched all the same.
             with suppress(TidegateError):
-                self._show((await explain.explained_by(self._server, self._batch)).waits_for or "")
+                cause = (await explain.explained_by(self._server, self._batch)).waits_for or ""
+                if cause:
+                    self._display.explain(cause)
+                self._show(cause)
 
     def close(self) -> None:
         if self._display is not None:
             self._display.close()
 
     def _show(self, trouble: str) -> None:
-        self.shown = dataclasses.replace(self.shown, at_s=time.monotonic(), trouble=trouble)
+        self.shown = msgspec.structs.replace(self.shown, at_s=time.monotonic(), trouble=trouble)
         if self._display is not None:
             self._display.show(self.shown)
 
 
 def _moved(shown: progress.ProgressSnapshot, batch: _WatchedBatch) -> progress.ProgressSnapshot:
     counts, usage = batch.request_counts, batch.usage
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         shown,
         state=batch.status or shown.state,
         item_count=counts.total,
@@ -192,7 +228,8 @@ async def _news(settings: Settings, org: str | None, batch: str) -> AsyncIterato
     async def read() -> None:
         # Changes that no event brings are found by looking.
         with suppress(TidegateError):
-            async with aclosing(BatchEvents(server, batch, org).read()) as events:
+            owner = await remote_batches.owner(server, org, batch)
+            async with aclosing(BatchEvents(server, batch, owner).read()) as events:
                 async for event in events:
                     if event.kind.startswith("batch."):
                         news.set()

@@ -182,7 +182,7 @@ async def _failed(settings: Settings, org: str | None) -> list[dict[str, object]
 
 
 async def _test(settings: Settings, org: str | None, endpoint_id: str, event: str) -> int:
-    from tidegate import service
+    from tidegate import service, storage
     from tidegate.stages.deliver import send_test
 
     if not ids.is_valid("whk", endpoint_id):
@@ -192,7 +192,7 @@ async def _test(settings: Settings, org: str | None, endpoint_id: str, event: st
     if (server := server_client.asked(settings)) is not None:
         path = f"/v1/webhook_endpoints/{endpoint_id}/test"
         return (await server.post(path, _Tested, {"event_type": event}, tenant=org)).status_code
-    async with service.opened(settings) as parts, service.callback_sender(settings) as callbacks:
+    async with storage.opened(settings) as parts, service.callback_sender(settings) as callbacks:
         endpoint = await parts.store.webhook_endpoint(await tenant(parts, org), endpoint_id)
         if endpoint is None:
             raise SettingsError(f"There is no webhook endpoint {endpoint_id}. `tidegate webhooks list` shows them.")
@@ -204,14 +204,14 @@ async def _test(settings: Settings, org: str | None, endpoint_id: str, event: st
 
 async def _replay(settings: Settings, org: str | None, named: list[str]) -> list[str]:
     """Replay these deliveries, or every one that failed; return their ids."""
-    from tidegate import service
+    from tidegate import storage
 
     names = named or [str(one["delivery"]) for one in await _failed(settings, org)]
     if (server := server_client.asked(settings)) is not None:
         return [
             (await server.post(f"/v1/webhook_deliveries/{name}/replay", _Replayed, tenant=org)).id for name in names
         ]
-    async with service.opened(settings) as parts:
+    async with storage.opened(settings) as parts:
         tenant_id = await tenant(parts, org)
         for name in names:
             event_id, _, endpoint_id = name.partition(".")

@@ -5,8 +5,9 @@ sent; every address that comes back must be public. The lists stand here, becaus
 """
 
 import re
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+import msgspec
 
 URL_CHARS_MAX = 2_048
 HTTPS_PORTS = frozenset({443, 8443})
@@ -65,16 +66,14 @@ class TargetRefused(ValueError):
     """A URL that is never called; the text says why, for its owner."""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetRules:
+class TargetRules(msgspec.Struct, frozen=True):
     """What the operator allows beyond public https: hosts at any address and port, and plain http."""
 
     allow_hosts: frozenset[str] = frozenset()
     allow_http: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """A URL that may be called. `is_allowed` says that the operator named its host."""
 
     url: str
@@ -88,8 +87,7 @@ class Target:
         return is_reachable(address) if self.is_allowed else is_public(address)
 
 
-@dataclass(frozen=True, slots=True)
-class CallbackReply:
+class CallbackReply(msgspec.Struct, frozen=True):
     """What came of one request to a receiver: its status, or 0 and a word for why there is none."""
 
     status: int = 0
@@ -110,8 +108,7 @@ class CallbackReply:
         return self.failure or f"http_{self.status // 100}xx"
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedFile:
+class FetchedFile(msgspec.Struct, frozen=True):
     """What came of reading a file: its bytes and its type, or a status, or 0 and a word for why there is none."""
 
     status: int = 0

@@ -5,9 +5,11 @@ module knows no HTTP client, opens no file and reads no environment: a key arriv
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from urllib.parse import urlsplit
+
+import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import SettingsError
@@ -68,8 +70,7 @@ class Secret:
         raise TypeError("a secret is not written anywhere: pass the setting that names it instead")
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
+class Tls(msgspec.Struct, frozen=True):
     """How a deployment's certificate is checked, and which one we show. With another `stamp` the files hold something else."""
 
     ca_file: str | None = None
@@ -141,8 +142,7 @@ _OWN_HEADERS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Hints:
+class Hints(msgspec.Struct, frozen=True):
     """Hints about a call for the engine or router behind us; an empty name sends nothing.
 
     `priority_field` is a field of the body (vLLM and SGLang take `priority`; the lowest goes first
@@ -168,8 +168,7 @@ class Hints:
             raise SettingsError(f"hints.objective is {self.objective!r}: use printable ASCII")
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+class Queue(msgspec.Struct, frozen=True):
     """Where a deployment's requests are laid down for others to take, and where its answers are found. `url` may carry a password."""
 
     url: Secret
@@ -177,8 +176,7 @@ class Queue:
     results: str
 
 
-@dataclass(frozen=True, slots=True)
-class Deployment:
+class Deployment(msgspec.Struct, frozen=True):
     """One upstream endpoint. `models` are the public names it serves; none means any model.
 
     Without `is_capacity_known` its `max_in_flight` is only a ceiling: how many calls it can take is
@@ -204,20 +202,20 @@ class Deployment:
     order: int = 1
     read_timeout_s: float | None = None
     total_timeout_s: float = 3600.0
-    endpoint_timeouts_s: Mapping[str, float] = field(default_factory=dict)
-    tls: Tls = field(default_factory=Tls)
+    endpoint_timeouts_s: Mapping[str, float] = msgspec.field(default_factory=dict)
+    tls: Tls = msgspec.field(default_factory=Tls)
     limits: tuple[Limit, ...] = ()
     estimate: Estimate = Estimate.LIKELY
     tokens_in_flight_max: int = 0
     batch_fraction: float = 1.0
     tide: TideMode = TideMode.AUTO
     metrics_url: str = ""
-    metrics_names: Mapping[str, str] = field(default_factory=dict)
+    metrics_names: Mapping[str, str] = msgspec.field(default_factory=dict)
     hints: Hints = Hints()
     serves: Serves = Serves.BOTH
     upstream_max_batch_inputs: int = 1
     upstream_min_batch_inputs: int = 2
-    chat_batching: ChatBatching = field(default_factory=ChatBatching)
+    chat_batching: ChatBatching = msgspec.field(default_factory=ChatBatching)
     price: Price | None = None
     output_tokens_max: int = 0
     queue: Queue | None = None
@@ -350,8 +348,7 @@ def _check_url(where: str, url: str) -> None:
         raise SettingsError(f"{where}: url {url!r} has spaces or control characters: remove them")
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(msgspec.Struct, frozen=True):
     """A named route to a model with budgets of its own. `limits` replace those of the deployment's for the periods they name.
 
     `fallbacks` name other resources or models, in order: a call goes on to them when it can be neither done nor billed yet.
@@ -395,8 +392,7 @@ def reached_names(resources: Iterable[Resource]) -> dict[str, tuple[str, ...]]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
+class HttpLimits(msgspec.Struct, frozen=True):
     """The HTTP client's limits, fixed at start. `connections_max` is one ceiling per process over all deployments.
 
     `interactive_connections` of them are never taken by batch work. A client that takes nothing of its answer for `client_timeout_s` is

@@ -10,7 +10,6 @@ Running such code, and keeping it from holding up others, is the duty of `guards
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -88,8 +87,7 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
 Own = Callable[[dict[str, Any], About], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RuleBounds:
+class RuleBounds(msgspec.Struct, frozen=True):
     """What a rule binds: names of tenants, ids of keys, names of models. An empty list binds all."""
 
     tenants: frozenset[str] = frozenset()
@@ -112,8 +110,7 @@ class Streams(StrEnum):
     HOLD = "hold"
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRule:
+class PolicyRule(msgspec.Struct, frozen=True):
     """One hook or guardrail as the operator wrote it: built in (`guardrail`), or own code before the call, after it, or both."""
 
     name: str

@@ -1,11 +1,11 @@
 """What a caller asks of a job beside its work: controls that may change while it runs, and a retry of some of its items."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class MaxErrors:
+
+class MaxErrors(msgspec.Struct, frozen=True):
     """How many failed items a job allows: a count, or a share of those that are done, in millionths, once `after` of them are."""
 
     count: int | None = None
@@ -13,8 +13,7 @@ class MaxErrors:
     after: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class JobControls:
+class JobControls(msgspec.Struct, frozen=True):
     """What a caller says when a job is created and may change while it runs. `not_before` is 0 when it may begin at once."""
 
     priority: int = 0
@@ -26,8 +25,7 @@ class JobControls:
 NO_CONTROLS = JobControls()
 
 
-@dataclass(frozen=True, slots=True)
-class Canary:
+class Canary(msgspec.Struct, frozen=True):
     """A sample of so many items that runs before the others. More failures than `error_ppm` millionths of it stop the job; else `then`
     says what comes after it."""
 
@@ -37,17 +35,15 @@ class Canary:
     state: str = "running"
 
 
-@dataclass(frozen=True, slots=True)
-class JobChange:
+class JobChange(msgspec.Struct, frozen=True):
     """What a caller changes of a running job: some fields of its controls by name, and its window."""
 
-    controls: dict[str, Any] = field(default_factory=dict)
+    controls: dict[str, Any] = msgspec.field(default_factory=dict)
     window_ms: int | None = None
     window_text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RetryChoice:
+class RetryChoice(msgspec.Struct, frozen=True):
     """Which items of an ended job run again: those with one of these outcomes and, where some are named, one of these codes and one of
     these kinds of errors (by their ids)."""
 
@@ -56,8 +52,7 @@ class RetryChoice:
     kinds: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FollowUp:
+class FollowUp(msgspec.Struct, frozen=True):
     """A retry that is about to be made: of which job, of which of its items, and under which ids. Without controls it has those of the
     first job."""
 
@@ -66,7 +61,10 @@ class FollowUp:
     job_id: str
     retry_file_id: str
     merged_file_id: str
-    webhook_secret: bytes = field(repr=False)
+    webhook_secret: bytes
     controls: JobControls | None = None
     canary: Canary | None = None
     traceparent: str | None = None
+
+    def __repr__(self) -> str:
+        return f"FollowUp(of={self.of!r}, choice={self.choice!r}, job_id={self.job_id!r})"

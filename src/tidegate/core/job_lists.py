@@ -1,19 +1,19 @@
 """Lists of jobs: which of them are asked for, and in which order."""
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from tidegate.core.nouns import FOREVER_MS
 
 
-@dataclass(frozen=True, slots=True)
-class JobFilter:
+class JobFilter(msgspec.Struct, frozen=True):
     """Which of a tenant's jobs are asked for; what is not given leaves them all. `words` may stand anywhere in a job's id, endpoint, model,
     metadata or the name of its input, in any case. Times are milliseconds, the last one excluded."""
 
     status: str | None = None
     model: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
     from_ms: int = 0
     to_ms: int = FOREVER_MS
     error_code: str | None = None

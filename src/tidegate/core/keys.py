@@ -11,8 +11,9 @@ import json
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from tidegate.core.deployments import Secret
 
@@ -47,8 +48,7 @@ _KEY_CHARS = len(PREFIX) + PUBLIC_LENGTH + SECRET_LENGTH + CHECK_LENGTH
 PUBLIC_ID = re.compile(rf"[0-9A-Za-z]{{{PUBLIC_LENGTH}}}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class NewKey:
+class NewKey(msgspec.Struct, frozen=True):
     """A key at its making: the only time that anyone sees its text."""
 
     public_id: str

@@ -1,6 +1,6 @@
 """Operations: one action on every job that matches a filter, which workers carry out a few jobs at a time."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from tidegate.core.job_lists import JobFilter
 from tidegate.core.states import OperationState
@@ -8,17 +8,15 @@ from tidegate.core.states import OperationState
 RETRY = "retry"
 
 
-@dataclass(frozen=True, slots=True)
-class OperationScope:
+class OperationScope(msgspec.Struct, frozen=True):
     """What is done, and to which jobs: those of one organization, or of all, that match the filter and that the action can change."""
 
     action: str
     org: str | None = None
-    jobs: JobFilter = field(default_factory=JobFilter)
+    jobs: JobFilter = msgspec.field(default_factory=JobFilter)
 
 
-@dataclass(frozen=True, slots=True)
-class Impact:
+class Impact(msgspec.Struct, frozen=True):
     """What an operation is about. `tokens` and `cost_nano` are what its items are expected to use from now on. `first_deadline` is
     that of the job that must end first (None without one), and `due_soon` counts the jobs that must end within an hour."""
 
@@ -30,8 +28,7 @@ class Impact:
     due_soon: int
 
 
-@dataclass(frozen=True, slots=True)
-class OperationFailure:
+class OperationFailure(msgspec.Struct, frozen=True):
     """Why one job could not be changed."""
 
     job_id: str
@@ -39,8 +36,7 @@ class OperationFailure:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobOperation:
+class JobOperation(msgspec.Struct, frozen=True):
     """`done` and `failed` count the jobs that it has come to; `cursor_at` and `cursor_id` name the last of them."""
 
     id: str

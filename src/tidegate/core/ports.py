@@ -4,9 +4,10 @@ Each port has one behaviour suite in `tests/contracts/` that every implementatio
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, Settlement
 from tidegate.core.callback_targets import CallbackReply, FetchedFile
@@ -253,8 +254,7 @@ class Rests(Protocol):
         """The monotonic moment until which each deployment rests, as far as this process knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Present:
+class Present(msgspec.Struct, frozen=True):
     """Calls at one deployment: how many processes send batch calls there, how many such calls are out, and what gateways pass on.
     `tide` is how many batch calls may be out there now, where that is known, and `why` how it stands, in words."""
 
@@ -274,8 +274,7 @@ class FleetReport(NamedTuple):
     age_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentTrouble:
+class DeploymentTrouble(msgspec.Struct, frozen=True):
     """A deployment that a process sends nothing to: its circuit is open after failures, or it rejects our key. `why` is its last
     failure."""
 
@@ -285,16 +284,14 @@ class DeploymentTrouble:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReport:
+class WorkerReport(msgspec.Struct, frozen=True):
     """What keeps a process from running items: its own trouble, in words, and that of deployments."""
 
     trouble: str = ""
     deployments: tuple[DeploymentTrouble, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedWorker:
+class ReportedWorker(msgspec.Struct, frozen=True):
     """A process that runs items, or did lately, its last report, and the time since its last heartbeat."""
 
     host: str
@@ -341,8 +338,7 @@ class Wake(Protocol):
         """A listener for one loop."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wakes:
+class Wakes(msgspec.Struct, frozen=True):
     """The wake-ups of one process: an input waits to be ingested, slices wait to be leased, a job has come further."""
 
     inputs: Wake

@@ -6,8 +6,9 @@ this module says about a request is what the queue itself knows; it opens no con
 message.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from tidegate.core.errors import TidegateError
 
@@ -45,8 +46,7 @@ class QueueKind(StrEnum):
     RECORDED = "recorded"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """News of one request; `message` is its result as it came, where there is one."""
 
     request_id: str
@@ -54,8 +54,7 @@ class Found:
     message: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Sorted:
+class Sorted(msgspec.Struct, frozen=True):
     """What one look at the results came to: news of our own, and how many were garbage, unexpected,
     or there already."""
 
@@ -66,8 +65,7 @@ class Sorted:
     has_more: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRequest:
+class QueueRequest(msgspec.Struct, frozen=True):
     """One request on its way into the queue. `score` orders it among the others, the least first;
     `token` tells this laying down from any other of the same id; after `keep_ms` no process waits
     for it any more."""
@@ -79,8 +77,7 @@ class QueueRequest:
     keep_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueueState:
+class QueueState(msgspec.Struct, frozen=True):
     """How a queue stands, for those who operate it."""
 
     waiting: int

@@ -5,7 +5,8 @@ rejected key of ours say nothing about the item, so they never use up its attemp
 the job's deadline.
 """
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.errors import Ambiguous, BrokenAnswer, RecordedElsewhere, Refused, UpstreamError
 from tidegate.core.job_shape import JobRetry
@@ -16,8 +17,7 @@ ALONE_LOSSES_MAX = 3
 RECORDED_MS = 6_000
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(msgspec.Struct, frozen=True):
     """Backoff grows from `backoff_ms` to `backoff_ms_max` with full jitter. Without `codes` the class of an error decides.
 
     Half a second is enough for a connection that broke; a deployment that is really down is held back by its breaker, so the
@@ -53,16 +53,14 @@ class RetryPolicy:
         return error.code in self.codes or (error.status > 0 and str(error.status) in self.codes)
 
 
-@dataclass(frozen=True, slots=True)
-class RetryAt:
+class RetryAt(msgspec.Struct, frozen=True):
     """Try again at this moment; `counts` says whether the failed call used up one of the item's attempts."""
 
     at_ms: int
     counts: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """This item has failed: the code and message of its error line."""
 
     code: str

@@ -10,7 +10,7 @@ So a clock that is set forth and back again within minutes, as a resumed machine
 one by more than itself. This module only counts; the drivers read clocks and write down what is decided here.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 # A smaller difference is the network's, or the machine's clock being corrected as it should be: by running a little faster or slower.
 STEP_MS_MIN = 1_000
@@ -21,8 +21,7 @@ FOLLOW_AFTER_MS = 600_000
 _SLOWER_PERCENT = 99
 
 
-@dataclass(frozen=True, slots=True)
-class Steady:
+class Steady(msgspec.Struct, frozen=True):
     """How the store's time is read from the machine's clock: `behind_ms` is never positive; from `since_ms` on it counts `from_ms` up."""
 
     behind_ms: int = 0
@@ -40,8 +39,7 @@ def going_on_from(now_ms: int, wall_ms: int) -> Steady:
     return Steady(min(0, now_ms - wall_ms), now_ms, wall_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """The store's time, and between which moments of a clock that never steps it was read."""
 
     now_ms: int

@@ -7,7 +7,6 @@ sends anything or knows where secrets lie.
 import base64
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Protocol
 
@@ -32,19 +31,22 @@ JITTER = (0.9, 1.1)
 _HINT_CHARS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointShape:
+class EndpointShape(msgspec.Struct, frozen=True):
     """What the owner of an endpoint sets; in a change, None leaves a part as it is."""
 
     name: str | None = None
     url: str | None = None
     event_types: tuple[str, ...] | None = None
     door: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"EndpointShape(name={self.name!r}, url={self.url!r}, event_types={self.event_types!r}, door={self.door!r})"
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookEndpoint:
+class WebhookEndpoint(msgspec.Struct, frozen=True):
     """Where a tenant wants events; `job_id` names the only job whose events it gets. Times are unix milliseconds."""
 
     id: str
@@ -64,8 +66,7 @@ class WebhookEndpoint:
         return f"{SECRET_PREFIX}...{self.secret.reveal()[-_HINT_CHARS:]}"
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookDelivery:
+class WebhookDelivery(msgspec.Struct, frozen=True):
     """One event on its way to one endpoint. `failure` is a word for what became of the last try."""
 
     event_id: str
@@ -82,8 +83,7 @@ class WebhookDelivery:
     failure: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedDelivery:
+class LeasedDelivery(msgspec.Struct, frozen=True):
     """A delivery that this process makes now. `sent_at` is the store's time at the lease. `item` is the number of the item that the event
     is about, `door` the front door that words it, and `headers` are the receiver's own."""
 
@@ -100,7 +100,10 @@ class LeasedDelivery:
     token: str
     item: int | None = None
     door: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"LeasedDelivery(event_id={self.event_id!r}, endpoint_id={self.endpoint_id!r}, url={self.url!r})"
 
 
 class EventBodies(Protocol):

@@ -6,12 +6,12 @@ no store.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, inspect
+from msgspec.structs import replace
 
 from tidegate.core.deployments import Deployment, Resource, Secret
 from tidegate.core.errors import SettingsError
@@ -41,15 +41,14 @@ class AddedDeployment(ModelDeployment, frozen=True, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=255)]
 
 
-@dataclass(slots=True)
-class Added:
+class Added(msgspec.Struct):
     """What of the store's entries can be used here, and why the others cannot, by kind and name. `states` are by the deployment's name."""
 
-    deployments: list[Deployment] = field(default_factory=list)
-    resources: list[Resource] = field(default_factory=list)
-    models: dict[str, ModelTerms] = field(default_factory=dict)
-    unusable: dict[tuple[str, str], str] = field(default_factory=dict)
-    states: dict[str, DrainState] = field(default_factory=dict)
+    deployments: list[Deployment] = msgspec.field(default_factory=list)
+    resources: list[Resource] = msgspec.field(default_factory=list)
+    models: dict[str, ModelTerms] = msgspec.field(default_factory=dict)
+    unusable: dict[tuple[str, str], str] = msgspec.field(default_factory=dict)
+    states: dict[str, DrainState] = msgspec.field(default_factory=dict)
 
     def in_state(self, deployment: Deployment) -> Deployment:
         """Return a deployment, added or of the settings, as operators asked it to be."""

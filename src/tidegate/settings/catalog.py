@@ -1,6 +1,5 @@
 """The list of all settings, read off their declarations: for the loader, the reference page and `tidegate config`."""
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -11,8 +10,7 @@ from tidegate.core.deployments import Secret
 from tidegate.settings.groups import Group, Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """One setting as people meet it."""
 
     key: str

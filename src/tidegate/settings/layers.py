@@ -7,9 +7,10 @@ a heartbeat fits into a lease, say), and reports everything that is wrong at onc
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tidegate.core.deployments import Secret
 from tidegate.core.errors import SettingsError
@@ -34,8 +35,7 @@ _REFERRED = re.compile(r"(?:env:|os\.environ/)([A-Za-z0-9_]+)")
 _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """Settings that can be used, where each value came from (by key), what an operator should still fix, and the file of them."""
 
     settings: Settings
@@ -91,9 +91,10 @@ class _Layers:
             if parts in taken.lines and _get(self.tree, parts) is not None:
                 self.origins[key] = f"{taken.name}:{taken.lines[parts]}"
 
-    def read_environment(self) -> None:
+    def read_environment(self, options: Mapping[str, object]) -> None:
+        """Take the variables that are settings. Others of our prefix are refused, unless the file, a variable or an option names them."""
         known = {setting.variable: setting for setting in catalog.settings()}
-        referred = set(_REFERRED.findall(repr(self.tree)))
+        referred = set(_REFERRED.findall(f"{self.tree!r} {list(options.values())!r}"))
         referred |= {found[1] for value in self._environ.values() if (found := _REFERRED.match(value))}
         for name, text in sorted(self._environ.items()):
             if not name.startswith("TIDEGATE_") or name == CONFIG_VARIABLE or not text:
@@ -173,8 +174,9 @@ def load(
     if config_path is not None:
         config_path = config_path.expanduser()
         layers.read_file(config_path)
-    layers.read_environment()
-    layers.read_options({**(overrides or {}), "data": None if data_dir is None else str(data_dir)})
+    options = {**(overrides or {}), "data": None if data_dir is None else str(data_dir)}
+    layers.read_environment(options)
+    layers.read_options(options)
     settings = _checked(layers)
     origins = {key: layers.origins.get(key, DEFAULT) for key in catalog.by_key()}
     return Loaded(settings, origins, tuple(layers.warnings), config_path)

@@ -1,9 +1,9 @@
 """Turns what an operator wrote about models and resources into the engine's deployments, resources and shared slots."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, EngineKind, Estimate, Hints, Queue, Resource, Serves, TideMode, Tls

@@ -87,7 +87,8 @@ def _load(setting: str, path: str, *, may_wait: bool = False) -> Callable[..., A
     except Exception as fault:
         raise SettingsError(
             f"{setting}: {module_name} cannot be imported: {type(fault).__name__}: {fault}; "
-            "install it in the environment that Tidegate runs in, or put its directory on PYTHONPATH"
+            "install it in the environment that Tidegate runs in, or put the directory that holds "
+            f"{module_name.partition('.')[0]} on PYTHONPATH"
         ) from fault
     found: Any = module
     for part in name.split("."):

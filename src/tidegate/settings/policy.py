@@ -1,8 +1,9 @@
 """Turns the settings of the scheduler, of hooks and of guardrails into policies and rules, own code and all."""
 
-import dataclasses
 import functools
 from collections.abc import Iterator
+
+import msgspec
 
 from tidegate.core.errors import SettingsError
 from tidegate.core.hooks import PolicyRule, RuleBounds, Streams
@@ -44,7 +45,7 @@ def switched(policy: Policy, override: ModeOverride) -> Policy:
     """The policy as it was switched at run time. A name that this program does not know is a newer one's: the settings stand."""
     known = {mode.value: mode for mode in Mode}
     shadow = None if override.shadow_mode == NO_SHADOW else known.get(override.shadow_mode, policy.shadow_mode)
-    return dataclasses.replace(policy, mode=known.get(override.mode, policy.mode), shadow_mode=shadow)
+    return msgspec.structs.replace(policy, mode=known.get(override.mode, policy.mode), shadow_mode=shadow)
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
@@ -125,7 +126,7 @@ def _guardrail(setting: str, name: str, entry: GuardrailEntry) -> PolicyRule:
             on_requests = bool(entry.prompt_bytes_max or entry.prompt_tokens_max)
             on_answers = bool(entry.answer_bytes_max)
             made = Length(*lengths)
-            return dataclasses.replace(shared, guardrail=made, on_requests=on_requests, on_answers=on_answers)
+            return msgspec.structs.replace(shared, guardrail=made, on_requests=on_requests, on_answers=on_answers)
         case "patterns":
             patterns = Patterns(
                 name,
@@ -134,14 +135,14 @@ def _guardrail(setting: str, name: str, entry: GuardrailEntry) -> PolicyRule:
                 replacement=entry.replacement,
                 unseen=Unseen(entry.unseen),
             )
-            return dataclasses.replace(shared, guardrail=patterns, on_requests=on_requests, on_answers=on_answers)
+            return msgspec.structs.replace(shared, guardrail=patterns, on_requests=on_requests, on_answers=on_answers)
         case "schema":
             if not on_answers:
                 raise SettingsError("a schema is for answers: take applies_to away, or say answers")
             shape = AnswerShape(name, entry.schema)
-            return dataclasses.replace(shared, guardrail=shape, on_requests=False)
+            return msgspec.structs.replace(shared, guardrail=shape, on_requests=False)
     own = load_hook(setting, entry.use)
-    return dataclasses.replace(shared, before=own if on_requests else None, after=own if on_answers else None)
+    return msgspec.structs.replace(shared, before=own if on_requests else None, after=own if on_answers else None)
 
 
 def _bounds(entry: BoundSettings) -> RuleBounds:

@@ -7,8 +7,9 @@ cannot see those change. This module makes no call and knows no store.
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tidegate.core.deployments import Deployment, Secret
 from tidegate.core.errors import SettingsError

@@ -1,7 +1,8 @@
 """Turns what an operator wrote about tenants into weights, caps and budgets, by a tenant's name."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, budgets_of, creation_budgets, tightest
 from tidegate.settings.capacity import TenantEntry
@@ -11,8 +12,7 @@ from tidegate.settings.key_path import KeyPath
 from tidegate.settings.models import limit_problems, limits_of
 
 
-@dataclass(frozen=True, slots=True)
-class TenantPolicy:
+class TenantPolicy(msgspec.Struct, frozen=True):
     """What one tenant may have; 0 lifts a cap."""
 
     weight: float

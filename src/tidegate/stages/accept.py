@@ -7,11 +7,11 @@ nothing of HTTP: bytes may come from anywhere.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from tidegate import tracing
 from tidegate.core import ids, window
@@ -213,6 +213,13 @@ class Reception:
             return False
         await self.remove_unused([extent.blob_id for extent in extents])
         return True
+
+    async def take_back_file(self, tenant_id: str, file_id: str, key: str | None) -> None:
+        """Delete a file that was uploaded for one job, which was refused or deleted; it stays where there is another job of it. `key` is
+        the Idempotency-Key that it was uploaded with, and can then be used again."""
+        extents = await self._store.list_extents(file_id, 0, 1)
+        if await self._store.take_back_file(tenant_id, file_id, key):
+            await self.remove_unused([extent.blob_id for extent in extents])
 
     async def remove_unused(self, blob_ids: Sequence[str]) -> None:
         """Remove those of these uploads that nothing is made of any more. What fails here is left to the sweeps."""

@@ -14,7 +14,7 @@ import structlog
 from tidegate import metrics
 from tidegate.core import ids
 from tidegate.core.callback_targets import CallbackReply
-from tidegate.core.errors import BlobError, StoreError
+from tidegate.core.errors import BlobError, BlobMissing, StoreError
 from tidegate.core.ports import Callbacks, Clock, Entropy
 from tidegate.core.states import DeliveryState
 from tidegate.core.webhooks import (
@@ -120,13 +120,10 @@ class WebhookDeliveries:
         self._ended.set()
 
     async def _deliver(self, leased: LeasedDelivery, leased_ms: float) -> None:
-        body = await self._body(leased)
-        # The receiver holds the timestamp against its own clock; the store's is the one that all processes share.
-        at_ms = leased.sent_at + int(self._clock.monotonic_ms() - leased_ms)
-        # What the receiver asked for comes first, so that it cannot replace a header of ours.
-        headers = {**leased.headers, **signed_headers(leased.event_id, at_ms, body, leased.secrets)}
         try:
-            reply = await self._callbacks.post(leased.url, body, headers)
+            reply = await self._send(leased, leased_ms)
+        except BlobMissing:
+            reply = CallbackReply(failure="results_missing")
         except Exception:
             # Left unrecorded it would stay leased as long as this process lives.
             log.exception("webhook_send_broken", event_id=leased.event_id, endpoint=leased.endpoint_id)
@@ -135,14 +132,26 @@ class WebhookDeliveries:
         wait_ms = retry_wait_ms(leased.attempt_count + 1, reply, self._entropy.uniform(*JITTER))
         await self._record(leased, reply, wait_ms)
 
+    async def _send(self, leased: LeasedDelivery, leased_ms: float) -> CallbackReply:
+        body = await self._body(leased)
+        # The receiver holds the timestamp against its own clock; the store's is the one that all processes share.
+        at_ms = leased.sent_at + int(self._clock.monotonic_ms() - leased_ms)
+        # What the receiver asked for comes first, so that it cannot replace a header of ours.
+        headers = {**leased.headers, **signed_headers(leased.event_id, at_ms, body, leased.secrets)}
+        return await self._callbacks.post(leased.url, body, headers)
+
     async def _body(self, leased: LeasedDelivery) -> bytes:
-        """Return what is sent; while the store or the blobs are away, wait for them: until then the delivery is this process's."""
+        """Return what is sent; while the store or the blobs are away, wait for them: until then the delivery is this process's.
+
+        BlobMissing when the bytes that it tells of are lost: they may come back, but not soon."""
         if leased.door is None:
             return event_body(leased.event_id, leased.event_type, leased.created_at, leased.job_id)
         pause_s = 0.1
         while True:
             try:
                 return await self._bodies[leased.door].event_body(leased)
+            except BlobMissing:
+                raise
             except (StoreError, BlobError):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)

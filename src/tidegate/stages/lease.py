@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -31,8 +30,7 @@ class _WorkLine(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_WorkLine)
 
 
-@dataclass(frozen=True, slots=True)
-class SuspectBounds:
+class SuspectBounds(msgspec.Struct, frozen=True):
     """How many suspect slices the worker may hold, and whether slices that never lost an owner are left alone."""
 
     suspects_max: int

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import traceback
-from dataclasses import replace
 from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Protocol
@@ -11,6 +10,7 @@ from zlib import crc32
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from tidegate import failpoints, metrics, tracing
 from tidegate.core import retry

@@ -6,11 +6,11 @@ fresh one. What the store refuses because the job closed is counted as paid but 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 import structlog
 
 from tidegate import metrics
@@ -32,24 +32,22 @@ _JOB = attrgetter("job_id")
 _PLACE = attrgetter("job_id", "number")
 
 
-@dataclass(slots=True, eq=False)
-class _FlushPart:
+class _FlushPart(msgspec.Struct, eq=False):
     """What was finished between two flushes; lines are kept until they are committed."""
 
-    lines: dict[str, list[ItemVerdict]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
-    attempts: list[tuple[str, str, Attempts]] = field(default_factory=list)
-    finished_slices: list[tuple[str, int, str]] = field(default_factory=list)
-    released_slices: list[tuple[str, int, str, int]] = field(default_factory=list)
+    lines: dict[str, list[ItemVerdict]] = msgspec.field(default_factory=lambda: {kind: [] for kind in _KINDS})
+    attempts: list[tuple[str, str, Attempts]] = msgspec.field(default_factory=list)
+    finished_slices: list[tuple[str, int, str]] = msgspec.field(default_factory=list)
+    released_slices: list[tuple[str, int, str, int]] = msgspec.field(default_factory=list)
     size_bytes: int = 0
     line_count: int = 0
-    logs: dict[str, ResultLog] = field(default_factory=dict)
+    logs: dict[str, ResultLog] = msgspec.field(default_factory=dict)
 
     def is_empty(self) -> bool:
         return not (self.line_count or self.attempts or self.finished_slices or self.released_slices)
 
 
-@dataclass(frozen=True, slots=True)
-class FlushLimits:
+class FlushLimits(msgspec.Struct, frozen=True):
     """When a flush is due, and how much may wait when it cannot be done."""
 
     after_ms: int

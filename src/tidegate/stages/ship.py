@@ -89,8 +89,8 @@ class Ship:
             )
             self._steps.end(token)
             await hit("publish_committed")
-            _log_end(job)
             ended = await self._store.any_job(job_id)
+            _log_end(ended)
             metrics.count_job_end(ended)
             tracing.end_job(ended)
             if job_id in self._postponed:
@@ -99,12 +99,14 @@ class Ship:
             return True
         except LostRace as error:
             log.info("publish_lease_lost", job=job_id, error=str(error))
+            metrics.jobs_processed.of("skipped", "not_runnable_state").inc()
         except (BlobError, OSError) as error:
             await self._store.drop_step(job_id, token, _RETRY_MS)
             self._steps.end(token)
             log.warning("publish_postponed", job=job_id, error=str(error))
             tracing.postpone(job, error)
             metrics.finalization_retries.of("postponed").inc()
+            metrics.jobs_processed.of("re_enqueued", "system_error").inc()
             if len(self._postponed) < _POSTPONED_MAX:
                 self._postponed.add(job_id)
         await fresh.give_up()
@@ -255,14 +257,14 @@ def _custom_id_of(work: list[bytes], index: int) -> bytes:
         return _NO_CUSTOM_ID
 
 
-def _log_end(job: Job) -> None:
-    """Note how a batch ended; background responses are too many and too small for a line each."""
-    if job.kind is not JobKind.BATCH:
+def _log_end(job: Job | None) -> None:
+    """Note how a batch ended, unless it was deleted at once; background responses are too many and too small for a line each."""
+    if job is None or job.kind is not JobKind.BATCH:
         return
     why = {"why": job.errors[0].message} if job.errors else {}
     log.log(
-        logging.WARNING if job.closing is JobState.FAILED else logging.INFO,
-        f"job_{job.closing}",
+        logging.WARNING if job.state is JobState.FAILED else logging.INFO,
+        f"job_{job.state}",
         job=job.id,
         completed=job.answered_count,
         failed=job.item_count - job.answered_count,

@@ -70,10 +70,11 @@ class PartedUploads:
         try:
             if upload.state is UploadState.PENDING:
                 upload = await self._join(caller, upload, part_ids, md5, parts_hash)
-        except BlobMissing:
+        except (BlobMissing, ApiProblem) as problem:
             # Another request ended the upload meanwhile, and its parts went; a part that is lost is a fault of the storage.
             upload = await self.find(caller, upload.id)
-            if upload.state is UploadState.PENDING:
+            is_other = isinstance(problem, ApiProblem) and problem.code != "upload_not_pending"
+            if upload.state is UploadState.PENDING or is_other:
                 raise
         if upload.parts_hash != parts_hash:
             raise upload_not_pending(upload.state)

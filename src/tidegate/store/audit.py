@@ -5,7 +5,6 @@ row, so a repeat leaves none either.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,9 +15,8 @@ from tidegate.store.table import Table, reads, writes
 _LIST_START = (1 << 62, "")
 
 
-@dataclass(frozen=True, slots=True)
-class AuditNote:
-    """Who does what to which thing. `id` is the row's, so that a repeat is noted once.
+class AuditNote(msgspec.Struct, frozen=True):
+    """Who does what to which thing. `id` is the row's, so that a repeat is noted once. `address` is where a request came from.
 
     For each kind there is a statement `look_at_KIND`."""
 
@@ -27,10 +25,10 @@ class AuditNote:
     action: str
     kind: str
     target: str
+    address: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredChange:
+class StoredChange(msgspec.Struct, frozen=True):
     """One change: who did what to which thing. `before` is None for a thing that was not there, `after` for one that is gone."""
 
     id: str
@@ -41,10 +39,10 @@ class StoredChange:
     target: str
     before: Any
     after: Any
+    address: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class AuditFilter:
+class AuditFilter(msgspec.Struct, frozen=True):
     """What a list of changes is asked for; None is anything."""
 
     actor: str | None = None
@@ -78,7 +76,7 @@ class Audit(Table):
             count_max=count_max,
         )
         return [
-            StoredChange(row[0], row[1], row[2], row[3], row[4], row[5], _decoded(row[6]), _decoded(row[7]))
+            StoredChange(row[0], row[1], row[2], row[3], row[4], row[5], _decoded(row[6]), _decoded(row[7]), row[8])
             for row in rows
         ]
 
@@ -119,6 +117,7 @@ async def _put_note(tx: Tx, note: AuditNote, before: Any, after: Any) -> None:
         target=note.target,
         before=_encoded(before),
         after=_encoded(after),
+        address=note.address,
     )
 
 

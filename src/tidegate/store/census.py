@@ -1,13 +1,12 @@
 """How much there is of everything: what gauges over the whole store show."""
 
-from dataclasses import dataclass
+import msgspec
 
 from tidegate.store.driver import Tx
 from tidegate.store.table import Table, reads
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedPart:
+class QueuedPart(msgspec.Struct, frozen=True):
     """Open parts of jobs that share everything but the job: `scope` is the kind of their share owner."""
 
     status: str
@@ -21,8 +20,7 @@ class QueuedPart:
     age_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreCensus:
+class StoreCensus(msgspec.Struct, frozen=True):
     """`jobs` by state; `outcomes` by what became of items; `leased` items are with so many `active_workers`."""
 
     jobs: dict[str, int]

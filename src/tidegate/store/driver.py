@@ -5,8 +5,9 @@ nothing it awaits ever suspends. So each verb of the Store is written once. A bo
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 Row = Sequence[Any]
 T = TypeVar("T")
@@ -40,8 +41,7 @@ class Tx(Protocol):
 Body = Callable[[Tx], Awaitable[T]]
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
+class Migration(msgspec.Struct, frozen=True):
     """SQL of one dialect that brings a database to a version and stamps it."""
 
     version: int

@@ -8,7 +8,15 @@ from tidegate.core.job_shape import WHOLE, parts_from
 from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, NewFile, Placed, Quotas, StoredBlob
 from tidegate.store.driver import Row, Tx
 from tidegate.store.rows import file_from
-from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
+from tidegate.store.table import (
+    Table,
+    forget_object,
+    idempotent_object,
+    reads,
+    refuse_forgotten,
+    remember_object,
+    writes,
+)
 
 _LAST = 1 << 62
 _LIST_START = {"desc": (_LAST, ""), "asc": (-1, "")}
@@ -49,7 +57,7 @@ class StoredFiles(Table):
         await tx.one("tenant_lock", tenant_id=caller.tenant_id)
         if earlier := await idempotent_object(tx, caller.tenant_id, "files", idempotency):
             made = await tx.dicts("file_any", id=earlier)
-            return file_from(made[0]) if made else refuse_forgotten()
+            return file_from(made[0]) if made and made[0]["state"] != "deleted" else refuse_forgotten()
         await check_stored_bytes(tx, caller, quotas, new.stamp.size_bytes)
         await show_file(tx, caller.tenant_id, new)
         await remember_object(tx, caller.tenant_id, "files", idempotency, new.id)
@@ -120,6 +128,20 @@ class StoredFiles(Table):
             await _delete_whole(tx, tenant_id, deleted[1])
         return True
 
+    @writes
+    async def take_back_file(self, tx: Tx, tenant_id: str, file_id: str, key: str | None) -> bool:
+        """Delete a file and what its Idempotency-Key remembers, as if it had not been uploaded; False when a job was made of it, or there
+        is none."""
+        await tx.one("tenant_lock", tenant_id=tenant_id)
+        if await tx.one("file_used", id=file_id) is not None:
+            return False
+        if await tx.one("file_delete", tenant_id=tenant_id, id=file_id) is None:
+            return False
+        await release_extents(tx, file_id)
+        if key is not None:
+            await forget_object(tx, tenant_id, "files", key, file_id)
+        return True
+
     @reads
     async def list_extents(self, tx: Tx, file_id: str, from_at: int, count_max: int) -> list[Extent]:
         """The pieces of a file that end behind a place, in order."""
@@ -162,9 +184,10 @@ class StoredFiles(Table):
 
     @writes
     async def prune_files(self, tx: Tx, keep_ms: int, count_max: int) -> None:
-        """Forget some files that were deleted long ago, and Idempotency-Keys past their day."""
+        """Forget some files that were deleted long ago, and Idempotency-Keys and places in lists past their day."""
         await tx.all("files_prune", keep_ms=keep_ms, count_max=count_max)
-        await tx.all("idempotency_prune", keep_ms=2 * 24 * 3600 * 1000)
+        for name in ("idempotency_prune", "list_places_prune"):
+            await tx.all(name, keep_ms=2 * 24 * 3600 * 1000)
 
     @reads
     async def abandoned_blobs(self, tx: Tx, count_max: int) -> list[AbandonedBlob]:

@@ -4,7 +4,7 @@ written last.
 It counts only what was new to the store, so a replay charges nothing. It knows nothing of states or lines.
 """
 
-from dataclasses import dataclass, field
+import msgspec
 
 from tidegate.core.nouns import Finished, Usage
 from tidegate.core.states import Outcome
@@ -19,14 +19,13 @@ def real_cost(usage: Usage) -> int:
     return usage.input_tokens + _OUTPUT_WEIGHT * usage.output_tokens
 
 
-@dataclass(slots=True)
-class FlowAccounting:
+class FlowAccounting(msgspec.Struct):
     """Sums of one transaction. Its rows are locked last and in one order, so two flushes wait for each other only for a moment."""
 
-    _flows: dict[tuple[str, str], int] = field(default_factory=dict)
-    _jobs: dict[tuple[str, str], int] = field(default_factory=dict)
-    _rates: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    _usage: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
+    _flows: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    _jobs: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    _rates: dict[tuple[str, str], list[int]] = msgspec.field(default_factory=dict)
+    _usage: dict[tuple[str, str, str], list[int]] = msgspec.field(default_factory=dict)
 
     async def add(self, tx: Tx, job_id: str, share_owner: str, blob_id: str, entries: list[Finished]) -> None:
         """These items of a job are done, their lines stand in this log. What failed is charged too, or failing would be free; but it

@@ -1,6 +1,6 @@
 """Verbs about ingest: whose input is next, what a worker needs to read it, and the start of a job whose input was read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidegate.core.errors import LostRace
@@ -40,7 +40,15 @@ class Ingests(Table):
             return [row[0] for row in taken]
         row = await tx.one("ingest_clock_hold", lane=lane)
         clock = int(row[0]) if row else 0
-        waiting = await _waiting_tenants(tx, lane, sizes, clock, count_max, passed_over)
+        bounds = {"bytes_min": sizes[0], "bytes_max": sizes[1], "worker_id": worker_id}
+        # Tenants come in the order of the clock: one that comes behind so many others has no turn now.
+        tenants_max = count_max + len(passed_over)
+        places = await tx.all("ingest_tenants", lane=lane, clock=clock, tenants_max=tenants_max, **bounds)
+        waiting = [
+            WaitingTenant(tenant_id, place, await _waiting_inputs(tx, tenant_id, count_max, bounds))
+            for tenant_id, place in places
+            if tenant_id not in passed_over
+        ]
         # All inputs of a turn start together, so those of the small lane cost no more than one of them may.
         turns = choose_inputs(waiting, clock, count_max, sizes[1])
         rows = await tx.many_returning("ingest_take", sorted((token, worker_id, turn.job_id) for turn in turns))
@@ -93,18 +101,9 @@ async def start_ingested(tx: Tx, starts: Sequence[JobStart]) -> set[str]:
     return lost
 
 
-async def _waiting_tenants(
-    tx: Tx, lane: IngestLane, sizes: tuple[int, int], clock: int, count_max: int, passed_over: frozenset[str]
-) -> list[WaitingTenant]:
-    bounds = {"bytes_min": sizes[0], "bytes_max": sizes[1]}
-    # Tenants come in the order of the clock: one that comes behind so many others has no turn now.
-    rows = await tx.all("ingest_tenants", lane=lane, clock=clock, tenants_max=count_max + len(passed_over), **bounds)
-    tenants = []
-    for tenant_id, place in rows:
-        if tenant_id not in passed_over:
-            inputs = await tx.all("ingest_candidates", tenant_id=tenant_id, count_max=count_max, **bounds)
-            tenants.append(WaitingTenant(tenant_id, place, [WaitingInput(*row) for row in inputs]))
-    return tenants
+async def _waiting_inputs(tx: Tx, tenant_id: str, count_max: int, bounds: Mapping[str, Any]) -> list[WaitingInput]:
+    rows = await tx.all("ingest_candidates", tenant_id=tenant_id, count_max=count_max, **bounds)
+    return [WaitingInput(*row) for row in rows]
 
 
 async def _advance(tx: Tx, lane: IngestLane, clock: int, turns: Sequence[IngestTurn]) -> None:

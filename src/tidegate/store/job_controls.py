@@ -1,6 +1,6 @@
 """Verbs about a job while it runs: pause, resume, change what was asked for, and stop one that passed a threshold."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_controls import JobChange

@@ -5,7 +5,8 @@ transaction of what it is about, and stands for several events.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tidegate.core import ids
 from tidegate.core.nouns import Job
@@ -18,8 +19,7 @@ RUNNING, RECORDED = "running", "recorded"
 ITEM_EVENTS = ("item.running", "item.completed", "item.failed", "item.cancelled")
 
 
-@dataclass(frozen=True, slots=True)
-class JobEventRow:
+class JobEventRow(msgspec.Struct, frozen=True):
     """Events `number` to `number + count - 1` of a job: items from `first` on began to run, or lines were added to both result files."""
 
     number: int
@@ -33,8 +33,7 @@ class JobEventRow:
     happened_at: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedTo:
+class RecordedTo(msgspec.Struct, frozen=True):
     """How long both result files were after one flush, and when."""
 
     output_to: int
@@ -42,8 +41,7 @@ class RecordedTo:
     happened_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class ItemTries:
+class ItemTries(msgspec.Struct, frozen=True):
     """How often an item was tried again, and how long it waits until the next try."""
 
     number: int
@@ -51,8 +49,17 @@ class ItemTries:
     wait_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkSpan:
+class JobLook(msgspec.Struct, frozen=True):
+    """A job and how its open items stand, of one moment: how many run, the runs of items that workers hold (the first and how many), and
+    what is remembered of those that were tried before."""
+
+    job: Job
+    running: int
+    leased: list[tuple[int, int]]
+    tries: list[ItemTries]
+
+
+class WorkSpan(msgspec.Struct, frozen=True):
     """Where a slice lies in the work file: `read_first` is the first item in the byte range."""
 
     first: int
@@ -62,8 +69,7 @@ class WorkSpan:
     work_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomePlace:
+class OutcomePlace(msgspec.Struct, frozen=True):
     """Where the result line of an item lies: in the output file when it was answered, else in the error file."""
 
     number: int
@@ -98,6 +104,22 @@ class JobEvents(Table):
             return None
         running = await tx.one("job_running_items", job_id=job_id)
         return job_from(rows[0]), int(running[0]) if running else 0
+
+    @reads
+    async def job_look(self, tx: Tx, tenant_id: str, job_id: str) -> JobLook | None:
+        """Return a job and how its open items stand; None when there is none."""
+        rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
+        if not rows:
+            return None
+        job, running = job_from(rows[0]), await tx.one("job_running_items", job_id=job_id)
+        leased = await tx.all("job_leased_spans", job_id=job_id)
+        tries = await tx.all("job_attempts", job_id=job_id, first=0, count=job.item_count)
+        return JobLook(
+            job,
+            int(running[0]) if running else 0,
+            [(row[0], row[1]) for row in leased],
+            [ItemTries(*row) for row in tries],
+        )
 
     @reads
     async def leased_spans(self, tx: Tx, job_id: str) -> list[tuple[int, int]]:

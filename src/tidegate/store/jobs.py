@@ -1,16 +1,16 @@
 """Verbs about jobs, from their creation to their end; recording what happens in between stands in `outcomes.py`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.answer_terms import answers_text
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ids import is_valid
 from tidegate.core.input.turns import ingest_bytes
-from tidegate.core.job_lists import JobFilter
+from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.job_shape import parts_from, shape_text
 from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, JobWebhook, LineError, Quotas
 from tidegate.core.problems import no_such_file
@@ -26,6 +26,7 @@ from tidegate.store.job_events import begin_events
 from tidegate.store.retry_files import drop_retry_files, forget_retry
 from tidegate.store.reuse import reused_bytes
 from tidegate.store.rows import controls_columns, errors_text, file_from, job_from, searched_text
+from tidegate.store.sorted_jobs import sorted_page
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 from tidegate.store.webhooks import put_endpoint, put_events
 
@@ -130,15 +131,26 @@ class Jobs(Table):
 
     @reads
     async def search_jobs(
-        self, tx: Tx, tenant_id: str, wanted: JobFilter, *, after: str | None = None, count_max: int
+        self,
+        tx: Tx,
+        tenant_id: str,
+        wanted: JobFilter,
+        *,
+        after: str | None = None,
+        count_max: int,
+        sort: JobSort = JobSort.CREATED,
     ) -> list[Job] | None:
-        """A page of a tenant's jobs that match, newest first: those older than `after`; None when that names nothing of this tenant's."""
+        """A page of a tenant's jobs that match, behind `after`; None when that names nothing of this tenant's."""
         start: Row | None = _LIST_START
         if after:
             start = await tx.one("job_cursor", tenant_id=tenant_id, id=after)
         if start is None:
             return None
-        page = {"tenant_id": tenant_id, "count_max": count_max, **filter_columns(wanted, (start[0], start[1]))}
+        place = (start[0], start[1]) if sort is JobSort.CREATED else _LIST_START
+        page = {"tenant_id": tenant_id, "count_max": count_max, **filter_columns(wanted, place)}
+        if sort is not JobSort.CREATED:
+            found = await sorted_page(tx, sort, page, after)
+            return None if found is None else [job for job, _ in found]
         if wanted.status is None:
             return [job_from(row) for row in await tx.dicts("job_search", **page)]
         return [job_from(row) for row in await tx.dicts(f"jobs_search{status_group(wanted)}", **page)]
@@ -238,7 +250,9 @@ class Jobs(Table):
 
     @writes
     async def forget_job(self, tx: Tx, job_id: str) -> None:
-        """Remove a job's records and let go of its result files, and of the input that was made for a response."""
+        """Remove a job's records and let go of its result files, and of the input that was made for a response.
+
+        Events that were not delivered by then still are, and go when they have arrived; what could not be delivered stays listed."""
         rows = await tx.dicts("job_any", id=job_id)
         if not rows or JobState(rows[0]["state"]) not in JOB_ENDED:
             return
@@ -260,9 +274,10 @@ class Jobs(Table):
             "job_event_counts_forget",
             "slices_drop_job",
             "job_inputs_forget",
-            "webhook_endpoint_forget",
+            "job_place_put",
             "webhook_deliveries_forget",
             "job_forget",
+            "webhook_endpoint_forget",
         ):
             await tx.all(name, job_id=job_id)
 

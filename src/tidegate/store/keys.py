@@ -1,8 +1,9 @@
 """Verbs about tenants and their API keys. Secrets never come here: only keyed hashes of them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.keys import PUBLIC_LENGTH
@@ -12,8 +13,7 @@ from tidegate.store.rows import limits_from, limits_text
 from tidegate.store.table import Table, reads, writes
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRights:
+class KeyRights(msgspec.Struct, frozen=True):
     """What a key may do. A part that is None is left as it is in a change, and is without bounds in a new key."""
 
     scopes: str | None = None
@@ -26,8 +26,7 @@ class KeyRights:
     environments: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRow:
+class KeyRow(msgspec.Struct, frozen=True):
     """What the store knows now of one key whose slices somebody holds; `expires_in_ms` counts from the question."""
 
     key_id: str

@@ -7,9 +7,9 @@ give the same tokens back twice: only what is owed is entered again, once the st
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from tidegate.core.budgets.budget import BudgetRequest, Grant, Settlement
 from tidegate.core.budgets.deal import check

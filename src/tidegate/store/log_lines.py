@@ -4,16 +4,16 @@ It relies on the job's row being locked by the caller, and knows nothing of coun
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from operator import itemgetter
+
+import msgspec
 
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Finished, Placed, Usage
 from tidegate.store.driver import Tx
 
 
-@dataclass(frozen=True, slots=True)
-class AddedLines:
+class AddedLines(msgspec.Struct, frozen=True):
     """What one log's part of a flush added to one file: the entries that were new, their bytes and usage."""
 
     entries: list[Finished]
@@ -21,8 +21,7 @@ class AddedLines:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class ResultFile:
+class ResultFile(msgspec.Struct, frozen=True):
     """A file of a job's results, which ends after so many bytes."""
 
     job_id: str

@@ -3,7 +3,7 @@
 import msgspec
 
 from tidegate.core.schedule.policy import ModeOverride
-from tidegate.store.driver import Tx
+from tidegate.store.driver import Row, Tx
 from tidegate.store.table import Table, reads, writes
 
 MODE = "mode_override"
@@ -13,15 +13,23 @@ class ModeOverrides(Table):
     @reads
     async def mode_override(self, tx: Tx) -> ModeOverride:
         """Return the mode that an operator set; nothing of what another version wrote can break this one."""
-        row = await tx.one("mode_override_get", name=MODE)
-        if row is None:
-            return ModeOverride()
-        try:
-            return msgspec.json.decode(row[0], type=ModeOverride)
-        except msgspec.MsgspecError:
-            return ModeOverride()
+        return _override_from(await tx.one("mode_override_get", name=MODE))
 
     @writes
-    async def override_mode(self, tx: Tx, wanted: ModeOverride) -> None:
-        """Every process follows with its next look; an empty override gives back what the settings say."""
-        await tx.all("mode_override_put", name=MODE, value=msgspec.json.encode(wanted).decode())
+    async def override_mode(self, tx: Tx, mode: str | None = None, shadow_mode: str | None = None) -> ModeOverride:
+        """Every process follows with its next look. An empty name gives back what the settings say, None leaves a mode as it is."""
+        before = _override_from(await tx.one("mode_override_lock", name=MODE))
+        after = ModeOverride(
+            before.mode if mode is None else mode, before.shadow_mode if shadow_mode is None else shadow_mode
+        )
+        await tx.all("mode_override_put", name=MODE, value=msgspec.json.encode(after).decode())
+        return after
+
+
+def _override_from(row: Row | None) -> ModeOverride:
+    if row is None:
+        return ModeOverride()
+    try:
+        return msgspec.json.decode(row[0], type=ModeOverride)
+    except msgspec.MsgspecError:
+        return ModeOverride()

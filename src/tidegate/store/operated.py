@@ -1,18 +1,20 @@
 """Verbs of operators across all tenants: look at everything, and repair what is stuck. Callers of a tenant never come here."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.nouns import FOREVER_MS, Job, LineError
 from tidegate.core.schedule.autoscale import DueWork
-from tidegate.core.states import DeliveryState, JobState
+from tidegate.core.states import JOB_ENDED, DeliveryState, JobState
 from tidegate.core.webhooks import WebhookDelivery
 from tidegate.store.driver import Row, Tx
 from tidegate.store.jobs import filter_columns, status_group
 from tidegate.store.rows import errors_text, job_from
+from tidegate.store.sorted_jobs import sorted_page
 from tidegate.store.table import Table, reads, writes
 from tidegate.store.webhooks import delivery_from
 
@@ -30,8 +32,7 @@ SOON_MS = 600_000
 FAILED_BY_OPERATOR = LineError("failed_by_operator", "An operator ended this batch.", None)
 
 
-@dataclass(frozen=True, slots=True)
-class OverviewRows:
+class OverviewRows(msgspec.Struct, frozen=True):
     """What an overview is made of, each row by column name; `rates` are items and tokens a second, by model."""
 
     jobs: list[dict[str, Any]]
@@ -41,12 +42,12 @@ class OverviewRows:
     stuck: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingWork:
-    """What is due when, by model; `has_inputs` while a job waits to be ingested, whose work is not known yet."""
+class WaitingWork(msgspec.Struct, frozen=True):
+    """What is due when, by model; `has_steps` while anything else waits for a worker: a job to be ingested, ended or published, an
+    operation or a delivery. A paused job waits for nothing until its deadline."""
 
     due: dict[str, list[DueWork]]
-    has_inputs: bool
+    has_steps: bool
 
 
 class OperatedStore(Table):
@@ -73,7 +74,7 @@ class OperatedStore(Table):
         place = (start[0], start[1]) if sort is JobSort.CREATED else _LIST_START
         page = {"tenant_id": owner and owner[0], "count_max": count_max, **filter_columns(wanted, place)}
         if sort is not JobSort.CREATED:
-            return await _sorted_page(tx, sort, page, after)
+            return await sorted_page(tx, sort, page, after)
         rows = await tx.dicts(f"jobs_search{status_group(wanted)}", **page)
         return [(job_from(row), row["org"]) for row in rows]
 
@@ -124,7 +125,12 @@ class OperatedStore(Table):
         for statement in ("job_steps_wake", "job_models_wake", "job_flows_wake"):
             await tx.all(statement, job_id=job_id)
         rows = await tx.dicts("job_any", id=job_id)
-        return job_from(rows[0]) if rows else None
+        if not rows:
+            return None
+        job = job_from(rows[0])
+        if job.state in JOB_ENDED:
+            raise _refused(job, "batch_not_requeuable", "queued again")
+        return job
 
     @reads
     async def overview(self, tx: Tx) -> OverviewRows:
@@ -134,7 +140,7 @@ class OperatedStore(Table):
         rates = await tx.all("overview_rates", minutes=RATE_MINUTES)
         return OverviewRows(
             await tx.dicts("overview_jobs"),
-            await tx.dicts("overview_ended", lately_ms=LATELY_MS, count_max=ENDED_MAX),
+            await tx.dicts("overview_ended", since=now_ms - LATELY_MS, count_max=ENDED_MAX),
             await tx.dicts("overview_models", count_max=MODELS_MAX),
             {row[0]: (int(row[1]) / span_s, int(row[2]) / span_s) for row in rates},
             await tx.dicts("overview_stuck", soon_ms=SOON_MS, count_max=STUCK_MAX),
@@ -154,7 +160,7 @@ class OperatedStore(Table):
         due: dict[str, list[DueWork]] = {}
         for model, due_in_ms, units in await tx.all("due_work", count_max=DUE_MAX):
             due.setdefault(model, []).append(DueWork(due_in_ms, units))
-        return WaitingWork(due, await tx.one("inputs_waiting") is not None)
+        return WaitingWork(due, await tx.one("steps_waiting") is not None)
 
     @reads
     async def list_flows(self, tx: Tx, model: str | None, count_max: int) -> list[dict[str, Any]]:
@@ -204,30 +210,6 @@ class OperatedStore(Table):
         """Return the id of the tenant whose delivery this is."""
         rows = await tx.dicts("delivery_of_anyone", event_id=event_id, endpoint_id=endpoint_id)
         return rows[0]["tenant_id"] if rows else None
-
-
-_SORT_KEYS: Mapping[JobSort, Callable[[Job], int]] = {
-    JobSort.DEADLINE: lambda job: job.expires_at,
-    JobSort.SIZE: lambda job: job.item_count,
-    JobSort.FAILED: lambda job: 1_000_000 * job.failed_count // job.item_count if job.item_count else 0,
-    JobSort.COST: lambda job: job.cost_nano,
-}
-# What these are sorted by changes with every record, so that of open jobs stands in no index: two statements find the two kinds.
-_SORTED_APART = (JobSort.FAILED, JobSort.COST)
-
-
-async def _sorted_page(tx: Tx, sort: JobSort, page: dict[str, Any], after: str | None) -> list[tuple[Job, str]]:
-    """Return a page of a sorted list. It goes on behind where the job `after` stands now."""
-    is_rising, key = sort is JobSort.DEADLINE, _SORT_KEYS[sort]
-    start = (-1, "") if is_rising else _LIST_START
-    if after is not None:
-        start = (key(job_from((await tx.dicts("job_any", id=after))[0])), after)
-    place = {"sort_key": start[0], "sort_id": start[1]}
-    parts = ("_open", "_ended") if sort in _SORTED_APART else ("",)
-    rows = [row for part in parts for row in await tx.dicts(f"jobs_by_{sort}{part}", **page, **place)]
-    found = [(job_from(row), str(row["org"])) for row in rows]
-    found.sort(key=lambda one: (key(one[0]), one[0].id), reverse=not is_rising)
-    return found[: page["count_max"]]
 
 
 def _refused(job: Job, code: str, verb: str) -> ApiProblem:

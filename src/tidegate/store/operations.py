@@ -5,7 +5,6 @@ and an operation that was cancelled or taken over changes nothing more.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -28,8 +27,7 @@ _GONE = ApiProblem(404, "batch_not_found", "The batch was deleted meanwhile.")
 JobVerb = Callable[[ChangeableJobs, Job], Awaitable[Job | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class OperationStep:
+class OperationStep(msgspec.Struct, frozen=True):
     """A worker's step of an operation: what it does to the jobs that come next, each with the id of its audit row."""
 
     operation: JobOperation
@@ -132,7 +130,7 @@ class Operations(Table):
             job_id=last.id,
             done=len(step.jobs) - len(failures),
             failed=len(failures),
-            failure=msgspec.json.encode(asdict(failures[-1])).decode() if failures else None,
+            failure=msgspec.json.encode(failures[-1]).decode() if failures else None,
         )
         if moved is None:
             raise LostRace(f"{step.operation.id} ended, or another worker carries it out")

@@ -4,7 +4,8 @@ The job's row is locked first. Everything else (extents, counters, usage, offset
 """
 
 from collections import Counter
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, LineError, Recorded, Rewrite, UnrunLines, Usage

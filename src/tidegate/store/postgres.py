@@ -60,6 +60,8 @@ class PostgresTx:
 
     async def all(self, query: str, /, **parameters: Any) -> list[Row]:
         sql, names = _sql(query)
+        if statements()[query].has_open_filters:
+            await self._connection.execute("set local plan_cache_mode = force_custom_plan")
         return await self._connection.fetch(sql, *[parameters[key] for key in names])  # type: ignore[no-any-return]
 
     async def one(self, query: str, /, **parameters: Any) -> Row | None:
@@ -118,7 +120,7 @@ class PostgresDriver:
         """`steady_ms` is a clock that cannot be set; without it the database's clock is believed whatever it shows."""
         self._pool_size = pool_size
         self._timeout_s = statement_timeout_ms / 1000
-        # Every statement reads a few rows by index: planning it each time, or compiling it, takes longer than running it.
+        # Nearly every statement reads a few rows by index: planning it each time, or compiling it, takes longer than running it.
         self._limits = {
             "statement_timeout": str(statement_timeout_ms),
             "idle_in_transaction_session_timeout": str(statement_timeout_ms),

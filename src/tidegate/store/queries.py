@@ -8,25 +8,29 @@ It refuses to know what any statement means.
 """
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+
+import msgspec
 
 _HEADER = re.compile(r"^-- (part )?(\w+) --$")
 _PART = re.compile(r"\{(\w+)\}")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
 _REVEALED = re.compile(r"/\*!(.*?)\*/", re.DOTALL)
 _VALUES = re.compile(r"\bvalues\s*\((.*)\)(?=\s*(?:on conflict|returning|$))", re.DOTALL)
+_OPEN_FILTER = re.compile(r"cast\(:\w+ as text\) is null or")
 _MOVE = re.compile(r"^-- moves: (\w+): (\w+) -> (\w+)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(msgspec.Struct, frozen=True):
+    """One text of SQL. With `has_open_filters` some of its filters may be left out, so that no one plan is good for all that is asked."""
+
     name: str
     comment: str
     sql: str
     parameters: tuple[str, ...]
     moves: tuple[tuple[str, str, str], ...]
+    has_open_filters: bool
 
 
 @cache
@@ -46,9 +50,10 @@ def statements() -> dict[str, Statement]:
             return
         moves = tuple(match.groups() for line in comments if (match := _MOVE.match(line)))
         parameters = tuple(dict.fromkeys(_PARAMETER.findall(sql)))
+        has_open_filters = _OPEN_FILTER.search(sql) is not None
         if name in found:
             raise ValueError(f"two statements are called {name}")
-        found[name] = Statement(name, "\n".join(comments), sql, parameters, moves)  # type: ignore[arg-type]
+        found[name] = Statement(name, "\n".join(comments), sql, parameters, moves, has_open_filters)  # type: ignore[arg-type]
 
     for page in pages:
         for line in page.read_text("utf-8").splitlines():
@@ -116,4 +121,6 @@ def schema_for(dialect: str, text: str) -> str:
     """A schema or migration text in one dialect: what is meant for the other is left out, and PostgreSQL collates text as SQLite does."""
     meant = re.sub(rf"/\*{dialect}:(.*?)\*/", r"\1", text, flags=re.DOTALL)
     meant = re.sub(r"/\*(?:sqlite|postgresql):.*?\*/", "", meant, flags=re.DOTALL)
-    return meant if dialect == "sqlite" else re.sub(r"(?m)^(\s+\w+ )text\b", r'\1text collate "C"', meant)
+    return (
+        meant if dialect == "sqlite" else re.sub(r"(?m)(^\s+\w+ |add column \w+ )text\b", r'\1text collate "C"', meant)
+    )

@@ -1,8 +1,7 @@
 """Verbs about retries: items of an ended job that run again as a new job."""
 
-from dataclasses import replace
-
 import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.input.turns import ingest_bytes
 from tidegate.core.job_controls import FollowUp

@@ -4,7 +4,7 @@ What such an entry says is a document that the settings understand; here it is t
 its revision: who changes an entry names the one that they saw, so that no two operators undo each other unseen.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from tidegate.core.errors import LostRace
 from tidegate.store.driver import Tx
@@ -18,8 +18,7 @@ MODEL = "model"
 DRAIN_STATE = "drain_state"
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingEntry:
+class RoutingEntry(msgspec.Struct, frozen=True):
     """One deployment, resource or model as it was last written."""
 
     kind: str

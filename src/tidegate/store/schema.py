@@ -10,9 +10,10 @@ can work with lets two versions work side by side.
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+
+import msgspec
 
 from tidegate.core.errors import StoreRefused
 from tidegate.store.driver import Migration
@@ -23,8 +24,7 @@ STAMPS = "select name, value from meta where name in ('schema_version', 'compati
 _COMPATIBLE_FROM = re.compile(r"^-- compatible_from: (\d+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """What one version changes. The first version's text is its whole schema."""
 
     version: int
@@ -49,8 +49,7 @@ class Step:
         return hashlib.sha256(" ".join(bare.split()).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSchema:
+class StoreSchema(msgspec.Struct, frozen=True):
     """What a program knows of the schema: the whole of it, and every version since the first."""
 
     fresh: str

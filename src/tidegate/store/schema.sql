@@ -79,7 +79,8 @@ create table keys (
 );
 create index keys_by_tenant on keys (tenant_id);
 
--- One row per process incarnation. Its leases live exactly as long as `alive_until` stays ahead of the database's clock.
+-- One row per process incarnation. Its leases live exactly as long as `alive_until` stays ahead of the database's clock. `share_owner` is the
+-- only owner whose jobs it ingests and leases; empty for a worker of all.
 create table workers (
     id text primary key,
     host text not null,
@@ -94,7 +95,8 @@ create table workers (
     -- Whether it runs items; an API process without a worker beats too, for the blobs that it receives.
     runs_items bigint not null,
     -- What keeps it from work, as JSON; empty while nothing does.
-    report text not null
+    report text not null,
+    share_owner text not null default ''
 );
 create index workers_alive on workers (alive_until) where state = 'alive';
 
@@ -132,6 +134,7 @@ create table files (
 create index files_by_tenant on files (tenant_id, created_at, id);
 create index files_listed on files (tenant_id, created_at, id) where purpose not in ('response', 'response_output', 'whole');
 create index files_expiring on files (expires_at) where state = 'ready';
+create index files_stored on files (tenant_id, size_bytes) where state = 'ready' and purpose <> 'whole';
 create index files_deleted on files (deleted_at) where state = 'deleted';
 
 -- A file is the list of its extents in order of `at`.
@@ -296,8 +299,9 @@ create index jobs_deleted on jobs (id) where kind = 'deleted';
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 create index jobs_by_deadline on jobs (expires_at, id)
     where kind = 'batch' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
-create index jobs_by_size on jobs (item_count, id) where kind = 'batch';
-create index jobs_by_cost on jobs (final_cost_nano, id) where kind = 'batch' and final_cost_nano > 0;
+create index jobs_by_size on jobs (item_count, id /*sqlite: , tenant_id, created_at, words, errors */) where kind = 'batch';
+create index jobs_by_cost on jobs (final_cost_nano, id /*sqlite: , tenant_id, created_at, words, errors */)
+    where kind = 'batch' and final_cost_nano > 0;
 create index jobs_by_failed on jobs (final_failed_ppm, id) where kind = 'batch' and final_failed_ppm > 0;
 create index jobs_by_input on jobs (input_file_id);
 create index jobs_to_ingest on jobs (tenant_id, (ingest_bytes + 100 * created_at), id) where state = 'validating';
@@ -311,6 +315,15 @@ create table job_inputs (
     primary key (job_id, number)
 );
 create index job_inputs_by_file on job_inputs (file_id);
+
+-- Where batches and webhook endpoints that are gone stood in lists: a page behind one of them begins there for a while.
+create table list_places (
+    id text primary key,
+    tenant_id text not null,
+    created_at bigint not null,
+    deleted_at bigint not null
+);
+create index list_places_by_age on list_places (deleted_at);
 
 -- Whose input is ingested next: a clock for small inputs and one for large ones, and the places of tenants that stand ahead of it.
 create table ingest_clocks (
@@ -583,7 +596,8 @@ create table routing (
     primary key (kind, name)
 );
 
--- What operators changed, and how it was before: rows are added, never changed. Both looks are JSON without secrets.
+-- What operators changed, and how it was before: rows are added, never changed. Both looks are JSON without secrets. `address` is where the
+-- change was asked for; null for one that no request asked for.
 create table audit (
     id text primary key,
     happened_at bigint not null,
@@ -592,7 +606,8 @@ create table audit (
     kind text not null,
     target text not null,
     before text,
-    after text
+    after text,
+    address text
 );
 create index audit_by_time on audit (happened_at, id);
 create index audit_by_target on audit (target, happened_at, id);
@@ -648,8 +663,8 @@ create index webhook_endpoints_by_tenant on webhook_endpoints (tenant_id, create
 create index webhook_endpoints_by_job on webhook_endpoints (job_id) where job_id is not null;
 
 -- The outbox: one row for each event and endpoint, written in the transaction of what it tells of: the end of a job, or what became of one
--- `item`. It is leased to a worker as long as that
--- worker is alive; `lease_token` guards what becomes of it. A row lives as long as its job and its endpoint do.
+-- `item`. It is leased to a worker as long as that worker is alive; `lease_token` guards what becomes of it. A row lives as long as its job
+-- and its endpoint do; one that is not delivered when its job is deleted lives until it is, or until the job would have been forgotten.
 create table webhook_deliveries (
     event_id text not null,
     endpoint_id text not null,

@@ -1,8 +1,9 @@
 """Verbs about slices and leases."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import itemgetter
+
+import msgspec
 
 from tidegate.core.answer_terms import answers_from
 from tidegate.core.errors import LostRace
@@ -135,8 +136,7 @@ class Slices(Table):
         return [(row[0], row[1], row[2], row[3], row[4]) for row in await tx.all("slices_unfinished", job_id=job_id)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Door:
+class _Door(msgspec.Struct, frozen=True):
     """A job that is open for a lease. `is_old`: its last one was over a second ago. `is_held`: this very lease was made before. `job` is
     what its slices say of it."""
 
@@ -256,8 +256,7 @@ async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Freed:
+class _Freed(msgspec.Struct, frozen=True):
     """A slice that lost its owner; `lost_count` does not count that owner yet."""
 
     job_id: str

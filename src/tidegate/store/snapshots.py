@@ -5,7 +5,8 @@ They turn rows into what `core.schedule` understands. They choose nothing.
 
 from collections import Counter
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+
+import msgspec
 
 from tidegate.core.nouns import ModelPace
 from tidegate.core.schedule.outlooks import Minute, ModelOutlook, Outlook
@@ -21,8 +22,7 @@ _NONE_IS_SUSPECT = 1 << 62
 _WHY = {why.value: why for why in Why}
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotBounds:
+class SnapshotBounds(msgspec.Struct, frozen=True):
     """What one look at the store may show: so many flows, the oldest and the smallest jobs of each, and the jobs of a model that are due
     first. Where there are many flows or models, fewer jobs of each are looked at.
 
@@ -51,15 +51,14 @@ class SnapshotBounds:
 BOUNDS = SnapshotBounds()
 
 
-@dataclass(slots=True)
-class _Out:
+class _Out(msgspec.Struct):
     """What is in flight by model and rule, by share owner, by flow and by job and model. `lost_level` is how many owners the worst
     slice lost, and `others_level` how many the worst that another worker holds."""
 
-    rules: dict[tuple[str, str], int] = field(default_factory=dict)
-    owners: dict[str, int] = field(default_factory=dict)
-    flows: dict[tuple[str, str], int] = field(default_factory=dict)
-    jobs: dict[tuple[str, str], int] = field(default_factory=dict)
+    rules: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    owners: dict[str, int] = msgspec.field(default_factory=dict)
+    flows: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    jobs: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
     lost_level: int = 0
     others_level: int = 0
 
@@ -134,7 +133,7 @@ class Snapshots(Table):
     @reads
     async def _look(self, tx: Tx, worker_id: str, wanted: Set[str], bounds: SnapshotBounds) -> "_SnapshotRows":
         """Read the awake models, and the flows and jobs of those that are wanted."""
-        moment = await tx.one("snapshot_now", search_max=SEARCH_LOSSES_MAX)
+        moment = await tx.one("snapshot_now", search_max=SEARCH_LOSSES_MAX, worker_id=worker_id)
         assert moment is not None, "it always gives a row"
         seen = _SnapshotRows(moment, _in_flight(await tx.all("snapshot_in_flight", worker_id=worker_id)))
         seen.awake = [row[0] for row in await tx.all("awake_models", count_max=bounds.models_max)]
@@ -151,20 +150,21 @@ class Snapshots(Table):
             "kept": KEPT_FOR_CHECKS,
         }
         models = {"model": asked}
-        flows = await tx.for_each("snapshot_flows", models, flows_max=flows_max, jobs_max=jobs_max, **startable)
+        bounded = startable | {"worker_id": worker_id}
+        flows = await tx.for_each("snapshot_flows", models, flows_max=flows_max, jobs_max=jobs_max, **bounded)
         seen.add_flows(flows, flows_max)
         seen.add_jobs(await tx.for_each("snapshot_oldest", _places(flows), jobs_max=jobs_max, **startable))
         if long := [row for row in flows if row[4]]:
             seen.add_jobs(await tx.for_each("snapshot_smallest", _places(long), jobs_max=jobs_max, **startable))
         due_max = bounds.due_of_each(len(wanted))
-        seen.add_due(await tx.for_each("snapshot_due", models, due_max=due_max, **startable))
+        seen.add_due(await tx.for_each("snapshot_due", models, due_max=due_max, **bounded))
         return seen
 
     @reads
     async def outlook(self, tx: Tx, job_id: str) -> Outlook | None:
         """What an estimate of a job's end can be made from; None when there is no such job."""
         rows = await tx.dicts("job_any", id=job_id)
-        row = await tx.one("snapshot_now", search_max=0)
+        row = await tx.one("snapshot_now", search_max=0, worker_id="")
         if not rows or row is None:
             return None
         job = rows[0]

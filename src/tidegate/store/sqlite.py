@@ -1,6 +1,7 @@
-"""SQLite through apsw: one writer thread, one reader thread, WAL with full synchronisation, one writing process.
+"""SQLite through apsw: one writer thread, one reader thread, WAL with full synchronisation.
 
-The second process that wants to write is refused at the door; readers may come beside it.
+A server has the store to itself: another process that wants to write is refused when it opens it. Runs and commands share it. Readers
+may come beside either.
 """
 
 import asyncio
@@ -106,7 +107,12 @@ class SqliteDriver:
     dialect = "sqlite"
 
     def __init__(
-        self, path: Path | None, now_ms: Callable[[], int] | EmbeddedClock, *, read_only: bool = False
+        self,
+        path: Path | None,
+        now_ms: Callable[[], int] | EmbeddedClock,
+        *,
+        read_only: bool = False,
+        is_shared: bool = False,
     ) -> None:
         self._path = path
         self._clock = now_ms if isinstance(now_ms, EmbeddedClock) else None
@@ -123,8 +129,8 @@ class SqliteDriver:
         flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         try:
             if not read_only:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._lock_fd = _lock_out_other_writers(path)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._lock_fd = _lock_writers(path, is_shared=is_shared)
                 _make_private(path)
             self._writer = self._open(str(path), flags)
             self._reader = self._open(str(path), flags)
@@ -301,12 +307,13 @@ def _make_private(path: Path) -> None:
             one.chmod(0o600)
 
 
-def _lock_out_other_writers(path: Path) -> int:
-    """An advisory lock on a file beside the database; the kernel drops it when this process dies."""
+def _lock_writers(path: Path, *, is_shared: bool) -> int:
+    """Take an advisory lock on a file beside the database, for this process alone or for all that share it; the kernel drops it when this
+    process dies."""
     name = path.with_name(path.name + ".writer")
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(descriptor)

@@ -1,7 +1,8 @@
-"""The embedded store's time: one process writes, so it keeps the time itself, by a clock of the machine that cannot be set.
+"""The embedded store's time: the processes that write to it keep it, by a clock of the machine that cannot be set.
 
-That clock counts from the machine's start. Its relation to the store's time is written down, so that a process that starts later, before
-the machine does, goes on exactly where its predecessor was; after a restart of the machine nothing before the last note is lived again.
+That clock is the same for all of them, and counts from the machine's start. Its relation to the store's time is written down, so that a
+process that starts later, before the machine does, goes on exactly where its predecessor was; after a restart of the machine nothing before
+the last note is lived again.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ class EmbeddedClock:
         self._steady_ms = steady_ms
         self._boot = boot
         self._is_begun = False
+        self._stepped_at = 0
         # One assignment changes both, so that other threads never read one without the other.
         self._state = (wall_ms() - steady_ms(), Steady())
 
@@ -36,8 +38,13 @@ class EmbeddedClock:
         if not self._is_begun:
             now, step = self._first_reading(row, here)
             self._is_begun = True
+        elif row.stepped_at != self._stepped_at and row.steady != self._state[1]:
+            # Another process that shares the store took the step out, or followed it.
+            self._state = (self.wall_ms() - here.ms, row.steady)
+            now, step = self.now_ms(), 0
         else:
             now, step = self.now_ms(), self.wall_ms() - here.ms - self._state[0]
+        self._stepped_at = row.stepped_at
         if abs(step) >= STEP_MS_MIN:
             steady = going_on_from(now, self._read_from(here))
             self._state = (self._state[0], steady)
@@ -50,7 +57,7 @@ class EmbeddedClock:
             self._state = (self._state[0], steady)
             await set_clock(tx, steady, now + jump_ms, here)
             say_followed(jump_ms)
-        elif not 0 <= now - row.ticked_at < _TICK_MS:
+        elif now - row.ticked_at >= _TICK_MS:
             await tick(tx, now, here)
 
     async def borrow(self, tx: Tx) -> None:

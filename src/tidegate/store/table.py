@@ -137,6 +137,11 @@ async def remember_object(tx: Tx, tenant_id: str, route: str, idempotency: Idemp
     )
 
 
+async def forget_object(tx: Tx, tenant_id: str, route: str, key: str, object_id: str) -> None:
+    """Let a key make something again where what it made was taken back."""
+    await tx.all("idempotency_take_back", tenant_id=tenant_id, route=route, key=key, object_id=object_id)
+
+
 def refuse_forgotten() -> NoReturn:
     """Making it again could pay for the same work twice, and there is nothing left to show."""
     raise ApiProblem(

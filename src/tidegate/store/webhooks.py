@@ -112,6 +112,7 @@ class Webhooks(Table):
     @writes
     async def delete_webhook_endpoint(self, tx: Tx, tenant_id: str, endpoint_id: str) -> bool:
         """Delete an endpoint and what was to be delivered there. False: there is no such endpoint."""
+        await tx.all("webhook_endpoint_place_put", tenant_id=tenant_id, id=endpoint_id)
         deleted = await tx.one("webhook_endpoint_delete", tenant_id=tenant_id, id=endpoint_id) is not None
         if deleted:
             await tx.all("webhook_deliveries_delete", endpoint_id=endpoint_id)
@@ -153,6 +154,9 @@ class Webhooks(Table):
             if await tx.one("webhook_delivered", status=status, **guard) is None:
                 return None
             await tx.all("webhook_endpoint_recovered", id=leased.endpoint_id)
+            name = {"event_id": leased.event_id, "endpoint_id": leased.endpoint_id}
+            if gone := await tx.one("webhook_delivered_forget", **name):
+                await tx.all("webhook_endpoint_forget", job_id=gone[0])
             return DeliveryState.DELIVERED
         if wait_ms is None or endpoint[0] is not None:
             state, row = (
@@ -204,6 +208,14 @@ class Webhooks(Table):
         await tx.one("webhook_delivery_replay", **name)
         rows = await tx.dicts("webhook_delivery_get", **name)
         return delivery_from(rows[0]) if rows else None
+
+    @writes
+    async def prune_webhooks(self, tx: Tx, keep_ms: int, count_max: int) -> None:
+        """Forget what could not be delivered of some jobs that are gone, and whose events are older than this."""
+        gone = await tx.all("webhook_jobs_gone", keep_ms=keep_ms, count_max=count_max)
+        for job_id in sorted({row[0] for row in gone}):
+            await tx.all("webhook_deliveries_drop", job_id=job_id)
+            await tx.all("webhook_endpoint_forget", job_id=job_id)
 
 
 async def put_events(tx: Tx, job_id: str) -> None:

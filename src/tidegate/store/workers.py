@@ -15,11 +15,18 @@ REPORTS_MAX = 1_000
 class Workers(Table):
     @beats
     async def enlist_worker(
-        self, tx: Tx, worker_id: str, host: str, version: str, lease_ms: int, runs_items: bool = True
+        self,
+        tx: Tx,
+        worker_id: str,
+        host: str,
+        version: str,
+        lease_ms: int,
+        runs_items: bool = True,
+        share_owner: str = "",
     ) -> None:
-        """A new incarnation introduces itself."""
+        """Add a new incarnation of a process. With a share owner it is there for the jobs of that owner alone."""
         row = {"id": worker_id, "host": host, "version": version, "lease_ms": lease_ms, "runs_items": int(runs_items)}
-        await tx.all("worker_put", **row)
+        await tx.all("worker_put", share_owner=share_owner, **row)
 
     @beats
     async def beat(self, tx: Tx, worker_id: str, lease_ms: int) -> list[Holding] | None:

@@ -7,22 +7,23 @@ sampled item, linked to those of the others. An interactive call goes on in the 
 prompts or answers.
 """
 
+import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import blake2b
 from random import getrandbits
 from typing import NamedTuple
 
 import msgspec
+import structlog
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
@@ -41,6 +42,10 @@ from tidegate.core.nouns import Answer, Call, Job, Usage
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.tracing import CALLER, JOB
 
+log = structlog.get_logger()
+
+# Where the SDK logs spans that it could not send, or has no room for.
+_SENDING_LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _RATE = re.compile(r"(?:ParentBased\{root:)?TraceIdRatioBased\{([0-9.e-]+)\}")
 _TEXT_MAX = 256
@@ -67,8 +72,7 @@ class _SpanShape(NamedTuple):
     events: tuple[Event, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Creation:
+class Creation(msgspec.Struct, frozen=True):
     """A job that is being created. `traceparent` is kept with it."""
 
     traceparent: str
@@ -77,13 +81,51 @@ class Creation:
     begun_ns: int
 
 
+class _LastWord(logging.Handler):
+    """Keeps the last message of the SDK about its sending, and prints none: there is one for each group of spans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+        for name in _SENDING_LOGGERS:
+            logger = logging.getLogger(name)
+            logger.handlers[:] = [self]
+            logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+
+class ReportedExporter(SpanExporter):
+    """Sends spans to a collector, and logs once that it takes none, and once that it takes them again. Spans are not kept for it."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._last_word = _LastWord()
+        self._lost = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            if not self._lost:
+                log.warning("traces_lost", why=self._last_word.text)
+            self._lost += len(spans)
+        elif self._lost:
+            log.info("traces_sent_again", lost=self._lost)
+            self._lost = 0
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
 class SpanSender:
     """Hands spans that have ended to the exporter."""
 
     def __init__(self, resource: Resource, version: str) -> None:
         self._resource = resource
         self._scope = InstrumentationScope("tidegate", version)
-        self._processor = BatchSpanProcessor(OTLPSpanExporter())
+        self._processor = BatchSpanProcessor(ReportedExporter(OTLPSpanExporter()))
 
     def close(self, timeout_s: float) -> None:
         # The SDK waits longer for a collector that does not answer than a process may take to stop.
@@ -245,7 +287,8 @@ class Spans:
         """Time an operation on a blob of the job at hand; deletions have no job by then, and a trace of their own."""
         job = JOB.get()
         parent = None if job is None else _job_context(job.id, job.traceparent)
-        if parent is None and operation != "delete":
+        is_sampled = operation == "delete" if parent is None else parent.trace_flags.sampled
+        if not is_sampled:
             yield
             return
         shape = _SpanShape(_STORAGE[operation], {} if job is None else _ids_of(job), parent, kind=SpanKind.CLIENT)
@@ -259,16 +302,17 @@ class Spans:
         finally:
             self._sender.send(shape, context, begun_ns, time.time_ns(), failure)
 
-    async def call(self, send: Callable[[Call], Awaitable[Answer]], call: Call, traceparent: str | None) -> Answer:
+    def call(self, send: Callable[[Call], Awaitable[Answer]], call: Call, traceparent: str | None) -> Awaitable[Answer]:
         """Send the call of an item; where it is sampled, its trace goes on in the model server."""
-        # Most calls are not sampled where there are many: those must cost next to nothing.
-        trace_id = getrandbits(128)
-        if trace_id & TraceIdRatioBased.TRACE_ID_LIMIT >= self._call_bound:
-            return await send(call)
-        context, links = self._context(trace_id, is_sampled=True), _links_to(call.job_id, traceparent)
+        # Most calls are not sampled where there are many: those must cost next to nothing, not even a coroutine of their own.
+        low_bits = getrandbits(64)
+        if low_bits >= self._call_bound:
+            return send(call)
+        context = self._context(getrandbits(64) << 64 | low_bits, is_sampled=True)
+        links = _links_to(call.job_id, traceparent)
         item = {"batch.item.number": call.number, "batch.item.attempt": call.attempt_count + 1}
         span = CallSpan(self._sender, call, context, None, links, {"batch.id": call.job_id, **item})
-        return await span.around(send)
+        return span.around(send)
 
     async def shared_call(
         self, send: Callable[[Call], Awaitable[Answer]], call: Call, trace_headers: Iterable[bytes]

@@ -2,27 +2,31 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.deployments import Secret, reached_names
 from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, Wakes
-from tidegate.interactive_usage import InteractiveUsageBook
-from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.body_fields import field_rules
 from tidegate.settings.tenants import Tenants
 from tidegate.store.store import Store
-from tidegate.upstream.calls.router import Router
+
+# A command that changes a key stands on this too, and calls no model server.
+if TYPE_CHECKING:
+    from tidegate.interactive_usage import InteractiveUsageBook
+    from tidegate.live_config import LiveConfig
+    from tidegate.upstream.calls.router import Router
 
 
 def nothing_to_report() -> Mapping[str, str | None]:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
-class WebContext:
+class WebContext(msgspec.Struct, frozen=True):
     """`worker_id` names the incarnation under which uploads are begun: it must be enlisted and beating, or sweeps collect them.
 
     `router` is the way to the model servers, `callbacks` the way to tenants' webhooks, `scratch` a directory for passing files.
@@ -39,13 +43,13 @@ class WebContext:
     wakes: Wakes
     worker_id: Callable[[], str]
     pepper: bytes
-    router: Router
+    router: "Router"
     callbacks: Callbacks
     scratch: Path
     readiness: Callable[[], Mapping[str, str | None]] = nothing_to_report
     control_token: Secret | None = None
-    live_config: LiveConfig | None = None
-    book: InteractiveUsageBook | None = None
+    live_config: "LiveConfig | None" = None
+    book: "InteractiveUsageBook | None" = None
     stop: asyncio.Event | None = None
 
     def model_of(self) -> Mapping[str, str]:

@@ -1,6 +1,7 @@
 """Gauges that are worked out when they are read: the store's census, the deployments, and what this process uses.
 
-A scrape never waits for the store, except the first: it shows what is known and lets a newer census be taken in the background.
+A scrape shows what is known and lets a newer census be taken in the background; only the first waits for one, and for a moment at most. A
+census reads every job, so one that takes long is kept for longer.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ from tidegate.web.context import WebContext
 log = structlog.get_logger()
 
 _CENSUS_KEEP_MS = 10_000
+_CENSUS_SHARE = 0.02
+_FIRST_CENSUS_WAIT_S = 0.01
 _PAGE_BYTES = resource.getpagesize()
 _DEFAULT_TIER = "default"
 
@@ -28,28 +31,29 @@ class Gauges:
         self._router = context.router
         self._clock = context.clock
         self._tenants = context.tenants()
-        self._census_at_ms: float | None = None
+        self._census_until_ms: float | None = None
         self._counting: asyncio.Task[None] | None = None
         self._cpu_s = 0.0
 
     async def refresh(self) -> None:
         """Bring every gauge up to date, as far as that takes no time."""
-        now_ms = self._clock.monotonic_ms()
-        is_first = self._census_at_ms is None
-        if self._counting is None and (is_first or now_ms - (self._census_at_ms or 0.0) >= _CENSUS_KEEP_MS):
+        is_first = self._census_until_ms is None
+        if self._counting is None and self._clock.monotonic_ms() >= (self._census_until_ms or 0.0):
             self._counting = asyncio.create_task(self._count())
         if is_first and self._counting is not None:
-            await asyncio.shield(self._counting)
+            await asyncio.wait({self._counting}, timeout=_FIRST_CENSUS_WAIT_S)
         self._show_deployments()
         self._show_process()
 
     async def _count(self) -> None:
+        began_ms = self._clock.monotonic_ms()
         try:
             self._show_census(await self._store.census())
         except StoreError as error:
             log.warning("census_failed", error=str(error))
         finally:
-            self._census_at_ms = self._clock.monotonic_ms()
+            now_ms = self._clock.monotonic_ms()
+            self._census_until_ms = now_ms + max(_CENSUS_KEEP_MS, (now_ms - began_ms) / _CENSUS_SHARE)
             self._counting = None
 
     def _show_census(self, census: StoreCensus) -> None:

@@ -1,8 +1,8 @@
 """The heartbeat of a worker: stay alive, learn which jobs close or are paused, and hand back slices that this process does not know."""
 
 import asyncio
-from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from tidegate.core.errors import StoreUnavailable
@@ -18,8 +18,7 @@ log = structlog.get_logger()
 _RETRY_MS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class CloseGrace:
+class CloseGrace(msgspec.Struct, frozen=True):
     """How long calls in flight may go on when their job closes, and when it closes by a cancel."""
 
     closing_ms: int

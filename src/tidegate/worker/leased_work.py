@@ -8,8 +8,9 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import takewhile
+
+import msgspec
 
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.nouns import Holding, Item, LeasedSlice
@@ -25,8 +26,7 @@ SHORT_WAIT_MS = 5_000
 AHEAD_MS = 200
 
 
-@dataclass(slots=True, eq=False)
-class LeasedSliceState:
+class LeasedSliceState(msgspec.Struct, eq=False):
     """One leased slice in this worker's hands; `reading` until its items are here. No item from `sent_to` on was ever sent from here.
     `answered_number` is the last of its items that a model server answered. With `rests_ms` nothing of it is sent for so long. From
     `interactive_at_ms` on its items go like interactive calls; `is_interactive` once they do."""
@@ -53,7 +53,7 @@ class LeasedSliceState:
     closed: bool = False
     settled: bool = False
     aborted: bool = False
-    calls: set["asyncio.Task[None]"] = field(default_factory=set)
+    calls: set["asyncio.Task[None]"] = msgspec.field(default_factory=set)
 
     def bind(self, key: KeyState | None, budgets: tuple[Budget, ...], parallel: tuple[tuple[str, int], ...]) -> None:
         """Bind calls of this slice to what its key allows, to these budgets, and to so many at once by the name that is counted."""

@@ -5,8 +5,8 @@ It sends nothing. What leaves is passed on to record, which tells the store.
 
 import asyncio
 import math
-from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from tidegate.core.budgets.budget import Budget
@@ -176,8 +176,7 @@ class SliceReader:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class HoldLimits:
+class HoldLimits(msgspec.Struct, frozen=True):
     """How many calls may be in flight from one worker, and how many slices it may hold."""
 
     in_flight_max: int

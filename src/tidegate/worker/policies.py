@@ -1,7 +1,8 @@
 """What the operator decides, as the settings and the live configuration say it now."""
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.input.lines import LineRules

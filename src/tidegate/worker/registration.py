@@ -12,10 +12,14 @@ from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
+EVERY_OWNER = ""
+
 
 class Registration:
     """One life of a process. Declared gone, it begins another one under another id. `has_left`: it ended this life by itself.
-    `asked_ms` is when it asked for its last heartbeat that was answered."""
+    `asked_ms` is when it asked for its last heartbeat that was answered.
+
+    `runs_for` is the share owner whose jobs the process runs: EVERY_OWNER for those of all, None for a process that runs none."""
 
     def __init__(
         self,
@@ -26,7 +30,7 @@ class Registration:
         host: str,
         version: str,
         lease_ms: int,
-        runs_items: bool = True,
+        runs_for: str | None = EVERY_OWNER,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -34,7 +38,7 @@ class Registration:
         self._host = host
         self._version = version
         self._lease_ms = lease_ms
-        self._runs_items = runs_items
+        self._runs_for = runs_for
         self.id = ""
         self.safe_until_ms = 0.0
         self.asked_ms = 0.0
@@ -44,7 +48,8 @@ class Registration:
         """Enlist under a fresh id."""
         asked_ms = self._clock.monotonic_ms()
         fresh = ids.make("worker", self._entropy.token_bytes(16))
-        await self._store.enlist_worker(fresh, self._host, self._version, self._lease_ms, self._runs_items)
+        runs_items, share_owner = self._runs_for is not None, self._runs_for or EVERY_OWNER
+        await self._store.enlist_worker(fresh, self._host, self._version, self._lease_ms, runs_items, share_owner)
         self.id = fresh
         self.has_left = False
         self.safe_until_ms = self._safe_from(asked_ms)

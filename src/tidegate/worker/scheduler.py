@@ -6,10 +6,10 @@ It takes nothing. What it remembers between two decisions (whose turn was last, 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 
 import structlog
+from msgspec.structs import replace
 
 from tidegate import metrics
 from tidegate.core import schedule

@@ -103,9 +103,10 @@ class Trial:
             return len(self._group)
         if seen.level > self._level:
             self.begin_again()
-            self._level = seen.level
         elif self._stage is _Stage.REST and seen.level < self._level:
             self._stage = _Stage.ALL
+        # Worse ones may come later, of a model that had no room or was at rest: they are halved again.
+        self._level = seen.level
         return self._bound(seen)
 
     def bounds(self, seen: Suspects) -> SuspectBounds:
@@ -146,7 +147,8 @@ class Trial:
         if state not in self._group:
             return False
         self._group.discard(state)
-        self._has_sent = self._has_sent or state.sent_to > 0
+        # A group of another model may have had none of the worst in it: then it says nothing about these.
+        self._has_sent = self._has_sent or (state.sent_to > 0 and state.slice.lost_count >= self._level)
         if self._group or not self._has_sent:
             return False
         self._has_sent = False

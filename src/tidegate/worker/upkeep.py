@@ -28,6 +28,7 @@ class Sweeping:
         while True:
             reclaimed = await self._sweep()
             woken = await self._flows.tend()
+            metrics.sweep_rows.of("refreshed").inc(woken)
             if reclaimed or woken:
                 self._lease_wake.notify()
             # A log that another host may still deliver is left alone for one sweep, and not for two.

@@ -5,7 +5,8 @@ when its job has its last outcome, `Publishing` ships the files. The worker hold
 """
 
 import asyncio
-from dataclasses import dataclass
+
+import msgspec
 
 from tidegate import metrics
 from tidegate.core.errors import WorkerBroken
@@ -42,8 +43,7 @@ from tidegate.worker.upkeep import Sweeping, Upkeep
 _SMALL_INGESTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPorts:
+class WorkerPorts(msgspec.Struct, frozen=True):
     """What a worker reaches the world through."""
 
     store: Store

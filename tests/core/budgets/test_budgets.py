@@ -366,6 +366,17 @@ def test_settling_gives_back_what_was_not_used() -> None:
     assert tokens_left == 100 - 10 - 4
 
 
+@pytest.mark.parametrize("period", [Period.MINUTE, Period.DAY])
+def test_what_a_request_above_the_limit_did_not_use_is_no_debt(period: Period) -> None:
+    """It reserved more than the limit, so a part of that was owed: what it did not take comes off the debt too."""
+    limit, now = Limit(period, None, 100), START_MS
+    large, small = Ledger(), Ledger()
+    large.take(limit, now, 1, 250)
+    large.settle(limit, now, now, 0, 250, 30)
+    small.take(limit, now, 1, 30)
+    assert large.room(budget("a", limit), limit, now).tokens == small.room(budget("a", limit), limit, now).tokens
+
+
 @pytest.mark.parametrize("grant_id", ["", "x", "-5", "9" * 40, "١٢"])
 def test_a_settlement_of_an_unknown_grant_gives_nothing_back(grant_id: str) -> None:
     one = budget("one", minute(10, 100))

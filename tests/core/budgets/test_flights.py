@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.budgets.counting import HOUR, Sliding
 from tidegate.core.budgets.flights import NOBODY, Flights, mark_of
+from tidegate.core.budgets.money import MoneyLedger
 
 START_MS = 1_800_000_000_000
 HOLDERS = [NOBODY, mark_of("worker_1"), mark_of("worker_2")]
@@ -80,3 +82,12 @@ def test_a_window_that_was_written_without_holders_stays_its_hour() -> None:
 def test_what_cannot_have_been_written_is_refused(numbers: list[int]) -> None:
     with pytest.raises(ValueError):
         Flights.restored(numbers)
+
+
+@pytest.mark.parametrize("period", [Period.MINUTE, Period.HOUR, Period.DAY])
+def test_what_cost_more_than_was_set_aside_leaves_nothing_until_it_is_paid(period: Period) -> None:
+    limit, ledger = Limit(period, nano=100), MoneyLedger()
+    ledger.take(limit, START_MS, 1, 50)
+    ledger.settle(limit, START_MS, START_MS, 0, 50, 130)
+    assert ledger.left(limit, START_MS) == 0
+    assert ledger.fits(limit, START_MS, 1, 1) == 0

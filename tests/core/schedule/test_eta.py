@@ -173,3 +173,8 @@ def test_the_rate_of_now_says_more_than_those_before() -> None:
     assert told is not None
     assert told.p50_ms == 30_000
     assert told.p95_ms > 30_000
+
+
+def test_others_are_served_for_their_weight_beside_ours() -> None:
+    """Our flow weighs four times as much as the others: until it is done each of them gets a quarter, at most what it has."""
+    assert units_before_end(Position(300, 100, weight=4.0, others=((1.0, None), (1.0, 30), (2.0, 10_000)))) == 730

@@ -1,12 +1,13 @@
 """What `tidegate explain` says of a job, from how it stands and what the scheduler would do with it."""
 
-from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pytest
+from msgspec.structs import fields, replace
 
 from tests.core.schedule.world import World, job
 from tidegate.core import nouns
+from tidegate.core.job_controls import Canary, JobControls
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker, WorkerReport
 from tidegate.core.schedule import FlowForecast, Policy, Reason, Why, choose, forecast_not_ready, forecasts
 from tidegate.core.schedule import explain as reasons
@@ -93,7 +94,7 @@ REJECTED = DeploymentTrouble("cloud", True, 3_600_000, "status 401")
 
 
 def job_running() -> nouns.Job:
-    known: dict[str, Any] = {field.name: None for field in fields(nouns.Job) if field.default is MISSING}
+    known: dict[str, Any] = {field.name: None for field in fields(nouns.Job) if field.required}
     known |= {"id": "batch_1", "state": JobState.IN_PROGRESS, "errors": (), "item_count": 9, "expires_at": DAY_MS}
     known |= dict.fromkeys(("answered_count", "failed_count", "expired_count", "cancelled_count"), 0)
     return nouns.Job(**{name: value for name, value in known.items() if name != "controls"})
@@ -118,15 +119,33 @@ def test_what_is_in_the_way_comes_before_everything_else() -> None:
         "m: the budget of organization acme is used up (5 of cost a month; 0 left); it allows more in 1m."
     )
     paused = replace(running, paused_at=1)
-    assert "It is paused" in reasons.waits_for(paused, down)
+    assert "It is paused, for 1m30s now" in reasons.waits_for(paused, replace(down, now=90_001))
+    canary = replace(running, canary=Canary(5, 0, "wait", "waiting"), answered_count=4, failed_count=1)
+    assert "Its canary is done (4 of its 5 requests were answered, 1 failed)" in reasons.waits_for(canary, down)
+    later = replace(running, controls=JobControls(not_before=7_200_000))
+    assert (
+        "It may not begin for another 2h (not_before); to begin at once: `tidegate batches set batch_1 --not-before 0`"
+        in (reasons.waits_for(later, down))
+    )
     stopped = replace(
         told(World([job("a", "a", 5)], Policy()), "a"), rule=None, reason=Reason.UNHEALTHY, eta_p50_ms=3_000
     )
     assert "m: it is unknown when it ends, because nothing of it is served now." in said(stopped)
     ended = replace(running, state=JobState.COMPLETED)
     part = replace(ended, answered_count=7, failed_count=2)
-    assert reasons.explain(part, down) == ["It ended as completed: 7 of 9 items answered, 2 not."]
+    assert reasons.explain(part, down)[0] == "It completed: 7 of 9 requests were answered, 2 failed."
     assert (reasons.causes(ended, down), reasons.waits_for(ended, down)) == ([], "")
+
+
+def test_what_put_slices_off_is_guessed_only_where_it_is_unknown() -> None:
+    resting = inputs(slices_resting=1, rest_ends_in_ms=3_000, slices_ready=0)
+    assert "1 slice is put off for another 3s, because an upstream" in "\n".join(
+        reasons.explain(job_running(), resting)
+    )
+    known = replace(resting, waiting_reasons=(("upstream_throttled", 2),))
+    assert "1 slice is put off for another 3s." in reasons.explain(job_running(), known)
+    one = replace(resting, waiting_reasons=(("upstream_ambiguous", 1),))
+    assert "1 item was tried and waits to be tried again" in "\n".join(reasons.explain(job_running(), one))
 
 
 def test_workers_that_are_broken_or_gone() -> None:

@@ -1,8 +1,8 @@
 """Fair share: the stated bound over random loops, weights, and who is first when a flow wakes."""
 
-import dataclasses
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,8 +104,8 @@ def test_flows_with_nothing_ready_change_nothing(
     told = {name: replace(view, weights=50.0) for name, view in snapshot.models.items()}
     flows = [replace(flow, served=float(int(flow.served)), in_flight_units=0) for flow in snapshot.flows]
     idle = [FlowView(f"m{model}", f"idle{number}", 1.0, served, 0) for number, (model, served) in enumerate(others)]
-    seen = dataclasses.replace(snapshot, models=told, flows=flows, jobs=_known(snapshot, flows), workers=4)
-    assert choose(dataclasses.replace(seen, flows=[*idle, *flows]), policy) == choose(seen, policy)
+    seen = msgspec.structs.replace(snapshot, models=told, flows=flows, jobs=_known(snapshot, flows), workers=4)
+    assert choose(msgspec.structs.replace(seen, flows=[*idle, *flows]), policy) == choose(seen, policy)
 
 
 def _known(snapshot: Snapshot, flows: list[FlowView]) -> list[JobView]:

@@ -1,9 +1,8 @@
 """What every mode keeps, whatever the look: rooms, caps, shares, no idle room, a reason for all that waits, and the same answer twice."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from tests.core.schedule import looks
 from tests.core.schedule.world import World, job

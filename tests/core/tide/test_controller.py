@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tidegate.core.tide.controller import QUIET_TOKENS_MAX, Tide, TidePolicy
 from tidegate.core.tide.learner import SAFE_CALLS

@@ -50,7 +50,8 @@ def test_embeddings_in_both_encodings(client: openai.OpenAI) -> None:
 
 
 def test_responses(client: openai.OpenAI) -> None:
-    whole = client.responses.create(model="m", input="hello", instructions="be brief")
+    whole = client.responses.create(model="m", input="hello", instructions="be brief", metadata={"run": "7"})
+    assert whole.metadata == {"run": "7"}
     assert whole.status == "completed"
     assert whole.output_text
     with client.responses.stream(model="m", input="hello", instructions="be brief") as stream:

@@ -11,6 +11,7 @@ import apsw
 
 from tests.simulation.world.customers import Order
 from tests.simulation.world.estate import PRICE
+from tests.simulation.world.judge import Judge
 from tests.simulation.world.plan import Plan
 from tests.simulation.world.witness import Witnessed
 from tidegate.core.answers.results import INTERACTIVE_MEMBER
@@ -145,53 +146,55 @@ class ControlWatch:
             if self._connection.execute(running, (call.job_id,)).fetchall():
                 self._broken(f"canary: call {call.serial} is not of the sample, which is not over")
 
-    def judge(self, file_bytes: Callable[[str | None], bytes], calls: list[Witnessed]) -> None:
-        """What a job cost is what its answers cost; a retry's merged file holds the answers of its chain, and each retry is made once."""
+    def judge(self, judge: Judge, calls: list[Witnessed]) -> None:
+        """Each job that was asked for was made once, and those that are there are as they must be."""
         orders = {id(order): order for order in self._orders.values()}.values()
-        self._judge_windows(orders)
         if self._plan.kinds == ["job_priority"]:
             self._judge_priorities(orders, calls)
         for order in orders:
-            row: list[Any] = self._connection.execute(
-                "select merged_file_id, output_file_id, retry_of, input_tokens, output_tokens, cost_nano from jobs where id = ?",
-                (order.job_id,),
-            ).fetchall()
-            merged_id, output_id, retry_of, input_tokens, output_tokens, cost_nano = row[0]
-            price = (PRICE.input_nano * input_tokens + PRICE.output_nano * output_tokens) // _MILLION
-            has_turned = order.interactive_after_ms is not None and INTERACTIVE_MEMBER in file_bytes(output_id)
-            if not has_turned:
-                # Batch work pays half.
-                price //= 2
-            if cost_nano != (price if self._is_priced else 0):
-                self._broken(f"cost: {order.name} cost {cost_nano}, and its answers {price}")
-            if order.retry_of is None:
-                continue
-            if retry_of != order.retry_of.job_id:
-                self._broken(f"retry: {order.name} says that it is one of {retry_of}")
-            before: list[Any] = self._connection.execute(
-                "select coalesce(merged_file_id, output_file_id) from jobs where id = ?", (retry_of,)
-            ).fetchall()
-            if merged_id is not None and file_bytes(merged_id) != file_bytes(before[0][0]) + file_bytes(output_id):
-                self._broken(f"retry: the merged output of {order.name} is not what its chain answered")
-            if merged_id is None and output_id is not None:
-                self._broken(f"retry: {order.name} has answers and no merged output")
-        made = len(self._connection.execute("select id from jobs").fetchall())
-        if made != len(orders):
-            self._broken(f"P1: there are {made} jobs, and {len(orders)} were asked for")
+            if order.job_id not in judge.gone:
+                self.judge_job(order, judge)
+        made, asked_for = len(self._connection.execute("select id from jobs").fetchall()), len(orders) - len(judge.gone)
+        if made != asked_for:
+            self._broken(f"P1: there are {made} jobs, and {asked_for} were asked for")
 
-    def _judge_windows(self, orders: Iterable[Order]) -> None:
-        """A job ends by its last window, and none expires before."""
-        for order in orders:
-            if order.wishes.window_s is None:
-                continue
-            found: list[Any] = self._connection.execute(
-                "select created_at, expires_at, expired_at, state from jobs where id = ?", (order.job_id,)
-            ).fetchall()
-            created_at, expires_at, expired_at, state = found[0]
-            if expires_at != created_at + order.window_ms:
-                self._broken(f"window: {order.name} has one of {expires_at - created_at} ms, and not {order.window_ms}")
-            if state == "expired" and expired_at < expires_at:
-                self._broken(f"window: {order.name} expired {expires_at - expired_at} ms too soon")
+    def judge_job(self, order: Order, judge: Judge) -> None:
+        """What a job cost is what its answers cost; a retry's merged file holds the answers of its chain."""
+        self._judge_window(order)
+        row: list[Any] = self._connection.execute(
+            "select merged_file_id, output_file_id, retry_of, input_tokens, output_tokens, cost_nano from jobs where id = ?",
+            (order.job_id,),
+        ).fetchall()
+        merged_id, output_id, retry_of, input_tokens, output_tokens, cost_nano = row[0]
+        price = (PRICE.input_nano * input_tokens + PRICE.output_nano * output_tokens) // _MILLION
+        has_turned = order.interactive_after_ms is not None and INTERACTIVE_MEMBER in judge.file_bytes(output_id)
+        if not has_turned:
+            # Batch work pays half.
+            price //= 2
+        if cost_nano != (price if self._is_priced else 0):
+            self._broken(f"cost: {order.name} cost {cost_nano}, and its answers {price}")
+        if order.retry_of is None:
+            return
+        if retry_of != order.retry_of.job_id:
+            self._broken(f"retry: {order.name} says that it is one of {retry_of}")
+        whole = judge.chain_answers_of(order.retry_of.job_id) + judge.file_bytes(output_id)
+        if merged_id is not None and judge.file_bytes(merged_id) != whole:
+            self._broken(f"retry: the merged output of {order.name} is not what its chain answered")
+        if merged_id is None and output_id is not None:
+            self._broken(f"retry: {order.name} has answers and no merged output")
+
+    def _judge_window(self, order: Order) -> None:
+        """A job ends by its last window, and does not expire before."""
+        if order.wishes.window_s is None:
+            return
+        found: list[Any] = self._connection.execute(
+            "select created_at, expires_at, expired_at, state from jobs where id = ?", (order.job_id,)
+        ).fetchall()
+        created_at, expires_at, expired_at, state = found[0]
+        if expires_at != created_at + order.window_ms:
+            self._broken(f"window: {order.name} has one of {expires_at - created_at} ms, and not {order.window_ms}")
+        if state == "expired" and expired_at < expires_at:
+            self._broken(f"window: {order.name} expired {expires_at - expired_at} ms too soon")
 
     def _judge_priorities(self, orders: Iterable[Order], calls: list[Witnessed]) -> None:
         """Of one caller's jobs for one model, those of a higher priority go first, but for what a worker holds already."""

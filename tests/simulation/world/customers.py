@@ -3,10 +3,10 @@
 import math
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tests.simulation.world.disk import Disk
 from tests.simulation.world.estate import EMBEDDINGS, RACE_SLOTS, UNKNOWN_MODEL, Shape
@@ -57,14 +57,14 @@ _CHOICES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(msgspec.Struct, frozen=True):
     """What a caller does to a job beside creating it. Moments are seconds after its creation.
 
     `pauses` are pairs of pause and resume; without a resume it stays paused. It begins `later_s` after its creation, until that is changed
     at `moved_s`. Thresholds are given at its creation, or at `changed_s`. `word` is what is said after a canary, from `word_s` on.
     `retries` are made one after the other. Once it has ended, an `edited` input is sent again. Its answers must fit `answers`. With `door`
-    what becomes of each item is noted. At `window_s` its window is changed to `window_to_ms`. From `ranked_s` on it has its priority."""
+    what becomes of each item is noted. At `window_s` its window is changed to `window_to_ms`. From `ranked_s` on it has its priority. Its
+    deletion is asked for at `deletes_s`, also while it runs, and `deleted_after_s` after its end."""
 
     pauses: tuple[tuple[float, float | None], ...] = ()
     later_s: float = 0.0
@@ -83,13 +83,14 @@ class Wishes:
     window_to_ms: int = 0
     priority: int = 0
     ranked_s: float = 0.0
+    deletes_s: tuple[float, ...] = ()
+    deleted_after_s: float | None = None
 
 
 NO_WISHES = Wishes()
 
 
-@dataclass(slots=True)
-class Order:
+class Order(msgspec.Struct):
     """One job as its caller knows it. `asked` is which model or resource each line asks for, by its custom_id's number, and `usages` is
     what each really takes; a line that is no request has neither. `wishes` is what its caller does to it while it runs. `retry_of` is the
     order of which it runs some lines again. `copies` are lines that are the same request as another: which. `reuse_of` is the order whose
@@ -119,12 +120,12 @@ class Order:
     retry_of: "Order | None" = None
     reuse_of: "Order | None" = None
     unchanged: frozenset[str] = frozenset()
-    copies: dict[str, str] = field(default_factory=dict)
-    requests: dict[str, dict[str, object]] = field(default_factory=dict)
-    bodies: list[bytes] = field(default_factory=list)
-    asked: dict[str, str] = field(default_factory=dict)
-    usages: dict[str, Usage] = field(default_factory=dict)
-    units: dict[str, int] = field(default_factory=dict)
+    copies: dict[str, str] = msgspec.field(default_factory=dict)
+    requests: dict[str, dict[str, object]] = msgspec.field(default_factory=dict)
+    bodies: list[bytes] = msgspec.field(default_factory=list)
+    asked: dict[str, str] = msgspec.field(default_factory=dict)
+    usages: dict[str, Usage] = msgspec.field(default_factory=dict)
+    units: dict[str, int] = msgspec.field(default_factory=dict)
 
     def source_of(self, custom_id: str) -> str:
         """The line whose request a line is: its own, or that of which it is a copy."""
@@ -163,6 +164,7 @@ class Customers:
         self._wishes = random.Random(f"wishes/{plan.seed}")
         self._lines = random.Random(f"lines/{plan.seed}")
         self._ranks = random.Random(f"ranks/{plan.seed}")
+        self._deletes = random.Random(f"deletes/{plan.seed}")
 
     async def prepare(self) -> None:
         """Upload every input; jobs are created later, at their moments."""
@@ -266,6 +268,7 @@ class Customers:
         order.wishes = self._draw_wishes(order, is_odd=odd)
         self._draw_line_wishes(order, is_odd=odd)
         self._draw_later_wishes(order)
+        self._draw_deletes(order)
         for number in range(count):
             is_odd = odd and number == count - 1
             if order.shape.dedupe and order.tags and not is_odd and self._lines.random() < 0.5:
@@ -319,6 +322,22 @@ class Customers:
         if dice.random() < plan.strength("job_priority"):
             priority, ranked_s = dice.choice((-100, -1, 1, 100)), dice.choice((0.0, 0.0, dice.uniform(0.1, 4)))
             order.wishes = replace(order.wishes, priority=priority, ranked_s=ranked_s)
+
+    def _draw_deletes(self, order: Order) -> None:
+        dice = self._deletes
+        if dice.random() < self._plan.strength("job_delete"):
+            tries_s = tuple(dice.uniform(0.1, 6) for _ in range(dice.choice((0, 1, 2))))
+            order.wishes = replace(order.wishes, deletes_s=tries_s, deleted_after_s=self._draw_deletion())
+
+    def _draw_deletion(self) -> float | None:
+        """How long after its end a job is deleted: at once, while others use what it left, or never."""
+        dice = self._deletes
+        return dice.choice((None, 0.0, dice.uniform(0, 1), dice.uniform(0.5, 6)))
+
+    def _wishes_again(self, order: Order) -> Wishes:
+        """What is done to a job that runs lines of another one again."""
+        after_s = self._draw_deletion() if self._deletes.random() < self._plan.strength("job_delete") else None
+        return Wishes(answers=order.wishes.answers, deleted_after_s=after_s)
 
     def _draw_pauses(self, *, is_short: bool) -> tuple[tuple[float, float | None], ...]:
         dice, at_s, pauses = self._wishes, 0.0, []
@@ -408,7 +427,7 @@ class Customers:
             window_ms=POISON_WINDOW_MS if self.poison.intersection(order.tags) else LONG_WINDOW_MS,
             cancel_s=None,
             shape=msgspec.structs.replace(order.shape, reuse_from=order.job_id, more_inputs=()),
-            wishes=Wishes(answers=order.wishes.answers),
+            wishes=self._wishes_again(order),
             reuse_of=order,
             requests={},
             bodies=[],
@@ -514,6 +533,12 @@ class Customers:
         else:
             self._trace.note("customer", "cancelled", order.name)
 
+    async def delete(self, order: Order) -> None:
+        """Twice now and then, as after an answer that was lost. Whether it may go is for the store to say."""
+        for _ in range(self._deletes.choice((1, 1, 2))):
+            await self._store.forget_job(order.job_id)
+        self._trace.note("customer", "asked to delete", order.name)
+
     async def _moment_ms(self, in_s: float) -> int:
         return await self._store.now_ms() + int(1_000 * in_s)
 
@@ -562,7 +587,9 @@ class Customers:
         except ApiProblem as problem:
             self._trace.note("customer", "cannot retry", order.name, problem.code)
             return None
-        assert job is not None
+        if job is None:
+            self._trace.note("customer", "cannot retry", order.name, "which is gone")
+            return None
         self._trace.note("customer", "retried", order.name, job.id)
         return job.id
 
@@ -576,7 +603,7 @@ class Customers:
             custom_ids=[one for one in order.custom_ids if one in custom_ids],
             tags=tags,
             # What a job may cost and fail holds for its retry too.
-            wishes=Wishes(answers=order.wishes.answers, thresholds=order.wishes.thresholds),
+            wishes=replace(self._wishes_again(order), thresholds=order.wishes.thresholds),
             retry_of=order,
             refused=not tags,
             copies={tag: leader for tag, leader in order.copies.items() if f"id-{tag}" in custom_ids},

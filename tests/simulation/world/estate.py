@@ -5,8 +5,10 @@ No limit is so small that the run's work would not be through in time.
 """
 
 import random
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, EngineKind, Estimate, Resource
@@ -23,8 +25,7 @@ CALL_TOKENS_MAX = 400
 _REDIS_KINDS = ("redis_flush", "redis_fail_over", "redis_away", "redis_lost", "redis_slow")
 
 
-@dataclass(frozen=True, slots=True)
-class Estate:
+class Estate(msgspec.Struct, frozen=True):
     """`names` are what requests may ask for: models and resources. `override_mode` is a mode that an operator switches to under way.
 
     `usage_factor` is by how much real prompts exceed their estimate."""

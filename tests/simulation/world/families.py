@@ -3,8 +3,10 @@
 A planted bug belongs to a family in which a handful of seeds shows it. The healthy engine keeps every promise in all of them.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.simulation.world.estate import (
     CALL_NANO_MAX,
@@ -228,13 +230,13 @@ FAMILIES: dict[str, Family] = {
         },
         estate={**_OPEN, "deployments": _deployments(1, engine=EngineKind.VLLM, max_in_flight=24)},
     ),
-    # Several items share a call, connections take their time, answers are no good, and windows end meanwhile.
+    # Several items share a call, each connection takes its time, answers are no good, and windows end meanwhile.
     "groups": Family(
-        {"broken": 0.1, "refuse": 0.05, "expire": 1.0, "connect_slow": 0.3},
+        {"broken": 0.1, "refuse": 0.05, "expire": 1.0, "connect_slow": 1.0},
         plan={
-            **_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "call_s_max": 1.0, "slice_items": 4,
+            **_QUICK, "job_count": 8, "item_count_max": 30, "item_count_min": 30, "call_s_max": 0.3, "slice_items": 4,
         },
-        estate={**_OPEN, "deployments": _deployments(1, max_in_flight=1, upstream_max_batch_inputs=4), "endpoints": (EMBEDDINGS,)},
+        estate={**_OPEN, "deployments": _deployments(1, max_in_flight=4, upstream_max_batch_inputs=4), "endpoints": (EMBEDDINGS,)},
     ),
     # Several chat items share a call, by an adapter that names each result's item.
     "chat_groups": Family(
@@ -314,6 +316,15 @@ FAMILIES: dict[str, Family] = {
     "retried": Family(
         {"job_retry": 1.0, "refuse": 0.2, "cancel": 0.4, "expire": 0.3, "kill": 0.04, "store_unknown": 0.1},
         plan={**_QUICK, "job_count": 4, "item_count_max": 12, "item_count_min": 8, "in_flight_max": 2, "call_s_max": 1.0},
+        estate={**_OPEN, "endpoints": (CHAT,)},
+    ),
+    # Jobs are deleted: before they have ended, when they have, and while others run what they left or take what they answered.
+    "deleted": Family(
+        {
+            "job_delete": 1.0, "job_retry": 0.6, "job_edit": 0.4, "refuse": 0.2, "error": 0.1, "cancel": 0.3, "kill": 0.04,
+            "receiver": 0.5,
+        },
+        plan={**_QUICK, "job_count": 4, "item_count_max": 12, "item_count_min": 4, "in_flight_max": 2, "call_s_max": 1.0},
         estate={**_OPEN, "endpoints": (CHAT,)},
     ),
     # The same request stands in an input more than once, and processes die while its lines are published.

@@ -30,6 +30,20 @@ DEADLY_MAX = 12
 
 Line = dict[str, Any]
 
+# What stays of a job that is deleted: what was paid for it, for a while that its files are deleted, and events that never arrived.
+_KEPT = ("usage",)
+_KEPT_STATES = {"files": "deleted", "webhook_deliveries": "failed"}
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """What is known of a job that was deleted: what its flow was charged for, and what other jobs may have taken from it."""
+
+    share_owner: str
+    cost: int
+    failed_count: int
+    answers: bytes
+    chain_answers: bytes
+
 
 class Judge:
     def __init__(
@@ -56,7 +70,8 @@ class Judge:
         self._revoked = revoked
         self._broken = broken
         self._asked: dict[str, str] = {}
-        self._lines = LineJudge(connection, plan, self.file_bytes, broken)
+        self.gone: dict[str, Gone] = {}
+        self._lines = LineJudge(connection, plan, self.answers_of, broken)
 
     def _rows(self, sql: str, *parameters: object) -> list[Line]:
         cursor = self._connection.execute(sql, parameters)
@@ -88,34 +103,84 @@ class Judge:
                 found.append(line["custom_id"])
         return found
 
+    def answers_of(self, job_id: str) -> bytes:
+        """The answers of one job, also of one that is gone."""
+        if job_id in self.gone:
+            return self.gone[job_id].answers
+        [row] = self._rows("select output_file_id from jobs where id = ?", job_id)
+        return self.file_bytes(row["output_file_id"])
+
+    def chain_answers_of(self, job_id: str) -> bytes:
+        """The answers of one job and of those that it is a retry of."""
+        if job_id in self.gone:
+            return self.gone[job_id].chain_answers
+        [row] = self._rows("select coalesce(merged_file_id, output_file_id) as file_id from jobs where id = ?", job_id)
+        return self.file_bytes(row["file_id"])
+
+    def judge_deletion(self, order: Order) -> None:
+        """Look at a job that has ended and is deleted now, and keep what others must be compared with."""
+        self._asked.update(order.asked)
+        self._judge_job(order, [call for call in self._calls if call.job_id == order.job_id], is_deleted=True)
+        [job] = self._rows("select * from jobs where id = ?", order.job_id)
+        self.gone[order.job_id] = Gone(
+            job["share_owner"],
+            job["input_tokens"] + 2 * job["output_tokens"],
+            job["failed_count"],
+            self.answers_of(order.job_id),
+            self.chain_answers_of(order.job_id),
+        )
+
     def judge(self, orders: list[Order]) -> None:
         self._asked = {tag: name for order in orders for tag, name in order.asked.items()}
         calls: dict[str, list[Witnessed]] = {order.job_id: [] for order in orders}
         for call in self._calls:
             calls.setdefault(call.job_id, []).append(call)
         for order in orders:
-            self._judge_job(order, calls[order.job_id])
+            if order.job_id not in self.gone:
+                self._judge_job(order, calls[order.job_id])
         self._judge_flows(orders)
+        self._judge_gone()
         self._judge_blobs()
+
+    # ---- deletions
+
+    def _judge_gone(self) -> None:
+        """Nothing is left of a job that was deleted but what was paid for it and what could not be delivered."""
+        tables = self._rows(
+            "select m.name from sqlite_master m join pragma_table_info(m.name) c on c.name = 'job_id' where m.type = 'table'"
+        )
+        for name in (row["name"] for row in tables):
+            if name in _KEPT:
+                continue
+            for row in self._rows(f"select * from {name} where job_id is not null"):  # noqa: S608 - a name of the schema
+                if row["job_id"] in self.gone and (name not in _KEPT_STATES or row["state"] != _KEPT_STATES[name]):
+                    self._broken(f"delete: {name} still has rows of {row['job_id']}, which is gone")
+        for row in self._rows(
+            "select f.job_id from extents e join files f on f.id = e.file_id where f.state = 'deleted'"
+        ):
+            self._broken(f"delete: a deleted file of {row['job_id']} still has bytes")
+        for row in self._rows("select id, retried_by from jobs where retried_by is not null"):
+            if self.gone.keys() & set(msgspec.json.decode(row["retried_by"])):
+                self._broken(f"delete: {row['id']} names a retry that is gone: {row['retried_by']}")
 
     # ---- flows and deadlines
 
     def _judge_flows(self, orders: list[Order]) -> None:
         """Each item was charged once, to the flow of its share_owner: what was answered by what it took, what failed by its estimate."""
         units_max = max((units for order in orders for units in order.units.values()), default=0)
-        rows = self._rows(
-            "select f.share_owner, f.tokens, j.cost, j.failed from"
-            " (select share_owner, sum(served_tokens) as tokens from flows group by share_owner) f"
-            " join (select share_owner, sum(input_tokens + 2 * output_tokens) as cost, sum(failed_count) as failed"
-            " from jobs group by share_owner) j"
-            " on j.share_owner = f.share_owner"
-        )
-        for row in rows:
-            rest = row["tokens"] - row["cost"]
-            if not 0 <= rest <= row["failed"] * max(units_max, 1_000):
+        cost: Counter[str] = Counter()
+        failed: Counter[str] = Counter()
+        for row in self._rows("select share_owner, input_tokens + 2 * output_tokens as cost, failed_count from jobs"):
+            cost[row["share_owner"]] += row["cost"]
+            failed[row["share_owner"]] += row["failed_count"]
+        for one in self.gone.values():
+            cost[one.share_owner] += one.cost
+            failed[one.share_owner] += one.failed_count
+        rows = self._rows("select share_owner, sum(served_tokens) as tokens from flows group by share_owner")
+        for owner, tokens in ((row["share_owner"], row["tokens"]) for row in rows):
+            if not 0 <= tokens - cost[owner] <= failed[owner] * max(units_max, 1_000):
                 self._broken(
-                    f"charge: {row['share_owner']} was charged {row['tokens']}; its answers cost {row['cost']}"
-                    f", {row['failed']} items failed"
+                    f"charge: {owner} was charged {tokens}; its answers cost {cost[owner]}, {failed[owner]} items failed"
                 )
 
     def _judge_deadline(self, order: Order, job: Line) -> None:
@@ -125,7 +190,7 @@ class Judge:
 
     # ---- one job
 
-    def _judge_job(self, order: Order, calls: list[Witnessed]) -> None:
+    def _judge_job(self, order: Order, calls: list[Witnessed], *, is_deleted: bool = False) -> None:
         job = self._rows("select * from jobs where id = ?", order.job_id)[0]
         name = order.name
         self._judge_deadline(order, job)
@@ -133,6 +198,9 @@ class Judge:
         if job["in_progress_at"] is None:
             if job["output_file_id"] or job["error_file_id"] or calls:
                 self._broken(f"P2: {name} ended before ingest and has result files or calls")
+            is_without_source = order.reuse_of is not None and order.reuse_of.job_id in self.gone
+            if is_without_source and "reuse_source_gone" in str(job["errors"]):
+                return
             if job["state"] == "failed" and not order.refused:
                 self._broken(f"P2: {name} was refused although its input is good: {job['errors']}")
             return
@@ -141,7 +209,10 @@ class Judge:
         self._judge_parts(order, job, {"output": output, "error": errors})
         self._judge_lines(order, job, good, bad)
         self._judge_places(job, output, errors)
-        self._judge_answers(order, job, good, bad, calls)
+        unused = self._judge_answers(order, job, good, bad, calls)
+        if not is_deleted:
+            # Of one that is deleted, late answers may not be counted yet.
+            self._judge_unused(order, job, unused)
         self._lines.judge_copies(order, good + bad, calls)
         if order.wishes.door is not None:
             self._lines.judge_events(order, job, len(good) + len(bad), calls)
@@ -227,7 +298,8 @@ class Judge:
 
     def _judge_answers(
         self, order: Order, job: Line, good: list[Line], bad: list[Line], calls: list[Witnessed]
-    ) -> None:
+    ) -> list[Witnessed]:
+        """Each answer is one that a model server gave. Returns the calls whose answer came and was not used."""
         used: set[tuple[int, str]] = set()
         by_mark = {(call.serial, call.tag): call for call in calls}
         for line in self._lines.without_reused(order, good, calls):
@@ -236,7 +308,7 @@ class Judge:
             source = order.source_of(line["custom_id"])
             if call is None or call.mood != "ok" or call.tag != source or call.heard_s is None:
                 self._broken(f"P3: {order.name} has an answer that nobody gave: {line}")
-                return
+                return []
             if order.endpoint != EMBEDDINGS and _said_usage(line["response"]["body"]) != call.usage:
                 self._broken(f"usage: {order.name} has an answer that says another usage than its call: {line}")
             if order.endpoint != EMBEDDINGS and order.usages[call.tag] != call.usage:
@@ -254,6 +326,11 @@ class Judge:
             for call in calls
             if call.mood == "ok" and call.heard_s is not None and (call.serial, call.tag) not in used
         ]
+        if not DELAYS & set(self._plan.kinds):
+            self._judge_kept(order, job, unused)
+        return unused
+
+    def _judge_unused(self, order: Order, job: Line, unused: list[Witnessed]) -> None:
         # One that left in trouble may have left in a hurry, with answers that it could not store in time.
         sure = sum(1 for call in unused if not call.process.dead and not call.process.told_in_trouble)
         # Lines of a void log are written again to another one; whoever adopts both sees the same answer twice.
@@ -262,8 +339,6 @@ class Judge:
             self._broken(
                 f"P4: {order.name} counts {job['unused_count']} unused answers; between {sure} and {len(unused)} came"
             )
-        if not DELAYS & set(self._plan.kinds):
-            self._judge_kept(order, job, unused)
 
     def _judge_kept(self, order: Order, job: Line, unused: list[Witnessed]) -> None:
         """Nothing delayed it: an answer that came well before the job closed must be in the output."""

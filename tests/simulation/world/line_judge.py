@@ -23,12 +23,12 @@ class LineJudge:
         self,
         connection: apsw.Connection,
         plan: Plan,
-        file_bytes: Callable[[str | None], bytes],
+        answers_of: Callable[[str], bytes],
         broken: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self._plan = plan
-        self._file_bytes = file_bytes
+        self._answers_of = answers_of
         self._broken = broken
 
     # ---- copies
@@ -53,12 +53,8 @@ class LineJudge:
         """Check the lines that an earlier job has answered, and return the others."""
         if order.reuse_of is None:
             return good
-        query = "select output_file_id from jobs where id = ?"
-        rows: list[Any] = self._connection.execute(query, (order.reuse_of.job_id,)).fetchall()
-        [[output_id]] = rows
-        answered = {
-            line["custom_id"]: line for line in map(msgspec.json.decode, self._file_bytes(output_id).splitlines())
-        }
+        lines = self._answers_of(order.reuse_of.job_id).splitlines()
+        answered = {line["custom_id"]: line for line in map(msgspec.json.decode, lines)}
         expected = {f"id-{tag}" for tag in order.unchanged} & set(answered)
         for call in calls:
             if f"id-{call.tag}" in expected:

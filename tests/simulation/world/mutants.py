@@ -7,8 +7,9 @@ Most change one statement of queries/*.sql; the others replace one function for 
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.simulation.world.disk import Disk
 from tests.simulation.world.mutants_capacity import CAPACITY

@@ -1,11 +1,12 @@
-"""Planted bugs of pauses, delayed beginnings, thresholds, canaries, windows, priorities and retries."""
+"""Planted bugs of pauses, delayed beginnings, thresholds, canaries, windows, priorities, retries and deletions."""
 
 from typing import Any
 
 from tests.simulation.world.planting import Mutant, both, patch, sql
 from tidegate.core.schedule import deal
+from tidegate.core.states import JobState
 from tidegate.stages.ingest import chosen_lines
-from tidegate.store import job_controls, outcomes, retries
+from tidegate.store import job_controls, jobs, outcomes, retries
 from tidegate.store.canaries import SampleEnd
 
 _PAUSED = "and j.paused_at is null"
@@ -30,6 +31,10 @@ async def _let_go_always(tx: Any, job_id: str) -> SampleEnd:
 
 async def _no_retry_before(*arguments: Any) -> None:
     """Find no retry that was made before."""
+
+
+async def _keep_extents(*arguments: Any) -> None:
+    """Let go of nothing."""
 
 
 CONTROLS: dict[str, Mutant] = {
@@ -124,5 +129,36 @@ CONTROLS: dict[str, Mutant] = {
         "retried",
         "bytes that a retry shares do not count as used by it",
         sql("blob_lend", "uses = uses + :uses", "uses = uses + 0 * :uses"),
+    ),
+    "deleted_while_it_runs": Mutant(
+        "deleted",
+        "a job is deleted though it has not ended",
+        both(
+            patch(jobs, "JOB_ENDED", frozenset(JobState)),
+            sql("job_forget", "and state in ('completed', 'failed', 'expired', 'cancelled')", ""),
+        ),
+    ),
+    "deleted_bytes_kept": Mutant(
+        "deleted", "the files of a deleted job keep their bytes", patch(jobs, "release_extents", _keep_extents)
+    ),
+    "deleted_for_others": Mutant(
+        "deleted",
+        "the bytes that a deleted job shares with others are let go of for all of them",
+        sql("blob_release", "uses = uses - :uses", "uses = 0 * :uses"),
+    ),
+    "deleted_retry_named": Mutant(
+        "deleted",
+        "a retry that was deleted stays named by the first job",
+        sql("job_retried", "retried_by = :retried_by", "retried_by = coalesce(:retried_by, retried_by)"),
+    ),
+    "deleted_events_dropped": Mutant(
+        "deleted",
+        "events of a deleted job that were not delivered are dropped",
+        sql("webhook_deliveries_forget", " and state = 'delivered'", ""),
+    ),
+    "deleted_attempts_left": Mutant(
+        "deleted",
+        "what is known of failed items outlives their job",
+        sql("attempts_forget", "job_id = :job_id", "job_id = :job_id and count > 100"),
     ),
 }

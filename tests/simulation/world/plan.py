@@ -5,7 +5,9 @@ faults that hide one another are thereby also met alone. Settings are tiny, so t
 """
 
 import random
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from tests.simulation.world.estate import Estate, Shape, draw_estate
 from tests.simulation.world.families import FAMILIES
@@ -62,12 +64,13 @@ KINDS: dict[str, tuple[float, ...]] = {
     "background": (0.3, 1.0),
     "job_window": (0.3, 1.0),
     "job_priority": (0.3, 1.0),
+    "job_delete": (0.3, 1.0),
 }
 # Kinds that came later are drawn apart, so that the seeds still mean what they meant.
 _APART = (
     "revoke", "power", "machine_clock", "users", "receiver",
     "job_pause", "job_later", "job_threshold", "job_canary", "job_retry", "job_same", "job_edit", "job_schema", "job_door", "background",
-    "job_window", "job_priority",
+    "job_window", "job_priority", "job_delete",
 )  # fmt: skip
 _APART_SHARE = 0.12
 
@@ -94,8 +97,7 @@ THEMES: tuple[dict[str, float], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """`family` names what was settled beside the seed. `store_slow_leases` is how late a request to the store may come, in leases, and
     `store_verbs` which requests come late or fail; all where it is empty. `poison_s_max` is how soon a poison item kills; where it is 0,
     as late as any answer comes. `lively_s` is the longest wait in clear weather that is still healthy: a Retry-After, a hung call, three
@@ -105,7 +107,7 @@ class Plan:
     seed: int
     estate: Estate
     shape: Shape = Shape.ANY
-    strengths: dict[str, float] = field(default_factory=dict)
+    strengths: dict[str, float] = msgspec.field(default_factory=dict)
     process_count: int = 2
     job_count: int = 2
     item_count_max: int = 12

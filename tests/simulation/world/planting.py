@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
+
+from msgspec.structs import replace
 
 from tidegate.backends import redis_line
 from tidegate.store.queries import statements

@@ -42,6 +42,8 @@ _TRIGGERS: list[tuple[str, str, str, str]] = [
     ("job_frozen", "update on jobs",
      f"old.state in ({_ENDED}) and (" + " or ".join(f"old.{name} is not new.{name}" for name in _FROZEN) + ")",
      "P10: a job that had ended changed"),
+    ("job_deleted_open", "delete on jobs", f"old.state not in ({_ENDED})", "P1: a job that had not ended was deleted"),
+    ("delivery_dropped", "delete on webhook_deliveries", "old.state <> 'delivered'", "P24: an event that was not delivered was dropped"),
     ("job_counts", "update on jobs", " or ".join(f"new.{name} < old.{name}" for name in _COUNTS), "P10: a count decreased"),
     ("job_close_early", "update of state on jobs",
      "old.state in ('in_progress', 'cancelling') and new.state = 'finalizing' and new.closing <> 'completed'"
@@ -102,6 +104,7 @@ class Rules:
         self.gone_at_s: dict[str, float] = {}
         self.closing_at_s: dict[str, float] = {}
         self.closed_at_s: dict[str, float] = {}
+        self.deleted: set[str] = set()
         self.losses: Counter[tuple[str, int]] = Counter()
         self.owner_of: dict[str, Process] = {}
         self._callers: dict[tuple[str, int], str] = {}
@@ -118,6 +121,7 @@ class Rules:
         define("closes", lambda job_id: self.closing_at_s.setdefault(str(job_id), time.now_s()), 1)
         define("closed", lambda job_id: self.closed_at_s.setdefault(str(job_id), time.now_s()), 1)
         define("lost_owner", self._lost_owner, 3)
+        define("deleted", lambda job_id: self.deleted.add(str(job_id)), 1)
         self._watch()
 
     def _watch(self) -> None:
@@ -148,6 +152,7 @@ class Rules:
             "create temp trigger closed after update of state on jobs when new.state = 'finalizing'"
             " begin select closed(new.id); end"
         )
+        self._connection.execute("create temp trigger deletes after delete on jobs begin select deleted(old.id); end")
         self._connection.execute(
             "create temp trigger loses after update of state on slices when old.state = 'leased' and new.state = 'ready'"
             " and not exists (select 1 from workers w where w.id = old.worker_id and w.state = 'alive')"
@@ -186,7 +191,7 @@ class Rules:
             self.losses[job_id, number] += 1
 
     def after_commit(self, verb: str) -> None:
-        touched, self._touched = sorted(self._touched), set()
+        touched, self._touched = sorted(self._touched - self.deleted), set()
         for job_id in touched:
             self._check_job(job_id)
         self.on_commit(verb)
@@ -241,6 +246,11 @@ class Rules:
         """No call without a committed lease that covers it, none after the deadline, none long after a cancel."""
         # The store's time may have jumped since it was last looked at.
         self._time.check()
+        if call.job_id in self.deleted:
+            # It had ended, which its sender hears of at its next heartbeat.
+            self._check_closing(call)
+            self._check_alone(call)
+            return
         job_state, expired = self._one(
             # Its sender learned of the deadline as a duration: a jump of the store's time may be news to it.
             "select state, now_ms() - ? >= expires_at from jobs where id = ?",

@@ -21,9 +21,13 @@ class WorkFiles:
         self._numbers: dict[str, dict[str, int]] = {}
 
     def number_of(self, job_id: str, tag: str) -> int:
+        self.remember(job_id)
+        return self._numbers[job_id][tag]
+
+    def remember(self, job_id: str) -> None:
+        """Read the places of a job's items, as long as they can be read."""
         if job_id not in self._numbers:
             self._numbers[job_id] = dict(self._read(job_id))
-        return self._numbers[job_id][tag]
 
     def _read(self, job_id: str) -> list[tuple[str, int]]:
         found = []

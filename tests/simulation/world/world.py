@@ -8,10 +8,12 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.simulation.world.background import BackgroundCallers, TurnWatch
 from tests.simulation.world.control_watch import ControlWatch
@@ -40,7 +42,6 @@ from tests.simulation.world.witness import Witnessed
 from tests.simulation.world.work_files import WorkFiles
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.job_controls import NO_CONTROLS
-from tidegate.core.schedule.policy import ModeOverride
 from tidegate.core.states import JOB_ENDED
 from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.stages.deliver import WebhookDeliveries
@@ -172,10 +173,11 @@ class World:
         await self._all_leave()
         await self._sweep()
         for order in self.customers.orders:
-            self._check_published(order.job_id)
+            if order.job_id not in self.judge.gone:
+                self._check_published(order.job_id)
         self.judge.judge(self.customers.orders)
-        self.controls.judge(self.judge.file_bytes, self.provider.calls)
-        self.receiver.judge(self.connection)
+        self.controls.judge(self.judge, self.provider.calls)
+        self.receiver.judge(self.connection, self.judge.gone)
         self.users.judge(self.connection)
 
     def _after_commit(self, verb: str) -> None:
@@ -249,6 +251,10 @@ class World:
             yield self._retry(order)
         if wishes.is_edited:
             yield self._edit(order)
+        for at_s in wishes.deletes_s:
+            yield self._later(order, at_s, self._delete)
+        if wishes.deleted_after_s is not None:
+            yield self._delete_ended(order, wishes.deleted_after_s)
 
     async def _later(self, order: Order, after_s: float, act: Callable[[Order], Awaitable[Any]]) -> None:
         await asyncio.sleep(order.begin_s + after_s)
@@ -274,10 +280,13 @@ class World:
         assert self.judge is not None
         for choice in order.wishes.retries:
             await self._until(lambda order=order: self._has_ended(order))  # type: ignore[misc]
-            custom_ids = self.judge.retried_ids(order.job_id, choice)
+            is_gone = order.job_id in self.judge.gone
+            custom_ids = [] if is_gone else self.judge.retried_ids(order.job_id, choice)
             job_id, same = [await self.customers.retry(order, choice) for _ in range(2)]
             if job_id is None:
                 return
+            if is_gone:
+                self.breaks(f"delete: {order.name} is gone, and {job_id} runs lines of it again")
             if same != job_id:
                 self.breaks(f"retry: {order.name} was asked for twice and is both {job_id} and {same}")
             order = self.customers.add_retry(order, job_id, custom_ids)
@@ -290,9 +299,31 @@ class World:
         if edited is not None:
             self._expect_again(edited)
 
+    async def _delete_ended(self, order: Order, after_s: float) -> None:
+        """Delete a job so long after its end."""
+        await self._until(lambda: self._has_ended(order))
+        await asyncio.sleep(after_s)
+        await self._delete(order)
+
+    async def _delete(self, order: Order) -> None:
+        """Ask for the deletion of a job: only one that has ended goes, and it goes at once."""
+        assert self.judge is not None
+        goes = self._has_ended(order) and order.job_id not in self.judge.gone
+        if goes:
+            if order.job_id in self._published:
+                self._check_published(order.job_id)
+            self.work_files.remember(order.job_id)
+            self.controls.judge_job(order, self.judge)
+            self.judge.judge_deletion(order)
+        await self.customers.delete(order)
+        if goes and order.job_id not in self.rules.deleted:
+            self.breaks(f"delete: {order.name} had ended, and is still there")
+
     def _expect_again(self, order: Order) -> None:
         """Expect an order with lines that ran before."""
         self._expect(order)
+        if order.wishes.deleted_after_s is not None:
+            self._visits.append(self.loop.create_task(self._delete_ended(order, order.wishes.deleted_after_s)))
         if self.customers.poison.intersection(order.tags):
             # With nothing to be compared with, poison runs until its deadline.
             self._poison_until_s = self.loop.time() + order.window_ms / 1000 + SETTLED_S
@@ -304,7 +335,7 @@ class World:
             self.provider.held_to_schema.add(order.job_id)
 
     def _has_ended(self, order: Order) -> bool:
-        return any(
+        return order.job_id in self.rules.deleted or any(
             row[0] in JOB_ENDED
             for row in self.connection.execute("select state from jobs where id = ?", (order.job_id,))
         )
@@ -317,7 +348,7 @@ class World:
     async def _override(self, mode: str) -> None:
         await asyncio.sleep(self.plan.arrival_s)
         self.trace.note("operator", "switched to", mode)
-        await self._store.override_mode(ModeOverride(mode))
+        await self._store.override_mode(mode)
 
     def _chaos(self) -> None:
         weather, dice = self.weather, self.weather.dice
@@ -397,7 +428,7 @@ class World:
 
     def _open_jobs(self) -> list[Any]:
         rows = self.connection.execute("select id, state, closing from jobs").fetchall()
-        missing = len(self.customers.orders) - len(rows)
+        missing = len(self.customers.orders) - len(rows) - len(self.rules.deleted)
         return [row for row in rows if row[1] not in JOB_ENDED] + ["not created yet"] * missing
 
     async def _until_all_told(self) -> None:

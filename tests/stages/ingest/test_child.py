@@ -160,7 +160,15 @@ def test_memory_stays_bounded(tmp_path: Path, idle_bytes: int) -> None:
     assert peak - idle_bytes < GROWTH_BYTES_MAX
 
 
-@pytest.mark.parametrize("hostile", ["one line", "bad lines", "ids", "prefixes", "brackets", "equal ids"])
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "one line",
+        "bad lines",
+        "prefixes",
+        *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("ids", "brackets", "equal ids")),
+    ],
+)
 def test_memory_stays_bounded_for_hostile_inputs(hostile: str, tmp_path: Path, idle_bytes: int) -> None:
     path, work = tmp_path / "in", tmp_path / "work"
     count = 50_000

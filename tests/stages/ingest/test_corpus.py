@@ -81,7 +81,10 @@ def test_line(case: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", [case for case in cases("lines.jsonl") if case.values[0]["code"]])
 def test_bad_line_becomes_an_item(case: dict[str, Any], tmp_path: Path) -> None:
     rules = LineRules(
-        **{**{name: getattr(rules_of(case), name) for name in LineRules.__slots__}, "invalid_lines": "error_file"}
+        **{
+            **{name: getattr(rules_of(case), name) for name in LineRules.__struct_fields__},
+            "invalid_lines": "error_file",
+        }
     )
     path, work = tmp_path / "in", tmp_path / "work"
     path.write_bytes(b"\n".join([good_line("one", rules), bytes_of(case), good_line("two", rules)]))

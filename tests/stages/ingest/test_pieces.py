@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,9 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.stages.ingest import test_corpus
+from tidegate.core.input import scan
 from tidegate.core.input.lines import LineRules
+from tidegate.core.input.prefix_tree import PrefixFamily
 from tidegate.core.nouns import IngestPlan
 from tidegate.stages.ingest import ingest_file as ingest_file_module
 from tidegate.stages.ingest import ingest_write
@@ -104,6 +106,26 @@ def test_bounds_of_the_whole(bound: str, monkeypatch: pytest.MonkeyPatch) -> Non
     data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     same(data, replace(RULES, endpoint="/v1/responses"))
     same(data, replace(RULES, endpoint="/v1/responses", invalid_lines="error_file"))
+
+
+def test_references_of_all_families_stay_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers choose how many tools and instructions an input has: what is kept to compare prompts with is bounded over all of them."""
+    families, bound = list[PrefixFamily](), 7_000
+
+    def noted(reference: bytes) -> PrefixFamily:
+        families.append(PrefixFamily(reference))
+        return families[-1]
+
+    monkeypatch.setattr(scan, "PrefixFamily", noted)
+    monkeypatch.setattr(scan, "REFERENCES_BYTES_MAX", bound)
+    messages = [{"role": "user", "content": word * 400} for word in ("text", "more")]
+    lines = [
+        {"custom_id": str(number), "body": {"model": "m", "tools": [{"name": f"t{number}"}], "messages": messages}}
+        for number in range(12)
+    ]
+    ingest(b"".join(json.dumps(line).encode() + b"\n" for line in lines), RULES)
+    assert len(families) == len(lines)
+    assert bound - 2_000 < sum(len(family.reference) for family in families) <= bound
 
 
 def test_inputs_are_counted_over_all_pieces() -> None:

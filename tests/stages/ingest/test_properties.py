@@ -70,7 +70,9 @@ def trailer_of(plan: IngestPlan, work: bytes) -> list[int]:
 @QUICK
 @given(good_lines(), st.booleans(), st.booleans())
 def test_every_line_arrives_once_and_unchanged(lines: list[bytes], prefix_order: bool, final_newline: bool) -> None:
-    rules = LineRules(**{**{name: getattr(RULES, name) for name in LineRules.__slots__}, "prefix_order": prefix_order})
+    rules = LineRules(
+        **{**{name: getattr(RULES, name) for name in LineRules.__struct_fields__}, "prefix_order": prefix_order}
+    )
     plan, work = ingest(b"\n".join(lines) + (b"\n" if final_newline else b""), rules)
     assert plan.errors == []
     numbers = trailer_of(plan, work)

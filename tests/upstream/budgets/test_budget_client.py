@@ -1,4 +1,4 @@
-"""Calls that wait for a budget and are cancelled: what was granted to them goes back, and the others get theirs."""
+"""Calls that wait for a budget: what a grant has too much goes back, also when calls are cancelled, and the others get theirs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.ports import HandClock
-from tests.upstream.limits import MemoryLimits
+from tests.upstream.limits import LASTS_MS, MemoryLimits
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period
+from tidegate.core.errors import Withheld
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.http.send_permit import SendPermit
 
@@ -91,3 +92,46 @@ async def test_one_that_is_cancelled_before_the_question_is_not_asked_for(
     assert (await kept).tokens == 100
     await budget_client.close()
     assert limits.used("acme") == (1, 100)
+
+
+async def test_tokens_that_a_grant_has_too_many_go_back_though_each_of_its_requests_is_used(
+    limits: GatedLimits,
+) -> None:
+    """Of two calls of different size one may go, with half of the tokens of both."""
+    limits.gate.set()
+    budgets = (Budget(LimitBound.TENANT, "acme", (Limit(Period.MINUTE, 1, 1_000),)),)
+    budget_client = BudgetClient(limits, limits.clock)
+    terms = budget_client.terms(budgets)
+    small, large = await asyncio.gather(
+        *(budget_client.take(terms, tokens, is_bound=False) for tokens in (50, 150)), return_exceptions=True
+    )
+    assert isinstance(small, SendPermit)
+    assert isinstance(large, Withheld)
+    await budget_client.close()
+    assert limits.used("acme") == (1, 50)
+
+
+async def test_a_permit_runs_out_by_the_moment_at_which_it_was_asked_for(
+    budget_client: BudgetClient, limits: GatedLimits
+) -> None:
+    """How long the answer took is unknown to the store, and must not make the permit last longer."""
+    asked_ms, waiting = limits.clock.monotonic, taking(budget_client)
+    await limits.asked.wait()
+    limits.clock.advance(LASTS_MS - 10)
+    limits.gate.set()
+    assert (await waiting).dies_ms == asked_ms + LASTS_MS
+
+
+async def test_what_was_charged_until_a_moment_is_free_from_then_on(limits: GatedLimits) -> None:
+    """The upstream reported that its window begins again: calls need not wait for the whole period here."""
+    limits.gate.set()
+    budget_client, renews_ms = BudgetClient(limits, limits.clock), 5_000
+    budget_client.charge(TENANT[0], 10, 0, limits.clock.monotonic + renews_ms)
+    terms = budget_client.terms(TENANT)
+    with pytest.raises(Withheld):
+        await budget_client.take(terms, 1, is_bound=False)
+    assert budget_client.spent_until_ms(TENANT) > limits.clock.monotonic + renews_ms
+    limits.clock.advance(renews_ms)
+    assert budget_client.spent_until_ms(TENANT) == 0.0
+    await budget_client.close()
+    assert limits.used("acme") == (0, 0)

@@ -1,10 +1,10 @@
 """Deployments and limits refuse what cannot work, and secrets do not show themselves."""
 
-import dataclasses
 import json
 import pickle
 from typing import Any
 
+import msgspec
 import pytest
 
 from tidegate.core.deployments import Deployment, EngineKind, HttpLimits, Secret, Tls
@@ -63,7 +63,7 @@ def test_a_password_in_an_address_is_not_repeated() -> None:
 )
 def test_impossible_values_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
-        dataclasses.replace(Deployment("one", "http://h/v1"), **changes)
+        msgspec.structs.replace(Deployment("one", "http://h/v1"), **changes)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_impossible_values_are_refused(changes: dict[str, Any]) -> None:
 )
 def test_impossible_limits_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
-        dataclasses.replace(HttpLimits(), **changes)
+        msgspec.structs.replace(HttpLimits(), **changes)
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
@@ -100,7 +100,7 @@ def test_a_secret_never_shows_itself() -> None:
     secret = Secret("canary")
     place = Deployment("one", "http://h/v1", engine=EngineKind.OPENAI, api_key=secret)
     shown = [str(secret), repr(secret), f"{secret}", f"{secret:>10}", "%s" % secret, repr(place), str(place)]  # noqa: UP031
-    shown += [repr(dataclasses.asdict(place)), repr([secret]), repr({"k": secret})]
+    shown += [repr(msgspec.structs.asdict(place)), repr([secret]), repr({"k": secret})]
     assert "canary" not in "".join(shown)
     assert secret.reveal() == "canary"
     assert secret == Secret("canary") != Secret("other")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.upstream.calls.test_router import Gate, always, failure
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.upstream.calls.test_router import FAST, Gate, always, failure
 from tests.upstream.limits import MemoryLimits

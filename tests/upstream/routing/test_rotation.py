@@ -6,10 +6,10 @@ import os
 import shutil
 import ssl
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from yarl import URL
 
 from tests.upstream.calls.test_router import failure

@@ -234,7 +234,8 @@ async def test_a_call_that_was_admitted_before_a_pause_asks_for_a_slot_again(
     world, air = World(), Air()
     air.landing.set()
     limits, safe_until_ms = PausedLimits(world.clock), [world.clock.monotonic + 25_000]
-    capacity = Capacity(limits, lambda: "me", safe_until_ms=lambda: safe_until_ms[0])
+    lives = ["me"]
+    capacity = Capacity(limits, lambda: lives[-1], safe_until_ms=lambda: safe_until_ms[0])
     many = Budget(LimitBound.TENANT, "t", (Limit(Period.MINUTE, 100),))
     async with RawServer(air) as server:
         place = deployment(server.url, max_in_flight=4, is_capacity_known=is_known)
@@ -243,8 +244,9 @@ async def test_a_call_that_was_admitted_before_a_pause_asks_for_a_slot_again(
             call = asyncio.ensure_future(router.open(world.call(budgets=(many,), left_ms=600_000), traffic))
             await eventually(lambda: bool(limits.questions), "the pause", 10)
             # The next life has what is left, and that is nothing.
+            lives.append("next")
             safe_until_ms[0] = world.clock.monotonic + 25_000
-            await eventually(lambda: "me" in limits.shares, "the next question about slots", 10)
+            await eventually(lambda: "next" in limits.shares, "the next question about slots", 10)
             assert (len(server.posts), call.done()) == (0, False)
             limits.shares["another"] = {"one": 3}
             await call
@@ -256,7 +258,8 @@ async def test_a_call_that_had_its_keys_place_before_a_pause_asks_for_one_again(
     world, air = World(), Air()
     air.landing.set()
     limits, safe_until_ms = PausedLimits(world.clock, taken="parallel:key:k"), [world.clock.monotonic + 25_000]
-    capacity = Capacity(limits, lambda: "me", safe_until_ms=lambda: safe_until_ms[0])
+    lives = ["me"]
+    capacity = Capacity(limits, lambda: lives[-1], safe_until_ms=lambda: safe_until_ms[0])
     many = Budget(LimitBound.TENANT, "t", (Limit(Period.MINUTE, 100),))
     async with RawServer(air) as server:
         place = deployment(server.url, max_in_flight=4, is_capacity_known=False)
@@ -265,8 +268,9 @@ async def test_a_call_that_had_its_keys_place_before_a_pause_asks_for_one_again(
             asked = world.call(budgets=(many,), left_ms=600_000, parallel=(("key:k", 4),))
             call = asyncio.ensure_future(router.open(asked, traffic))
             await eventually(lambda: bool(limits.questions), "the pause", 10)
+            lives.append("next")
             safe_until_ms[0] = world.clock.monotonic + 25_000
-            await eventually(lambda: "me" in limits.shares, "the next question about places", 10)
+            await eventually(lambda: "next" in limits.shares, "the next question about places", 10)
             assert (len(server.posts), call.done()) == (0, False)
             limits.shares["another"] = {"parallel:key:k": 3}
             await call

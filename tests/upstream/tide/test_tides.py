@@ -19,7 +19,7 @@ from tests.support.ports import HandClock
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
 from tests.upstream.world import CHAT_ENDPOINT, World, deployment
 from tidegate.core.deployments import EngineKind, HttpLimits, Serves, TideMode
-from tidegate.core.errors import HandedBack, StoreUnavailable, Throttled
+from tidegate.core.errors import HandedBack, StoreUnavailable, Throttled, UpstreamError
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import FleetReport, Present
 from tidegate.core.schedule import Reason
@@ -355,6 +355,16 @@ async def test_a_prompt_that_went_elsewhere_or_was_given_up_is_not_waited_for() 
         assert not at.tide._held
         at.model.batch.set()
         assert (await at.send()).status == 200
+
+
+async def test_a_prompt_that_waited_in_vain_holds_up_no_other_until_it_comes_again() -> None:
+    async with sea(limits=HttpLimits(pool_timeout_s=0.2)) as at:
+        user = at.open()
+        at.model.first_token.set()
+        await user
+        with pytest.raises(UpstreamError):
+            await at.send(MIDDLE_BYTES)
+        assert [held.stands for held in at.tide._held.values()] == [False]
 
 
 async def test_of_a_call_that_never_came_again_nothing_is_kept() -> None:

@@ -147,7 +147,7 @@ def shore(processes: Processes, tmp_path: Path, postgres_url: str) -> Iterator[S
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("road", ["gateway", "engine"])
+@pytest.mark.parametrize("road", ["gateway", pytest.param("engine", marks=pytest.mark.soak)])
 def test_batch_sinks_beside_users_and_rises_after_them(shore: Shore, road: str) -> None:
     shore.start()
     site = shore.site

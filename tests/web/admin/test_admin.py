@@ -93,6 +93,7 @@ def test_each_change_is_noted_with_who_and_what(desk: Desk) -> None:
     [noted] = desk.audit(target=desk.our_batch)
     writer_id = keys.public_id_of(desk.writer.headers["Authorization"].split()[1])
     assert (noted["action"], noted["actor"], noted["kind"]) == ("batch.pause", f"key:{writer_id}", "batch")
+    assert noted["address"] == "127.0.0.1"
     assert noted["before"] == {"paused_at": None}
     assert noted["after"]["paused_at"] > 0
     assert desk.web.client().post(f"{path}/cancel", headers=OPERATOR).json()["status"] == "cancelling"
@@ -187,13 +188,16 @@ def test_an_autoscaler_learns_how_many_are_needed(desk: Desk) -> None:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    assert got("/workers") == {"replicas_needed": 1, "why": "Inputs wait to be checked."}
+    assert got("/workers") == {
+        "replicas_needed": 1,
+        "why": "Inputs, ended batches, operations or deliveries wait for a worker.",
+    }
     stages.start(desk.web, desk.our_batch, 3)
     needed = got("")
     assert needed["models"][stages.MODEL]["replicas_needed"] == 1
     assert got(f"/models/{stages.MODEL}") == needed["models"][stages.MODEL]
     assert needed["workers"]["replicas_needed"] == 1
-    assert got("/models/absent/or%20not") == {"replicas_needed": 0, "why": "Nothing waits."}
+    assert got("/models/absent/or%20not") == {"replicas_needed": 0, "why": "Nothing waits.", "scale_by": 0.0}
     assert desk.reader.get("/admin/v1/autoscale?x=1").status_code == 400
 
 

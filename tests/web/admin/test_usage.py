@@ -21,5 +21,14 @@ def test_usage_is_the_operators_to_export(start_web: Any) -> None:
         assert told.text.startswith("key,job,calls,input_tokens")
         mine = client.get("/admin/v1/usage?org=acme", headers=OPERATOR)
         assert (mine.status_code, mine.content) == (200, b"")
-        for query in ("by=mood", "by=,", "format=xml", "from=soon", "to=2026-13-01", "org="):
+        for query in (
+            "by=mood",
+            "by=,",
+            "format=xml",
+            "from=soon",
+            "to=2026-13-01",
+            "to=0001-01-01",
+            "from=1969-12-31",
+            "org=",
+        ):
             is_error(client.get(f"/admin/v1/usage?{query}", headers=OPERATOR), {"status": 400})

@@ -153,6 +153,7 @@ def test_a_deleted_response_is_gone_at_once_and_its_bytes_soon(web: WebServer, c
         assert deleted.json() == {"id": response["id"], "object": "response", "deleted": True}
         for answer in (client.get(f"{PATH}/{response['id']}"), client.delete(f"{PATH}/{response['id']}")):
             is_error(answer, {"status": 404, "code": "response_not_found"})
+        assert client.get(f"/v1/batches/{job_id(response)}").status_code == 404, "nor is it at another door"
     assert web.run(web.store.any_job(job_id(done))) is None
     # The open one was cancelled, and a sweep forgets it when it has ended.
     assert web.job(job_id(running)).closing == "cancelled"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from tests.web import stages
@@ -16,6 +17,8 @@ from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import LineError
 from tidegate.core.states import Outcome
+from tidegate.core.webhooks import LeasedDelivery
+from tidegate.web.completion_batch.callbacks import CallbackBodies
 
 PLACE = "/v1/completion-batch/default/prod"
 SAYS_HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -297,6 +300,19 @@ def test_an_idempotency_key_makes_one_batch(client: httpx2.Client) -> None:
     refused(client.post(PLACE, json=body_of(SAYS_HI), headers=same), 422, "IDEMPOTENCY_KEY_REUSED", "Idempotency-Key")
 
 
+def test_a_key_that_is_used_for_something_else_leaves_the_first_batch_whole(
+    web: WebServer, client: httpx2.Client
+) -> None:
+    same = {"Idempotency-Key": "other-options"}
+    batch_id = client.post(PLACE, json=body_of(), headers=same).json()["batchId"]
+    for is_in_progress in (False, True):
+        if is_in_progress:
+            stages.start(web, batch_id, 2)
+        answer = client.post(PLACE, json=body_of(capacity=[{"period": "day", "requests": 1}]), headers=same)
+        refused(answer, 422, "IDEMPOTENCY_KEY_REUSED", "Idempotency-Key")
+        assert client.get(f"/v1/files/{web.job(batch_id).input_file_id}").status_code == 200
+
+
 def test_what_became_of_items_and_of_the_batch(web: WebServer, client: httpx2.Client) -> None:
     batch_id = made(client, *({"messages": [{"role": "user", "content": str(number)}]} for number in range(3)))[
         "batchId"
@@ -334,6 +350,74 @@ def test_what_became_of_items_and_of_the_batch(web: WebServer, client: httpx2.Cl
     for item in items:
         assert client.get(f"{PLACE}/{batch_id}/{item['itemId']}").json() == item
     refused(client.post(f"{PLACE}/{batch_id}/cancel"), 409, "BATCH_NOT_CANCELLABLE", "batch_id")
+
+
+def ended(web: WebServer, client: httpx2.Client, **headers: str) -> str:
+    """A SYNC batch of two items that ended: one answered, one failed."""
+    with client.stream("POST", PLACE, json=body_of(type="SYNC"), headers=headers) as stream:
+        first = next(line for line in stream.iter_lines() if line.startswith("data: "))
+    batch_id = str(json.loads(first[6:])["payload"]["batchId"])
+    named = names(web, batch_id)
+    stages.start(web, batch_id, 2)
+    stages.finish(web, batch_id, {0: result(batch_id, 0, named[0])}, {1: result(batch_id, 1, named[1], status=400)})
+    stages.publish(web, batch_id)
+    return batch_id
+
+
+def test_a_batch_outlives_its_input_and_its_results(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = ended(web, client)
+    job = web.job(batch_id)
+    assert client.delete(f"/v1/files/{job.input_file_id}").status_code == 200
+    batch = got(client, batch_id)
+    assert [(item["status"], item["request"]) for item in batch["items"]] == [("COMPLETED", None), ("FAILED", None)]
+    item = client.get(f"{PLACE}/{batch_id}/{item_id(batch_id, 0)}").json()
+    assert (item["status"], item["request"]) == ("COMPLETED", None)
+    assert '"action":"batch-failed"' in client.get(f"{PLACE}/{batch_id}/events").text
+    assert client.delete(f"/v1/files/{job.output_file_id}").status_code == 200
+    batch = got(client, batch_id)
+    assert (batch["status"], batch["completed"], batch["failed"], batch["items"]) == ("FAILED", 1, 1, [])
+    refused(client.get(f"{PLACE}/{batch_id}/{item_id(batch_id, 0)}"), 404, "COMPLETION_BATCH_ITEM_NOT_FOUND", "itemId")
+    refused(client.get(f"{PLACE}/{batch_id}/events"), 404, "FILE_NOT_FOUND", "batchId")
+
+
+@pytest.mark.parametrize("event_type", ["item.running", "item.completed"])
+def test_a_callback_about_an_item_whose_result_is_gone_has_its_ids(
+    web: WebServer, client: httpx2.Client, event_type: str
+) -> None:
+    batch_id = ended(web, client)
+    client.delete(f"/v1/files/{web.job(batch_id).output_file_id}")
+    delivery = LeasedDelivery("evt", "whk", "", batch_id, event_type, 0, 0, "", (), 0, "", item=0)
+    bodies = CallbackBodies(web.store, web.blobs, 1 << 20)
+    body = json.loads(web.run(bodies.event_body(delivery)))
+    assert body == {
+        "event": "ITEM_UPDATE",
+        "payload": {"batchId": batch_id, "itemId": item_id(batch_id, 0)},
+        "type": event_type,
+        "deleted": True,
+    }
+
+
+def test_a_create_that_goes_on_reading_its_events(web: WebServer, client: httpx2.Client) -> None:
+    same = {"Idempotency-Key": "goes-on"}
+    batch_id = ended(web, client, **same)
+    events = client.get(f"{PLACE}/{batch_id}/events").text
+    last = max(int(line[4:]) for line in events.splitlines() if line.startswith("id: "))
+
+    def again(number: int) -> httpx2.Response:
+        return client.post(PLACE, json=body_of(type="SYNC"), headers={**same, "Last-Event-ID": str(number)})
+
+    assert again(last - 1).text == events[events.index(f"id: {last}\n") :]
+    assert again(last).status_code == 204, "everything was read"
+    refused(again(last + 1), 400, "INVALID_PARAMETER", "Last-Event-ID")
+    before = kept(web)
+    answer = client.post(PLACE, json=body_of(type="SYNC"), headers={"Last-Event-ID": "2"})
+    refused(answer, 400, "INVALID_PARAMETER", "Last-Event-ID")
+    assert kept(web) == before, "no second batch is paid for"
+
+
+def test_the_head_of_a_stream_does_not_wait_for_it(client: httpx2.Client) -> None:
+    answer = client.head(f"{PLACE}/{made(client)['batchId']}/events", timeout=10)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
 
 
 @pytest.mark.parametrize("status", ["CANCELLED", "FAILED"])
@@ -418,3 +502,26 @@ def test_a_server_that_stops_says_so(start_web: Callable[..., WebServer]) -> Non
         rest = [line for line in lines if line.startswith("data: ")][1:]
     assert [*json.loads(rest[0][6:])] == ["error"]
     assert rest[1:] == ["data: [ERROR]"]
+
+
+def test_a_callback_of_a_deleted_batch_has_ids_alone(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = made(client, type="CALLBACK", callbackOptions=CALLBACK)["batchId"]
+    web.run(web.store.cancel_job(web.job(batch_id).tenant_id, batch_id))
+    assert web.run(web.store.end_unstarted(batch_id))
+    assert client.delete(f"/v1/batches/{batch_id}").status_code == 200
+    leased = web.run(web.store.lease_webhooks(web.worker_id, "token", count_max=100, tenant_max=100))
+    [delivery] = [one for one in leased if one.job_id == batch_id]
+    bodies = CallbackBodies(web.store, web.blobs, 1 << 20)
+    assert json.loads(web.run(bodies.event_body(delivery))) == {
+        "event": "BATCH_UPDATE",
+        "payload": {"batchId": batch_id},
+        "type": "batch.cancelled",
+        "deleted": True,
+    }
+    of_item = msgspec.structs.replace(delivery, item=3, event_type="item.completed")
+    assert json.loads(web.run(bodies.event_body(of_item))) == {
+        "event": "ITEM_UPDATE",
+        "payload": {"batchId": batch_id, "itemId": item_id(batch_id, 3)},
+        "type": "item.completed",
+        "deleted": True,
+    }

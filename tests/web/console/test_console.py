@@ -12,9 +12,11 @@ from starlette.routing import Route
 from tests.web import stages
 from tests.web.calls import create, upload
 from tests.web.server import WebServer
+from tidegate import metrics
 from tidegate.core import keys
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ids import item_id
+from tidegate.store.keys import KeyRights
 from tidegate.web.console.session import COOKIE, SESSION_S
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
@@ -101,6 +103,12 @@ def test_every_page_is_shown_to_operators_alone_and_escapes_everything(console: 
         if path not in ("/queues", "/deployments", "/playground"):
             assert reader.get(f"/console{path}?after=x").status_code == 400, path
     assert reader.get("/console/operations/impact?action=explode").status_code == 400
+    assert "/console/deployments/edit" not in reader.get("/console").text, (
+        "the palette leads to no page that is refused"
+    )
+    assert reader.get("/console/").headers["location"] == "/console"
+    lost = reader.get("/console/no/such/page")
+    assert (lost.status_code, lost.headers["content-type"]) == (404, "text/html; charset=utf-8")
     assert reader.get("/console/operations/op_" + 22 * "0").status_code == 404
     for query in ("outcome=x", "code=" + 200 * "x", "after=x", "mood=1"):
         assert reader.get(f"/console/batches/{console.batch}/items?{query}").status_code == 400
@@ -142,6 +150,42 @@ def test_a_session_ends_with_its_time_and_with_its_key(console: Console) -> None
     assert reader.get("/console").status_code == 200
     console.web.clock.ahead_ms += SESSION_S * 1000
     assert reader.get("/console").status_code == 303
+
+
+def test_a_session_is_held_to_where_its_key_may_be_used(start_web: Any) -> None:
+    console = Console(start_web(server={"trusted_proxies": ("127.0.0.1",)}))
+    writer = console.signed_in(console.writer_key)
+    here = {"X-Forwarded-For": "198.51.100.7"}
+    assert writer.get("/console", headers=here).status_code == 200
+    key_id = str(keys.public_id_of(console.writer_key))
+    rights = KeyRights(addresses=keys.addresses_text(["198.51.100.0/24"]))
+    assert console.web.run(console.web.store.change_key(key_id, rights))
+    assert writer.get("/console", headers=here).status_code == 200
+    token = re.search(r'name="csrf" value="(\w+)"', writer.get("/console", headers=here).text)
+    assert token
+    path = f"/console/batches/{console.batch}/pause"
+    before = metrics.counted(metrics.repair_actions)["pause,done"]
+    assert writer.post(path, data={"csrf": token[1]}, headers=here).status_code == 303
+    assert metrics.counted(metrics.repair_actions)["pause,done"] == before + 1
+    [noted] = console.web.client(console.reader_key).get("/admin/v1/audit").json()["data"]
+    assert (noted["action"], noted["address"]) == ("batch.pause", "198.51.100.7")
+    assert "strict-transport-security" not in writer.get("/console", headers=here).headers
+    for path in ("/console", "/console/sign-in"):
+        over_https = writer.get(path, headers={**here, "X-Forwarded-Proto": "https"})
+        assert over_https.headers["strict-transport-security"] == "max-age=31536000"
+    elsewhere = writer.get("/console", headers={"X-Forwarded-For": "203.0.113.1"})
+    assert (elsewhere.status_code, elsewhere.headers["location"]) == (303, "/console/sign-in")
+
+
+def test_odd_forms_are_refused(console: Console) -> None:
+    writer = console.signed_in(console.writer_key)
+    form = {"csrf": csrf_of(writer, "/console"), **{f"field{number}": "" for number in range(40)}}
+    for path in ("/console/operations", "/console/sign-in"):
+        refused = writer.post(path, data=form)
+        assert (refused.status_code, "32 fields" in refused.text) == (400, True), refused.text
+    for origin in ("http://[", "://", "null", "https://"):
+        foreign = writer.post("/console/operations", data={"csrf": form["csrf"]}, headers={"Origin": origin})
+        assert (foreign.status_code, "another site" in foreign.text) == (403, True), foreign.text
 
 
 def test_an_action_needs_the_scope_the_token_and_our_own_page(console: Console) -> None:
@@ -208,7 +252,8 @@ def test_an_action_on_a_filter_shows_its_impact_and_begins(console: Console) -> 
     path = begun.headers["location"]
     assert "0 of 1 batches done" in reader.get(path).text
     assert writer.post(f"{path}/cancel", data={"csrf": form["csrf"]}).status_code == 303
-    assert "cancelled" in reader.get(path).text
+    ended = reader.get(path).text
+    assert ("cancelled" in ended, "0 batches done; 1 matched when it began" in ended) == (True, True)
     assert console.web.job(console.batch).paused_at is None
 
 

@@ -14,9 +14,11 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.web import stages
+from tests.web.calls import create, upload
 from tests.web.console.test_console import FORMS, HOSTILE, PAGES, Console
 from tidegate.core.ports import Present
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
+from tidegate.store.audit import AuditNote
 
 # Where a reviewer finds a picture of each page after a run.
 PICTURES = Path(__file__).parents[3] / "build" / "console"
@@ -128,6 +130,12 @@ def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: C
     page.get_by_role("button", name="Abandon").click()
     expect(page.locator("b.bad", has_text="failed")).to_be_visible(timeout=30_000)
     assert console.web.job(console.batch).state == "failed"
+    # What has ended is not asked for again, whatever is clicked.
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.get_by_role("heading", name="Timeline").click()
+    page.wait_for_timeout(300)
+    assert asked == []
     page.goto("/console/audit")
     expect(page.get_by_text("batch.abandon")).to_be_visible()
     page.get_by_role("button", name="Sign out").click()
@@ -139,12 +147,24 @@ def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: C
 
 
 def test_it_fits_a_phone_in_the_dark_and_axe_finds_nothing(browser: Browser, console: Console, axe: str) -> None:
-    visit = Visit(browser, console, viewport={"width": 390, "height": 800}, color_scheme="dark")
+    visit = Visit(browser, console, viewport={"width": 360, "height": 800}, color_scheme="dark")
     visit.sign_in(console.writer_key)
     found: list[str] = []
     org = org_page(console)
+    # Names and actors that no line can hold, and no space to break them at.
+    web, wide = console.web, console.web.client(console.web.make_key(255 * "W"))
+    wide_batch = str(create(wide, upload(wide))["id"])
+    note = AuditNote("aud_" + 22 * "0", "operation:op_" + 22 * "W", "batch.pause", "batch", wide_batch)
+    assert web.run(web.store.audited(note).pause_job(web.job(wide_batch).tenant_id, wide_batch))
     one = f"/batches/{console.batch}"
-    more = (one, f"{one}/items", f"{one}/compare?with={console.run_again()}", "/operations/impact?action=pause", org)
+    more = (
+        one,
+        f"/batches/{wide_batch}",
+        f"{one}/items",
+        f"{one}/compare?with={console.run_again()}",
+        "/operations/impact?action=pause",
+        org,
+    )
     for path in (*PAGES, *FORMS, *more):
         visit.page.goto(f"/console{path}")
         expect(visit.page.get_by_role("heading", level=1)).to_be_visible()
@@ -153,6 +173,11 @@ def test_it_fits_a_phone_in_the_dark_and_axe_finds_nothing(browser: Browser, con
         )
         too_wide = visit.page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
         assert not too_wide, path
+        # No column of a table is out of sight either.
+        cut_off = visit.page.evaluate(
+            "[...document.querySelectorAll('.wide')].filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+        )
+        assert not cut_off, path
         found += violations(visit.page, axe)
     assert found == []
     assert visit.troubles == []
@@ -163,6 +188,7 @@ def test_it_fits_a_phone_in_the_dark_and_axe_finds_nothing(browser: Browser, con
     assert reading.troubles == []
 
 
+@pytest.mark.soak
 def test_charts_follow_the_load_and_stop_when_the_page_is_hidden(browser: Browser, start_web: Any, axe: str) -> None:
     """Deployments of hostile names too; without script the tables show the same."""
     places = tuple(ModelDeployment("http://127.0.0.1:9/v1", name=name) for name in ("gpu-1", HOSTILE))
@@ -230,12 +256,21 @@ def test_keys_lead_to_pages_and_through_lists(browser: Browser, console: Console
     expect(palette.get_by_role("option")).to_contain_text("Search batches for")
     page.keyboard.press("Escape")
     expect(palette).to_be_hidden()
+    page.goto("/console/deployments")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.textContent") == "gpu-2"
     page.goto("/console/batches")
     page.keyboard.press("j")
     assert page.evaluate("document.activeElement.textContent") == console.batch
     # A refresh does not take the focus away.
     with page.expect_response("**/console/batches"):
         pass
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.activeElement.textContent") == console.batch
+    # Nor does a batch that comes in above it.
+    another = console.run_again()
+    expect(page.get_by_role("link", name=another)).to_be_visible(timeout=30_000)
     page.wait_for_timeout(300)
     assert page.evaluate("document.activeElement.textContent") == console.batch
     page.keyboard.press("Enter")

@@ -65,6 +65,7 @@ def test_what_cannot_be_run_is_shown_and_not_made(console: Console) -> None:
     bad = b'{"custom_id": "<script>alert(1)</script>", "method": "POST", "url": "/v1/x", "body": {}}\nnot json\n'
     shown = writer.get(sent(writer, bad).headers["location"])
     assert (shown.status_code, "This cannot be run" in shown.text) == (200, True)
+    assert "cost, likely" not in shown.text, "it would cost nothing, because it cannot be run"
     assert "Create the batch" not in shown.text
     assert "<script>alert" not in shown.text
     unknown = writer.get(sent(writer, line(1, "no-such-model").encode()).headers["location"])
@@ -106,8 +107,10 @@ def test_a_form_is_refused_before_a_byte_is_kept(console: Console) -> None:
         assert writer.get(f"{CHECK}?{query}").status_code in (400, 404)
     theirs = sent(writer).headers["location"].replace("org=ops", "org=" + "org%20%22")
     assert writer.get(theirs).status_code == 404
-    wrong = sent(writer, completion_window="<b>", priority="many").headers["location"]
-    assert writer.get(wrong).status_code == 400
+    for window, priority in (("<b>", "many"), ("24h", "--5"), ("24h", "-")):
+        wrong = sent(writer, completion_window=window, priority=priority).headers["location"]
+        assert writer.get(wrong).status_code == 400
+    assert sent(writer, org="ops\0").status_code in (400, 404)
 
 
 def late_token(csrf: str) -> bytes:

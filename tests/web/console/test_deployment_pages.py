@@ -37,6 +37,18 @@ def test_a_deployment_is_drained_and_resumed_from_its_page(console: Console) -> 
     assert writer.post(f"{LIST}/remove", data=form).status_code == 409, "it is in the settings"
 
 
+def test_a_pool_of_its_own_is_named(start_web: Any) -> None:
+    places = [
+        ModelDeployment("http://127.0.0.1:9/v1", name=serves, serves=serves)
+        for serves in ("interactive", "batch", "both")
+    ]
+    console = Console(start_web(models={"m": ModelSettings(tuple(places))}))
+    shown = console.signed_in(console.reader_key).get(LIST).text
+    assert [shown.count(words) for words in ("<dt>Serves", "interactive calls only", "batches only")] == [2, 1, 1]
+    overview = console.web.client(console.reader_key).get("/admin/v1/overview").json()
+    assert {one["name"]: one["serves"] for one in overview["deployments"]} == {one.name: one.serves for one in places}
+
+
 def test_a_deployment_is_added_changed_and_removed(console: Console) -> None:
     writer, reader = console.signed_in(console.writer_key), console.signed_in(console.reader_key)
     assert reader.get(EDIT).status_code == 403

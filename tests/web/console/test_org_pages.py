@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.web import stages
 from tests.web.calls import create, upload
 from tests.web.console.test_console import HOSTILE, Console, csrf_of
 from tidegate.settings.capacity import LimitEntry, TenantEntry
+from tidegate.web.console import org_pages
 
 ORG = f"org {HOSTILE}"
 
@@ -73,20 +75,39 @@ def test_a_key_is_made_shown_once_and_revoked(console: Console) -> None:
     assert client.get("/v1/batches").status_code == 401
 
 
+def test_every_key_of_many_is_reached(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(org_pages, "KEYS_SHOWN", 2)
+    for _ in range(4):
+        console.web.make_key(ORG)
+    writer, path = console.signed_in(console.writer_key), f"/console/orgs/{org_id(console)}"
+    seen, at = [], path
+    while at:
+        text = writer.get(at).text
+        seen += re.findall(r'name="key_id" value="(\w+)"', text)
+        found = re.search(r'href="([^"]+)">Older keys', text)
+        at = found[1] if found else ""
+    assert len(seen) == len(set(seen)) == 5
+    form = {"csrf": csrf_of(writer, path), "key_id": seen[-1]}
+    assert writer.post(f"{path}/revoke", data=form).status_code == 303
+    assert writer.get(path, params={"after": "x"}).status_code == 400
+
+
 def test_two_runs_of_one_file_are_compared(console: Console) -> None:
     owner = console.web.client(console.web.make_key(ORG))
     file_id = upload(owner)
     first, second = create(owner, file_id)["id"], create(owner, file_id)["id"]
-    for batch, failures in (
-        (first, {}),
-        (second, {1: b'{"id":"r","custom_id":"<b>x</b>","error":{"code":"<i>e</i>"}}\n'}),
-    ):
+    failure = {1: b'{"id":"r","custom_id":"<b>x</b>","error":{"code":"<i>e</i>"}}\n'}
+    for batch, answers, failures in ((first, {0: b"{}\n", 1: b"{}\n"}, {}), (second, {0: b"{}\n"}, failure)):
         stages.start(console.web, batch, 2)
-        stages.finish(console.web, batch, {0: b"{}\n"}, failures)
+        stages.finish(console.web, batch, answers, failures)
     reader = console.signed_in(console.reader_key)
     assert f"/console/batches/{first}/compare?with={second}" in reader.get(f"/console/batches/{first}").text
     shown = reader.get(f"/console/batches/{first}/compare", params={"with": second})
     assert (shown.status_code, "&lt;i&gt;e&lt;/i&gt;" in shown.text, "<i>e" in shown.text) == (200, True, False)
+    assert '<td class="number warn">+1</td>' not in shown.text, "neither has ended"
+    for batch in (first, second):
+        stages.publish(console.web, batch)
+    shown = reader.get(f"/console/batches/{first}/compare", params={"with": second})
     assert '<td class="number warn">+1</td>' in shown.text, "one more failed"
     for other in (first, console.batch):
         assert reader.get(f"/console/batches/{first}/compare", params={"with": other}).status_code == 400

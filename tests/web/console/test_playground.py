@@ -9,6 +9,7 @@ import pytest
 
 from tests.web.console.test_console import HOSTILE, Console, csrf_of
 from tests.web.upstream import Upstream, answers, chat_with
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 
 PAGE = "/console/playground"
@@ -43,6 +44,21 @@ def test_a_call_is_made_shown_and_noted(console: Console, upstream: Upstream) ->
     assert writer.post(PAGE, data=form).status_code < 600
 
 
+def test_a_call_is_held_to_what_the_key_allows(console: Console, upstream: Upstream) -> None:
+    key = console.web.make_key("ops", scopes=["admin:write"], models=["another"])
+    limits = (Limit(Period.DAY, requests=1),)
+    limited = console.web.make_key("ops", scopes=["admin:write"], limits=limits)
+    one = console.signed_in(key)
+    refused = one.post(PAGE, data={"csrf": csrf_of(one, PAGE), "model": "m", "prompt": "hi"})
+    assert (refused.status_code, "does not allow the model" in refused.text) == (404, True), refused.text
+    two = console.signed_in(limited)
+    form = {"csrf": csrf_of(two, PAGE), "model": "m", "prompt": "hi"}
+    assert "said" in two.post(PAGE, data=form).text
+    spent = two.post(PAGE, data=form)
+    assert (spent.status_code, "budget_spent" in spent.text) == (429, True)
+    assert len(upstream.posts) == 1
+
+
 def test_what_is_wrong_is_a_page(console: Console, upstream: Upstream) -> None:
     writer, reader = console.signed_in(console.writer_key), console.signed_in(console.reader_key)
     assert "Send</button>" not in reader.get(PAGE).text
@@ -50,8 +66,8 @@ def test_what_is_wrong_is_a_page(console: Console, upstream: Upstream) -> None:
     wrongs: dict[str, list[str]] = {
         "model": ["", "nope", HOSTILE],
         "prompt": [""],
-        "max_tokens": ["many"],
-        "temperature": ["hot"],
+        "max_tokens": ["many", 400 * "9"],
+        "temperature": ["hot", "nan", "1e999"],
     }
     for field, values in wrongs.items():
         for value in values:

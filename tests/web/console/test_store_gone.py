@@ -27,6 +27,7 @@ def test_pages_and_actions_say_that_the_store_is_gone(start_web: Any, postgres_u
             assert (path, answer.status_code) == (path, 503)
             assert answer.headers["content-type"] == "text/html; charset=utf-8"
             assert "cannot reach its storage" in answer.text
+            assert path == "sign-in" or int(answer.headers["Retry-After"]) > 0
             assert "Traceback" not in answer.text
         wire.heal()
         assert writer.get("/console").status_code == 200

@@ -17,7 +17,8 @@ from tidegate.core.usage.prices import Price
 
 CHAT = "/v1/chat/completions"
 FIELDS = {
-    "object", "valid", "errors", "request_counts", "tokens", "cost", "eta_seconds", "shared_prefix_share", "limits", "refused",
+    "object", "valid", "errors", "request_counts", "deduplicated", "reused", "tokens", "cost",
+    "eta_seconds", "shared_prefix_share", "limits", "refused",
 }  # fmt: skip
 
 
@@ -54,6 +55,16 @@ def test_a_good_input_is_told_in_full_and_nothing_is_kept(web: WebServer, client
     assert 0 < said["shared_prefix_share"] < 1
     assert (kept(web), web.statement("select count(*) from jobs")) == (before, jobs)
     assert list(web.context.scratch.iterdir()) == []
+
+
+def test_copies_of_a_request_are_counted_apart_and_take_nothing(client: httpx2.Client) -> None:
+    same = b"".join(
+        line(number, messages=[{"role": "user", "content": "Say it."}], temperature=0) for number in range(5)
+    )
+    whole, once = validated(client, same), validated(client, same, dedupe=True)
+    assert [(said["deduplicated"], said["reused"]) for said in (whole, once)] == [(0, 0), (4, 0)]
+    assert once["request_counts"]["total"] == 5
+    assert (once["tokens"]["input"] * 5, once["tokens"]["output"]["p95"]) == (whole["tokens"]["input"], 10)
 
 
 def test_every_line_error_is_told_as_the_batch_would_have_it(client: httpx2.Client) -> None:

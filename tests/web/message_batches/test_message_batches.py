@@ -250,6 +250,52 @@ def test_the_same_key_makes_one_batch(web: WebServer, client: httpx2.Client) -> 
     assert answer.json()["type"] == "error"
 
 
+def test_a_key_that_is_used_for_something_else_leaves_the_first_batch_whole(
+    web: WebServer, client: httpx2.Client
+) -> None:
+    key = {"Idempotency-Key": "betas"}
+    first = made(client, "a", **key)
+    for is_in_progress in (False, True):
+        if is_in_progress:
+            stages.start(web, job_id(first), 1)
+        answer = client.post(PATH, json=requests_of("a"), headers={**key, "anthropic-beta": "some-beta-2026-01-01"})
+        refused(answer, 422, "invalid_request_error", "idempotency_key_reused")
+        assert client.get(f"/v1/files/{web.job(job_id(first)).input_file_id}").status_code == 200
+
+
+def test_a_key_works_once_the_reason_of_a_refusal_is_gone(start_web: Callable[..., WebServer]) -> None:
+    web, key = start_web(limits={"pending_jobs_max": 1}), {"Idempotency-Key": "later"}
+    with web.client() as client:
+        first = made(client, "a")
+        refused(client.post(PATH, json=requests_of("b"), headers=key), 429, "rate_limit_error", "quota_exceeded")
+        assert len(client.get("/v1/files").json()["data"]) == 1
+        client.post(f"{PATH}/{first['id']}/cancel")
+        web.run(web.store.end_unstarted(job_id(first)))
+        assert made(client, "b", **key)["id"] == made(client, "b", **key)["id"]
+
+
+def test_deleting_a_batch_leaves_the_input_of_its_retry(web: WebServer, client: httpx2.Client) -> None:
+    first = made(client, "a")
+    stages.start(web, job_id(first), 1)
+    stages.finish(web, job_id(first), {}, {0: line("a", error={"code": "worker_lost", "message": "Why."})})
+    stages.publish(web, job_id(first))
+    retry = client.post(f"/v1/batches/{job_id(first)}/retry").json()
+    stages.start(web, retry["id"], 1)
+    assert client.delete(f"{PATH}/{first['id']}").status_code == 200
+    assert client.get(f"/v1/files/{retry['input_file_id']}").status_code == 200
+
+
+def test_half_of_the_results_is_no_answer(web: WebServer, client: httpx2.Client) -> None:
+    batch = made(client, "a", "b")
+    stages.start(web, job_id(batch), 2)
+    answer = line("a", {"status_code": 200, "request_id": "req_x", "body": {"id": "msg_x"}})
+    stages.finish(web, job_id(batch), {0: answer}, {1: line("b", error={"code": "worker_lost", "message": "Why."})})
+    stages.publish(web, job_id(batch))
+    assert len(client.get(f"{PATH}/{batch['id']}/results").text.splitlines()) == 2
+    client.delete(f"/v1/files/{web.job(job_id(batch)).error_file_id}")
+    refused(client.get(f"{PATH}/{batch['id']}/results"), 404, "not_found_error", "file_not_found")
+
+
 def test_limits_hold_and_leave_no_file(start_web: Callable[..., WebServer]) -> None:
     web = start_web(limits={"pending_jobs_max": 1, "message_batch_items_max": 2, "inline_bytes_max": 2_000})
     with web.client() as client:

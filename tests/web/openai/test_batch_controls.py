@@ -113,6 +113,31 @@ def test_lists_are_filtered_by_the_query(start_web: object) -> None:
         assert [one["id"] for one in (*first["data"], *rest["data"])] == ids(**{"metadata[team]": "a"})
 
 
+def test_lists_are_sorted_by_the_query_and_hold_no_strangers(start_web: object) -> None:
+    web: WebServer = start_web()  # type: ignore[operator]
+    client, stranger = web.client(web.make_key("ours")), web.client(web.make_key("theirs"))
+    small, large, waiting = (create(client, upload(client), metadata={"n": str(n)})["id"] for n in range(3))
+    theirs = create(stranger, upload(stranger))["id"]
+    for batch_id, count in ((large, 9), (small, 2), (theirs, 5)):
+        stages.start(web, batch_id, count)
+    stages.finish(web, small, {0: b"{0}\n"}, {1: b"{bad}\n"})
+
+    def ids(**query: str) -> list[str]:
+        answer = client.get("/v1/batches", params=query)
+        assert answer.status_code == 200, answer.text
+        return [one["id"] for one in answer.json()["data"]]
+
+    assert ids(sort="created") == ids()
+    assert ids(sort="size") == [large, small, waiting]
+    assert ids(sort="size", limit="1") == [large]
+    assert ids(sort="size", after=large) == [small, waiting]
+    assert ids(sort="size", **{"metadata[n]": "0"}) == [small]
+    assert ids(sort="failed") == [small]
+    assert ids(sort="deadline", q=waiting) == [waiting]
+    is_error(client.get("/v1/batches", params={"sort": "mood"}), {"status": 400, "param": "sort"})
+    is_error(client.get("/v1/batches", params={"sort": "size", "after": theirs}), {"status": 400, "param": "after"})
+
+
 def test_a_batch_can_be_deleted_once_it_has_ended(web: WebServer, client: httpx2.Client) -> None:
     file_id = upload(client)
     batch_id = create(client, file_id)["id"]

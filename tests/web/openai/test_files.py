@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -13,7 +14,7 @@ import pytest
 from tests.support.processes import wait_until
 from tests.web.calls import create, is_error, kept, upload
 from tests.web.server import WebServer
-from tidegate.web.http import intake
+from tidegate.web.http import intake, tenant_slots
 
 
 def head(path: str, length: int | None, *more: str) -> bytes:
@@ -133,7 +134,8 @@ def test_a_client_that_waits_to_be_asked_is_refused_without_its_body(web: WebSer
         assert connection.recv(65_536).startswith(b"HTTP/1.1 413 ")
 
 
-def test_uploads_at_once_are_bounded(start_web: Any) -> None:
+def test_uploads_at_once_are_bounded(start_web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_slots, "UPLOAD_WAIT_S", 0.2)
     web: WebServer = start_web(limits={"uploads_max": 2})
     body = form(b"x" * 1000)
     slow = [socket.create_connection(("127.0.0.1", web.port), timeout=10) for _ in range(2)]
@@ -151,6 +153,17 @@ def test_uploads_at_once_are_bounded(start_web: Any) -> None:
             assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
             connection.close()
         assert upload(client)
+
+
+def test_uploads_wait_for_those_before_them(start_web: Any) -> None:
+    web: WebServer = start_web(limits={"uploads_max": 1})
+
+    def send(number: int) -> str:
+        with web.client() as client:
+            return upload(client, b"{}\n" * (number + 1))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert len(set(pool.map(send, range(16)))) == 16
 
 
 def test_many_readers_at_once(client: httpx2.Client, web: WebServer) -> None:

@@ -125,6 +125,13 @@ def test_one_item_with_its_request_and_its_response(client: httpx2.Client, batch
     assert client.get(f"{path}/{shown['id']}").json() == shown
 
 
+def test_a_name_with_a_slash_may_be_escaped(client: httpx2.Client, batch_id: str) -> None:
+    for name in ("a%2Fb", "a%2fb", "a/b"):
+        assert client.get(f"/v1/batches/{batch_id}/items/{name}").json()["custom_id"] == "a/b"
+    for path in (f"{batch_id}%2Fitems/a", f"{batch_id}/items/a%00b", f"{batch_id}/items%2Fa"):
+        is_error(client.get(f"/v1/batches/{path}"), {"status": 404, "code": "unknown_url"})
+
+
 def test_what_waits_has_a_request_alone_and_a_deleted_input_none(web: WebServer, client: httpx2.Client) -> None:
     file_id = upload(client, b"".join(chat(name) for name in NAMES[:2]))
     made = create(client, file_id)["id"]

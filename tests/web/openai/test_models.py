@@ -61,6 +61,7 @@ def test_a_name_that_the_operator_gave_is_listed_whatever_its_deployment_says(wo
     assert list(listed(world)) == ["m"]
     assert set(listed(world)["m"]) == {"id", "object", "created", "owned_by"}
     assert listed(world)["m"]["owned_by"] == "tidegate"
+    assert listed(world)["m"]["created"] > 1_700_000_000, "when this process began"
 
 
 def test_one_that_is_away_or_silent_holds_up_nobody(world: World) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.web import stages
 from tests.web.calls import create, is_error, upload
 from tests.web.server import WebServer
+from tidegate import tracing
 from tidegate.core.states import Outcome
 
 
@@ -42,6 +43,18 @@ def test_a_retry_is_a_new_batch_with_the_answers_of_both(web: WebServer, client:
     merged = client.get(f"/v1/batches/{made['id']}").json()["tidegate"]["merged_output_file_id"]
     assert client.get(f"/v1/files/{merged}/content").content == b"{0}\n{again}\n"
     assert merged in [one["id"] for one in client.get("/v1/files", params={"purpose": "batch_output"}).json()["data"]]
+
+
+def test_a_retry_is_traced_like_a_batch(web: WebServer, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    batch_id = ended(web, client)
+    tracing.start("0")
+    try:
+        made = client.post(f"/v1/batches/{batch_id}/retry").json()
+    finally:
+        tracing.stop(0)
+    assert web.job(batch_id).traceparent is None
+    assert len(web.job(made["id"]).traceparent or "") == 55
 
 
 def test_a_webhook_of_the_retry_has_a_secret_of_its_own(start_web: Any) -> None:

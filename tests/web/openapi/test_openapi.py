@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
 
 from tests.web.server import CONTROL_TOKEN, WebServer
 from tidegate.web.admin.keys import KeyWish
@@ -61,14 +62,25 @@ def test_a_hostile_host_is_not_part_of_a_page(client: httpx2.Client) -> None:
     assert "<script" not in answer.text
 
 
-@pytest.mark.parametrize("examples", [1, pytest.param(25, marks=[pytest.mark.soak, pytest.mark.timeout(1_800)])])
-def test_no_described_call_breaks_the_server(web: WebServer, examples: int) -> None:
+SOAKED = [pytest.mark.soak, pytest.mark.timeout(1_800)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "examples"),
+    [
+        (GenerationMode.POSITIVE, 1),
+        pytest.param(GenerationMode.POSITIVE, 25, marks=SOAKED),
+        pytest.param(GenerationMode.NEGATIVE, 25, marks=SOAKED),
+    ],
+)
+def test_no_described_call_breaks_the_server(web: WebServer, mode: GenerationMode, examples: int) -> None:
+    """Calls as they are described, and calls that break their description somewhere."""
     described = schemathesis.openapi.from_url(f"{web.url}/openapi.json")
     operations = [cast(Any, found).ok() for found in described.get_all_operations()]
     assert len(operations) > 80
     for operation in operations:
 
-        @given(case=operation.as_strategy())
+        @given(case=operation.as_strategy(generation_mode=mode))
         @settings(
             max_examples=examples,
             deadline=None,

@@ -27,7 +27,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
 {{- define "tidegate.graceSeconds" -}}
-{{- if kindIs "string" .Values.config.worker.grace_ms }}{{ fail "config.worker.grace_ms must be a number of milliseconds" }}{{ end -}}
 {{- add 10 (div (add (int64 .Values.config.worker.grace_ms) 999) 1000) -}}
 {{- end }}
 
@@ -62,7 +61,9 @@ spec:
   {{- end }}
   containers:
     - name: {{ .role }}
-      image: "{{ $root.Values.image.repository }}:{{ $root.Values.image.tag | default $root.Chart.AppVersion }}"
+      {{- with $root.Values.image }}
+      image: "{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $root.Chart.AppVersion }}{{ end }}"
+      {{- end }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
       args: [{{ .role }}, --config, /etc/tidegate/tidegate.yaml]
       {{- with $root.Values.secrets.env }}

@@ -11,8 +11,9 @@ into everything except JSON schemas, arguments of tools and metadata, where name
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 from tidegate.core.body_rules import media_hosts
 from tidegate.core.body_rules.body_names import (
@@ -41,8 +42,7 @@ NAMES_MAX = 200_000
 OTHER = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FieldRules:
+class FieldRules(msgspec.Struct, frozen=True):
     """What binds calls to one name. `refused` are parameters that steer its servers; `allowed` are names that the operator allows.
 
     `media_hosts` are the hosts, in lower case, that its servers may fetch files from.

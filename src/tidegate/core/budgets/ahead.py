@@ -6,7 +6,8 @@ Limits in tokens and in money are left out, because what calls will really use i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetKind, BudgetRequest
 from tidegate.core.budgets.deal import deal

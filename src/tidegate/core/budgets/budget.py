@@ -9,8 +9,9 @@ is the most that it can cost. This module knows arithmetic only: the Limits port
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 # A grant made at the database's moment g is sent before g + GRANT_MS, or not at all.
 GRANT_MS = 250
@@ -48,8 +49,7 @@ class LimitBound(StrEnum):
     JOB = "job"
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(msgspec.Struct, frozen=True):
     """At most so many in one period; None leaves that side open. `nano` is money, `jobs` and `bytes` are what is created."""
 
     period: Period
@@ -61,8 +61,7 @@ class Limit:
     bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """What one thing may use. Two budgets of a kind with the same name are the same budget, in every process."""
 
     bound: LimitBound
@@ -101,8 +100,7 @@ def creation_budgets(bound: LimitBound, name: str, limits: Iterable[Limit]) -> t
     return (Budget(bound, name, created, BudgetKind.CREATED),) if created else ()
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetRequest:
+class BudgetRequest(msgspec.Struct, frozen=True):
     """What a process will send in the next moment under the same budgets. `tokens` and `nano` are the sums for all of the requests."""
 
     budgets: tuple[Budget, ...]
@@ -111,8 +109,7 @@ class BudgetRequest:
     nano: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SideRoom:
+class SideRoom(msgspec.Struct, frozen=True):
     """What a limit has left of its requests, or of its tokens, and how long until it has all again; NEVER_MS: not by itself."""
 
     most: int
@@ -127,8 +124,7 @@ class SideRoom:
         return SideRoom(self.most, self.left if resets_ms else self.most, resets_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitRoom:
+class LimitRoom(msgspec.Struct, frozen=True):
     """What one limit of one budget has left; None for a side that it leaves open."""
 
     budget: Budget
@@ -143,8 +139,7 @@ class LimitRoom:
         return LimitRoom(self.budget, self.period, requests, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(msgspec.Struct, frozen=True):
     """The right to send `requests` of those asked for, with `tokens` reserved, until `lasts_ms`
     after the question.
 
@@ -172,8 +167,7 @@ class Grant:
     rooms: tuple[LimitRoom, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(msgspec.Struct, frozen=True):
     """What became of part of a grant: requests that were never sent, what was reserved for it, and what was really used."""
 
     grant_id: str

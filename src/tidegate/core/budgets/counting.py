@@ -15,11 +15,12 @@ not matter when someone looks. This module knows numbers only; `roll` comes befo
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
 from operator import sub
 from typing import Protocol
+
+import msgspec
 
 from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, TOKENS_MAX, Period
 
@@ -62,8 +63,7 @@ class Window(Protocol):
         """As plain numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """A sliding period in buckets. Wide buckets are few; they keep a count up to one bucket too long, which costs use, never exactness."""
 
     period_ms: int

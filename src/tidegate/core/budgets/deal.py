@@ -7,7 +7,8 @@ ledgers in, grants out, and the ledgers have changed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tidegate.core.budgets.budget import (
     GRANT_MS,

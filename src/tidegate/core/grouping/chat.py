@@ -9,7 +9,6 @@ adapter's work; this module reads and writes the one shape that adapters speak.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -66,8 +65,7 @@ class Singly(StrEnum):
     MALFORMED = "malformed"
 
 
-@dataclass(frozen=True, slots=True)
-class ChatBatching:
+class ChatBatching(msgspec.Struct, frozen=True):
     """What an operator says of a deployment's chat items. A missing section is `concurrent`.
 
     `upstream_max_batch_size` is the most items in one call, `max_total_input_tokens` the most prompt tokens (estimated; 0: no cap).

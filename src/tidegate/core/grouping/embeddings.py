@@ -9,11 +9,11 @@ one. Nothing here sends, waits or counts time.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.answers.answer import ReportedUsage, usage_of
 from tidegate.core.apportion import apportion
@@ -256,8 +256,7 @@ class Remedy(StrEnum):
     SINGLES = "singles"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSize:
+class GroupSize(msgspec.Struct, frozen=True):
     """How many inputs a deployment's next groups may have, learned from how the last ones went.
 
     Overload is first waited out; if it comes again the size is halved, down to single calls; good

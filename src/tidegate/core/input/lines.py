@@ -11,7 +11,6 @@ Of numbers that are no numbers, `NaN` and `Infinity` are refused wherever they s
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 from msgspec import Raw
@@ -27,8 +26,7 @@ NOTHING = Raw(b"")
 MIXED = "mixed"
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenLines:
+class ChosenLines(msgspec.Struct, frozen=True):
     """Which lines of an input run again: those that the error lines at `errors_path` name with one of these outcomes and, where some are
     named, one of these codes and one of these kinds of errors (by their ids)."""
 
@@ -38,8 +36,7 @@ class ChosenLines:
     kinds: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierJob:
+class EarlierJob(msgspec.Struct, frozen=True):
     """Where the input and the answers of an earlier job lie, and what it asked of all its lines. Its input is put together at
     `joined_path`."""
 
@@ -50,8 +47,7 @@ class EarlierJob:
     answers_path: str
 
 
-@dataclass(frozen=True, slots=True)
-class LineRules:
+class LineRules(msgspec.Struct, frozen=True):
     """Every limit and expectation that an input is held to. `models` are those that the caller's key allows; None means any. Lines name
     `endpoint` in their `url` or leave it out; where it is MIXED, each line must name a path.
 
@@ -87,8 +83,7 @@ class LineRules:
     parts: tuple[InputPart, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """What an endpoint's body must hold: the key of its prompt, and what becomes of it."""
 
     prompt: str | None

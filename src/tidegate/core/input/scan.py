@@ -7,10 +7,11 @@ items, are somebody else's business.
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from operator import itemgetter, sub
 from struct import pack
+
+from msgspec.structs import replace
 
 from tidegate.core.input.line_faults import BodyFault, LineFault, strange_file
 from tidegate.core.input.line_templates import (

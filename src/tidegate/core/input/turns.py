@@ -9,8 +9,9 @@ The functions are pure: the store brings what waits and keeps the places.
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 LINE_BYTES = 512
 BYTES_MAX = 1 << 62
@@ -23,8 +24,7 @@ class IngestLane(StrEnum):
     LARGE = "large"
 
 
-@dataclass(frozen=True, slots=True)
-class IngestLimits:
+class IngestLimits(msgspec.Struct, frozen=True):
     """How many bytes an ingest may cost to count as small, and how many large inputs are read at once."""
 
     small_bytes_max: int = 1 << 20
@@ -40,8 +40,7 @@ class IngestLimits:
         return max(1, self.passes_max - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingInput:
+class WaitingInput(msgspec.Struct, frozen=True):
     """An input that no worker ingests now. `rank` orders the inputs of one tenant: small and old ones have a low rank."""
 
     job_id: str
@@ -49,8 +48,7 @@ class WaitingInput:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingTenant:
+class WaitingTenant(msgspec.Struct, frozen=True):
     """A tenant's place on the lane's clock and its next inputs, lowest rank first."""
 
     tenant_id: str
@@ -58,8 +56,7 @@ class WaitingTenant:
     inputs: Sequence[WaitingInput]
 
 
-@dataclass(frozen=True, slots=True)
-class IngestTurn:
+class IngestTurn(msgspec.Struct, frozen=True):
     """One input that goes next, from where to where on the lane's clock."""
 
     tenant_id: str

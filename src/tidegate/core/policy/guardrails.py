@@ -11,7 +11,6 @@ after that is refused. Own guardrails are anything with these two methods; who l
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -86,8 +85,7 @@ def run(checks: Sequence[Callable[[bytes], Verdict]], body: bytes) -> Verdict:
     return PASS if now is body else Transformed(now)
 
 
-@dataclass(frozen=True, slots=True)
-class Length:
+class Length(msgspec.Struct, frozen=True):
     """Bounds of a prompt and of an answer; 0 lifts one. Tokens are the estimate that everything else goes by."""
 
     prompt_bytes_max: int = 0

@@ -1,9 +1,11 @@
-"""How many replicas of a model, and how many workers, every open deadline needs. A pure function of what waits and what was measured."""
+"""How many replicas of a model, and how many workers, every open deadline needs. Pure functions of what waits and what was measured."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
+import msgspec
+
+from tidegate.core.deployments import Serves
 from tidegate.core.window import spoken
 
 # Work that is due sooner than this is treated as due then: a replica that is started now serves nothing sooner.
@@ -11,57 +13,101 @@ SOONEST_MS = 60_000
 REPLICAS_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class DueWork:
+class DueWork(msgspec.Struct, frozen=True):
     """Work units of one model that are due within so long."""
 
     due_in_ms: int
     units: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
-    """What waits for a model and what serves it now. `rate` is work units a second of all replicas; None while nothing was measured.
+class PoolLoad(msgspec.Struct, frozen=True):
+    """The deployments of a model that take the same kind of calls, each counted as one replica, and how many of them are `unhealthy`.
 
-    `interactive` counts users' calls in flight, `slots` the calls that one replica takes at once."""
+    `interactive` counts users' calls in flight there, `slots` the calls that one replica takes at once."""
 
-    due: Sequence[DueWork]
-    rate: float | None
     replicas: int
+    unhealthy: int
     interactive: int
     slots: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicasNeeded:
+NO_POOL = PoolLoad(0, 0, 0, 1)
+
+
+class ReplicasNeeded(msgspec.Struct, frozen=True):
+    """How many replicas are needed and why; `scale` is how many times what is there."""
+
     count: int
     why: str
+    scale: float = 0.0
 
 
-def model_replicas(load: ReplicaLoad) -> ReplicasNeeded:
-    """Return how many replicas of a model are needed; never 0 while anything waits or a user calls."""
-    for_users = math.ceil(load.interactive / max(load.slots, 1))
-    users = f" {load.interactive:,} interactive calls need {for_users}." if for_users else ""
-    if not any(one.units > 0 for one in load.due):
-        return ReplicasNeeded(for_users, users.strip() or "Nothing waits.")
-    each = load.rate / load.replicas if load.rate and load.replicas else 0.0
-    if not each:
-        count = max(load.replicas, 1) + for_users
-        return ReplicasNeeded(count, f"Work waits, and no rate was measured yet.{users}")
-    units_per_s, deadline = _steepest(load.due)
-    for_batches = max(math.ceil(min(units_per_s / each, REPLICAS_MAX)), 1)
-    why = (
-        f"Work due within {spoken(deadline.due_in_ms)} needs {units_per_s:,.1f} units a second; "
-        f"one replica did {each:,.1f}.{users}"
-    )
-    return ReplicasNeeded(min(for_batches + for_users, REPLICAS_MAX), why)
+def background_pool(pools: Mapping[Serves, PoolLoad]) -> Serves:
+    """Return the pool that grows with background work: the one of its own, where there is one."""
+    return Serves.BATCH if Serves.BATCH in pools or set(pools) == {Serves.INTERACTIVE} else Serves.BOTH
 
 
-def worker_replicas(models: Sequence[tuple[int, int]], slots_per_worker: int, *, has_inputs: bool) -> ReplicasNeeded:
-    """Return how many workers keep these models full: each a count of replicas and the calls that one takes at once."""
-    calls = sum(count * slots for count, slots in models)
+def model_replicas(
+    due: Sequence[DueWork], rate: float, pools: Mapping[Serves, PoolLoad]
+) -> dict[Serves, ReplicasNeeded]:
+    """Return how many replicas of a model are needed in each pool; never 0 while anything waits or a user calls there.
+
+    `rate` is work units a second of all pools together; 0 while nothing was measured.
+    """
+    background = background_pool(pools)
+    has_work = any(one.units > 0 for one in due)
+    doing = sum(pool.replicas for serves, pool in pools.items() if serves is not Serves.INTERACTIVE)
+    each = rate / doing if doing else 0.0
+    kinds = {*pools, background} if has_work or not pools else set(pools)
+    return {
+        serves: _pool_replicas(due if has_work and serves is background else (), each, pools.get(serves, NO_POOL))
+        for serves in sorted(kinds)
+    }
+
+
+def _pool_replicas(due: Sequence[DueWork], each: float, pool: PoolLoad) -> ReplicasNeeded:
+    """Return how many replicas this work and the pool's users need, where one does so many work units a second; 0: not known."""
+    for_users = math.ceil(pool.interactive / max(pool.slots, 1))
+    scale = pool.interactive / max(pool.slots * pool.replicas, 1)
+    notes = f" {pool.interactive:,} interactive calls need {for_users}." if for_users else ""
+    if pool.unhealthy:
+        notes += f" {pool.unhealthy} of {pool.replicas} deployments are unhealthy."
+    if not due:
+        why = "Nothing waits." if not for_users else ""
+        return ReplicasNeeded(min(for_users, REPLICAS_MAX), f"{why}{notes}".strip(), _bounded(scale))
+    if not pool.replicas:
+        count, why, of_work = 1, "Work waits, and no deployment takes it.", 1.0
+    elif not each:
+        count, why, of_work = pool.replicas, "Work waits, and no rate was measured yet.", 1.0
+    else:
+        units_per_s, deadline = _steepest(due)
+        replicas = min(units_per_s / each, REPLICAS_MAX)
+        count, of_work = max(math.ceil(replicas), 1), replicas / pool.replicas
+        by_when = f"within {spoken(deadline.due_in_ms)}" if deadline.due_in_ms > 0 else "already"
+        why = f"Work due {by_when} needs {units_per_s:,.1f} units a second; one replica did {each:,.1f}."
+    return ReplicasNeeded(min(count + for_users, REPLICAS_MAX), f"{why}{notes}", _bounded(of_work + scale, 0.01))
+
+
+def _bounded(scale: float, least: float = 0.0) -> float:
+    """Return a scale with two digits, rounded up."""
+    return min(max(math.ceil(100 * scale) / 100, least), float(REPLICAS_MAX))
+
+
+def whole_scale(needed: Mapping[Serves, ReplicasNeeded], pools: Mapping[Serves, PoolLoad]) -> float:
+    """Return how many times what is there all pools need together."""
+    counts = {serves: max(pools.get(serves, NO_POOL).replicas, 1) for serves in needed}
+    return _bounded(sum(counts[serves] * one.scale for serves, one in needed.items()) / sum(counts.values()))
+
+
+def worker_replicas(models: Sequence[tuple[int, int]], slots_per_worker: int, *, has_steps: bool) -> ReplicasNeeded:
+    """Return how many workers keep these models full: each a count of replicas and the calls that one takes at once.
+
+    `has_steps`: something beside items waits for a worker."""
+    calls = sum(count * max(slots, 1) for count, slots in models)
+    if not calls and has_steps:
+        return ReplicasNeeded(1, "Inputs, ended batches, operations or deliveries wait for a worker.")
     if not calls:
-        return ReplicasNeeded(1, "Inputs wait to be checked.") if has_inputs else ReplicasNeeded(0, "Nothing waits.")
+        return ReplicasNeeded(0, "Nothing waits.")
     count = min(math.ceil(calls / slots_per_worker), REPLICAS_MAX)
     return ReplicasNeeded(
         count, f"The replicas take {calls:,} calls at once, and one worker makes {slots_per_worker:,}."

@@ -6,7 +6,8 @@ would miss even with all that urgent work may take is hopeless, and leaves the r
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from tidegate.core.schedule import eta
 from tidegate.core.schedule.policy import Policy
@@ -16,8 +17,7 @@ from tidegate.core.schedule.snapshot import JobView, ModelView
 LAST_TURN_MS_MAX = 1e15
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlinePace:
+class DeadlinePace(msgspec.Struct, frozen=True):
     """What one flow of a model can expect, in units a second: ordinarily, at best with the whole urgent share, and the model in all."""
 
     fair: float

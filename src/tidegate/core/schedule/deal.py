@@ -4,9 +4,11 @@ It keeps the books for the layers and decides nothing. Room is per model first, 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
+
+import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.schedule import fair
 from tidegate.core.schedule.deadline import DeadlinePace
@@ -34,8 +36,7 @@ class Flow:
         self.dealt = 0
 
 
-@dataclass(slots=True)
-class Ground:
+class Ground(msgspec.Struct):
     """One open model, as this choice changes it. The orders within a flow are made when its turn comes, by share owner and queue."""
 
     view: ModelView
@@ -45,12 +46,12 @@ class Ground:
     weights: float
     last: Why | None
     large_owners: set[str]
-    flows: dict[str, Flow] = field(default_factory=dict)
-    lined_up: dict[Key, list[JobView]] = field(default_factory=dict)
-    due: dict[Key, list[JobView]] = field(default_factory=dict)
-    rounds: dict[Key, Heap] = field(default_factory=dict)
-    paces: dict[float, DeadlinePace] = field(default_factory=dict)
-    least_served: dict[str, list[tuple[float, str, Flow]]] = field(default_factory=dict)
+    flows: dict[str, Flow] = msgspec.field(default_factory=dict)
+    lined_up: dict[Key, list[JobView]] = msgspec.field(default_factory=dict)
+    due: dict[Key, list[JobView]] = msgspec.field(default_factory=dict)
+    rounds: dict[Key, Heap] = msgspec.field(default_factory=dict)
+    paces: dict[float, DeadlinePace] = msgspec.field(default_factory=dict)
+    least_served: dict[str, list[tuple[float, str, Flow]]] = msgspec.field(default_factory=dict)
     dealt: int = 0
 
 

@@ -4,11 +4,14 @@ The operator gets all of it; the owner of the job gets no names of deployments, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.nouns import Job
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker
+from tidegate.core.schedule.endings import NONE_FAILED, FailedItems, why_ended
 from tidegate.core.schedule.forecast import FlowForecast
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.schedule.size import size_class
@@ -17,8 +20,7 @@ from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.window import spoken
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainInputs:
+class ExplainInputs(msgspec.Struct, frozen=True):
     """How a job stands: its slices, who could run them, who comes first, and why items wait."""
 
     now: int
@@ -35,10 +37,11 @@ class ExplainInputs:
     workers: tuple[ReportedWorker, ...] = ()
     unhealthy: tuple["UnhealthyModel", ...] = ()
     spent: tuple["SpentBudget", ...] = ()
+    failed: FailedItems = NONE_FAILED
+    """Of a job that has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnhealthyModel:
+class UnhealthyModel(msgspec.Struct, frozen=True):
     """Deployments of a model that workers send nothing to; `is_all`: there is no other."""
 
     model: str
@@ -46,8 +49,7 @@ class UnhealthyModel:
     is_all: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SpentBudget:
+class SpentBudget(msgspec.Struct, frozen=True):
     """A budget that lets nothing of a model through now: whose it is, its figures in words, and when it has more; None: not by itself.
     `is_owners`: the owner of the job may know of it."""
 
@@ -109,7 +111,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
 def explain(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list[str]:
     """Return the sentences that explain a job to an operator or to its owner, most important first."""
     if job.state in JOB_ENDED:
-        return [_ended(job), *(f"{error.code}: {error.message}" for error in job.errors[:3])]
+        return why_ended(job, inputs.failed, _waited(inputs))
     sentences = [_left(job, inputs)]
     if inputs.work_units:
         size = size_class(inputs.work_units)
@@ -166,16 +168,19 @@ def waits_for(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> st
 def _held(job: Job, inputs: ExplainInputs) -> str | None:
     """Return why a job that runs may not go on by its own settings; None where it may."""
     if job.paused_at is not None:
+        for_now = spoken(max(0, inputs.now - job.paused_at))
         return (
-            f"It is paused: nothing new is sent until it is resumed (`tidegate batches resume {job.id}`), and its "
-            "deadline runs on."
+            f"It is paused, for {for_now} now: nothing new is sent until it is resumed (`tidegate batches resume {job.id}`), and "
+            "its deadline runs on."
         )
     if job.canary is not None and job.canary.state == "waiting":
-        return (
-            f"Its canary is done, and it waits for a decision (`tidegate batches canary {job.id} continue`, or `stop`)."
-        )
+        done = f"{job.answered_count:,} of its {job.canary.items:,} requests were answered, {job.failed_count:,} failed"
+        return f"Its canary is done ({done}), and it waits for a decision (`tidegate batches canary {job.id} continue`, or `stop`)."
     if job.controls.not_before > inputs.now:
-        return f"It may not begin for another {spoken(job.controls.not_before - inputs.now)} (not_before)."
+        return (
+            f"It may not begin for another {spoken(job.controls.not_before - inputs.now)} (not_before); to begin at once: "
+            f"`tidegate batches set {job.id} --not-before 0`."
+        )
     return None
 
 
@@ -228,14 +233,16 @@ def _few(sentences: list[str], count_max: int, what: str) -> list[str]:
     return sentences if more <= 0 else [*sentences[:count_max], f"And {more} more {what}."]
 
 
-def _ended(job: Job) -> str:
-    if job.state is not JobState.EXPIRED:
-        failed = job.done_count - job.answered_count
-        counts = f": {job.answered_count:,} of {job.item_count:,} items answered, {failed:,} not" if failed else ""
-        return f"It ended as {job.state}{counts}."
-    if job.begin_by is not None and job.expired_at is not None and job.expired_at < job.expires_at:
-        return f"It expired, for nothing of it had begun within {spoken(job.begin_by - job.created_at)}."
-    return f"It expired: its window of {job.window_text} was over before all of it had run."
+def _waited(inputs: ExplainInputs) -> list[str]:
+    """Say why items waited that a job did not run to their end."""
+    return [
+        f"{count:,} of those were tried and waited to be tried again: {_put_off(reason)}."
+        for reason, count in inputs.waiting_reasons
+    ]
+
+
+def _put_off(reason: str) -> str:
+    return f"{_PUT_OFF[reason][0]} ({reason})" if reason in _PUT_OFF else reason
 
 
 def _slices(count: int) -> str:
@@ -267,12 +274,11 @@ def _running(job: Job, inputs: ExplainInputs, *, for_owner: bool) -> list[str]:
         )
     if inputs.slices_resting:
         sentences.append(
-            f"{_slices(inputs.slices_resting)} put off for another {spoken(max(0, inputs.rest_ends_in_ms))}, "
-            "because an upstream asked for it or failed, or a budget is used up."
+            f"{_slices(inputs.slices_resting)} put off for another {spoken(max(0, inputs.rest_ends_in_ms))}{_rest_cause(inputs)}."
         )
     for reason, count in inputs.waiting_reasons:
-        words = f"{_PUT_OFF[reason][0]} ({reason})" if reason in _PUT_OFF else reason
-        sentences.append(f"{count:,} items were tried and wait to be tried again: {words}.")
+        who = "1 item was tried and waits" if count == 1 else f"{count:,} items were tried and wait"
+        sentences.append(f"{who} to be tried again: {_put_off(reason)}.")
     # Without a worker nothing is served, so there is nothing to foresee.
     for forecast in inputs.forecasts if inputs.workers_alive else ():
         shown = replace(forecast, notes=()) if for_owner else forecast
@@ -280,6 +286,13 @@ def _running(job: Job, inputs: ExplainInputs, *, for_owner: bool) -> list[str]:
     if not sentences:
         sentences.append("Nothing of it is ready or out; the next sweep moves it on.")
     return sentences
+
+
+def _rest_cause(inputs: ExplainInputs) -> str:
+    """Say what may have put slices off, where no other sentence says it."""
+    if inputs.spent or inputs.unhealthy or inputs.waiting_reasons:
+        return ""
+    return ", because an upstream asked for it or failed, or a budget is used up"
 
 
 def _as_put_off(forecast: FlowForecast, inputs: ExplainInputs) -> FlowForecast:

@@ -1,7 +1,7 @@
 """The position of one job in a choice: its share, its slack, and why it waits. Nothing is decided
 here."""
 
-from dataclasses import dataclass
+import msgspec
 
 from tidegate.core.schedule import deadline, fair
 from tidegate.core.schedule.outlooks import ModelOutlook
@@ -10,8 +10,7 @@ from tidegate.core.schedule.reasons import reason_of
 from tidegate.core.schedule.snapshot import Choice, JobView, Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class FlowForecast:
+class FlowForecast(msgspec.Struct, frozen=True):
     """One job on one model. `rule` is which rule would take its next slice now; `reason` is why
     none does. Slack is None where the model's rate was not measured. The caller adds when the job
     will end, and notes on the tide and on budgets, as whole sentences."""

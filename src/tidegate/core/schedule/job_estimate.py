@@ -5,7 +5,8 @@ Answers are bounded by what their requests allow. Where nothing was measured, on
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tidegate.core.nouns import Usage
 from tidegate.core.schedule.outlooks import Minute
@@ -20,8 +21,7 @@ _MARGIN = 0.15
 _HALF = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class EstimateRange:
+class EstimateRange(msgspec.Struct, frozen=True):
     """An amount: in one of twenty cases below `p5`, in half of them below `p50`, in nineteen below `p95`."""
 
     p5: int = 0
@@ -32,8 +32,7 @@ class EstimateRange:
         return EstimateRange(self.p5 + other.p5, self.p50 + other.p50, self.p95 + other.p95)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLoad:
+class ModelLoad(msgspec.Struct, frozen=True):
     """What a job asks of one model: requests, their prompts' tokens, and the most tokens that their answers may have."""
 
     model: str

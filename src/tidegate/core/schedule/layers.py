@@ -1,11 +1,12 @@
 """The layers that deal slices of one model: each offers the job that its rule would take next, or nothing. A mode is a list of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 from operator import attrgetter
+
+import msgspec
 
 from tidegate.core.schedule import deadline, fair, size
 from tidegate.core.schedule.deal import Deal, Flow, Ground, Heap
@@ -30,12 +31,11 @@ def _rounds(deal: Deal, jobs: list[JobView]) -> Heap:
     return heap
 
 
-@dataclass(slots=True)
-class Rounds:
+class Rounds(msgspec.Struct):
     """Round robin over jobs: the one that had fewest slices in this choice, and of those the one that waits longest."""
 
     grounds: tuple[Ground, ...]
-    heaps: dict[str, Heap] = field(default_factory=dict)
+    heaps: dict[str, Heap] = msgspec.field(default_factory=dict)
 
     def build(self, deal: Deal) -> None:
         jobs = deal.jobs_by_queue(self.grounds)
@@ -54,14 +54,13 @@ class Rounds:
         return None
 
 
-@dataclass(slots=True)
-class ScheduleLane:
+class ScheduleLane(msgspec.Struct):
     """A rule with a bounded share: of the flows that have a job for it, the one that was served least. Queues do not matter to it."""
 
     why: Why
     share: float
     look: Callable[[Deal, Ground, Flow], list[JobView]]
-    found: dict[str, list[tuple[float, str, Flow, list[JobView]]]] = field(default_factory=dict)
+    found: dict[str, list[tuple[float, str, Flow, list[JobView]]]] = msgspec.field(default_factory=dict)
 
     def __call__(self, deal: Deal, ground: Ground) -> Offer | None:
         if self.share <= 0:

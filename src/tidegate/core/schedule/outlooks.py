@@ -1,10 +1,9 @@
 """What forecasts are made from: how fast a model went, minute by minute, and what stands before a job."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Minute:
+class Minute(msgspec.Struct, frozen=True):
     """What all workers together had answered of one model in one minute of the clock: estimated
     units, and the tokens charged; `input_tokens` are those of the prompts.
 
@@ -20,8 +19,7 @@ class Minute:
     input_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOutlook:
+class ModelOutlook(msgspec.Struct, frozen=True):
     """What stands before one model of a job, in estimated work units, and how fast the model went, minute by minute.
 
     `ahead_units` is what its flow still has of older jobs. The flow has `weight` of the `weights` that share the model now. `others`
@@ -41,8 +39,7 @@ class ModelOutlook:
     shared_since: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(msgspec.Struct, frozen=True):
     """All that an estimate of a job's end can be made from. No models: it was not ingested yet, or it ended."""
 
     now: int

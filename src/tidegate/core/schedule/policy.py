@@ -4,9 +4,10 @@ Units are tokens. The defaults are DeltaLLM's, of whose work units one is 256 of
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from tidegate.core.schedule.queues import QueueOrder, StrictOrder
 from tidegate.core.schedule.share_owner import tenant_of
@@ -26,8 +27,7 @@ class Mode(StrEnum):
     SMART = "smart_v1"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """`in_flight_units_max` and `large_interval_ms` of 0 are off; a tenant's own cap, by its id, replaces the common one. A `rank` of None
     is the mode's own. Shares are parts of a model's work in flight; at 1 a rule may take everything, and those outside it wait."""
 
@@ -36,7 +36,7 @@ class Policy:
     flows_per_decision_max: int = 50
     jobs_per_flow_max: int = 50
     in_flight_units_max: int = 0
-    in_flight_units_by_tenant: Mapping[str, int] = field(default_factory=dict)
+    in_flight_units_by_tenant: Mapping[str, int] = msgspec.field(default_factory=dict)
     urgent_share: float = 0.5
     age_units_per_s: float = UNITS_PER_DELTALLM_UNIT / 30
     age_units_max: int = 1_000 * UNITS_PER_DELTALLM_UNIT
@@ -48,7 +48,7 @@ class Policy:
     # What a model is taken to serve while nothing was measured; it only decides who is urgent, and is never shown.
     rate_units_per_s_default: float = 1_000.0
     rank: RankKey | None = None
-    queue_order: QueueOrder = field(default_factory=StrictOrder)
+    queue_order: QueueOrder = msgspec.field(default_factory=StrictOrder)
 
     def in_flight_units_max_of(self, share_owner: str) -> int:
         """The cap of one share owner; 0 is none."""
@@ -57,8 +57,7 @@ class Policy:
         return self.in_flight_units_by_tenant.get(tenant_of(share_owner), self.in_flight_units_max)
 
 
-@dataclass(frozen=True, slots=True)
-class ModeOverride:
+class ModeOverride(msgspec.Struct, frozen=True):
     """The modes as an operator switched them at run time, by their names; `shadow_mode` may also be `none`.
 
     It is kept in the store, so that every process follows. An empty name leaves what the settings say."""

@@ -1,11 +1,11 @@
 """The order between named queues: strict, by weight, or somebody's own. It knows no job, only how each queue stands."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class QueueView:
+class QueueView(msgspec.Struct, frozen=True):
     """One queue where something is ready. Units in flight are those of the jobs shown; `leased_at` is this worker's own last turn."""
 
     queue: str
@@ -20,8 +20,7 @@ class QueueView:
 QueueOrder = Callable[[Sequence[QueueView]], Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class StrictOrder:
+class StrictOrder(msgspec.Struct, frozen=True):
     """As listed: a later queue gets only what the earlier ones leave. Those that are not listed come last, oldest job first."""
 
     queues: tuple[str, ...] = ()
@@ -37,11 +36,10 @@ class StrictOrder:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class WeightedOrder:
+class WeightedOrder(msgspec.Struct, frozen=True):
     """Work in flight in proportion to the weights (1 where none is given); between equals, the one whose turn was longest ago."""
 
-    weights: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = msgspec.field(default_factory=dict)
 
     def __call__(self, views: Sequence[QueueView]) -> list[str]:
         def load(view: QueueView) -> tuple[float, int, str]:

@@ -1,6 +1,7 @@
 """A second mode on the same look: where it would have chosen otherwise, and why. It takes nothing."""
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.schedule.modes import choose
 from tidegate.core.schedule.policy import Mode, Policy
@@ -8,8 +9,7 @@ from tidegate.core.schedule.reasons import reason_of
 from tidegate.core.schedule.snapshot import Choice, Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True):
     """One job on one model of which the two modes take different numbers of slices. `reason` is the one's that takes fewer."""
 
     model: str

@@ -9,6 +9,11 @@ def tenant_owner(tenant_id: str) -> str:
     return f"tenant:{tenant_id}"
 
 
+def run_owner(tenant_id: str, run: str) -> str:
+    """The owner of the jobs of one `tidegate run`, whose own process alone may run them."""
+    return f"run:{tenant_id}/{run}"
+
+
 def share_owner_of(caller: Caller, preference: Sequence[str]) -> str:
     """The first of these that the caller has: `organization`, `team`, `key`, `user`. Everyone has an organization."""
     for wanted in preference:

@@ -5,7 +5,6 @@ sum over leased slices. Nothing here was counted by a process for itself, so a l
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -60,8 +59,7 @@ class FlowView(msgspec.Struct, frozen=True, gc=False):
     in_flight_units: int
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """What a worker last took of a model: when and by which rule, when of each queue, and of which flows it was a large job's due.
     Only turns hang on it: it may be forgotten."""
 
@@ -120,8 +118,7 @@ class Suspects(msgspec.Struct, frozen=True, gc=False):
 NO_SUSPECTS = Suspects()
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """All that a choice may know. `workers` choose at the same time on looks like this one, so each sets right its part of a gap. `awake`
     are all models that have something to do, those too that the look was not asked for."""
 
@@ -155,13 +152,12 @@ class Skip(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """What to take, in order. `turns` go into the next look's models; `faults` say what a plugged-in order did wrong, to be logged.
     `suspects` are those of the look."""
 
     picks: list[Pick]
     skips: list[Skip]
-    turns: Mapping[str, Turn] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
+    turns: Mapping[str, Turn] = msgspec.field(default_factory=dict)
+    faults: list[str] = msgspec.field(default_factory=list)
     suspects: Suspects = NO_SUSPECTS

@@ -13,7 +13,8 @@ It knows no clock, no engine and no item; the thin loop around it does.
 """
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 from tidegate.core.tide.engine_room import EngineRoom
 from tidegate.core.tide.learner import SAFE_CALLS, Learner
@@ -21,8 +22,7 @@ from tidegate.core.tide.signals import UNLIMITED_TOKENS, Decision, EngineSample,
 from tidegate.core.tide.steps import StepCost
 
 
-@dataclass(frozen=True, slots=True)
-class TidePolicy:
+class TidePolicy(msgspec.Struct, frozen=True):
     """What an operator may say about one deployment.
 
     `is_known` is whether an operator gave `calls_max`: then it is where we begin, and only refusals lower it; else it is learned.

@@ -8,7 +8,8 @@ those of the deployment count alone. This module fetches nothing and knows no cl
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+
+import msgspec
 
 from tidegate.core.errors import SettingsError
 from tidegate.core.tide.signals import EngineSample
@@ -22,8 +23,7 @@ MODEL_LABELS = ("model_name", "model")
 GAUGE_MAX = 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class MetricNames:
+class MetricNames(msgspec.Struct, frozen=True):
     """What an engine calls each figure, the newest name first. `ttft` and `between_tokens` are histograms in seconds, named
     without `_sum` and `_count`; `prompt_tokens` is a counter; the others are gauges, `kv_use` from 0 to 1."""
 
@@ -55,7 +55,7 @@ SGLANG = MetricNames(
 
 def metric_names(given: Mapping[str, str]) -> MetricNames:
     """The names of an engine that we do not know, as its operator gives them."""
-    known = [field.name for field in fields(MetricNames)]
+    known = list(MetricNames.__struct_fields__)
     for key, name in given.items():
         if key not in known:
             raise SettingsError(f"there is no engine figure {key!r}: use one of {', '.join(known)}")
@@ -66,8 +66,7 @@ def metric_names(given: Mapping[str, str]) -> MetricNames:
     return MetricNames(**{key: (name,) for key, name in given.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """One page of metrics, at one moment: gauges, and counters since the engine started."""
 
     at_ms: float

@@ -5,8 +5,9 @@ Nothing is decided here. A signal that was not measured is None, never zero: a d
 metrics is not idle.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 UNLIMITED_TOKENS = 1 << 40
 
@@ -14,8 +15,7 @@ UNLIMITED_TOKENS = 1 << 40
 Kind = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSample:
+class EngineSample(msgspec.Struct, frozen=True):
     """Metrics of an engine between its last two scrapes; None for what it does not show.
 
     `known` are the calls of ours, batch and gateway, of all our processes, that were in flight
@@ -42,8 +42,7 @@ class Ended(NamedTuple):
     kind: Kind = ("", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Signals:
+class Signals(msgspec.Struct, frozen=True):
     """One deployment at one moment: our own batch calls, interactive calls, the engine's word, and refusals.
 
     `awaiting` are our calls without a first token, `awaiting_tokens` their prompts; `sent_tokens` are all prompts sent so
@@ -69,8 +68,7 @@ class Signals:
     refusals: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """How many calls batch may have in flight, how many prompt tokens may wait for their first token, how many calls
     without one to hand back now, and why: a word and its numbers. `has_users` is whether interactive calls are the reason."""
 

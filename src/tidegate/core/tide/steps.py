@@ -11,7 +11,7 @@ what the other windows have beyond that. The engine tells the mean over the toke
 over the same tokens too: a moment with thirty sequences has thirty times the tokens of a moment with one.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from tidegate.core.tide.fit import COEFFICIENT_RANGE, MEASURED_MAX, LineFit, Three
 from tidegate.core.tide.signals import EngineSample
@@ -25,8 +25,7 @@ PROMPT_TOKENS_MIN = 1e-6
 TYPICAL_SEQUENCES, TYPICAL_PROMPT_TOKENS = 20.0, 300.0
 
 
-@dataclass(slots=True)
-class Load:
+class Load(msgspec.Struct):
     """What decoded since the last sample: sequences over time, and their squares; and whether any prompt was about."""
 
     sequence_ms: float = 0.0

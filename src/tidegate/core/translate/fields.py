@@ -6,7 +6,6 @@ worded.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -14,8 +13,7 @@ import msgspec
 from tidegate.core.errors import ApiProblem
 
 
-@dataclass(frozen=True, slots=True)
-class Translated:
+class Translated(msgspec.Struct, frozen=True):
     """A body in the other shape. `left_out` are the paths of fields that only hint and have no home there."""
 
     body: bytes
@@ -24,15 +22,14 @@ class Translated:
     include_usage: bool = False
 
 
-@dataclass(slots=True)
-class Voice:
+class Voice(msgspec.Struct):
     """Whose words are being translated, which is who is to blame: a caller's request (400) or an upstream's answer (502)."""
 
     status: int
     unknown_code: str
     malformed_code: str
     other_side: str
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[str] = msgspec.field(default_factory=list)
 
     @classmethod
     def request(cls, other_side: str) -> "Voice":

@@ -1,8 +1,9 @@
 """An Anthropic Messages request as an OpenAI chat completions request."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tidegate.core.translate.fields import Fields, Translated, Voice, decode, each_of, encode
 
@@ -10,8 +11,7 @@ FORMAT_NAME = "answer"
 EFFORTS = ("low", "medium", "high", "xhigh")
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAiDialect:
+class OpenAiDialect(msgspec.Struct, frozen=True):
     """Where servers of OpenAI's shape differ: how the output is limited, and whether `top_k` is taken."""
 
     output_limit: str = "max_completion_tokens"

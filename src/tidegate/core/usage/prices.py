@@ -7,7 +7,6 @@ keeps what was spent.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import NamedTuple
@@ -26,8 +25,7 @@ PRICE_UNITS_MAX = 10**6
 DIGITS_MAX = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(msgspec.Struct, frozen=True):
     """What a deployment's tokens cost, in nano-units per million of them. `batch_factor_ppm` is the share that batch work pays.
 
     Without a price of their own, cached tokens cost what others do.

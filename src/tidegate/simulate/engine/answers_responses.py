@@ -120,6 +120,16 @@ def _response(answer: SimulatedAnswer, status: bytes, output: bytes) -> bytes:
             status, cut = b"incomplete", b'{"reason":"max_output_tokens"}'
     return (
         b'{"id":"resp_%s","object":"response","created_at":%d,"status":"%s","error":null,"incomplete_details":%s,'
-        b'"instructions":null,"metadata":{},"model":%s,"output":%s,%s,"temperature":1.0,"top_p":1.0,"usage":%s}'
-        % (answer.name, answer.created, status, cut, answer.model, output, answer.ask.echo or _PLAIN, usage)
+        b'"instructions":null,"metadata":%s,"model":%s,"output":%s,%s,"temperature":1.0,"top_p":1.0,"usage":%s}'
+        % (
+            answer.name,
+            answer.created,
+            status,
+            cut,
+            answer.ask.metadata,
+            answer.model,
+            output,
+            answer.ask.echo or _PLAIN,
+            usage,
+        )
     )

@@ -46,6 +46,7 @@ class SimulatedRequest(msgspec.Struct):
     """What each prompt's answer may look like beside plain words; empty: all are plain words."""
     echo: bytes = b""
     """The fields of the request that a response repeats, as JSON members."""
+    metadata: bytes = b"{}"
 
 
 class _StreamOptions(msgspec.Struct):
@@ -96,6 +97,7 @@ class _ResponseRequest(_Sampling):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = True
     text: Any = None
+    metadata: msgspec.Raw = _NOTHING
 
 
 class _OutputConfig(msgspec.Struct):
@@ -229,6 +231,8 @@ def response_ask(body: bytes) -> SimulatedRequest:
         answered = messages[-1].role == "tool"
         ask.forms = [response_form(tools, seen.tool_choice, seen.text, answered=answered)]
         ask.echo = _echo(seen, tools)
+    if _given(seen.metadata):
+        ask.metadata = bytes(seen.metadata)
     return ask
 
 

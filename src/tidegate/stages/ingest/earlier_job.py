@@ -31,10 +31,13 @@ class EarlierJobs:
         paths: list[Path] = []
         file_ids = (earlier.input_file_id, *earlier.shape.more_inputs, answers_file_of(earlier) or "")
         for number, file_id in enumerate(file_ids):
-            if await self._store.get_file(tenant_id, file_id) is None:
+            file = await self._store.get_file(tenant_id, file_id)
+            if file is None:
                 return None
             paths.append(work_path.with_suffix(f".earlier{number}"))
-            await copy_file(self._store, self._blobs, file_id, paths[-1])
+            if await copy_file(self._store, self._blobs, file_id, paths[-1]) < file.size_bytes:
+                # The earlier job was deleted meanwhile: a part of its answers must not pass for all of them.
+                return None
         parts = tuple(InputPart(file_id, str(path)) for file_id, path in zip(file_ids, paths[:-1], strict=False))
         levels = (*self._operator_levels(earlier), *earlier.shape.levels())
         joined_path = str(work_path.with_suffix(".earlier"))
@@ -55,8 +58,8 @@ def remove_earlier(work_path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-async def copy_file(store: Store, blobs: Blobs, file_id: str, path: Path) -> None:
-    """Put a file into one local one."""
+async def copy_file(store: Store, blobs: Blobs, file_id: str, path: Path) -> int:
+    """Put a file into one local one, and return how many bytes it had."""
     at = 0
     with path.open("wb") as target:
         while extents := await store.list_extents(file_id, at, _EXTENTS_PAGE):
@@ -64,3 +67,4 @@ async def copy_file(store: Store, blobs: Blobs, file_id: str, path: Path) -> Non
                 async for piece in blobs.stream(extent.blob_id, extent.blob_at, extent.size_bytes):
                     target.write(piece)
                 at = extent.at + extent.size_bytes
+    return at

@@ -12,11 +12,12 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from tidegate import metrics, tracing
 from tidegate.core import ids
@@ -44,8 +45,7 @@ T = TypeVar("T")
 RunPass = Callable[[Path, Path, LineRules, IngestLane], Awaitable[IngestPlan]]
 
 
-@dataclass(frozen=True, slots=True)
-class _IngestStep:
+class _IngestStep(msgspec.Struct, frozen=True):
     """The right to ingest one job, what is known of it, and where its work file is made."""
 
     source: IngestSource
@@ -295,6 +295,7 @@ class IngestStage:
                 self._crashes.popitem(last=False)
         failures = await self._store.drop_step(job_id, step.token, RETRY_MS)
         tracing.postpone(step.source.job, error)
+        metrics.jobs_processed.of("re_enqueued", "system_error").inc()
         log.warning("ingest_postponed", job=job_id, failures=failures, error=str(error))
 
 

@@ -16,11 +16,11 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.errors import IngestCrashed, IngestFailed
 from tidegate.core.input.line_faults import custom_id_of

@@ -9,7 +9,6 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from heapq import merge
 from itertools import accumulate, compress, pairwise, repeat
 from operator import gt
@@ -45,8 +44,7 @@ class BadItem(msgspec.Struct):
     param: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkInput:
+class WorkInput(msgspec.Struct, frozen=True):
     """What is known of an input beside its scan: items whose custom_id an earlier line has, with that line, where lines stand, and items
     that are not run."""
 

@@ -6,12 +6,12 @@ keys counts: engines render tools and schemas into the prompt as they stand. Bod
 
 import os
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from tidegate.core.answers.copied_lines import read_source
 from tidegate.core.input.lines import EarlierJob, LineRules, endpoint_of, path_of
@@ -39,12 +39,11 @@ _decode_text = msgspec.json.Decoder(str).decode
 _read_sampling = msgspec.json.Decoder(_BodyTemperature).decode
 
 
-@dataclass(frozen=True, slots=True)
-class SameLines:
+class SameLines(msgspec.Struct, frozen=True):
     """Items of a scan that are not run: which item's line each of them takes, or where its answer lies in the earlier job's."""
 
-    leaders: dict[int, int] = field(default_factory=dict)
-    answers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    leaders: dict[int, int] = msgspec.field(default_factory=dict)
+    answers: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.leaders) + len(self.answers)

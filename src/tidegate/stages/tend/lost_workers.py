@@ -73,6 +73,7 @@ class LostWorkers:
         for worker_id in stranded:
             if worker_id not in unread:
                 freed += await self._store.reclaim_slices(worker_id)
+        metrics.sweep_rows.of("skipped").inc(len(unread))
         metrics.slice_reclaims.inc(freed)
         metrics.startup_recovery.of("in_progress", "re_enqueued").inc(freed)
         return freed
@@ -115,6 +116,7 @@ class LostWorkers:
                 else:
                     await self._store.give_up_blob(blob.id)
                     metrics.startup_recovery.of("unknown", "cleaned_up").inc()
+                    metrics.sweep_rows.of("released").inc()
             if len(abandoned) < count_max:
                 return set(unread.values())
 

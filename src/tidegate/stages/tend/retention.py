@@ -32,6 +32,7 @@ async def tend(store: Store, keep: KeepTimes) -> int:
         gone += 1
     await store.prune_files(keep.metadata_ms, count_max)
     await store.prune_uploads(keep.metadata_ms)
+    await store.prune_webhooks(keep.metadata_ms, count_max)
     await store.prune_operations(keep.metadata_ms)
     await store.prune_audit(keep.audit_ms, count_max)
     await store.prune_workers(_DAY_MS)

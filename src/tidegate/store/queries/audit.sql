@@ -2,21 +2,21 @@
 
 -- audit_put --
 -- A change that is made again after an unknown commit is noted once.
-insert into audit (id, happened_at, actor, action, kind, target, before, after)
-values (:id, now_ms(), :actor, :action, :kind, :target, :before, :after)
+insert into audit (id, happened_at, actor, action, kind, target, before, after, address)
+values (:id, now_ms(), :actor, :action, :kind, :target, :before, :after, :address)
 on conflict (id) do nothing;
 
 -- audit_prune --
 -- The oldest go first, a bounded number at a time.
 delete from audit where id in (
-    select id from audit where happened_at < now_ms() - :keep_ms order by happened_at, id limit :count_max
+    select id from audit where happened_at < (select now_ms()) - :keep_ms order by happened_at, id limit :count_max
 );
 
 -- audit_cursor --
 select happened_at, id from audit where id = :id;
 
 -- audit_list --
-select id, happened_at, actor, action, kind, target, before, after from audit
+select id, happened_at, actor, action, kind, target, before, after, address from audit
 where (happened_at < :happened_at or (happened_at = :happened_at and id < :id))
     and (cast(:actor as text) is null or actor = :actor)
     and (cast(:action as text) is null or action = :action)

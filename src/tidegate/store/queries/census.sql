@@ -7,17 +7,18 @@ select state, count(*) as jobs, cast(coalesce(sum(item_count), 0) as bigint) as 
 from jobs group by state;
 
 -- census_queue --
--- Open parts of jobs by model, kind of share owner, tenant and size class; the age is that of the oldest.
+-- Open parts of jobs by model, kind of share owner, tenant and size class; the age is that of the oldest. It begins with open jobs, of which
+-- there are few: SQLite makes a cross join in the order that is written.
 select case when m.state = 'held' then 'paused' when m.leased_at is null then 'queued' else 'in_progress' end as status, m.model,
     substr(m.share_owner, 1, 4) as scope, t.name as tenant,
     case when m.item_count <= 10 then 'xs' when m.item_count <= 100 then 's' when m.item_count <= 1000 then 'm'
         when m.item_count <= 10000 then 'l' else 'xl' end as size_class,
     count(*) as jobs, cast(sum(m.work_units) as bigint) as work_units, cast(sum(m.item_count - m.done_count) as bigint) as items,
     now_ms() - min(m.created_at) as age_ms
-from job_models m
-join jobs j on j.id = m.job_id
+from jobs j
+cross join job_models m
 join tenants t on t.id = j.tenant_id
-where m.state in ('open', 'held')
+where m.job_id = j.id and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and m.state in ('open', 'held')
 group by 1, 2, 3, 4, 5;
 
 -- census_leased --

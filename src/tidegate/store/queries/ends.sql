@@ -1,9 +1,11 @@
 -- The end of a job: draining, closing, publishing, forgetting.
 
 -- jobs_draining --
--- Jobs that close, and of which nothing is leased any more or the grace has passed.
+-- Jobs that close, and of which nothing is leased any more or the grace has passed. Here and elsewhere the states of open jobs are all named:
+-- SQLite takes a partial index only where a query repeats its condition.
 select j.id from jobs j
-where j.state in ('in_progress', 'cancelling') and j.closing is not null
+where j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j.state in ('in_progress', 'cancelling')
+    and j.closing is not null
     and (j.closing_at + :grace_ms <= now_ms()
         or not exists (select 1 from slices s where s.job_id = j.id and s.state = 'leased'))
 order by j.created_at
@@ -21,7 +23,7 @@ returning id;
 
 -- jobs_to_publish --
 select id from jobs
-where state = 'finalizing' and step_not_before <= now_ms()
+where state in ('validating', 'in_progress', 'cancelling', 'finalizing') and state = 'finalizing' and step_not_before <= now_ms()
     and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
 order by finalizing_at
 limit :count_max;
@@ -68,9 +70,10 @@ returning id;
 
 -- jobs_ended_before --
 -- Jobs whose records may be forgotten; not while an event of theirs is on its way, nor while a result file has time left of its own.
+-- Selected, the moment is read once: PostgreSQL searches no index for a time that could change from row to row.
 select id, tenant_id from jobs
 where state in ('completed', 'failed', 'expired', 'cancelled')
-    and coalesce(completed_at, failed_at, expired_at, cancelled_at) < now_ms() - :keep_ms
+    and coalesce(completed_at, failed_at, expired_at, cancelled_at) < (select now_ms()) - :keep_ms
     and not exists (select 1 from webhook_deliveries d where d.job_id = jobs.id and d.state = 'pending')
     and not exists (
         select 1 from files f
@@ -83,11 +86,19 @@ limit :count_max;
 -- Responses that their callers deleted, and that have ended since.
 select id, tenant_id from jobs
 where kind = 'deleted' and state in ('completed', 'failed', 'expired', 'cancelled')
-    and not exists (select 1 from webhook_deliveries d where d.job_id = jobs.id and d.state = 'pending')
+order by id
 limit :count_max;
 
 -- job_models_forget --
 delete from job_models where job_id = :job_id;
+
+-- job_place_put --
+insert into list_places (id, tenant_id, created_at, deleted_at)
+select id, tenant_id, created_at, now_ms() from jobs where id = :job_id and kind = 'batch'
+on conflict (id) do nothing;
+
+-- list_places_prune --
+delete from list_places where deleted_at < (select now_ms()) - :keep_ms;
 
 -- job_forget --
 delete from jobs where id = :job_id and state in ('completed', 'failed', 'expired', 'cancelled') returning id;

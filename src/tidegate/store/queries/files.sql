@@ -46,6 +46,13 @@ union all
 select j.id from job_inputs i join jobs j on j.id = i.job_id where i.file_id = :id and j.state = 'validating'
 limit 1;
 
+-- file_used --
+-- Whether there is a job that was made of a file.
+select id from jobs where input_file_id = :id and kind <> 'deleted'
+union all
+select j.id from job_inputs i join jobs j on j.id = i.job_id where i.file_id = :id and j.kind <> 'deleted'
+limit 1;
+
 -- file_delete --
 -- moves: files: ready -> deleted
 update files set state = 'deleted', deleted_at = now_ms()
@@ -79,7 +86,7 @@ update files set state = 'deleted', deleted_at = now_ms() where id = :id and sta
 
 -- files_expired --
 select tenant_id, id from files
-where state = 'ready' and expires_at <= now_ms()
+where state = 'ready' and expires_at <= (select now_ms())
     and not exists (select 1 from jobs j where j.input_file_id = files.id and j.state = 'validating')
     and not exists (
         select 1 from job_inputs i join jobs j on j.id = i.job_id where i.file_id = files.id and j.state = 'validating'
@@ -89,7 +96,7 @@ limit :count_max;
 
 -- files_prune --
 delete from files where id in (
-    select id from files where state = 'deleted' and deleted_at < now_ms() - :keep_ms order by deleted_at limit :count_max
+    select id from files where state = 'deleted' and deleted_at < (select now_ms()) - :keep_ms order by deleted_at limit :count_max
 );
 
 -- extent_put --

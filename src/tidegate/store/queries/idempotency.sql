@@ -10,5 +10,8 @@ delete from idempotency where tenant_id = :tenant_id and route = :route and key 
 insert into idempotency (tenant_id, route, key, body_hash, object_id, created_at)
 values (:tenant_id, :route, :key, :body_hash, :object_id, now_ms());
 
+-- idempotency_take_back --
+delete from idempotency where tenant_id = :tenant_id and route = :route and key = :key and object_id = :object_id;
+
 -- idempotency_prune --
-delete from idempotency where created_at < now_ms() - :keep_ms;
+delete from idempotency where created_at < (select now_ms()) - :keep_ms;

@@ -17,6 +17,10 @@ returning clock;
 -- What this token was given before: the answer to its commit was lost, and the call is made again.
 select id from jobs where state = 'validating' and step_worker_id = :worker_id and step_token = :token order by id;
 
+-- part owner_of_worker --
+-- The share owner that this worker is there for; empty for a worker of all.
+coalesce((select w.share_owner from workers w where w.id = :worker_id), '');
+
 -- ingest_tenants --
 -- The tenants with an input that waits in this lane, those first that are next on its clock, and of those that are level the one with the
 -- input of the lowest rank. Each tenant is found by one step in the index.
@@ -30,7 +34,7 @@ ranked as (
     select w.tenant_id, coalesce(t.place, 0) as place, (
         select j.ingest_bytes + 100 * j.created_at from jobs j
         where j.state = 'validating' and j.tenant_id = w.tenant_id and j.closing is null and j.step_not_before <= now_ms()
-            and j.ingest_bytes >= :bytes_min and j.ingest_bytes <= :bytes_max
+            and j.ingest_bytes >= :bytes_min and j.ingest_bytes <= :bytes_max and {owner_of_worker} in ('', j.share_owner)
             and (j.step_worker_id is null or not exists (select 1 from workers a where a.id = j.step_worker_id and a.state = 'alive'))
         order by j.ingest_bytes + 100 * j.created_at
         limit 1
@@ -48,7 +52,7 @@ limit :tenants_max;
 -- The next inputs of one tenant: small ones first, but one that waits gains 100 bytes a millisecond, so that none waits for ever.
 select id, ingest_bytes, ingest_bytes + 100 * created_at as ingest_rank from jobs
 where state = 'validating' and tenant_id = :tenant_id and closing is null and step_not_before <= now_ms()
-    and ingest_bytes >= :bytes_min and ingest_bytes <= :bytes_max
+    and ingest_bytes >= :bytes_min and ingest_bytes <= :bytes_max and {owner_of_worker} in ('', share_owner)
     and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
 order by ingest_bytes + 100 * created_at, id
 limit :count_max;

@@ -29,7 +29,8 @@ insert into job_inputs (job_id, number, file_id) values (:job_id, :number, :file
 delete from job_inputs where job_id = :job_id;
 
 -- job_get --
-select * from jobs where tenant_id = :tenant_id and id = :id;
+-- A caller's own job, while it may be seen.
+select * from jobs where tenant_id = :tenant_id and id = :id and kind <> 'deleted';
 
 -- job_any --
 -- The engine's own look at a job.
@@ -46,7 +47,10 @@ from places p
 join jobs j on j.id = substr(cast(:ids as text), p.start_at, 28);
 
 -- job_cursor --
-select created_at, id from jobs where tenant_id = :tenant_id and id = :id;
+-- Where a page begins; deleted batches still mark a place.
+select created_at, id from jobs where tenant_id = :tenant_id and id = :id
+union all
+select created_at, id from list_places where tenant_id = :tenant_id and id = :id;
 
 -- job_list --
 -- A page of batches: responses are in no list.
@@ -140,7 +144,8 @@ limit :count_max;
 -- jobs_by_size --
 select j.*, t.name as org from jobs j
 join tenants t on t.id = j.tenant_id
-where j.kind = 'batch' and (j.item_count < :sort_key or (j.item_count = :sort_key and j.id < :sort_id))
+where j.kind = 'batch' and j.item_count >= 0 and j.item_count <= :sort_key
+    and (j.item_count < :sort_key or (j.item_count = :sort_key and j.id < :sort_id))
 {sorted}
 order by j.item_count desc, j.id desc
 limit :count_max;
@@ -222,10 +227,10 @@ where j.kind = 'batch'
 
 -- operation_impact_open --
 -- What is left of the open jobs that an operation would come to. The cost is expected to go on as it was.
-select count(*) as jobs, cast(coalesce(sum(m.left_count), 0) as bigint) as items, cast(coalesce(sum(m.left_units), 0) as bigint) as tokens,
-    cast(coalesce(sum(case when m.answered_count = 0 then 0 else m.cost_nano / m.answered_count * m.left_count end), 0) as bigint) as nano,
-    min(m.expires_at) as first_due,
-    coalesce(sum(case when m.expires_at < now_ms() + 3600000 then 1 else 0 end), 0) as due_soon
+select count(*) as jobs, cast(coalesce(sum(found.left_count), 0) as bigint) as items, cast(coalesce(sum(found.left_units), 0) as bigint) as tokens,
+    cast(coalesce(sum(case when found.answered_count = 0 then 0 else found.cost_nano / found.answered_count * found.left_count end), 0) as bigint) as nano,
+    min(found.expires_at) as first_due,
+    coalesce(sum(case when found.expires_at < now_ms() + 3600000 then 1 else 0 end), 0) as due_soon
 from (
     select j.answered_count, j.cost_nano, j.expires_at,
         j.item_count - j.answered_count - j.failed_count - j.expired_count - j.cancelled_count as left_count,
@@ -235,13 +240,13 @@ from (
     where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
 {changeable}
 {matching}
-) m;
+) found;
 
 -- operation_impact_ended --
 -- What failed in the ended jobs that an operation would come to. Tokens and cost are expected to be as those of its answers.
-select count(*) as jobs, cast(coalesce(sum(m.failed_count), 0) as bigint) as items,
-    cast(coalesce(sum(case when m.answered_count = 0 then 0 else m.tokens / m.answered_count * m.failed_count end), 0) as bigint) as tokens,
-    cast(coalesce(sum(case when m.answered_count = 0 then 0 else m.cost_nano / m.answered_count * m.failed_count end), 0) as bigint) as nano,
+select count(*) as jobs, cast(coalesce(sum(found.failed_count), 0) as bigint) as items,
+    cast(coalesce(sum(case when found.answered_count = 0 then 0 else found.tokens / found.answered_count * found.failed_count end), 0) as bigint) as tokens,
+    cast(coalesce(sum(case when found.answered_count = 0 then 0 else found.cost_nano / found.answered_count * found.failed_count end), 0) as bigint) as nano,
     cast(null as bigint) as first_due, 0 as due_soon
 from (
     select j.answered_count, j.failed_count, j.cost_nano, j.input_tokens + j.output_tokens as tokens
@@ -250,7 +255,7 @@ from (
     where j.kind = 'batch'
 {retryable}
 {matching}
-) m;
+) found;
 
 -- job_pending --
 -- The batches that are waiting or running, for limits: jobs that count as the same share, jobs of the same key, and items of the tenant that are not yet
@@ -282,7 +287,7 @@ select count(*) as jobs, coalesce(sum(f.size_bytes), 0) + coalesce(sum((
     select sum(g.size_bytes) from job_inputs i join files g on g.id = i.file_id where i.job_id = j.id)), 0) as bytes
 from jobs j
 left join files f on f.id = j.input_file_id
-where j.tenant_id = :tenant_id and j.kind = 'batch' and j.created_at > now_ms() - :period_ms
+where j.tenant_id = :tenant_id and j.kind = 'batch' and j.created_at > (select now_ms()) - :period_ms
     and (cast(:user_name as text) is null or j.user_name = :user_name);
 
 -- job_halt --
@@ -315,7 +320,7 @@ returning id;
 -- jobs_overdue --
 -- Jobs whose window, or whose time to begin, has passed and that are not closing yet.
 select id, state from jobs
-where state in ('validating', 'in_progress') and closing is null
+where state in ('validating', 'in_progress', 'cancelling', 'finalizing') and state in ('validating', 'in_progress') and closing is null
     and (expires_at <= now_ms() or (begin_by <= now_ms() and begun_at is null))
 order by created_at
 limit :count_max;
@@ -393,7 +398,7 @@ select now_ms() as now,
         where s.job_id = j.id and s.state = 'ready' and s.ready_at > now_ms()), 0) as rest_ends_in_ms,
     (select count(*) from slices s where s.job_id = j.id and s.state = 'leased') as slices_leased,
     (select count(*) from jobs o
-        where o.state = 'in_progress' and o.closing is null
+        where o.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and o.state = 'in_progress' and o.closing is null
             and (o.created_at < j.created_at or (o.created_at = j.created_at and o.id < j.id))
             and exists (select 1 from slices s
                 where s.job_id = o.id and s.state = 'ready' and s.ready_at <= now_ms()

@@ -1,7 +1,9 @@
 -- What operators look at and do across all tenants: jobs of everybody, repairs, flows, organizations and deliveries.
 
 -- jobs_cursor --
-select created_at, id from jobs where id = :id;
+select created_at, id from jobs where id = :id
+union all
+select created_at, id from list_places where id = :id;
 
 -- job_of_anyone --
 select j.*, t.name as org from jobs j
@@ -41,24 +43,27 @@ where state = 'asleep' and wakes_at > now_ms() and exists (
 );
 
 -- overview_jobs --
--- Open batches by state. Of ended ones nothing is counted: there may be millions.
+-- Open batches by state. Of ended ones nothing is counted: there may be millions. Each has a deadline: that leads to the index of open batches.
 select j.state, count(*) as jobs, coalesce(sum(j.item_count), 0) as items, coalesce(sum(j.answered_count), 0) as answered,
     coalesce(sum(j.failed_count + j.expired_count + j.cancelled_count), 0) as failed,
     coalesce(sum(case when j.paused_at is not null then 1 else 0 end), 0) as paused
 from jobs j
-where j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j.kind = 'batch'
+where j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j.kind = 'batch' and j.expires_at > 0
 group by j.state;
 
 -- overview_ended --
--- Batches that ended lately, by how. The look is bounded: there may be very many of one request each.
+-- Batches that ended lately, by how. The look is bounded, there may be very many of one request each; the kind is looked at afterwards, so
+-- that the index of ends is the only one that fits.
 select e.state, count(*) as jobs, cast(coalesce(sum(e.item_count), 0) as bigint) as items,
     cast(coalesce(sum(e.failed_count), 0) as bigint) as failed
 from (
-    select j.state, j.item_count, j.failed_count from jobs j
-    where j.state in ('completed', 'failed', 'expired', 'cancelled') and j.kind = 'batch'
-        and coalesce(j.completed_at, j.failed_at, j.expired_at, j.cancelled_at) > now_ms() - :lately_ms
+    select j.state, j.kind, j.item_count, j.failed_count from jobs j
+    where j.state in ('completed', 'failed', 'expired', 'cancelled')
+        and coalesce(j.completed_at, j.failed_at, j.expired_at, j.cancelled_at) > :since
+    order by coalesce(j.completed_at, j.failed_at, j.expired_at, j.cancelled_at) desc
     limit :count_max
 ) e
+where e.kind = 'batch'
 group by e.state
 order by e.state;
 
@@ -114,8 +119,9 @@ update flows set wakes_at = now_ms() where state = 'asleep' and wakes_at > now_m
 select created_at, id from tenants where id = :id;
 
 -- runs_of_file --
+-- A plain condition on the tenant would lead SQLite to an index of all its jobs.
 select j.* from jobs j
-where j.input_file_id = :file_id and j.tenant_id = :tenant_id and j.kind = 'batch'
+where j.input_file_id = :file_id and j.tenant_id || '' = :tenant_id and j.kind || '' = 'batch'
 order by j.created_at desc, j.id desc
 limit :count_max;
 
@@ -155,5 +161,13 @@ group by m.model, m.due_at / 600000
 order by m.model, min(m.due_at)
 limit :count_max;
 
--- inputs_waiting --
-select 1 from jobs where state = 'validating' and closing is null limit 1;
+-- steps_waiting --
+-- Whether anything but items waits for a worker: inputs to check, jobs to end or to publish, operations, deliveries.
+select 1 from jobs
+where state in ('validating', 'in_progress', 'cancelling', 'finalizing')
+    and (state <> 'in_progress' or closing is not null or expires_at <= now_ms())
+union all
+select 1 from operations where state = 'running'
+union all
+select 1 from webhook_deliveries where state = 'pending'
+limit 1;

@@ -1,10 +1,13 @@
 -- Record: what became of items, and what is remembered of those that wait.
 
 -- attempts_waiting --
--- Why items that were tried wait to be tried again.
+-- Why items that were tried wait to be tried again, or waited when their job expired or was cancelled.
 select a.reason, count(*) as items from attempts a
 where a.job_id = :job_id
-    and not exists (select 1 from outcomes o where o.job_id = a.job_id and o.number = a.number)
+    and not exists (
+        select 1 from outcomes o
+        where o.job_id = a.job_id and o.number = a.number and o.outcome not in ('expired', 'cancelled')
+    )
 group by a.reason
 order by a.reason;
 

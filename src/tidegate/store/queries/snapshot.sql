@@ -1,16 +1,25 @@
 -- The scheduler's look: bounded, from indexes alone, the same work with a thousand and with ten million items queued.
 
+-- part owner_of_worker --
+-- The share owner that this worker is there for; empty for a worker of all.
+coalesce((select w.share_owner from workers w where w.id = :worker_id), '');
+
 -- snapshot_now --
--- The moment of the look and how many workers choose. Of ready slices: how many owners the worst suspects lost, how many slices lost so
--- many, and how many lost an owner within the last ten seconds, but not more than :search_max owners: what is not found by then keeps
--- nothing waiting. Suspects of a job that is paused or closes do not count: they cannot be run.
-select now_ms() as now, (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms() and w.runs_items = 1) as workers,
+-- The moment of the look and how many workers choose of the same jobs. Of ready slices: how many owners the worst suspects lost, how many
+-- slices lost so many, and how many lost an owner within the last ten seconds, but not more than :search_max owners: what is not found by then keeps
+-- nothing waiting. Suspects of a job that is paused or closes or is not for this worker do not count: it cannot run them.
+select now_ms() as now,
+    (select count(*) from workers c where c.state = 'alive' and c.alive_until > now_ms() and c.runs_items = 1
+        and c.share_owner in ('', {owner_of_worker})) as workers,
     coalesce((select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0 and q.lost_count >= 2
-        and exists (select 1 from job_models m where m.job_id = q.job_id and m.model = q.model and m.state = 'open')), 0) as level,
+        and exists (select 1 from job_models m where m.job_id = q.job_id and m.model = q.model and m.state = 'open'
+            and {owner_of_worker} in ('', m.share_owner))), 0) as level,
     (select count(*) from slices s where s.state = 'ready' and s.lost_count > 0 and s.lost_count >= 2
-        and exists (select 1 from job_models m where m.job_id = s.job_id and m.model = s.model and m.state = 'open')
+        and exists (select 1 from job_models m where m.job_id = s.job_id and m.model = s.model and m.state = 'open'
+            and {owner_of_worker} in ('', m.share_owner))
         and s.lost_count = (select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0
-            and exists (select 1 from job_models m where m.job_id = q.job_id and m.model = q.model and m.state = 'open'))) as suspect_count,
+            and exists (select 1 from job_models m where m.job_id = q.job_id and m.model = q.model and m.state = 'open'
+                and {owner_of_worker} in ('', m.share_owner)))) as suspect_count,
     (select count(*) from slices f where f.state = 'ready' and f.lost_count > 0 and f.lost_count <= :search_max
         and f.ready_at > now_ms() - 10000) as recent_count;
 
@@ -71,7 +80,7 @@ select f.model, f.share_owner, f.weight_milli, f.served,
     (select 1 from job_models more where more.model = f.model and more.share_owner = f.share_owner and more.state = 'open'
         order by more.priority desc, more.created_at, more.job_id limit 1 offset :jobs_max) is not null as is_long
 from flows f
-where f.model = :model and f.state = 'awake'
+where f.model = :model and f.state = 'awake' and {owner_of_worker} in ('', f.share_owner)
     and (select 1 from job_models o
         where o.model = f.model and o.share_owner = f.share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
             and {has_startable_slice}
@@ -104,7 +113,7 @@ from (
     select {job_columns}
     from job_models o
     where o.model = :model and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
-        and {has_startable_slice}
+        and {owner_of_worker} in ('', o.share_owner) and {has_startable_slice}
     order by o.due_at, o.job_id
     limit :due_max
 ) due

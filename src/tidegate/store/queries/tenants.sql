@@ -113,7 +113,9 @@ returning id;
 -- what a canary holds back rests on.
 update slices set ready_at = now_ms()
 where state = 'ready' and ready_at > now_ms() and ready_at < :forever
-    and job_id in (select j.id from jobs j where j.key_id = :key_id and j.state in ('in_progress', 'cancelling'));
+    and job_id in (
+        select j.id from jobs j where j.key_id = :key_id and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
+    );
 
 -- key_models_wake --
 -- A job that must not begin before a moment waits for it all the same.
@@ -121,7 +123,9 @@ update job_models set rests_until = (
     select case when j.not_before > now_ms() then j.not_before else now_ms() end from jobs j where j.id = job_models.job_id
 )
 where state = 'open' and rests_until > now_ms()
-    and job_id in (select j.id from jobs j where j.key_id = :key_id and j.state in ('in_progress', 'cancelling'));
+    and job_id in (
+        select j.id from jobs j where j.key_id = :key_id and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
+    );
 
 -- key_flows_wake --
 -- The next sweep wakes them, as if their time had come.

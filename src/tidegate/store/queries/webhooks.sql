@@ -16,7 +16,10 @@ select * from webhook_endpoints where tenant_id = :tenant_id and id = :id and jo
 select * from webhook_endpoints where tenant_id = :tenant_id and job_id = :job_id;
 
 -- webhook_endpoint_cursor --
-select created_at, id from webhook_endpoints where tenant_id = :tenant_id and id = :id and job_id is null;
+-- Where a page begins; deleted endpoints still mark a place.
+select created_at, id from webhook_endpoints where tenant_id = :tenant_id and id = :id and job_id is null
+union all
+select created_at, id from list_places where tenant_id = :tenant_id and id = :id;
 
 -- webhook_endpoint_list --
 select * from webhook_endpoints
@@ -40,11 +43,20 @@ update webhook_endpoints set old_secret = secret, old_until = now_ms() + :keep_m
 where tenant_id = :tenant_id and id = :id and job_id is null and secret <> :secret
 returning id;
 
+-- webhook_endpoint_place_put --
+insert into list_places (id, tenant_id, created_at, deleted_at)
+select id, tenant_id, created_at, now_ms() from webhook_endpoints where tenant_id = :tenant_id and id = :id and job_id is null
+on conflict (id) do nothing;
+
 -- webhook_endpoint_delete --
 delete from webhook_endpoints where tenant_id = :tenant_id and id = :id and job_id is null returning id;
 
 -- webhook_endpoint_forget --
-delete from webhook_endpoints where job_id = :job_id;
+-- An endpoint of one job goes once the job is gone and nothing is left that was to be delivered there.
+delete from webhook_endpoints
+where job_id = :job_id
+    and not exists (select 1 from jobs j where j.id = webhook_endpoints.job_id)
+    and not exists (select 1 from webhook_deliveries d where d.endpoint_id = webhook_endpoints.id);
 
 -- webhook_endpoint_lock --
 select disabled_at from webhook_endpoints where id = :id /*! for update */;
@@ -208,4 +220,24 @@ limit :count_max;
 delete from webhook_deliveries where endpoint_id = :endpoint_id;
 
 -- webhook_deliveries_forget --
-delete from webhook_deliveries where job_id = :job_id;
+-- What is still to be delivered outlives its job, and what could not be delivered is listed for a while.
+delete from webhook_deliveries where job_id = :job_id and state = 'delivered';
+
+-- webhook_delivered_forget --
+-- An event that outlived its job has arrived.
+delete from webhook_deliveries
+where event_id = :event_id and endpoint_id = :endpoint_id and state = 'delivered'
+    and not exists (select 1 from jobs j where j.id = webhook_deliveries.job_id)
+returning job_id;
+
+-- webhook_jobs_gone --
+-- Jobs that are gone and of which something has been listed as long as they would have been; one may come several times. The moment is
+-- selected, as in jobs_ended_before.
+select d.job_id from webhook_deliveries d
+where d.created_at < (select now_ms()) - :keep_ms and d.state <> 'pending'
+    and not exists (select 1 from jobs j where j.id = d.job_id)
+order by d.created_at
+limit :count_max;
+
+-- webhook_deliveries_drop --
+delete from webhook_deliveries where job_id = :job_id and state <> 'pending';

@@ -6,8 +6,8 @@ select now_ms();
 
 -- worker_put --
 -- A process introduces itself; its leases hang on this row.
-insert into workers (id, host, version, state, started_at, beat_at, alive_until, runs_items, report)
-values (:id, :host, :version, 'alive', now_ms(), now_ms(), now_ms() + :lease_ms, :runs_items, '')
+insert into workers (id, host, version, state, started_at, beat_at, alive_until, runs_items, share_owner, report)
+values (:id, :host, :version, 'alive', now_ms(), now_ms(), now_ms() + :lease_ms, :runs_items, :share_owner, '')
 on conflict (id) do nothing;
 
 -- worker_beat --
@@ -58,7 +58,10 @@ select id, host from workers where state = 'alive' and alive_until < now_ms() or
 update workers set state = 'gone' where id = :id and state = 'alive' and (alive_until < now_ms() or :leaving = 1) returning id;
 
 -- workers_list --
-select id, host, version, state, started_at, beat_at, alive_until, runs_items, report, now_ms() as now from workers order by started_at desc limit :count_max;
+-- Living ones first: a process that is started again and again leaves very many that are gone.
+select id, host, version, state, started_at, beat_at, alive_until, runs_items, report, now_ms() as now from workers
+order by case when state = 'alive' then 0 else 1 end, started_at desc
+limit :count_max;
 
 -- workers_prune --
 -- Forgets incarnations that ended long ago and own nothing any more.

@@ -13,8 +13,8 @@ budget renews while the call may wait; one that would not is put off until calls
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from tidegate import metrics
@@ -53,8 +53,7 @@ EXCEEDS_LIMIT = "request_exceeds_limit"
 PAYERS = {LimitBound.TENANT: "organization", LimitBound.JOB: "batch"}
 
 
-@dataclass(frozen=True, slots=True)
-class BindingLimits:
+class BindingLimits(msgspec.Struct, frozen=True):
     """What a call's budgets come to: those that bind at all, and the most tokens and money that one call can ever be granted."""
 
     budgets: Budgets

@@ -6,14 +6,14 @@ milliseconds.
 """
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 from tidegate.core.budgets.budget import Limit
 from tidegate.upstream.budgets.rate_limit_headers import QuotaLeft
 
 
-@dataclass(slots=True)
-class _RemainingQuota:
+class _RemainingQuota(msgspec.Struct):
     """So much may still be sent until a moment."""
 
     left: float = math.inf

@@ -8,9 +8,10 @@ Whatever the bytes are, the worst that comes of them is nothing: a header that c
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+
+import msgspec
 
 NUMBER_MAX = 10**12
 RESET_MS_MAX = 7 * 86_400_000
@@ -30,8 +31,7 @@ _UNIT_MS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RateLimitHeaders:
+class RateLimitHeaders(msgspec.Struct, frozen=True):
     """The limits of a minute in one answer's headers, and for how long nothing is left."""
 
     requests: int | None = None
@@ -39,8 +39,7 @@ class RateLimitHeaders:
     empty_for_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaLeft:
+class QuotaLeft(msgspec.Struct, frozen=True):
     """What one answer's headers report as left until the limits renew; None where they do not."""
 
     requests: int | None = None

@@ -129,6 +129,10 @@ class Router:
         """Every model and resource that leads to a deployment; one that serves any model adds none."""
         return self._routes.names()
 
+    def model_of(self, name: str) -> str:
+        """Return the model that a resource leads to; any other name is a model's own."""
+        return self._routes.of(name).model_of(name)
+
     # Calls.
 
     def send(self, call: Call) -> Coroutine[Any, Any, Answer]:

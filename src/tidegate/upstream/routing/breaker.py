@@ -4,8 +4,9 @@ Time is an argument, in the clock's monotonic milliseconds; nothing here waits, 
 open, one call per probe interval may go through, for as long as it takes, and any success closes it.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class BreakerState(StrEnum):
@@ -15,8 +16,7 @@ class BreakerState(StrEnum):
     PAUSED = "paused"
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerPolicy:
+class BreakerPolicy(msgspec.Struct, frozen=True):
     """It opens after so many failures in a row, or at a share of failures over enough calls in one window."""
 
     consecutive_failures_max: int = 5

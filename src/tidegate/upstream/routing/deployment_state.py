@@ -6,14 +6,14 @@ sends nothing. Time is an argument, in the clock's monotonic milliseconds.
 
 import math
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
 from yarl import URL
 
 from tidegate.core.answers.redaction import KeyRedactor
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
-from tidegate.core.deployments import Deployment, EngineKind
+from tidegate.core.deployments import Deployment, EngineKind, Serves
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
 from tidegate.core.nouns import Call
 from tidegate.upstream.budgets.quota import Quota
@@ -62,10 +62,9 @@ ANTHROPIC_LIMIT_HEADERS = ("anthropic-ratelimit-requests-limit", "anthropic-rate
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentPolicy:
-    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
-    retry_budget: RetryBudgetPolicy = field(default_factory=RetryBudgetPolicy)
+class DeploymentPolicy(msgspec.Struct, frozen=True):
+    breaker: BreakerPolicy = msgspec.field(default_factory=BreakerPolicy)
+    retry_budget: RetryBudgetPolicy = msgspec.field(default_factory=RetryBudgetPolicy)
     retry_after_ms_max: int = 86_400_000
     throttle_backoff_ms: int = 1_000
     throttle_backoff_ms_max: int = 60_000
@@ -77,9 +76,10 @@ class DeploymentPolicy:
     """A call whose budget frees this soon waits for it here: putting it off would leave the budget unused for longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentStatus:
-    """One deployment, for health pages and `doctor`. `open_for_ms` is how long its circuit has been open; None while it is closed."""
+class DeploymentStatus(msgspec.Struct, frozen=True):
+    """One deployment, for health pages and `doctor`. `open_for_ms` is how long its circuit has been open; None while it is closed.
+
+    `max_in_flight` is this process's share of its slots, `capacity` how many calls it takes from all processes."""
 
     name: str
     url: str
@@ -99,6 +99,8 @@ class DeploymentStatus:
     open_for_ms: int | None = None
     limits: tuple[Limit, ...] = ()
     is_drained: bool = False
+    serves: Serves = Serves.BOTH
+    capacity: int = 0
 
 
 class DeploymentState:
@@ -489,6 +491,8 @@ class DeploymentState:
             models=self.deployment.models,
             state=self._word(now_ms),
             is_drained=self.deployment.is_drained,
+            serves=self.deployment.serves,
+            capacity=self.deployment.max_in_flight,
             in_flight=self.in_flight,
             interactive_in_flight=self.interactive_in_flight,
             max_in_flight=self.slots.share,

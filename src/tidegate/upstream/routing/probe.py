@@ -6,7 +6,6 @@ second is for `doctor` and for `/v1/models`. Neither counts as a call, and neith
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from urllib.parse import quote
 
@@ -39,8 +38,7 @@ WORDS_CHARS_MAX = 255
 UNANNOUNCED_EVERY = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(msgspec.Struct, frozen=True):
     """What a server says of a model beside its name; 0 and empty where it says nothing that can be meant."""
 
     created_s: int = 0
@@ -59,8 +57,7 @@ class Listed:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """A deployment's answer to `GET /models`. `message` says what to do when it is not healthy.
 
     Without `is_whole` there are more models than it listed.
@@ -72,7 +69,7 @@ class Probe:
     models: tuple[str, ...]
     took_ms: float
     message: str
-    listed: Mapping[str, Listed] = field(default_factory=dict)
+    listed: Mapping[str, Listed] = msgspec.field(default_factory=dict)
     is_whole: bool = True
 
 

@@ -5,11 +5,10 @@ comes from another deployment is a first attempt. A retry without budget is not 
 moves in whole seconds, rounded so that it never allows more than the exact one would.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class RetryBudgetPolicy:
+class RetryBudgetPolicy(msgspec.Struct, frozen=True):
     share: float = 0.1
     retries_min: int = 3
     window_s: int = 60

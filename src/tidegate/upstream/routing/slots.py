@@ -9,9 +9,9 @@ are others'. A call that was admitted before that moment looks at it once more r
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from tidegate.core.errors import LimitsUnavailable
@@ -30,8 +30,7 @@ GLOBAL = "global"
 UNSEEN_ROUNDS_MAX = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(msgspec.Struct, frozen=True):
     """What is shared with other processes, and how much of it there is in all.
 
     `limits` keeps the budgets. With `worker_id` slots are shared too: it names this process, and is asked each time. Without it this is the
@@ -47,7 +46,7 @@ class Capacity:
     rests: Rests | None = None
     fleet: Fleet | None = None
     notices: Notices | None = None
-    model_in_flight_max: Mapping[str, int] = field(default_factory=dict)
+    model_in_flight_max: Mapping[str, int] = msgspec.field(default_factory=dict)
     in_flight_max_global: int = 0
     in_flight_max: int = 0
     runs_items: bool = True

@@ -6,7 +6,6 @@ clocks. This module sends nothing.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -66,8 +65,7 @@ def decode_notice(text: str) -> Notice | None:
     return notice if sane else None
 
 
-@dataclass(slots=True)
-class _Peer:
+class _Peer(msgspec.Struct):
     present: Present
     reported_ms: float
     noticed_ms: float | None = None

@@ -9,8 +9,8 @@ come back. First tokens of batch calls are estimated, for to see them every call
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import structlog
 from yarl import URL
 
@@ -44,8 +44,7 @@ KEPT_FROM_MS, FORGOTTEN_MS = 10_000.0, 30_000.0
 UNREPORTED_MS = 1_000.0
 
 
-@dataclass(slots=True, eq=False)
-class BackgroundFlight:
+class BackgroundFlight(msgspec.Struct, eq=False):
     """One batch call in the air, from its first byte to its end."""
 
     prompt_tokens: int
@@ -59,8 +58,7 @@ class BackgroundFlight:
     handed_back: bool = False
 
 
-@dataclass(slots=True)
-class TideHold:
+class TideHold(msgspec.Struct):
     """One call that is ready and may not begin: how long its prompt is, since when, and when it was last seen."""
 
     prompt_tokens: int

@@ -15,7 +15,7 @@ from tidegate.store.store import Store
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
-from tidegate.web.http.auth import CONTROL_HEADER
+from tidegate.web.http.auth import CLIENT, CONTROL_HEADER
 from tidegate.web.http.routes import Guarded
 
 READ = "admin:read or admin:write"
@@ -27,12 +27,13 @@ TEXT_CHARS_MAX = 512
 
 
 class AuditTrail:
-    """The store, for changes that one actor makes."""
+    """The store, for changes that one actor makes, from an address where a request asks for them."""
 
-    def __init__(self, store: Store, entropy: Entropy, actor: str) -> None:
+    def __init__(self, store: Store, entropy: Entropy, actor: str, address: str | None = None) -> None:
         self._store = store
         self._entropy = entropy
         self.actor = actor
+        self._address = address
 
     def noting(self, action: str, kind: str, target: str) -> Store:
         """Return the store, whose writes are noted as this action on this thing."""
@@ -44,17 +45,18 @@ class AuditTrail:
 
     def _note(self, action: str, kind: str, target: str) -> AuditNote:
         note_id = ids.make("aud", self._entropy.token_bytes(ids.RANDOM_BYTES))
-        return AuditNote(note_id, self.actor, action, kind, target)
+        return AuditNote(note_id, self.actor, action, kind, target, self._address)
 
 
 def trail_of(context: WebContext, request: Request, caller: Caller) -> AuditTrail:
     """Return the trail of the caller: a key by its id, or the operator on this machine."""
     actor = "operator" if CONTROL_HEADER in request.headers else f"key:{caller.key_id}"
-    return AuditTrail(context.store, context.entropy, actor)
+    return AuditTrail(context.store, context.entropy, actor, request.scope[CLIENT] or None)
 
 
 class ChangeShown(msgspec.Struct, frozen=True):
-    """One change. `before` and `after` hold only what differs; one of them is null for a thing that was made or is gone."""
+    """One change. `before` and `after` hold only what differs; one of them is null for a thing that was made or is gone. `address` is where
+    the request came from that asked for it."""
 
     id: str
     object: str
@@ -65,6 +67,7 @@ class ChangeShown(msgspec.Struct, frozen=True):
     target: str
     before: Any
     after: Any
+    address: str | None
 
 
 class AuditRoutes:
@@ -111,4 +114,5 @@ def _shown(one: StoredChange) -> ChangeShown:
         one.target,
         one.before,
         one.after,
+        one.address,
     )

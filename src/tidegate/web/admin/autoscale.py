@@ -1,16 +1,32 @@
 """How many model replicas and workers are needed now, for autoscalers that poll it."""
 
+from collections import defaultdict
+from collections.abc import Sequence
+
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidegate.core.deployments import Serves
 from tidegate.core.nouns import Caller
-from tidegate.core.schedule.autoscale import ReplicaLoad, ReplicasNeeded, model_replicas, worker_replicas
+from tidegate.core.schedule.autoscale import (
+    NO_POOL,
+    DueWork,
+    PoolLoad,
+    ReplicasNeeded,
+    background_pool,
+    model_replicas,
+    whole_scale,
+    worker_replicas,
+)
+from tidegate.upstream.routing.deployment_state import DeploymentStatus
 from tidegate.web.admin.audit import READ
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.routes import Guarded
+from tidegate.web.jobs.reported_health import reported_status, reported_troubles
 
 
 class ReplicasShown(msgspec.Struct, frozen=True):
@@ -20,9 +36,23 @@ class ReplicasShown(msgspec.Struct, frozen=True):
     why: str
 
 
+class PoolReplicas(ReplicasShown, frozen=True):
+    """Replicas of a model, where each deployment counts as one. `scale_by` is how many times the servers that are there are needed: it also
+    holds where the address of a deployment stands for several of them."""
+
+    scale_by: float
+
+
+class ModelReplicas(PoolReplicas, frozen=True):
+    """Replicas of a model over all its deployments. Where some of them serve only interactive calls or only batches, `pools` has those of
+    each kind: `interactive`, `batch` and `both`."""
+
+    pools: dict[str, PoolReplicas] | UnsetType = UNSET
+
+
 class Autoscale(msgspec.Struct, frozen=True):
     object: str
-    models: dict[str, ReplicasShown]
+    models: dict[str, ModelReplicas]
     workers: ReplicasShown
 
 
@@ -49,30 +79,58 @@ class AutoscaleRoutes:
 
     async def model(self, request: Request, caller: Caller) -> Response:
         requests.refuse_unknown(request.query_params, ())
+        name = self._router.model_of(str(request.path_params["model"]))
         found = (await self._look()).models
-        return json_answer(found.get(str(request.path_params["model"]), ReplicasShown(0, "Nothing waits.")))
+        return json_answer(found.get(name, ModelReplicas(0, "Nothing waits.", 0.0)))
 
     async def _look(self) -> Autoscale:
         waiting = await self._store.due_work()
-        status = self._router.status()
-        names = sorted({*waiting.due, *(model for one in status for model in one.models)})
-        paces = await self._store.paces(names)
-        needed: dict[str, ReplicasNeeded] = {}
-        slots: dict[str, int] = {}
-        for name in names:
-            # A deployment without models serves any.
-            serving = [one for one in status if name in one.models] or [one for one in status if not one.models]
-            slots[name] = max((one.max_in_flight for one in serving), default=1)
-            calls = sum(self._router.interactive(one.name)[0] for one in serving)
-            load = ReplicaLoad(waiting.due.get(name, ()), paces[name].rate, len(serving), calls, slots[name])
-            needed[name] = model_replicas(load)
-        workers = worker_replicas(
-            [(one.count, slots[name]) for name, one in needed.items() if name in waiting.due],
-            self._slots_per_worker,
-            has_inputs=waiting.has_inputs,
-        )
-        return Autoscale("autoscale", {name: _shown(one) for name, one in needed.items()}, _shown(workers))
+        loads = await self._store.loads()
+        troubles = reported_troubles(await self._store.worker_reports())
+        status = [reported_status(one, troubles.get(one.name)) for one in self._router.status()]
+        calls = {one.name: max(one.interactive_in_flight, loads.get(one.name, (0, 0, 0))[2]) for one in status}
+        due: dict[str, list[DueWork]] = {model: [] for one in status for model in one.models}
+        paces = await self._store.paces(sorted({*due, *waiting.due}))
+        rates: dict[str, float] = defaultdict(float)
+        for name, pace in paces.items():
+            # A resource's work is done by the replicas of its model.
+            model = self._router.model_of(name)
+            due.setdefault(model, []).extend(waiting.due.get(name, ()))
+            rates[model] += pace.rate or 0
+        models: dict[str, ModelReplicas] = {}
+        busy: list[tuple[int, int]] = []
+        for model in sorted(due):
+            pools = _pools(model, status, calls)
+            needed = model_replicas(due[model], rates[model], pools)
+            models[model] = _model_shown(needed, whole_scale(needed, pools))
+            background = background_pool(pools)
+            if due[model] and background in needed:
+                busy.append((needed[background].count, pools.get(background, NO_POOL).slots))
+        workers = worker_replicas(busy, self._slots_per_worker, has_steps=waiting.has_steps)
+        return Autoscale("autoscale", models, ReplicasShown(workers.count, workers.why))
 
 
-def _shown(needed: ReplicasNeeded) -> ReplicasShown:
-    return ReplicasShown(needed.count, needed.why)
+def _pools(model: str, status: Sequence[DeploymentStatus], calls: dict[str, int]) -> dict[Serves, PoolLoad]:
+    """Return the deployments of a model by what they serve, with the interactive calls of each. A deployment without models serves any;
+    one that is drained serves none."""
+    serving = [one for one in status if model in one.models] or [one for one in status if not one.models]
+    found: dict[Serves, PoolLoad] = {}
+    for serves in Serves:
+        members = [one for one in serving if one.serves is serves and not one.is_drained]
+        if members:
+            found[serves] = PoolLoad(
+                len(members),
+                sum(1 for one in members if one.open_for_ms is not None),
+                sum(calls[one.name] for one in members),
+                max(one.capacity for one in members),
+            )
+    return found
+
+
+def _model_shown(needed: dict[Serves, ReplicasNeeded], scale: float) -> ModelReplicas:
+    if len(needed) == 1:
+        [one] = needed.values()
+        return ModelReplicas(one.count, one.why, scale)
+    why = " ".join(f"{serves}: {one.why}" for serves, one in needed.items())
+    pools = {str(serves): PoolReplicas(one.count, one.why, one.scale) for serves, one in needed.items()}
+    return ModelReplicas(sum(one.count for one in needed.values()), why, scale, pools)

@@ -1,5 +1,6 @@
 """Batches of every tenant as an operator sees and repairs them. A change is noted in the audit."""
 
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -18,13 +19,13 @@ from tidegate.stages.operate import job_verbs, retry
 from tidegate.store.audit import AuditFilter
 from tidegate.store.store import Store
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, text, trail_of
-from tidegate.web.admin.error_groups import ErrorReader
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.filter_requests import job_filter, job_sort
 from tidegate.web.http.retry_requests import OperatorRetryWish, retry_choice
 from tidegate.web.http.routes import Guarded, Handler
+from tidegate.web.jobs.error_groups import ErrorReader
 from tidegate.web.jobs.explanation import Explainer
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.openai import schemas
@@ -68,23 +69,25 @@ class BatchActions:
 
     async def do(self, trail: AuditTrail, name: str, job: Job) -> Job:
         """Do it, note it, and wake those who should know at once."""
-        changed = await self._verbs[name](trail.noting(f"batch.{name}", "batch", job.id), job)
-        if changed is None:
-            raise no_such_batch(job.id)
-        self._notify()
-        return changed
+        return await self._done(name, job, self._verbs[name](trail.noting(f"batch.{name}", "batch", job.id), job))
 
     async def retry(self, trail: AuditTrail, job: Job, choice: RetryChoice) -> Job:
         """Run some items of an ended batch again, as a new batch of its owner."""
-        made = await retry(trail.noting("batch.retry", "batch", job.id), self._entropy, job, choice)
-        if made is None:
-            raise no_such_batch(job.id)
-        self._notify()
-        return made
+        noting = trail.noting("batch.retry", "batch", job.id)
+        return await self._done(RETRY, job, retry(noting, self._entropy, job, choice))
 
-    def _notify(self) -> None:
+    async def _done(self, name: str, job: Job, change: Awaitable[Job | None]) -> Job:
+        try:
+            changed = await change
+            if changed is None:
+                raise no_such_batch(job.id)
+        except ApiProblem:
+            metrics.repair_actions.of(name, "refused").inc()
+            raise
+        metrics.repair_actions.of(name, "done").inc()
         self._wakes.jobs.notify()
         self._wakes.inputs.notify()
+        return changed
 
 
 class AdminBatchRoutes:
@@ -93,7 +96,7 @@ class AdminBatchRoutes:
         self._store = context.store
         self._forecaster = Forecaster(context)
         self._actions = BatchActions(context)
-        self._explainer = Explainer(context.store, context.live_settings, context.router)
+        self._explainer = Explainer(context.store, context.blobs, context.live_settings, context.router)
         self._errors = ErrorReader(context.store, context.blobs)
 
     def routes(self) -> list[Guarded]:
@@ -151,15 +154,10 @@ class AdminBatchRoutes:
             choice = await self._choice(request) if name == RETRY else None
             job, org = await job_named(self._store, request)
             trail = trail_of(self._context, request, caller)
-            try:
-                if choice is None:
-                    changed = await self._actions.do(trail, name, job)
-                else:
-                    changed = await self._actions.retry(trail, job, choice)
-            except ApiProblem:
-                metrics.repair_actions.of(name, "refused").inc()
-                raise
-            metrics.repair_actions.of(name, "done").inc()
+            if choice is None:
+                changed = await self._actions.do(trail, name, job)
+            else:
+                changed = await self._actions.retry(trail, job, choice)
             return json_answer(admin_batch(schemas.batch(changed), org))
 
         return do

@@ -25,6 +25,7 @@ from tidegate.web.http.answers import json_answer
 from tidegate.web.http.routes import Guarded, Handler
 from tidegate.web.jobs.reported_health import reported_status, reported_troubles
 
+FORCE = "give `force` (`--force`)"
 DRAIN, RESUME, REFRESH = STATE_VERBS = ("drain", "resume", "refresh")
 # A server of many adapters lists thousands of models.
 MODELS_SHOWN_MAX = 100
@@ -184,7 +185,7 @@ class RoutingEditor:
         try:
             check(kind, name, document)
         except SettingsError as error:
-            raise ApiProblem(400, "invalid_parameter", f"This {kind} cannot be used: {error}.") from None
+            raise _unusable(kind, str(error)) from None
         text = msgspec.json.encode(document, order="sorted").decode()
         found = await self._refuse_what_leads_nowhere(kind, name, text)
         warnings = [
@@ -205,7 +206,7 @@ class RoutingEditor:
         kept = [(one.kind, one.name, one.document) for one in entries if (one.kind, one.name) != (kind, name)]
         found = added(self._settings, [*kept, (kind, name, text)], looks_up=self._looks_up)
         if (kind, name) in found.unusable:
-            raise ApiProblem(400, "invalid_parameter", f"This {kind} cannot be used: {found.unusable[kind, name]}.")
+            raise _unusable(kind, found.unusable[kind, name])
         if kind == MODEL and not any(name in two.models for two in found.deployments):
             message = f"No deployment serves the model {name!r}: add one first, or fix the name."
             raise ApiProblem(400, "invalid_parameter", message)
@@ -244,11 +245,13 @@ class RoutingEditor:
                 model for model in left if model in (one.model, *one.fallbacks) and (kind, name) != (RESOURCE, one.name)
             ]
             if lost:
-                message = f"The resource {one.name!r} leads to {lost[0]!r}, which nothing would serve: change it first, or force this."
+                message = f"The resource {one.name!r} leads to {lost[0]!r}, which nothing would serve: change it first, or {FORCE}."
                 raise ApiProblem(409, "still_in_use", message)
         for model in left:
             if await self._store.is_wanted(model):
-                message = f"Batches that have not ended ask for {model!r}: their items would fail. Let them end, or force this."
+                message = (
+                    f"Batches that have not ended ask for {model!r}: their items would fail. Let them end, or {FORCE}."
+                )
                 raise ApiProblem(409, "still_in_use", message)
 
     def _read(self, entries: Iterable[RoutingEntry]) -> Added:
@@ -396,6 +399,13 @@ def _stored(entry: RoutingEntry, noun: Deployment | Resource | None, why: str) -
     return msgspec.structs.replace(
         shown, revision=entry.revision, changed_at=entry.changed_at, document=document, why=why
     )
+
+
+def _unusable(kind: str, why: str) -> ApiProblem:
+    """Return the refusal of an entry, as one sentence whatever the check of settings calls it."""
+    reason = why.removeprefix("cannot be used: ")
+    end = "" if reason.endswith(("?", ".")) else "."
+    return ApiProblem(400, "invalid_parameter", f"This {kind} cannot be used: {reason}{end}")
 
 
 def _changed_meanwhile(kind: str, name: str) -> ApiProblem:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core.budgets.budget import Limit, Period
+from tidegate.core.deployments import Serves
 from tidegate.core.nouns import Caller
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.states import WorkerState
@@ -74,7 +75,8 @@ class StuckBatch(msgspec.Struct, frozen=True):
 
 
 class DeploymentHealth(msgspec.Struct, frozen=True):
-    """A deployment as this process sees it, or as a worker reported it that found it unhealthy; `in_flight` is background work's.
+    """A deployment as this process sees it, or as a worker reported it that found it unhealthy; `in_flight` is background work's. It
+    `serves` interactive calls, batches or both.
 
     `tide` is what running processes reported of its room beside interactive calls, and `tide_calls` how many calls of background work they
     allow there (0: not known). Calls `everywhere` are those of all processes.
@@ -96,6 +98,7 @@ class DeploymentHealth(msgspec.Struct, frozen=True):
     calls_everywhere: int
     interactive_everywhere: int
     unhealthy_seconds: int | None = None
+    serves: str = Serves.BOTH
 
 
 class Overview(msgspec.Struct, frozen=True):
@@ -331,4 +334,5 @@ def _health(status: DeploymentStatus, tide: list[str], load: tuple[int, int, int
         [_limit_text(limit) for limit in status.limits],
         *(load or (0, status.in_flight, status.interactive_in_flight)),
         None if status.open_for_ms is None else status.open_for_ms // 1000,
+        status.serves,
     )

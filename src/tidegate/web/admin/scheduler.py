@@ -60,14 +60,8 @@ def status_of(settings: Settings, override: ModeOverride) -> SchedulerStatus:
 async def override_mode(trail: AuditTrail, wish: SchedulerWish) -> ModeOverride:
     """Switch what was asked for; asking twice is fine."""
     store = trail.noting("scheduler.mode", "scheduler", MODE)
-    before = await store.mode_override()
-    after = ModeOverride(_chosen(wish.mode, before.mode), _chosen(wish.shadow_mode, before.shadow_mode))
-    await store.override_mode(after)
-    return after
-
-
-def _chosen(wanted: str | None, before: str) -> str:
-    return before if wanted is None else "" if wanted == CONFIGURED else wanted
+    mode, shadow_mode = ("" if one == CONFIGURED else one for one in (wish.mode, wish.shadow_mode))
+    return await store.override_mode(mode, shadow_mode)
 
 
 class SchedulerRoutes:

@@ -54,9 +54,12 @@ class UsageRoutes:
 
 def _day(name: str, text: str | None) -> date | None:
     try:
-        return None if text is None else date.fromisoformat(text)
+        day = None if text is None else date.fromisoformat(text)
     except ValueError:
         raise _bad(name, f"`{name}` must be a day, as 2026-11-01.") from None
+    if day is not None and day < _EPOCH:
+        raise _bad(name, f"`{name}` must be a day since {_EPOCH}: there was nothing to use before.")
+    return day
 
 
 def _bad(param: str, message: str) -> ApiProblem:

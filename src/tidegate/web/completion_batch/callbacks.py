@@ -3,6 +3,7 @@
 import msgspec
 
 from tidegate.core.answers.line_breaks import escape_line_breaks
+from tidegate.core.ids import item_id
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs
 from tidegate.core.webhooks import LeasedDelivery
@@ -10,8 +11,6 @@ from tidegate.store.store import Store
 from tidegate.web.completion_batch import shapes
 from tidegate.web.completion_batch.items import ItemReader
 from tidegate.web.completion_batch.options import ITEM_EVENTS
-
-GONE = b'{"event":"BATCH_UPDATE","payload":null}'
 
 
 class CallbackBodies:
@@ -21,16 +20,19 @@ class CallbackBodies:
         self._body_bytes_max = body_bytes_max
 
     async def event_body(self, delivery: LeasedDelivery) -> bytes:
-        """The event as this door writes it. A payload that would be too large leaves the answer out, and says so."""
+        """The event as this door writes it. A payload that would be too large leaves the answer out, and says so; of a batch or of results
+        that were deleted, only ids are left."""
         job = await self._store.any_job(delivery.job_id)
         notes = shapes.notes_of(job) if job is not None else None
         if job is None or notes is None:
-            return GONE
+            return _deleted(delivery)
         if delivery.item is None:
             return _body("BATCH_UPDATE", shapes.batch_entity(job, notes, 0))
         entity = await self._item(job, notes, delivery.item, delivery.event_type)
+        if entity is None:
+            return _deleted(delivery)
         body = _body("ITEM_UPDATE", entity)
-        if entity is not None and len(body) > self._body_bytes_max:
+        if len(body) > self._body_bytes_max:
             omitted = ["response", "request"] if len(entity.request) > self._body_bytes_max // 2 else ["response"]
             payload = msgspec.structs.replace(entity, **dict.fromkeys(omitted, shapes.NULL))
             reduced = {"event": "ITEM_UPDATE", "payload": payload, "omitted": omitted}
@@ -46,3 +48,12 @@ class CallbackBodies:
 
 def _body(event: str, payload: object) -> bytes:
     return escape_line_breaks(msgspec.json.encode({"event": event, "payload": payload}))
+
+
+def _deleted(delivery: LeasedDelivery) -> bytes:
+    """An event of a batch whose records or results are gone, from what its delivery says alone."""
+    ids = {"batchId": delivery.job_id}
+    if delivery.item is not None:
+        ids["itemId"] = item_id(delivery.job_id, delivery.item)
+    event = "BATCH_UPDATE" if delivery.item is None else "ITEM_UPDATE"
+    return msgspec.json.encode({"event": event, "payload": ids, "type": delivery.event_type, "deleted": True})

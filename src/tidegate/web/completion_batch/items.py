@@ -8,7 +8,6 @@ from array import array
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import Raw
@@ -20,7 +19,7 @@ from tidegate.core.nouns import Job, Usage
 from tidegate.core.ports import Blobs
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.file_bytes import file_bytes
-from tidegate.store.job_events import OutcomePlace, RecordedTo
+from tidegate.store.job_events import ItemTries, OutcomePlace, RecordedTo
 from tidegate.store.store import Store
 from tidegate.web.completion_batch import shapes
 from tidegate.web.completion_batch.inline_items import ItemName, estimated_tokens, read_name
@@ -78,12 +77,11 @@ _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_error = msgspec.json.Decoder(_ModelServerError).decode
 
 
-@dataclass(frozen=True, slots=True)
-class OpenItems:
+class OpenItems(msgspec.Struct, frozen=True):
     """How the items without a result stand: those in the hands of workers, and what is remembered of those that were tried."""
 
     leased: Sequence[tuple[int, int]] = ()
-    tries: dict[int, int] = field(default_factory=dict)
+    tries: dict[int, int] = msgspec.field(default_factory=dict)
     waiting: frozenset[int] = frozenset()
 
     def is_running(self, number: int) -> bool:
@@ -99,8 +97,21 @@ class ItemReader:
         self._store = store
         self._blobs = blobs
 
+    async def keeps_results(self, job: Job) -> bool:
+        """Whether the results of a job are there: those of one that ended go with their files, by their owner or in time."""
+        if job.state not in JOB_ENDED:
+            return True
+        for file_id, size_bytes in ((job.output_file_id, job.output_bytes), (job.error_file_id, job.error_bytes)):
+            if file_id and size_bytes and await self._store.get_file(job.tenant_id, file_id) is None:
+                return False
+        return True
+
     async def one(self, job: Job, notes: DoorNotes, number: int) -> ItemEntity | None:
-        """Return the item of this number as it stands; None when there is none."""
+        """Return the item of this number as it stands; None when there is none, or nothing is known of it any more."""
+        if not await self.keeps_results(job):
+            return None
+        # Before its result is looked for: an item that is done in between would else look as if it had not begun.
+        state = open_items(await self._store.leased_spans(job.id), await self._store.item_tries(job.id, number, 1))
         for place in await self._store.item_places(job.id, number, 1):
             lines = await self._result_lines(job, [place])
             moments = await self._store.recorded_moments(job.id)
@@ -114,12 +125,13 @@ class ItemReader:
         found = await self._open_lines(job, number, 1)
         if not found:
             return None
-        state = await self._open_items(job, number, 1)
         entity = _entity(job, notes, number, await self._request_in(job, found[0]))
         return _open_entity(job, entity, number, state)
 
     async def running(self, job: Job, notes: DoorNotes, first: int, count: int) -> list[ItemEntity]:
-        """Return these items as they were when they began to run."""
+        """Return these items as they were when they began to run; none of them when nothing is known of them any more."""
+        if not await self.keeps_results(job):
+            return []
         lines = await self._open_lines(job, first, count)
         if len(lines) < count:
             # The job ended meanwhile: by now every item has a result, and that says where its request lies.
@@ -151,9 +163,11 @@ class ItemReader:
         """The lines between two places of a file, which are ends of lines."""
         return _lines(file_bytes(self._store, self._blobs, file_id, start, end))
 
-    async def all(self, job: Job, notes: DoorNotes) -> AsyncGenerator[bytes, None]:
-        """Yield every item in the order of the create, each as JSON; nothing before ingest is done. Of a job that ended before that, the
-        input says all that there is to say."""
+    async def all(self, job: Job, notes: DoorNotes, state: OpenItems) -> AsyncGenerator[bytes, None]:
+        """Yield every item in the order of the create, each as JSON; nothing before ingest is done, nor once the results are gone. Of a job
+        that ended before ingest, the input says all that there is to say. `state` is of the same moment as the job."""
+        if not await self.keeps_results(job):
+            return
         if job.work_blob_id is None:
             if _is_over(job):
                 async with aclosing(self._windows(job, _ResultPlaces(notes.total))) as windows:
@@ -163,13 +177,12 @@ class ItemReader:
             return
         places = await self._places(job, notes.total)
         moments = await self._store.recorded_moments(job.id)
-        state = await self._open_items(job, 0, notes.total)
         async with aclosing(self._windows(job, places)) as windows:
             async for start, lines in windows:
                 done = [index for index in range(start, start + len(lines)) if places.which[index]]
                 texts = dict(zip(done, await self._result_texts(job, places, done), strict=True))
                 for index, line in enumerate(lines, start):
-                    body = bytes(_decode_input(line).body)
+                    body = _body_of(line)
                     if index in texts:
                         result = _decode_result(texts[index])
                         number = _number_of(result)
@@ -205,12 +218,11 @@ class ItemReader:
         return places
 
     async def _windows(self, job: Job, places: "_ResultPlaces") -> AsyncGenerator[tuple[int, list[bytes]], None]:
-        """The lines of the input, some at a time, with the index of the first."""
+        """The lines of the input, some at a time, with the index of the first; empty ones once the input is gone."""
         file = await self._store.get_file(job.tenant_id, job.input_file_id)
-        if file is None:
-            raise BlobMissing(f"the input of {job.id} is gone")
+        read = _no_lines(len(places.which)) if file is None else self.lines(file.id, 0, file.size_bytes)
         start, window, size = 0, [], 0
-        async with aclosing(self.lines(file.id, 0, file.size_bytes)) as lines:
+        async with aclosing(read) as lines:
             async for line in lines:
                 window.append(line)
                 size += len(line) + places.size[start + len(window) - 1]
@@ -293,16 +305,17 @@ class ItemReader:
             found += lines[low - span.read_first : high - span.read_first]
         return found
 
-    async def _open_items(self, job: Job, first: int, count: int) -> OpenItems:
-        tried = await self._store.item_tries(job.id, first, count)
-        waiting = frozenset(one.number for one in tried if one.wait_ms > 0)
-        return OpenItems(await self._store.leased_spans(job.id), {one.number: one.count for one in tried}, waiting)
-
     async def _tries(self, job: Job, numbers: Sequence[int]) -> dict[int, int]:
         if not numbers:
             return {}
         low, high = min(numbers), max(numbers)
         return {one.number: one.count for one in await self._store.item_tries(job.id, low, high - low + 1)}
+
+
+def open_items(leased: Sequence[tuple[int, int]], tried: Sequence[ItemTries]) -> OpenItems:
+    """How the items without a result stand, by what workers hold and what was tried before."""
+    waiting = frozenset(one.number for one in tried if one.wait_ms > 0)
+    return OpenItems(leased, {one.number: one.count for one in tried}, waiting)
 
 
 class _ResultPlaces:
@@ -336,6 +349,16 @@ def when(moments: Sequence[RecordedTo], place: OutcomePlace, *, is_error: bool |
     error = place.outcome != "answered" if is_error is None else is_error
     at = bisect_right(moments, place.at, key=lambda one: one.error_to if error else one.output_to)
     return moments[at].happened_at if at < len(moments) else 0
+
+
+def _body_of(line: bytes) -> bytes | None:
+    """The request in a line of the input; None once the input is gone."""
+    return bytes(_decode_input(line).body) if line else None
+
+
+async def _no_lines(count: int) -> AsyncGenerator[bytes, None]:
+    for _ in range(count):
+        yield b""
 
 
 def _number_of(line: _StoredResult) -> int:
@@ -386,7 +409,7 @@ def _is_over(job: Job) -> bool:
 
 def _never_ingested(job: Job, notes: DoorNotes, index: int, line: bytes) -> ItemEntity:
     """An item of a job that was over before it was ingested: its place in the input is its number."""
-    entity = _entity(job, notes, index, bytes(_decode_input(line).body))
+    entity = _entity(job, notes, index, _body_of(line))
     if shapes.batch_status(job, 0) == shapes.CANCELLED:
         return _cancelled(job, entity)
     message = shapes.error_message(job) or "batch_failed: The batch ended before this item could run."

@@ -22,7 +22,7 @@ from tidegate.stages.accept import Reception, Upload
 from tidegate.web.completion_batch import shapes
 from tidegate.web.completion_batch.events import ItemEvents
 from tidegate.web.completion_batch.inline_items import FRAME_BYTES, MESSAGES, InlineItems
-from tidegate.web.completion_batch.items import ItemReader
+from tidegate.web.completion_batch.items import ItemReader, OpenItems, open_items
 from tidegate.web.completion_batch.options import SYNC, CreateOptions, read_options
 from tidegate.web.completion_batch.shapes import BatchEntity, CallbackShown, DoorNotes
 from tidegate.web.context import WebContext
@@ -32,7 +32,7 @@ from tidegate.web.http.intake import Intake
 from tidegate.web.http.routes import Guarded
 from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.jobs.creation import JobCreation
-from tidegate.web.jobs.event_stream import EventStream
+from tidegate.web.jobs.event_stream import HEADERS, MEDIA_TYPE, EventStream
 from tidegate.web.jobs.job_watch import JobWatch
 
 PREFIX = "/v1/completion-batch/"
@@ -80,34 +80,36 @@ class CompletionBatchRoutes:
         key = requests.idempotency_key(request)
         requests.require_json(request)
         position = _last_event(request)
-        async with self._slots.uploads.taken(caller.tenant_id), self._received(request, caller) as (upload, items):
-            options = read_options(items.finish(), self._context.settings.callbacks.rules())
-            if options.type == SYNC:
-                # A batch whose stream would be refused is not made.
-                async with self._slots.streams.taken(caller.tenant_id):
-                    pass
-            file = await upload.keep(
-                caller,
-                purpose="batch",
-                filename=FILENAME,
-                expires_after_ms=self._context.settings.retention.file_s * 1000,
-                # No caller's key has a space in it, so none of an upload of the caller's own is this one.
-                idempotency_key=f"{key} {FILENAME}" if key else None,
-                quotas=self._context.settings.limits.quotas(),
+        async with contextlib.AsyncExitStack() as slot:
+            async with self._slots.uploads.taken(caller.tenant_id), self._received(request, caller) as (upload, items):
+                options = read_options(items.finish(), self._context.settings.callbacks.rules())
+                if options.type == SYNC:
+                    if position and key is None:
+                        raise _new_batch_has_no_events()
+                    # A batch whose stream would be refused is not made.
+                    await slot.enter_async_context(self._slots.streams.taken(caller.tenant_id))
+                file = await upload.keep(
+                    caller,
+                    purpose="batch",
+                    filename=FILENAME,
+                    expires_after_ms=self._context.settings.retention.file_s * 1000,
+                    idempotency_key=_file_key(key),
+                    quotas=self._context.settings.limits.quotas(),
+                )
+            notes = DoorNotes(
+                workspace,
+                environment,
+                options.type,
+                items.count,
+                items.estimated_tokens,
+                caller.user,
+                options.shown_capacity,
+                _callback_shown(options),
             )
-        notes = DoorNotes(
-            workspace,
-            environment,
-            options.type,
-            items.count,
-            items.estimated_tokens,
-            caller.user,
-            options.shown_capacity,
-            _callback_shown(options),
-        )
-        job = await self._make(caller, file.id, options, notes, key)
-        if options.type == SYNC:
-            return EventStream(self._watch, self._slots.streams, job, self._events_of(notes, position))
+            job = await self._make(caller, file.id, options, notes, key)
+            if options.type == SYNC:
+                events = await self._events_behind(job, notes, position)
+                return _all_was_read() if events is None else EventStream(self._watch, slot.pop_all(), job, events)
         entity = shapes.created_entity(job, notes)
         if entity.callback_options is not None:
             endpoint = await self._store.webhook_endpoint_of_job(caller.tenant_id, job.id)
@@ -120,12 +122,20 @@ class CompletionBatchRoutes:
         query = request.query_params
         requests.refuse_unknown(query, ("includesItems", "includesUsers"))
         job, notes, running = await self._progress(request, caller)
+        shows_users = requests.choice(query, "includesUsers", ("true", "false")) != "false"
+        shows_items = requests.choice(query, "includesItems", ("true", "false")) != "false" and request.method != "HEAD"
+        state = OpenItems()
+        if shows_items:
+            look = await self._store.job_look(caller.tenant_id, job.id)
+            if look is None:
+                raise shapes.no_such_batch(job.id)
+            job, running, state = look.job, look.running, open_items(look.leased, look.tries)
         entity = shapes.batch_entity(job, notes, running)
-        if requests.choice(query, "includesUsers", ("true", "false")) != "false":
+        if shows_users:
             entity = await self._with_users(entity, job, notes)
-        if request.method == "HEAD" or requests.choice(query, "includesItems", ("true", "false")) == "false":
+        if not shows_items:
             return json_answer(entity)
-        stream = self._with_items(entity, job, notes)
+        stream = self._with_items(entity, self._reader.all(job, notes, state))
         # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
         first = await anext(stream)
         return content.Download(first, stream, 200, {}, "application/json")
@@ -144,13 +154,12 @@ class CompletionBatchRoutes:
     async def events(self, request: Request, caller: Caller) -> Response:
         requests.refuse_unknown(request.query_params, ())
         job, notes, _ = await self._progress(request, caller)
-        position, total = _last_event(request), await self._store.job_event_total(job.id)
-        if position > total + (job.state in JOB_ENDED):
-            raise _bad_event()
-        if position > total:
-            # By this a browser knows that it need not come back.
-            return Response(None, 204)
-        return EventStream(self._watch, self._slots.streams, job, self._events_of(notes, position))
+        events = await self._events_behind(job, notes, _last_event(request))
+        if events is None:
+            return _all_was_read()
+        if request.method == "HEAD":
+            return Response(None, 200, HEADERS, MEDIA_TYPE)
+        return EventStream(self._watch, self._slots.streams.taken(caller.tenant_id), job, events)
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
         requests.refuse_unknown(request.query_params, ())
@@ -177,12 +186,19 @@ class CompletionBatchRoutes:
         try:
             job, _ = await self._creation.create(caller, wanted, key)
         except ApiProblem:
-            # The file was made for this job alone.
-            await self._reception.delete_file(caller.tenant_id, file_id)
+            await self._reception.take_back_file(caller.tenant_id, file_id, _file_key(key))
             raise
         return job
 
-    def _events_of(self, notes: DoorNotes, position: int) -> ItemEvents:
+    async def _events_behind(self, job: Job, notes: DoorNotes, position: int) -> ItemEvents | None:
+        """The events of a batch behind this position; None when there are no more and will be none."""
+        total = await self._store.job_event_total(job.id)
+        if position > total + (job.state in JOB_ENDED):
+            raise _bad_event()
+        if position > total:
+            return None
+        if not await self._reader.keeps_results(job):
+            raise shapes.no_results()
         return ItemEvents(self._store, self._reader, notes, position)
 
     async def _place(self, request: Request, caller: Caller) -> tuple[str, str]:
@@ -222,11 +238,13 @@ class CompletionBatchRoutes:
             created_by_api_key={"apiKeyId": str(key["id"]), "name": str(key["label"])} if key else None,
         )
 
-    async def _with_items(self, entity: BatchEntity, job: Job, notes: DoorNotes) -> AsyncGenerator[bytes, None]:
+    async def _with_items(
+        self, entity: BatchEntity, encoded: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
         """The batch with all of its items, a piece at a time."""
         piece = bytearray(msgspec.json.encode(entity)[:-2])
         comma = b""
-        async with aclosing(self._reader.all(job, notes)) as items:
+        async with aclosing(encoded) as items:
             async for text in items:
                 piece += comma + text
                 comma = b","
@@ -287,6 +305,11 @@ def _named(request: Request) -> tuple[str, str]:
     return str(request.path_params["workspace_id"]), str(request.path_params["environment_id"])
 
 
+def _file_key(key: str | None) -> str | None:
+    """What the input of a create is remembered by. No caller's key has a space in it, so none of an upload of the caller's own is this."""
+    return f"{key} {FILENAME}" if key else None
+
+
 def _is_open(caller: Caller, environment: str) -> bool:
     return not caller.environments or environment in caller.environments
 
@@ -294,6 +317,11 @@ def _is_open(caller: Caller, environment: str) -> bool:
 def _callback_shown(options: CreateOptions) -> CallbackShown | None:
     webhook = options.webhook
     return CallbackShown(webhook.url, options.callback_events, sorted(webhook.headers)) if webhook else None
+
+
+def _all_was_read() -> Response:
+    # By this a browser knows that it need not come back.
+    return Response(None, 204)
 
 
 def _last_event(request: Request) -> int:
@@ -304,6 +332,14 @@ def _last_event(request: Request) -> int:
     if not _EVENT_NUMBER.fullmatch(text):
         raise _bad_event()
     return int(text)
+
+
+def _new_batch_has_no_events() -> ApiProblem:
+    message = (
+        "`Last-Event-ID` on a create needs the Idempotency-Key of the first one: without it this would be another batch. "
+        "Or read the events of the first with GET .../{batchId}/events."
+    )
+    return ApiProblem(400, "invalid_parameter", message, param="Last-Event-ID")
 
 
 def _bad_event() -> ApiProblem:

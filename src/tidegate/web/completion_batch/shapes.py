@@ -125,7 +125,13 @@ def no_such_batch(sent: str) -> ApiProblem:
 
 
 def no_such_item() -> ApiProblem:
-    return ApiProblem(404, "completion_batch_item_not_found", "There is no such item in this batch.", param="itemId")
+    message = "There is no such item in this batch, or the results of the batch are not kept any more."
+    return ApiProblem(404, "completion_batch_item_not_found", message, param="itemId")
+
+
+def no_results() -> ApiProblem:
+    message = "The results of this batch are not kept any more, and its events went with them. Read the batch itself."
+    return ApiProblem(404, "file_not_found", message, param="batchId")
 
 
 def batch_status(job: Job, running: int) -> str:

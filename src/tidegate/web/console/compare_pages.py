@@ -13,12 +13,12 @@ from tidegate.core.problems import no_such_batch
 from tidegate.core.states import JOB_ENDED
 from tidegate.core.usage.prices import units_text
 from tidegate.web.admin.batches import job_named
-from tidegate.web.admin.error_groups import ErrorGroups, error_groups
 from tidegate.web.console.guard import ConsoleGuard
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
 from tidegate.web.http.pages import duration, number, page
+from tidegate.web.jobs.error_groups import ErrorGroups, error_groups
 
 
 class ComparePages:
@@ -80,7 +80,8 @@ def _row(
     first, second = (value(job) for job in jobs)
     shown = ["runs" if one is None else words(one) for one in (first, second)]
     change = ""
-    if first is not None and second is not None and first != second:
+    # What a run that goes on has not done yet is no difference.
+    if first is not None and second is not None and first != second and all(job.state in JOB_ENDED for job in jobs):
         change = f"{'-' if second < first else '+'}{words(abs(second - first))}"
         change += f" ({100 * (second - first) / first:+.0f} %)" if first else ""
     return name, shown[0], shown[1], change

@@ -167,6 +167,6 @@ def _wish(asked: dict[str, str]) -> BatchCreate:
     if asked["skip_invalid"]:
         body["invalid_lines"] = "error_file"
     if priority := asked["priority"].strip():
-        is_number = priority.lstrip("-").isdecimal() and len(priority) < 10
+        is_number = priority.removeprefix("-").isdecimal() and len(priority) < 10
         body["priority"] = int(priority) if is_number else priority
     return decoded(msgspec.json.encode(body), BatchCreate)

@@ -14,8 +14,10 @@ from tidegate.web.http import problems
 from tidegate.web.http.pages import page
 
 SIGN_IN = "/console/sign-in"
+HSTS = {"Strict-Transport-Security": "max-age=31536000"}
 
 Show = Callable[[Request, Visitor], Awaitable[Response]]
+Answer = Callable[[Request], Awaitable[Response]]
 
 
 class ConsoleGuard:
@@ -26,9 +28,20 @@ class ConsoleGuard:
     def routes(self, looks: dict[str, Show], changes: dict[str, Show]) -> list[Route]:
         """Return routes to pages and to what changes something, by path below /console."""
         return [
-            *(Route(f"/console{path}", self._shown(show), methods=["GET"]) for path, show in looks.items()),
-            *(Route(f"/console{path}", self._shown(show), methods=["POST"]) for path, show in changes.items()),
+            *(self.route(f"/console{path}", self._shown(show), "GET") for path, show in looks.items()),
+            *(self.route(f"/console{path}", self._shown(show), "POST") for path, show in changes.items()),
         ]
+
+    def route(self, path: str, show: Answer, method: str) -> Route:
+        """Return a route whose answers tell a browser that came over HTTPS to come in no other way."""
+
+        async def answer(request: Request) -> Response:
+            shown = await show(request)
+            if self._sessions.is_encrypted(request):
+                shown.headers.update(HSTS)
+            return shown
+
+        return Route(path, answer, methods=[method])
 
     async def form(self, request: Request, visitor: Visitor) -> dict[str, str]:
         """Return a form's fields, if the visitor may change things and one of our pages sent it."""
@@ -47,9 +60,10 @@ class ConsoleGuard:
 
     def trail(self, visitor: Visitor) -> AuditTrail:
         """Return the trail of the visitor's key."""
-        return AuditTrail(self._context.store, self._context.entropy, f"key:{visitor.key_id}")
+        context = self._context
+        return AuditTrail(context.store, context.entropy, f"key:{visitor.key_id}", visitor.address or None)
 
-    def _shown(self, show: Show) -> Callable[[Request], Awaitable[Response]]:
+    def _shown(self, show: Show) -> Answer:
         """Show a page to someone who may see it; a refusal is a page too."""
 
         async def answer(request: Request) -> Response:
@@ -61,6 +75,9 @@ class ConsoleGuard:
                 return await show(request, visitor)
             except TidegateError as error:
                 problem = problems.problem_of(error, str(request.scope["tidegate.request_id"]))
-                return page("console/problem.html", problem.status, problem=problem, visitor=visitor, here="")
+                shown = page("console/problem.html", problem.status, problem=problem, visitor=visitor, here="")
+                if problem.retry_after_s is not None:
+                    shown.headers["Retry-After"] = str(problem.retry_after_s)
+                return shown
 
         return answer

@@ -6,6 +6,7 @@ from starlette.routing import Route
 
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
+from tidegate.core.keys import PUBLIC_ID
 from tidegate.core.nouns import Caller
 from tidegate.core.usage import spending
 from tidegate.core.usage.spending import SpendEntry
@@ -62,7 +63,7 @@ class OrgPages:
         )
 
     async def org(self, request: Request, visitor: Visitor) -> Response:
-        requests.refuse_unknown(request.query_params, ())
+        requests.refuse_unknown(request.query_params, ("after",))
         return await self._org(request, visitor)
 
     async def make(self, request: Request, visitor: Visitor) -> Response:
@@ -78,10 +79,10 @@ class OrgPages:
 
     async def revoke(self, request: Request, visitor: Visitor) -> Response:
         form = await self._guard.form(request, visitor)
-        org_id, name = await self._named(request)
+        org_id, _ = await self._named(request)
         key_id = form.get("key_id", "")
-        keys = await self._store.key_page(name, after=None, count_max=KEYS_SHOWN) or []
-        if key_id not in [row["id"] for row in keys]:
+        row = await self._store.get_key(key_id) if PUBLIC_ID.fullmatch(key_id) else None
+        if row is None or row["tenant_id"] != org_id:
             raise ApiProblem(404, "key_not_found", "This organization has no such key.")
         await revoke_key(self._guard.trail(visitor), key_id)
         return RedirectResponse(f"/console/orgs/{org_id}", 303)
@@ -89,7 +90,10 @@ class OrgPages:
     async def _org(self, request: Request, visitor: Visitor, made: KeyMade | None = None) -> Response:
         org_id, name = await self._named(request)
         spent = await self._spent(org_id)
-        keys = await self._store.key_page(name, after=None, count_max=KEYS_SHOWN) or []
+        after = requests.one(request.query_params, "after")
+        keys = await self._store.key_page(name, after=after, count_max=KEYS_SHOWN + 1)
+        if keys is None:
+            raise requests.unknown_cursor()
         return page(
             "console/org.html",
             visitor=visitor,
@@ -100,7 +104,8 @@ class OrgPages:
             by_model=spending.sum_by(spent, ["model"]),
             by_day=spending.sum_by(spent, ["day"])[::-1],
             days=DAYS_SHOWN,
-            keys=[key_shown(row) for row in keys],
+            keys=[key_shown(row) for row in keys[:KEYS_SHOWN]],
+            older_keys=keys[KEYS_SHOWN - 1]["id"] if len(keys) > KEYS_SHOWN else None,
             webhooks=await self._store.list_webhook_endpoints(org_id, None, WEBHOOKS_SHOWN) or [],
             made=made,
             choices=SCOPE_CHOICES,

@@ -15,9 +15,8 @@ from tidegate.core.schedule.explain import explain
 from tidegate.core.states import JOB_ENDED, DeliveryState, JobState
 from tidegate.store.audit import AuditFilter
 from tidegate.web.admin.batches import BatchActions, job_named, moments
-from tidegate.web.admin.error_groups import ErrorReader
 from tidegate.web.admin.operations import ACTIONS
-from tidegate.web.admin.overview import FLOWS_MAX, WORKERS_MAX, Overviews, flow_shown, worker_shown
+from tidegate.web.admin.overview import FLOWS_MAX, Overviews, flow_shown, worker_shown
 from tidegate.web.console.compare_pages import ComparePages
 from tidegate.web.console.creation_pages import CreationPages
 from tidegate.web.console.deployment_pages import DeploymentPages
@@ -35,6 +34,7 @@ from tidegate.web.http.auth import Authenticator
 from tidegate.web.http.filter_requests import FILTERS, job_filter, job_sort
 from tidegate.web.http.pages import older_link, page
 from tidegate.web.http.retry_requests import OperatorRetryWish, retry_choice
+from tidegate.web.jobs.error_groups import ErrorReader
 from tidegate.web.jobs.explanation import Explainer
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.webhooks.webhooks import delivery_object, delivery_parts
@@ -65,7 +65,7 @@ class ConsolePages:
         self._errors = ErrorReader(context.store, context.blobs)
         self._load_history = LoadHistory(context.store)
         self._forecaster = Forecaster(context)
-        self._explainer = Explainer(context.store, context.live_settings, context.router)
+        self._explainer = Explainer(context.store, context.blobs, context.live_settings, context.router)
         self._actions = BatchActions(context)
 
     def routes(self) -> list[Route]:
@@ -76,6 +76,7 @@ class ConsolePages:
             "/queues": self.queues,
             "/deliveries": self.deliveries,
             "/audit": self.audit,
+            "/{rest:path}": self.unknown,
         }
         changes: dict[str, Show] = {
             "/batches/{batch_id}/{action}": self.act,
@@ -83,8 +84,8 @@ class ConsolePages:
             "/sign-out": self.sign_out,
         }
         return [
-            Route(SIGN_IN, self.sign_in_page, methods=["GET"]),
-            Route(SIGN_IN, self.sign_in, methods=["POST"]),
+            self._guard.route(SIGN_IN, self.sign_in_page, "GET"),
+            self._guard.route(SIGN_IN, self.sign_in, "POST"),
             *CreationPages(self._context, self._guard).routes(),
             *PlaygroundPages(self._context, self._guard, self._gateway).routes(),
             *OperationPages(self._context, self._guard).routes(),
@@ -122,7 +123,7 @@ class ConsolePages:
             point=msgspec.to_builtins(await self._load_history.look(overview.deployments)),
             # A refresh brings one point; what came before is on the page already.
             points=[] if "hx-request" in request.headers else msgspec.to_builtins(self._load_history.points()),
-            workers=[worker_shown(row) for row in await self._store.list_workers(WORKERS_MAX)],
+            workers=[worker_shown(row) for row in await self._store.list_workers(LIST_COUNT)],
         )
 
     async def batches(self, request: Request, visitor: Visitor) -> Response:
@@ -188,6 +189,11 @@ class ConsolePages:
             raise ApiProblem(404, "unknown_url", "There is no such action.")
         await self._actions.do(self._guard.trail(visitor), action, job)
         return RedirectResponse(f"/console/batches/{job.id}", 303)
+
+    async def unknown(self, request: Request, visitor: Visitor) -> Response:
+        if request.url.path == "/console/":
+            return RedirectResponse("/console", 303)
+        raise ApiProblem(404, "unknown_url", "There is no such page.")
 
     async def queues(self, request: Request, visitor: Visitor) -> Response:
         overview = await self._overviews.look()

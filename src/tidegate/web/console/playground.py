@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -11,7 +12,6 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Caller
 from tidegate.web.console.guard import ConsoleGuard
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
@@ -51,13 +51,10 @@ class PlaygroundPages:
         return self._page(visitor, form, answer=answer, took_ms=took_ms)
 
     async def _answer(self, request: Request, visitor: Visitor, body: bytes) -> "PlaygroundAnswer":
-        row = await self._context.store.get_key(str(visitor.key_id))
-        if row is None:
-            raise ApiProblem(401, "invalid_api_key", "There is no such key.")
+        assert visitor.holder is not None  # a form is taken of a visitor with a key alone
         wish = read_interactive_request(body, ENDPOINT, self._context.settings.limits.json_depth_max)
-        caller = Caller(row["tenant_id"], visitor.key_id, row["team"], row["user_name"])
         await self._guard.trail(visitor).note_read("playground.call", "model", wish.model, {"model": wish.model})
-        response = await self._gateway.answer(ENDPOINT, request, wish, caller)
+        response = await self._gateway.answer(ENDPOINT, request, wish, visitor.holder)
         status, parts = 0, bytearray()
 
         async def collect(message: Message) -> None:
@@ -114,8 +111,11 @@ def _body(form: dict[str, str]) -> bytes:
         if text := form.get(name, "").strip():
             try:
                 body[name] = kind(text)
-            except ValueError:
-                raise ApiProblem(400, "invalid_parameter", f"`{name}` must be a number.", param=name) from None
+                is_number = math.isfinite(body[name])
+            except (ValueError, OverflowError):
+                is_number = False
+            if not is_number:
+                raise ApiProblem(400, "invalid_parameter", f"`{name}` must be a number.", param=name)
     if not form.get("prompt", "").strip():
         raise ApiProblem(400, "missing_required_parameter", "Write a prompt.", param="prompt")
     return msgspec.json.encode(body)

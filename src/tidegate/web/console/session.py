@@ -5,9 +5,9 @@ every process can check it, and it ends when the key is rotated, revoked, delete
 """
 
 import hmac
-from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,26 +16,28 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller
 from tidegate.web.admin.audit import READ
 from tidegate.web.context import WebContext
-from tidegate.web.http.auth import CONTROL_HEADER, Authenticator
-from tidegate.web.http.client_address import client_address, networks_of, public_base
+from tidegate.web.http.auth import CONTROL_HEADER, Authenticator, holder_of
+from tidegate.web.http.client_address import client_address, is_allowed, networks_of, public_base
 from tidegate.web.http.intake import Intake
 from tidegate.web.http.loopback import is_loopback
 
 COOKIE = "__Host-tidegate"
 SESSION_S = 12 * 3600
 FORM_BYTES_MAX = 16_384
+FORM_FIELDS_MAX = 32
 _SEPARATOR = "."
 
 
-@dataclass(frozen=True, slots=True)
-class Visitor:
+class Visitor(msgspec.Struct, frozen=True):
     """A person who may look; with `may_write`, also change; with `may_read_content`, also see requests and responses. `csrf` must come back
-    with each change. Without keys there is no `key_id`."""
+    with each change. Without keys there is no `key_id`. `holder` is whom the key stands for, `address` where the person is."""
 
     key_id: str | None
     may_write: bool
     csrf: str
     may_read_content: bool = False
+    holder: Caller | None = None
+    address: str = ""
 
 
 class Sessions:
@@ -49,7 +51,7 @@ class Sessions:
 
     async def visitor(self, request: Request) -> Visitor | None:
         """Return who looks; None when they must sign in first."""
-        found = await self._of_cookie(request.cookies.get(COOKIE, ""))
+        found = await self._of_cookie(request.cookies.get(COOKIE, ""), self._client(request))
         if found is not None or "authorization" in request.headers or CONTROL_HEADER in request.headers:
             return found
         try:
@@ -62,7 +64,7 @@ class Sessions:
 
     async def sign_in(self, request: Request, key: str) -> str:
         """Return a new session's cookie for a right key; a wrong one is refused as everywhere."""
-        if not self._is_private(request):
+        if not self.is_encrypted(request) and not is_loopback(self._client(request)):
             raise ApiProblem(403, "https_required", "Sign in over HTTPS, or on the server's own machine.")
         holder: Caller = await self._authenticator.caller(request, READ, key)
         row = await self._store.get_key(str(holder.key_id))
@@ -72,7 +74,7 @@ class Sessions:
         named = _SEPARATOR.join((holder.key_id, self._entropy.token_bytes(16).hex(), str(ends_s)))
         return named + _SEPARATOR + self._mac(named, bytes(row["secret_hash"]))
 
-    async def _of_cookie(self, cookie: str) -> Visitor | None:
+    async def _of_cookie(self, cookie: str, client: str) -> Visitor | None:
         named, _, mac = cookie.rpartition(_SEPARATOR)
         parts = named.split(_SEPARATOR)
         if len(parts) != 3 or not keys.PUBLIC_ID.fullmatch(parts[0]) or not parts[2].isdecimal() or len(parts[2]) > 12:
@@ -84,20 +86,24 @@ class Sessions:
         is_over = row["expires_at"] is not None and row["expires_at"] <= row["now"]
         if row["revoked_at"] is not None or is_over or int(parts[2]) * 1000 <= self._clock.now_ms():
             return None
-        scopes = keys.scopes_from(row["scopes"])
-        if not scopes & {"admin:read", "admin:write"}:
+        holder = holder_of(parts[0], row)
+        # What the key may not do, or not from here, a cookie that it was exchanged for may not either.
+        if not holder.scopes & {"admin:read", "admin:write"} or not is_allowed(client, row["addresses"]):
             return None
         csrf = hmac.digest(self._pepper, b"console csrf\0" + named.encode(), "sha256").hex()
-        return Visitor(parts[0], "admin:write" in scopes, csrf, "admin:content" in scopes)
+        may_write, may_read_content = "admin:write" in holder.scopes, "admin:content" in holder.scopes
+        return Visitor(parts[0], may_write, csrf, may_read_content, holder, client)
 
     def _mac(self, named: str, secret_hash: bytes) -> str:
         return hmac.digest(self._pepper, b"console session\0" + named.encode() + b"\0" + secret_hash, "sha256").hex()
 
-    def _is_private(self, request: Request) -> bool:
-        """Return whether the connection from the browser is encrypted or stays on this machine."""
+    def is_encrypted(self, request: Request) -> bool:
+        """Return whether the browser came over HTTPS, as far as proxies are trusted."""
         peer = request.client.host if request.client else ""
-        base = public_base(peer, request.headers, request.url.scheme, self._trusted)
-        return base.startswith("https:") or is_loopback(client_address(peer, request.headers, self._trusted))
+        return public_base(peer, request.headers, request.url.scheme, self._trusted).startswith("https:")
+
+    def _client(self, request: Request) -> str:
+        return client_address(request.client.host if request.client else "", request.headers, self._trusted)
 
 
 def set_cookie(response: Response, value: str, max_age_s: int = SESSION_S) -> Response:
@@ -114,7 +120,10 @@ async def form_of(request: Request) -> dict[str, str]:
     intake: Intake = request.scope["tidegate.intake"]
     over = ApiProblem(413, "body_too_large", f"A form may have {FORM_BYTES_MAX:,} bytes.")
     body = await intake.whole(FORM_BYTES_MAX, over)
-    return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=32, keep_blank_values=True))
+    try:
+        return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=FORM_FIELDS_MAX, keep_blank_values=True))
+    except ValueError:
+        raise ApiProblem(400, "invalid_parameter", f"A form may have {FORM_FIELDS_MAX} fields.") from None
 
 
 def refuse_foreign(request: Request) -> None:
@@ -131,4 +140,4 @@ def _is_ours(request: Request) -> bool:
         return False
     if origin is None or (origin == "null" and site is not None):
         return True
-    return urlsplit(origin).netloc == request.headers.get("host")
+    return origin.partition("://")[2] == request.headers.get("host")

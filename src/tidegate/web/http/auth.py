@@ -34,6 +34,8 @@ log = structlog.get_logger()
 
 CONTROL_HEADER = "X-Tidegate-Control"
 TENANT_HEADER = "X-Tidegate-Tenant"
+# In a request's scope: the address of the caller, as far as proxies are trusted.
+CLIENT = "tidegate.client"
 BELIEVED_MS = 2_000
 ROWS_MAX = 4_096
 ADDRESS_FAILURES_MAX = 30
@@ -76,6 +78,7 @@ class Authenticator:
         """Who sent this, provided that they may do what `scope` names. `key` was given otherwise than in a header."""
         peer = request.client.host if request.client else ""
         client = client_address(peer, request.headers, self._trusted_proxies)
+        request.scope[CLIENT] = client
         if CONTROL_HEADER in request.headers:
             return await self._operator(request, client)
         text = _bearer(request) if key is None else key
@@ -88,7 +91,7 @@ class Authenticator:
         else:
             caller = await self._key_holder(request, text, client)
         if not any(one in caller.scopes for one in scope.split(" or ")):
-            raise ApiProblem(403, "insufficient_scope", NEEDS_ADMIN_KEY if is_keyless else _lacks(scope))
+            raise ApiProblem(403, "insufficient_scope", NEEDS_ADMIN_KEY if is_keyless else _lacks(scope, caller.scopes))
         return caller
 
     async def _key_holder(self, request: Request, text: str, client: str) -> Caller:
@@ -113,19 +116,7 @@ class Authenticator:
             raise self._failed(client, public_id)
         self._note_use(public_id)
         request.scope["tidegate.intake"].count_under(self._open_calls.add(public_id, given))
-        scopes, environments = keys.scopes_from(row["scopes"]), keys.models_from(row["environments"])
-        return Caller(
-            row["tenant_id"],
-            public_id,
-            row["team"],
-            row["user_name"],
-            scopes & keys.ENVIRONMENT_SCOPES if environments else scopes,
-            keys.models_from(row["models"]),
-            keys.models_from(row["resources"]),
-            limits_from(row["limits"]),
-            row["parallel_max"],
-            environments,
-        )
+        return holder_of(public_id, row)
 
     async def _look_up(self, public_id: str, given: bytes) -> tuple[dict[str, Any] | None, float, bool]:
         """Return the row of a key, how old that knowledge is, and whether the secret is its own."""
@@ -226,9 +217,30 @@ class Authenticator:
             return
 
 
-def _lacks(scope: str) -> str:
+def holder_of(public_id: str, row: dict[str, Any]) -> Caller:
+    """Return who holds a key, with all that its row allows and limits."""
+    scopes, environments = keys.scopes_from(row["scopes"]), keys.models_from(row["environments"])
+    return Caller(
+        row["tenant_id"],
+        public_id,
+        row["team"],
+        row["user_name"],
+        scopes & keys.ENVIRONMENT_SCOPES if environments else scopes,
+        keys.models_from(row["models"]),
+        keys.models_from(row["resources"]),
+        limits_from(row["limits"]),
+        row["parallel_max"],
+        environments,
+    )
+
+
+def _lacks(scope: str, held: frozenset[str]) -> str:
     named = " or ".join(f"`{one}`" for one in scope.split(" or "))
-    return f"This key lacks the scope {named}. Ask for a key that has it."
+    if held.isdisjoint(keys.ADMIN_SCOPES):
+        return f"This key lacks the scope {named}. Ask for a key that has it."
+    if not scope.startswith("admin:"):
+        return f"This is an operator's key. Use a key of the organization, with the scope {named}."
+    return f"This operator's key lacks the scope {named}. Ask for a key that has it."
 
 
 def _bearer(request: Request) -> str:

@@ -26,6 +26,9 @@ HEADER_COUNT_MAX = 96
 URL_BYTES_MAX = 8_192
 # A slash, a backslash or a control character that hides behind an escape would change what a path names.
 _HIDDEN = re.compile(rb"%(?:2f|5c|[01][0-9a-f]|7f)", re.IGNORECASE)
+_CONTROL = re.compile(rb"%(?:[01][0-9a-f]|7f)", re.IGNORECASE)
+# Behind this the rest of a path is one name: what a caller called a request, which may have a slash in it.
+_NAME_FOLLOWS = b"/items/"
 _SINGLE = (
     b"authorization",
     b"content-length",
@@ -138,5 +141,10 @@ def _check_head(scope: Scope) -> None:
     path, query = scope.get("raw_path") or b"", scope.get("query_string") or b""
     if len(path) + len(query) > URL_BYTES_MAX:
         raise ApiProblem(414, "url_too_long", f"A URL may have {URL_BYTES_MAX:,} bytes.")
-    if scope.get(HIDDEN) or (b"%" in path and _HIDDEN.search(path)):
+    if scope.get(HIDDEN) or (b"%" in path and _hides_something(path)):
         raise problems.unknown_url(scope["method"], path.decode("latin-1"))
+
+
+def _hides_something(path: bytes) -> bool:
+    place, _, name = path.partition(_NAME_FOLLOWS)
+    return _HIDDEN.search(place) is not None or _CONTROL.search(name) is not None

@@ -16,9 +16,9 @@ import socket
 import struct
 import sys
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -56,8 +56,7 @@ class Fares(NamedTuple):
     waiting_bytes: int
 
 
-@dataclass(slots=True)
-class InboundConnection:
+class InboundConnection(msgspec.Struct):
     """What is remembered of one connection between two looks; `slow_since_s` is when its client began not to keep up."""
 
     peer: Peer

@@ -1,5 +1,6 @@
 """Pages for people: templates that escape everything, and headers under which no script but ours runs and nothing outside is asked."""
 
+import json
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
@@ -69,6 +70,11 @@ def duration(seconds: int) -> str:
     return f"{sign}{left}s"
 
 
+def json_text(value: Any) -> str:
+    """Write a value as JSON on one line; nothing for null."""
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
 def tone(job: Job) -> str:
     """Return the style of a job's status: one with failures is never shown as good."""
     if job.state in (JobState.FAILED, JobState.EXPIRED):
@@ -91,7 +97,7 @@ def health_word(health: Any) -> str:
 
 
 _TEMPLATES.filters.update(number=number, rate=rate, moment=moment, duration=duration, tone=tone, money=units_text)
-_TEMPLATES.filters.update(health_tone=health_tone, health_word=health_word)
+_TEMPLATES.filters.update(health_tone=health_tone, health_word=health_word, json_text=json_text)
 
 
 def page(template: str, status: int = 200, **values: Any) -> Response:

@@ -2,9 +2,9 @@
 
 import functools
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,8 +23,7 @@ class CallerLimits(Protocol):
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
-@dataclass(frozen=True, slots=True)
-class Guarded:
+class Guarded(msgspec.Struct, frozen=True):
     """A route of one tenant's things. The answers of one that makes work say what the caller's limits have left."""
 
     method: str

@@ -6,9 +6,9 @@ import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import structlog
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
@@ -34,8 +34,7 @@ CONNECTIONS_MIN = 32
 FILES_BESIDE_MAX = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class ListenLimits:
+class ListenLimits(msgspec.Struct, frozen=True):
     """What clients of one listener are held to. The grace is what answers under way get when the process stops."""
 
     connections_max: int = 64

@@ -1,20 +1,29 @@
 """How many requests of one kind a tenant may have under way in this process: uploads, event streams, lookups."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tidegate.core.errors import ApiProblem
+from tidegate.upstream.http.wait_line import WaitLine
+
+# An upload waits so long for the end of another one.
+UPLOAD_WAIT_S = 5.0
+# So many requests of one tenant wait at once.
+WAITING_MAX = 200
 
 
 class TenantSlots:
-    def __init__(self, count_max: int, code: str, message: str, retry_after_s: int) -> None:
-        """One request too many is refused with this 429."""
+    def __init__(self, count_max: int, code: str, message: str, retry_after_s: int, wait_s: float = 0.0) -> None:
+        """One request too many waits `wait_s` for a slot, and is refused with this 429."""
         self._count_max = count_max
         self._code = code
         self._message = message
         self._retry_after_s = retry_after_s
+        self._wait_s = wait_s
         self._taken: Counter[str] = Counter()
+        self._lines: dict[str, WaitLine] = {}
 
     def are_taken(self, tenant_id: str) -> bool:
         return self._taken[tenant_id] >= self._count_max
@@ -23,19 +32,46 @@ class TenantSlots:
     async def taken(self, tenant_id: str) -> AsyncIterator[None]:
         """Hold one of a tenant's slots."""
         if self.are_taken(tenant_id):
-            raise ApiProblem(429, self._code, self._message, retry_after_s=self._retry_after_s)
-        self._taken[tenant_id] += 1
+            await self._wait(tenant_id)
+        else:
+            self._taken[tenant_id] += 1
         try:
             yield
         finally:
-            self._taken[tenant_id] -= 1
-            if not self._taken[tenant_id]:
-                del self._taken[tenant_id]
+            self._give_back(tenant_id)
+
+    async def _wait(self, tenant_id: str) -> None:
+        """Wait until another request hands its slot on."""
+        line = self._lines.setdefault(tenant_id, WaitLine())
+        if not self._wait_s or len(line) >= WAITING_MAX:
+            raise self._refusal()
+        turn = line.join()
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await turn
+        except BaseException as error:
+            if line.give_up(turn):
+                self._give_back(tenant_id)
+            if isinstance(error, TimeoutError):
+                raise self._refusal() from None
+            raise
+
+    def _refusal(self) -> ApiProblem:
+        return ApiProblem(429, self._code, self._message, retry_after_s=self._retry_after_s)
+
+    def _give_back(self, tenant_id: str) -> None:
+        line = self._lines.get(tenant_id)
+        if line is not None and line.call_first():
+            return
+        self._lines.pop(tenant_id, None)
+        self._taken[tenant_id] -= 1
+        if not self._taken[tenant_id]:
+            del self._taken[tenant_id]
 
 
 def upload_slots(count_max: int) -> TenantSlots:
     message = f"You have {count_max} uploads under way. Wait until one of them is done."
-    return TenantSlots(count_max, "too_many_uploads", message, 1)
+    return TenantSlots(count_max, "too_many_uploads", message, 1, UPLOAD_WAIT_S)
 
 
 def lookup_slots(count_max: int) -> TenantSlots:

@@ -1,8 +1,8 @@
 """Create jobs for every door: the forecast's warnings, the quotas that bind the caller, and the ring that starts ingest."""
 
 import asyncio
-import dataclasses
 
+import msgspec
 import structlog
 
 from tidegate import metrics
@@ -81,4 +81,4 @@ class JobCreation:
         name = await self._store.tenant_name(caller.tenant_id) if self._tenants.names() else None
         policy = self._tenants.of(name or "")
         creation = policy.creation_budgets(caller.tenant_id, caller.team, caller.user, caller.key_id, caller.limits)
-        return dataclasses.replace(quotas, queued_units_max=policy.queued_units_max, creation=creation)
+        return msgspec.structs.replace(quotas, queued_units_max=policy.queued_units_max, creation=creation)

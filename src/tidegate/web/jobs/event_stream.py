@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 
 import structlog
 from starlette.responses import Response
@@ -14,7 +14,6 @@ from tidegate.core.nouns import Job
 from tidegate.web.http.content import while_the_client_stays
 from tidegate.web.http.open_calls import OpenCall, refusal
 from tidegate.web.http.parts import body_part
-from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.jobs.job_watch import JobFollower, JobWatch
 
 log = structlog.get_logger()
@@ -62,18 +61,21 @@ class EventStream(Response):
     """The answer to one reader. It reads no faster than the client takes, and holds one piece for it. A client that took nothing for long
     and comes back to it gets a last event by which it asks again from there; one that does not come back is cut off."""
 
-    def __init__(self, watch: JobWatch, slots: TenantSlots, job: Job, source: EventSource) -> None:
+    def __init__(
+        self, watch: JobWatch, slot: AbstractAsyncContextManager[object], job: Job, source: EventSource
+    ) -> None:
+        """`slot` is held while the stream is open."""
         super().__init__(None, 200, HEADERS, MEDIA_TYPE)
         del self.headers["content-length"]
         self._watch = watch
-        self._slots = slots
+        self._slot = slot
         self._job = job
         self._source = source
         self._is_slow = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         open_call: OpenCall | None = scope["tidegate.intake"].open_call
-        async with self._slots.taken(self._job.tenant_id):
+        async with self._slot:
             with self._watch.following(self._job) as follower:
                 if open_call is not None:
                     open_call.when_cut(follower.wake)

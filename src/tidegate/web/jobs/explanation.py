@@ -3,7 +3,6 @@
 What a worker with room would do is worked out here from the same look and the same rules as in a worker.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -12,10 +11,12 @@ from tidegate.core import schedule
 from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetRequest, Grant, Limit, LimitBound, with_limits
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.nouns import Job
-from tidegate.core.ports import ReportedWorker
+from tidegate.core.ports import Blobs, ReportedWorker
 from tidegate.core.schedule import eta
+from tidegate.core.schedule.endings import FailedItems
 from tidegate.core.schedule.explain import ExplainInputs, SpentBudget, UnhealthyModel, explain, waits_for
 from tidegate.core.schedule.outlooks import Outlook
+from tidegate.core.states import JOB_ENDED
 from tidegate.core.usage.prices import units_text
 from tidegate.settings import Settings, deployments, resources, schedule_policy, switched
 from tidegate.settings.added import added
@@ -24,6 +25,7 @@ from tidegate.store.rows import limits_from
 from tidegate.store.snapshots import SnapshotBounds
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
+from tidegate.web.jobs.error_groups import error_groups
 from tidegate.web.jobs.forecast import end_of
 from tidegate.web.jobs.reported_health import reported_troubles
 
@@ -48,8 +50,9 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class Explainer:
-    def __init__(self, store: Store, settings: Callable[[], Settings], router: Router) -> None:
+    def __init__(self, store: Store, blobs: Blobs, settings: Callable[[], Settings], router: Router) -> None:
         self._store = store
+        self._blobs = blobs
         self._read_settings = settings
         self._router = router
 
@@ -64,8 +67,12 @@ class Explainer:
         """Return all that is known of why a job runs or waits."""
         inputs = await self._store.explain_inputs(job.id)
         assert inputs is not None, "the job was just read"
+        if job.state in JOB_ENDED:
+            groups = await error_groups(self._store, self._blobs, job)
+            failed = FailedItems(tuple(groups.counts.most_common()), groups.is_partial)
+            return msgspec.structs.replace(inputs, failed=failed)
         workers = await self._store.worker_reports()
-        inputs = dataclasses.replace(inputs, workers=tuple(workers))
+        inputs = msgspec.structs.replace(inputs, workers=tuple(workers))
         outlook = await self._store.outlook(job.id)
         if outlook is None or not outlook.models:
             return inputs
@@ -82,12 +89,12 @@ class Explainer:
         closed |= dict.fromkeys((one.model for one in spent), schedule.Reason.BUDGET_SPENT)
         closed |= dict.fromkeys((one.model for one in unhealthy if one.is_all), schedule.Reason.UNHEALTHY)
         tides = tide_notes(places, tides_now, models)
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             inputs,
             forecasts=tuple(
-                dataclasses.replace(one, notes=tides[one.model], rule=None, reason=closed[one.model])
+                msgspec.structs.replace(one, notes=tides[one.model], rule=None, reason=closed[one.model])
                 if one.model in closed
-                else dataclasses.replace(one, notes=tides[one.model])
+                else msgspec.structs.replace(one, notes=tides[one.model])
                 for one in forecasts
             ),
             unhealthy=unhealthy,
@@ -243,4 +250,4 @@ def _with_end(
         return forecast
     end = eta.not_before(expected, least_ms)
     slack_ms = left_ms - end.p50_ms if forecast.slack_ms is None else forecast.slack_ms
-    return dataclasses.replace(forecast, eta_p50_ms=end.p50_ms, eta_p95_ms=end.p95_ms, slack_ms=slack_ms)
+    return msgspec.structs.replace(forecast, eta_p50_ms=end.p50_ms, eta_p95_ms=end.p95_ms, slack_ms=slack_ms)

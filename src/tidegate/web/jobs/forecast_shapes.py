@@ -1,7 +1,5 @@
 """What a door shows of a job's size and its end."""
 
-from dataclasses import dataclass
-
 import msgspec
 
 
@@ -12,8 +10,7 @@ class EtaShown(msgspec.Struct):
     p95: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True):
     """A batch's size and expected end, as far as they are known."""
 
     slack_seconds: int | None = None

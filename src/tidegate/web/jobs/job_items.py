@@ -7,7 +7,6 @@ holds more than a line and a piece of a file.
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import msgspec
 from msgspec import Raw
@@ -59,8 +58,7 @@ class ItemDetail(msgspec.Struct):
     response: Raw
 
 
-@dataclass(frozen=True, slots=True)
-class ItemFilter:
+class ItemFilter(msgspec.Struct, frozen=True):
     outcome: str | None = None
     code: str | None = None
 
@@ -71,8 +69,7 @@ class ItemFilter:
         return [] if self.outcome == Outcome.ANSWERED else [ERRORS]
 
 
-@dataclass(slots=True)
-class ItemPage:
+class ItemPage(msgspec.Struct):
     """`last_id` is the last item that was looked at: the next page begins behind it."""
 
     items: list[ItemShown]

@@ -1,9 +1,9 @@
 """What the limits of a caller have left now, limit by limit. Nothing is taken, and nothing waits for it."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.budgets.budget import Budget, BudgetKind, BudgetRequest, Limit, LimitBound, with_limits
 from tidegate.core.errors import StoreError

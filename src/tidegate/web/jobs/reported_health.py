@@ -1,7 +1,8 @@
 """Health of deployments as workers reported it. An API process that calls none of them does not know it otherwise."""
 
-import dataclasses
 from collections.abc import Sequence
+
+import msgspec
 
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker
 from tidegate.upstream.routing.breaker import BreakerState
@@ -23,7 +24,7 @@ def reported_status(status: DeploymentStatus, trouble: DeploymentTrouble | None)
     """Return the status of a deployment in this process, or as a worker reported it where only the worker found it unhealthy."""
     if trouble is None or status.open_for_ms is not None or status.is_drained:
         return status
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         status,
         state=BreakerState.PAUSED if trouble.is_key_rejected else BreakerState.OPEN,
         last_failure=trouble.why,

@@ -4,7 +4,6 @@ The input goes through the pass of ingest, in a scratch directory. Forecasts are
 """
 
 import asyncio
-import dataclasses
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -75,11 +74,14 @@ class BindingLimit(msgspec.Struct):
 
 class JobEstimate(msgspec.Struct):
     """All that is known of a batch before it is created. `cost` is in the currency of the operator's prices, and `eta` null where nothing
-    was measured."""
+    was measured. Of its requests `deduplicated` have the answer of another one, and `reused` that of an earlier batch: they are not run,
+    and count neither in `tokens` nor in `cost`."""
 
     errors: Sequence[LineError]
     item_count: int
     bad_count: int
+    deduplicated: int
+    reused: int
     tokens: Tokens
     cost: CostShown
     eta: EtaSeconds | None
@@ -130,6 +132,8 @@ class JobValidation:
             (),
             plan.item_count,
             bad_count,
+            plan.copied.deduplicated,
+            plan.copied.reused,
             Tokens(prompt_tokens(plan.prompt_bytes), TokenRange(output.p5, output.p50, output.p95)),
             CostShown(units_text(cost.p5), units_text(cost.p50), units_text(cost.p95)),
             None if least_ms is None else _eta(outlooks, least_ms),
@@ -141,7 +145,7 @@ class JobValidation:
     def _unusable(self, plan: IngestPlan, files: Sequence[File]) -> JobEstimate:
         lines = sum(file.line_count for file in files)
         nothing = Tokens(0, TokenRange(0, 0, 0))
-        return JobEstimate(plan.errors, lines, 0, nothing, CostShown("0", "0", "0"), None, None, [], [])
+        return JobEstimate(plan.errors, lines, 0, 0, 0, nothing, CostShown("0", "0", "0"), None, None, [], [])
 
     async def _plan(self, caller: Caller, wanted: JobRequest, files: Sequence[File]) -> IngestPlan:
         cost_bytes = sum(ingest_bytes(file.size_bytes, file.line_count) for file in files)
@@ -158,21 +162,21 @@ class JobValidation:
                     earlier = await self._earlier.fetch(caller.tenant_id, job_id, work_path)
                     if earlier is None:
                         return IngestPlan(0, None, [], 0, 0, 0, [earlier_gone(job_id)])
-                    rules = dataclasses.replace(rules, earlier=earlier)
+                    rules = msgspec.structs.replace(rules, earlier=earlier)
                 if len(files) == 1 and not rules.levels:
                     return await self._passes(paths[0], work_path, rules, lane)
                 parts = tuple(InputPart(file.id, str(path)) for file, path in zip(files, paths, strict=True))
-                return await self._passes(joined_path, work_path, dataclasses.replace(rules, parts=parts), lane)
+                return await self._passes(joined_path, work_path, msgspec.structs.replace(rules, parts=parts), lane)
             finally:
                 remove_earlier(work_path)
 
     def _rules(self, caller: Caller, wanted: JobRequest) -> LineRules:
         rules = line_rules(self._settings, wanted.endpoint, wanted.invalid_lines, prefix_order=wanted.prefix_order)
         levels = (*rules.levels, *wanted.shape.levels())
-        rules = dataclasses.replace(rules, levels=levels, dedupe=wanted.shape.dedupe)
+        rules = msgspec.structs.replace(rules, levels=levels, dedupe=wanted.shape.dedupe)
         if caller.key_id is None:
             return rules
-        return dataclasses.replace(rules, models=names_allowed(caller.models, caller.resources, self._model_of))
+        return msgspec.structs.replace(rules, models=names_allowed(caller.models, caller.resources, self._model_of))
 
     async def _refused(self, caller: Caller, wanted: JobRequest, loads: Sequence[ModelLoad]) -> list[Refusal]:
         found = [

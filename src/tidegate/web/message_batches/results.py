@@ -49,15 +49,16 @@ async def results(store: Store, blobs: Blobs, job: Job) -> AsyncGenerator[bytes,
         parts: list[tuple[str | None, Callable[[bytes], bytes]]] = [(job.input_file_id, _unrun_by(job))]
     else:
         parts = [(job.output_file_id, result_of), (job.error_file_id, result_of)]
+    files = []
     for file_id, convert in parts:
-        if file_id is None:
-            continue
-        file = await store.get_file(job.tenant_id, file_id)
-        if file is None and job.work_blob_id is None:
-            continue
-        if file is None:
+        file = await store.get_file(job.tenant_id, file_id) if file_id is not None else None
+        if file is not None:
+            files.append((file, convert))
+        elif file_id is not None and job.work_blob_id is not None:
+            # Before the first byte: half of the results would look like all of them.
             message = "The results of this message batch are not kept any more. Read results while they are kept."
             raise ApiProblem(404, "file_not_found", message)
+    for file, convert in files:
         piece = bytearray()
         async with aclosing(file_bytes(store, blobs, file.id, 0, file.size_bytes)) as stream:
             async for line in _lines(stream):

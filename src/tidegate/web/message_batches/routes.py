@@ -65,14 +65,15 @@ class MessageBatchRoutes:
         key = requests.idempotency_key(request)
         requests.refuse_unknown(request.query_params, ("beta",))
         requests.require_json(request)
+        # No caller's key has a space in it, so none of an upload of the caller's own is this one.
+        file_key = f"{key} {FILENAME}" if key else None
         async with self._slots.taken(caller.tenant_id), self._received(request) as upload:
             file = await upload.keep(
                 caller,
                 purpose="batch",
                 filename=FILENAME,
                 expires_after_ms=self._keep_s * 1000,
-                # No caller's key has a space in it, so none of an upload of the caller's own is this one.
-                idempotency_key=f"{key} {FILENAME}" if key else None,
+                idempotency_key=file_key,
                 quotas=self._limits.quotas(),
             )
         shape = JobShape(betas=_item_betas(request))
@@ -82,8 +83,7 @@ class MessageBatchRoutes:
         try:
             job, _ = await self._creation.create(caller, wanted, key)
         except ApiProblem:
-            # The file was made for this job alone.
-            await self._reception.delete_file(caller.tenant_id, file.id)
+            await self._reception.take_back_file(caller.tenant_id, file.id, file_key)
             raise
         return json_answer(schemas.message_batch(job, file.line_count, self._base(request)))
 
@@ -124,9 +124,8 @@ class MessageBatchRoutes:
         job = await self._job(request, caller)
         _require_ended(job)
         await self._reception.replayed(lambda: self._store.forget_job(job.id))
-        # Another batch that was made of the same file keeps it.
-        with contextlib.suppress(ApiProblem):
-            await self._reception.delete_file(caller.tenant_id, job.input_file_id)
+        # Another batch that was made of the same file, such as a retry, keeps it.
+        await self._reception.take_back_file(caller.tenant_id, job.input_file_id, None)
         return json_answer(schemas.MessageBatchDeleted(schemas.public_id(job.id), "message_batch_deleted"))
 
     async def results(self, request: Request, caller: Caller) -> Response:

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core import ids
+from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.nouns import Caller, Job
 from tidegate.core.problems import batch_not_ended, no_such_batch, no_such_file
 from tidegate.core.states import JOB_ENDED
@@ -16,7 +17,7 @@ from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.content import FileContents
 from tidegate.web.http.control_requests import BatchChange, CanaryWord
 from tidegate.web.http.filename import attachment
-from tidegate.web.http.filter_requests import job_filter
+from tidegate.web.http.filter_requests import job_filter, job_sort
 from tidegate.web.http.retry_requests import RetryWish, retry_choice
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.creation import JobCreation
@@ -46,7 +47,7 @@ class BatchRoutes:
         self._forecaster = Forecaster(context)
         self._validation = JobValidation(context, creation)
         self._rooms = LimitRooms(context)
-        self._explainer = Explainer(context.store, context.live_settings, context.router)
+        self._explainer = Explainer(context.store, context.blobs, context.live_settings, context.router)
 
     def routes(self) -> list[Guarded]:
         return [
@@ -89,13 +90,15 @@ class BatchRoutes:
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
-        wanted = job_filter(query, ("after", "limit"))
+        wanted, sort = job_filter(query, ("after", "limit", "sort")), job_sort(query)
         count = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX)
         after = requests.after(query, "batch")
-        if wanted is None:
+        if wanted is None and sort is JobSort.CREATED:
             found = await self._store.list_jobs(caller.tenant_id, after=after, count_max=count + 1)
         else:
-            found = await self._store.search_jobs(caller.tenant_id, wanted, after=after, count_max=count + 1)
+            found = await self._store.search_jobs(
+                caller.tenant_id, wanted or JobFilter(), after=after, count_max=count + 1, sort=sort
+            )
         if found is None:
             raise requests.unknown_cursor()
         shown = found[:count]

@@ -1,13 +1,12 @@
 """The two result files of a job while it writes to them, for clients that read a growing file by lines."""
 
-from dataclasses import dataclass
+import msgspec
 
 from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED
 
 
-@dataclass(frozen=True, slots=True)
-class ResultProgress:
+class ResultProgress(msgspec.Struct, frozen=True):
     """What a job has written to one of its result files: both figures are of one moment."""
 
     job_id: str

@@ -250,6 +250,8 @@ class Validation(msgspec.Struct):
     valid: bool
     errors: BatchErrors
     request_counts: RequestCounts
+    deduplicated: int
+    reused: int
     tokens: Tokens
     cost: CostShown
     eta_seconds: EtaSeconds | None
@@ -420,6 +422,8 @@ def validation(estimate: JobEstimate) -> Validation:
         valid=not estimate.errors and not any(one.count is None for one in estimate.refused),
         errors=BatchErrors("list", [BatchError(one.code, one.message, one.param, one.line) for one in estimate.errors]),
         request_counts=RequestCounts(estimate.item_count, 0, bad, 0, estimate.item_count - bad),
+        deduplicated=estimate.deduplicated,
+        reused=estimate.reused,
         tokens=estimate.tokens,
         cost=estimate.cost,
         eta_seconds=estimate.eta,

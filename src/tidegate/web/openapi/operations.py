@@ -1,8 +1,9 @@
 """What each route is for, and the structs that check its body and write its answer: the OpenAPI document is printed from these."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tidegate.web.admin import (
     audit,
@@ -11,7 +12,6 @@ from tidegate.web.admin import (
     budgets,
     deliveries,
     deployments,
-    error_groups,
     keys,
     operations,
     overview,
@@ -23,6 +23,7 @@ from tidegate.web.http.answers import Page
 from tidegate.web.http.control_requests import BatchChange, CanaryWord
 from tidegate.web.http.filter_requests import FILTERS
 from tidegate.web.http.retry_requests import OperatorRetryWish, RetryWish
+from tidegate.web.jobs.error_groups import ErrorKinds
 from tidegate.web.jobs.explanation import Explanation
 from tidegate.web.jobs.job_items import ItemDetail, ItemShown
 from tidegate.web.message_batches import schemas as message_batches
@@ -34,8 +35,7 @@ _COMPLETION = "/v1/completion-batch/{workspace_id}/{environment_id}"
 _ONE = "/admin/v1/batches/{batch_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True):
     """`takes` and `gives` are the structs of the body and the answer; None where bytes pass through as they are."""
 
     summary: str
@@ -57,7 +57,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/uploads/{upload_id}/cancel"): Operation("Drop the parts", gives=schemas.UploadObject),
     ("POST", "/v1/batches"): Operation("Create a batch", requests.BatchCreate, schemas.Batch),
-    ("GET", "/v1/batches"): Operation("List batches", gives=Page[schemas.Batch], query=(*PAGE, *FILTERS)),
+    ("GET", "/v1/batches"): Operation("List batches", gives=Page[schemas.Batch], query=(*PAGE, "sort", *FILTERS)),
     ("GET", "/v1/batches/{batch_id}"): Operation("Show a batch", gives=schemas.Batch),
     ("POST", "/v1/batches/{batch_id}"): Operation("Change a batch", BatchChange, schemas.Batch),
     ("DELETE", "/v1/batches/{batch_id}"): Operation("Delete an ended batch", gives=schemas.BatchDeleted),
@@ -156,7 +156,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", f"{_ONE}/retry"): Operation(
         "Run a batch's failed requests again, as a new batch", OperatorRetryWish, batches.AdminBatch
     ),
-    ("GET", f"{_ONE}/errors"): Operation("List the kinds of errors of a batch", gives=error_groups.ErrorKinds),
+    ("GET", f"{_ONE}/errors"): Operation("List the kinds of errors of a batch", gives=ErrorKinds),
     ("GET", f"{_ONE}/items"): Operation(
         "List what became of a batch's requests, of any tenant", gives=Page[ItemShown], query=(*PAGE, "outcome", "code")
     ),
@@ -178,7 +178,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "Show how many workers are needed", gives=autoscale.ReplicasShown
     ),
     ("GET", "/admin/v1/autoscale/models/{model:path}"): Operation(
-        "Show how many replicas of a model are needed", gives=autoscale.ReplicasShown
+        "Show how many replicas of a model are needed", gives=autoscale.ModelReplicas
     ),
     ("GET", "/admin/v1/workers"): Operation("List processes", gives=Page[overview.WorkerShown]),
     ("GET", "/admin/v1/flows"): Operation("List flows", gives=Page[overview.FlowShown], query=("limit", "model")),

@@ -9,7 +9,7 @@
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const short = (value) => {
     for (const [unit, word] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) if (value >= unit) return +(value / unit).toFixed(1) + word;
-    return String(+value.toFixed(value < 10 ? 1 : 0));
+    return String(value < 1 ? +value.toPrecision(2) : +value.toFixed(value < 10 ? 1 : 0));
   };
   const element = (kind, name, text) => {
     const made = document.createElement(kind);

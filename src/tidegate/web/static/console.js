@@ -19,22 +19,40 @@ document.addEventListener("submit", (event) => {
 
 // A refresh replaces part of the page: what had the focus, or was unfolded, has and is so again.
 const REACHABLE = "a[href], button, input, select, textarea, summary, [tabindex]";
+// Rows may have come in above: what has the focus is known by what it does, and only then by its place.
+const purpose = (one) => [one.tagName, one.id, one.getAttribute("href"), one.getAttribute("aria-label"), one.name, one.form && one.form.action].join(" ");
 let kept = null;
 document.addEventListener("htmx:beforeSwap", (event) => {
   const target = event.detail.target;
   const open = [...target.querySelectorAll("details")].map((one) => one.open);
-  kept = { at: [...target.querySelectorAll(REACHABLE)].indexOf(document.activeElement), open };
+  const at = [...target.querySelectorAll(REACHABLE)].indexOf(document.activeElement);
+  kept = { at, purpose: at < 0 ? "" : purpose(document.activeElement), open };
 });
 document.addEventListener("htmx:afterSwap", () => {
   const target = document.getElementById("live");
   if (!target || !kept) return;
   target.querySelectorAll("details").forEach((one, at) => { if (kept.open[at]) one.open = true; });
-  const focused = kept.at < 0 ? null : target.querySelectorAll(REACHABLE)[kept.at];
+  if (kept.at < 0) return;
+  const reachable = [...target.querySelectorAll(REACHABLE)];
+  const focused = [reachable[kept.at], ...reachable].find((one) => one && purpose(one) === kept.purpose);
   if (focused) focused.focus({ preventScroll: true });
 });
 
+// On a phone a row of a table is shown as a card, so each cell knows the name of its column.
+const label = () => {
+  for (const table of document.querySelectorAll(".wide table")) {
+    const names = [...table.tHead.rows[0].cells].map((one) => one.textContent.trim());
+    for (const body of table.tBodies) for (const row of body.rows) {
+      [...row.cells].forEach((one, at) => { if (one.tagName === "TD" && one.colSpan === 1) one.dataset.label = names[at]; });
+    }
+    table.classList.add("labelled");
+  }
+};
+label();
+document.addEventListener("htmx:afterSwap", label);
+
 // Keys: j and k go through the rows of a list, Enter opens one, / and Ctrl-K open the palette.
-const rows = () => [...document.querySelectorAll("main td:first-child a[href], main section.card h2[tabindex]")];
+const rows = () => [...document.querySelectorAll("main td:first-child a[href], main section.card h2, main section.card h3 a[href]")];
 const step = (by) => {
   const all = rows();
   if (!all.length) return;

@@ -67,7 +67,7 @@ class EventRoutes:
         log_of_job = EventLog(self._context, position)
         if not await log_of_job.is_possible(job):
             log_of_job = EventLog(self._context, EventPosition(), is_reset=True)
-        return EventStream(self._watch, self._slots, job, log_of_job)
+        return EventStream(self._watch, self._slots.taken(job.tenant_id), job, log_of_job)
 
 
 class EventLog(EventSource):

@@ -4,7 +4,6 @@ request, which needs a scope."""
 import asyncio
 from collections import Counter, OrderedDict
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -45,12 +44,11 @@ class ErrorKinds(msgspec.Struct, frozen=True):
     is_partial: bool
 
 
-@dataclass(slots=True)
-class ErrorGroups:
+class ErrorGroups(msgspec.Struct):
     """`counts` by kind, with the id and custom_id of a few; `is_partial` when only the beginning of the error file was read."""
 
-    counts: Counter[ErrorKind] = field(default_factory=Counter)
-    examples: dict[ErrorKind, list[tuple[str, str]]] = field(default_factory=dict)
+    counts: Counter[ErrorKind] = msgspec.field(default_factory=Counter)
+    examples: dict[ErrorKind, list[tuple[str, str]]] = msgspec.field(default_factory=dict)
     is_partial: bool = False
 
     def shown(self, batch_id: str) -> ErrorKinds:

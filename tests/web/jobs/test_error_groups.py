@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tidegate.core.answers.error_kinds import FINGERPRINT_CHARS_MAX, ErrorKind, fingerprint
-from tidegate.web.admin import error_groups as module
-from tidegate.web.admin.error_groups import ErrorGroups
+from tidegate.web.jobs import error_groups as module
+from tidegate.web.jobs.error_groups import ErrorGroups
 
 
 @pytest.mark.parametrize(

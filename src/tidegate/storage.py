@@ -1,0 +1,197 @@
+"""What every command stands on: the store and the blobs of its settings, opened.
+
+It loads no more than that, for a command that looks at a batch should take no longer than the look.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.backends.disk import make_directories
+from tidegate.backends.scratch import scratch_directory
+from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy, boot_id, boot_ms
+from tidegate.core import ids
+from tidegate.core.errors import StoreError
+from tidegate.core.nouns import DEFAULT_TENANT
+from tidegate.core.ports import Blobs, Clock, Entropy, Notices, Wakes
+from tidegate.settings import Settings, local_path
+from tidegate.settings.added import Added, added
+from tidegate.stages.tend import clock as clock_tend
+from tidegate.store.driver import Driver
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.sqlite_clock import EmbeddedClock
+from tidegate.store.store import Store
+
+if TYPE_CHECKING:
+    from tidegate.backends.blobs_s3_client import Objects, S3Settings
+    from tidegate.backends.shared_redis import RedisShared
+
+    Bucket = Objects
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """What every command stands on."""
+
+    settings: Settings
+    store: Store
+    blobs: Blobs
+    clock: Clock
+    entropy: Entropy
+    wakes: Wakes
+    tenant_id: str
+    scratch: Path
+    shared: "RedisShared | None" = None
+    installation: str = ""
+    notices: Notices | None = None
+
+
+@asynccontextmanager
+async def opened(settings: Settings, *, read_only: bool = False, is_alone: bool = False) -> AsyncIterator[Parts]:
+    """Open the store and the blobs of these settings, at the current schema, and close them at the end.
+
+    With `is_alone` no other process may write to an embedded store meanwhile."""
+    clock, entropy = SystemClock(), SystemEntropy()
+    if not read_only:
+        # What callers send is theirs and the operator's: no other user of this machine may read it.
+        make_directories(settings.data_dir)
+        if not settings.store.is_postgresql:
+            make_directories(local_path(settings.store.location).parent)
+    store = Store(_driver(settings, clock, read_only=read_only, is_shared=not is_alone))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
+        await _ready_schema(store, settings, read_only=read_only)
+        await store.look_at_clock()
+        if not read_only:
+            stack.push_async_callback(ended, asyncio.create_task(clock_tend.watch(store)))
+        blobs = _blobs(settings, read_only=read_only)
+        stack.push_async_callback(blobs.close)
+        tenant = await store.tenant_by_name(DEFAULT_TENANT)
+        if tenant is None and not read_only:
+            tenant = await store.put_tenant(ids.make("tenant", entropy.token_bytes(16)), DEFAULT_TENANT)
+        scratch = settings.data_dir / "scratch"
+        if not read_only:
+            scratch = stack.enter_context(scratch_directory(scratch))
+        parts = Parts(
+            settings, store, blobs, clock, entropy, Wakes(LocalWake(), LocalWake(), LocalWake()), tenant or "", scratch
+        )
+        if settings.redis.location and not read_only:
+            from tidegate.backends.shared_redis import RedisShared
+
+            name = f"{settings.redis.name}:{await store.store_name(entropy.token_bytes(16).hex())}"
+            shared = RedisShared(settings.redis.location, name, clock, entropy)
+            shared.start()
+            stack.push_async_callback(shared.close)
+            parts = replace(parts, wakes=replace(parts.wakes, inputs=shared), shared=shared, installation=name)
+        yield parts
+
+
+async def _ready_schema(store: Store, settings: Settings, *, read_only: bool) -> None:
+    """The embedded store keeps itself current, and an empty database gets its schema; an older one waits for the operator."""
+    if not read_only and (not settings.store.is_postgresql or await store.schema_version() == 0):
+        await store.migrate()
+    await store.require_schema()
+
+
+async def migrate(settings: Settings) -> list[int]:
+    """Bring the store to this program's schema. Return which versions ran."""
+    store = Store(_driver(settings, SystemClock(), read_only=False))
+    try:
+        return await store.migrate()
+    finally:
+        await store.close()
+
+
+async def is_empty(settings: Settings) -> bool:
+    """Return whether the database is there and has no schema yet."""
+    store = Store(_driver(settings, SystemClock(), read_only=True))
+    try:
+        return await store.schema_version() == 0
+    finally:
+        await store.close()
+
+
+def _driver(settings: Settings, clock: Clock, *, read_only: bool, is_shared: bool = False) -> Driver:
+    if settings.store.is_postgresql:
+        from tidegate.store.postgres import PostgresDriver
+
+        return PostgresDriver(
+            settings.store.location,
+            pool_size=settings.store.pool_size,
+            statement_timeout_ms=settings.store.statement_timeout_ms,
+            pooler=settings.store.pooler,
+            steady_ms=None if read_only else boot_ms,
+        )
+    embedded = EmbeddedClock(clock.now_ms, boot_ms, boot_id())
+    return SqliteDriver(local_path(settings.store.location), embedded, read_only=read_only, is_shared=is_shared)
+
+
+def _blobs(settings: Settings, *, read_only: bool) -> Blobs:
+    if not settings.blobs.is_object_store:
+        return LocalBlobs(local_path(settings.blobs.url))
+    from tidegate.backends.blobs_s3 import S3Blobs
+    from tidegate.backends.blobs_s3_client import MISSING_AFTER_MS
+
+    bucket, _, prefix = settings.blobs.url.partition("://")[2].partition("/")
+    reach = replace(_s3_settings(settings, bucket), is_azure=settings.blobs.backend == "az", prefix=prefix)
+    missing_after_ms = 0 if read_only else MISSING_AFTER_MS
+    return S3Blobs(replace(reach, missing_after_ms=missing_after_ms), settings.data_dir / "spool")
+
+
+@asynccontextmanager
+async def open_blobs(settings: Settings) -> AsyncIterator[Blobs]:
+    """Where bytes lie, without a store beside it."""
+    blobs = _blobs(settings, read_only=False)
+    try:
+        yield blobs
+    finally:
+        await blobs.close()
+
+
+def passing_files(settings: Settings) -> AbstractContextManager[Path]:
+    """A directory for what only passes through this process."""
+    return scratch_directory(settings.data_dir / "scratch")
+
+
+def open_bucket(settings: Settings, scheme: str, bucket: str, folder: str = "") -> "Bucket":
+    """A bucket (`s3`) or container (`az`) of the caller's own or a folder in it, at the address and with the keys of `blobs`."""
+    from tidegate.backends.blobs_s3_client import Objects
+
+    return Objects(replace(_s3_settings(settings, bucket), is_azure=scheme == "az", prefix=folder))
+
+
+def _s3_settings(settings: Settings, bucket: str) -> "S3Settings":
+    from tidegate.backends.blobs_s3_client import S3Settings
+
+    key, secret = settings.blobs.access_key_id, settings.blobs.secret_access_key
+    return S3Settings(
+        bucket=bucket,
+        endpoint=settings.blobs.endpoint or None,
+        region=settings.blobs.region,
+        access_key_id=key.reveal() if key else None,
+        secret_access_key=secret.reveal() if secret else None,
+        allow_http=settings.blobs.allow_http,
+    )
+
+
+async def added_deployments(settings: Settings) -> Added:
+    """What was added at run time, as this process could use it; nothing where there is no store yet, or it cannot be read."""
+    if not settings.store.is_postgresql and not local_path(settings.store.location).exists():
+        return Added()
+    try:
+        async with opened(settings, read_only=True) as parts:
+            _, entries = await parts.store.routing()
+    except StoreError:
+        return Added()
+    return added(settings, [(one.kind, one.name, one.document) for one in entries])
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """End a task that would run for as long as the process."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

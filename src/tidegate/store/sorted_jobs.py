@@ -1,0 +1,36 @@
+"""Pages of jobs sorted by what changes: a page goes on behind the place where the last job of the page before stands now."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tidegate.core.job_lists import JobSort
+from tidegate.core.nouns import Job
+from tidegate.store.driver import Tx
+from tidegate.store.rows import job_from
+
+_LIST_START = (1 << 62, "")
+_SORT_KEYS: Mapping[JobSort, Callable[[Job], int]] = {
+    JobSort.DEADLINE: lambda job: job.expires_at,
+    JobSort.SIZE: lambda job: job.item_count,
+    JobSort.FAILED: lambda job: 1_000_000 * job.failed_count // job.item_count if job.item_count else 0,
+    JobSort.COST: lambda job: job.cost_nano,
+}
+# What these are sorted by changes with every record, so that of open jobs stands in no index: two statements find the two kinds.
+_SORTED_APART = (JobSort.FAILED, JobSort.COST)
+
+
+async def sorted_page(tx: Tx, sort: JobSort, page: dict[str, Any], after: str | None) -> list[tuple[Job, str]] | None:
+    """Return a page of a sorted list. It goes on behind where the job `after` stands now; None when it is gone."""
+    is_rising, key = sort is JobSort.DEADLINE, _SORT_KEYS[sort]
+    start = (-1, "") if is_rising else _LIST_START
+    if after is not None:
+        known = await tx.dicts("job_any", id=after)
+        if not known:
+            return None
+        start = (key(job_from(known[0])), after)
+    place = {"sort_key": start[0], "sort_id": start[1]}
+    parts = ("_open", "_ended") if sort in _SORTED_APART else ("",)
+    rows = [row for part in parts for row in await tx.dicts(f"jobs_by_{sort}{part}", **page, **place)]
+    found = [(job_from(row), str(row["org"])) for row in rows]
+    found.sort(key=lambda one: (key(one[0]), one[0].id), reverse=not is_rising)
+    return found[: page["count_max"]]

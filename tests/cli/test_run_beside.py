@@ -1,0 +1,83 @@
+"""Several `tidegate run` in one directory at the same time: each runs its own file, and none takes or pays for another's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Desk, behaving, chat
+from tests.support.engine import Engine
+from tests.support.processes import wait_until
+
+WAIT_S = 90
+SLOW = behaving("latency=150")
+
+
+def test_the_same_requests_are_run_by_one_process_at_a_time(desk: Desk) -> None:
+    desk.write([chat("a", behaving("latency=3000"))])
+    first = desk.run()
+    wait_until(lambda: len(desk.called()) >= 1, what="the first call")
+    for arguments in ((), ("-o", "other.jsonl")):
+        second = desk.run(*arguments)
+        assert second.wait() == 2, second.logs()
+        assert f"being run here already, by another process (pid {first.pid})" in second.stderr()
+    desk.write([chat("a", "edited")])
+    edited = desk.run()
+    assert edited.wait() == 2, "an edited file is another version of the same run"
+    assert first.wait(WAIT_S) == 0, first.logs()
+    assert len(desk.called()) == 1
+
+
+def test_runs_of_different_files_go_on_beside_each_other_and_after_a_kill(desk: Desk, tmp_path: Path) -> None:
+    other = Engine(desk.processes, tmp_path / "other engine")
+    ours, theirs = [[chat(f"{name}{number}", f"{SLOW} {name}{number}") for number in range(120)] for name in "ab"]
+    desk.write(ours)
+    desk.write(theirs, "more.jsonl")
+    more = ("run", "more.jsonl", "--upstream", other.url, "-o", "more.results.jsonl", "--json")
+    first, second = desk.run("--json"), desk.start(*more)
+    wait_until(lambda: len(desk.called()) >= 16 and len(other.calls()) >= 16, what="calls of both")
+    first.kill()
+    looked = desk.done("batches", "list", "--json")
+    assert len(json.loads(looked.stdout())) == 2
+    again = desk.run("--json")
+    summaries = []
+    for proc in (again, second):
+        assert proc.wait(WAIT_S) == 0, proc.logs()
+        summaries.append(json.loads(proc.stdout()))
+    assert [line["custom_id"] for line in desk.results()] == [f"a{number}" for number in range(120)]
+    assert [line["custom_id"] for line in desk.results("more.results.jsonl")] == [f"b{number}" for number in range(120)]
+    assert sum(call["path"] == "/v1/chat/completions" for call in other.calls()) == 120
+    assert len(desk.called()) <= 120 + 32, "only what was in flight is called again"
+    desk.verified(summaries[0]["batch"])
+    desk.done("verify", summaries[1]["batch"], "--witness", str(other.calls_log))
+
+
+def test_a_run_leaves_what_another_left_to_that_one(desk: Desk) -> None:
+    desk.write([chat(f"c{number}", f"{SLOW} {number}") for number in range(60)])
+    first = desk.run()
+    wait_until(lambda: len(desk.called()) >= 8, what="calls")
+    first.interrupt()
+    assert first.wait(WAIT_S) == 130, first.logs()
+    before = len(desk.called())
+    desk.write([chat("one", "say")], "more.jsonl")
+    desk.done("run", "more.jsonl", "--upstream", desk.engine.url, "-o", "more.results.jsonl")
+    assert len(desk.called()) == before + 1
+    assert desk.run().wait(WAIT_S) == 0
+    assert len(desk.called()) == 60 + 1
+
+
+def test_a_server_has_the_directory_to_itself(desk: Desk) -> None:
+    desk.write_requests(1)
+    server = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
+    server.wait_for_line("^tidegate listening on")
+    refused = desk.run()
+    assert refused.wait() == 2
+    assert f"another process (pid {server.pid}) already writes" in refused.stderr()
+    server.terminate()
+    assert server.wait() == 0
+    desk.write([chat("a", behaving("hang"))])
+    run = desk.run()
+    wait_until(lambda: len(desk.called()) >= 1, what="the first call")
+    second = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
+    assert second.wait() == 2
+    assert f"another process (pid {run.pid}) already writes" in second.stderr()

@@ -1,0 +1,104 @@
+"""What one call is settled with when nothing says what it took, over the core's own ledgers; nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.ports import HandClock
+from tests.upstream.budgets.test_money import PRICE, TOKEN, LedgerLimits, money
+from tests.upstream.world import World, deployment
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period, Settlement
+from tidegate.core.deployments import Deployment, Estimate
+from tidegate.core.nouns import Usage
+from tidegate.core.usage.prices import CostRange, cost
+from tidegate.upstream.budgets.budget_client import BudgetClient
+from tidegate.upstream.budgets.call_receipt import CallEnd, CallReceipt
+from tidegate.upstream.budgets.token_estimator import TokenEstimator
+from tidegate.upstream.http.send_permit import SendPermit
+
+pytestmark = pytest.mark.anyio
+
+BODY = b'{"model":"m","max_tokens":10}' + b" " * 171
+TENANT = (Budget(LimitBound.TENANT, "acme", (Limit(Period.MINUTE, None, 1_000),)),)
+
+
+class NotingLimits(LedgerLimits):
+    """Ledgers that write down what they were settled with."""
+
+    def __init__(self, clock: HandClock) -> None:
+        super().__init__(clock)
+        self.settled: list[Settlement] = []
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        self.settled += settlements
+        await super().settle(settlements)
+
+
+class Till:
+    """One budget, and calls that are paid from it."""
+
+    def __init__(self, budgets: tuple[Budget, ...], place: Deployment) -> None:
+        self.world = World()
+        self.limits = NotingLimits(self.world.clock)
+        self.client = BudgetClient(self.limits, self.world.clock)
+        self.budgets = budgets
+        self.place = place
+        self.used: list[Usage] = []
+
+    async def permit(self, tokens: int = 0, cost: CostRange = CostRange()) -> SendPermit:  # noqa: B008 - a constant
+        permit = await self.client.take(self.client.terms(self.budgets), tokens, is_bound=False, cost=cost)
+        permit.begin()
+        return permit
+
+    def receipt(self, permit: SendPermit, *, is_batch: bool = False) -> CallReceipt:
+        call = self.world.call(body=BODY, budgets=self.budgets)
+        return CallReceipt(
+            self.client,
+            TokenEstimator(),
+            call,
+            permit,
+            self.place,
+            is_batch=is_batch,
+            on_usage=lambda place, usage: self.used.append(usage),
+        )
+
+    async def settled(self) -> Settlement:
+        await self.client.close()
+        [settlement] = self.limits.settled
+        return settlement
+
+
+@pytest.mark.parametrize(("estimate", "is_kept"), [(Estimate.BOUND, True), (Estimate.LIKELY, False)])
+async def test_an_answer_that_reports_nothing_takes_its_whole_bound_where_the_limit_must_hold(
+    estimate: Estimate, is_kept: bool
+) -> None:
+    till = Till(TENANT, deployment("http://one/v1", estimate=estimate))
+    till.receipt(await till.permit(900)).settle(None, 40)
+    await till.client.close()
+    given_back = sum(one.reserved_tokens - one.used_tokens for one in till.limits.settled)
+    assert given_back == 0 if is_kept else given_back > 800
+
+
+async def test_a_call_that_ran_alone_is_charged_no_more_than_was_left_for_it() -> None:
+    """Its worst is above the whole budget: it goes with all that there is, and no way of its end takes more."""
+    most = cost(Usage(len(BODY), 0, 10), PRICE, batch=False).total_nano
+    for is_batch in (True, False):
+        till = Till(money(180), deployment("http://one/v1", price=PRICE))
+        permit = await till.permit(cost=CostRange(120 * TOKEN, most if not is_batch else 500 * TOKEN))
+        assert (permit.nano, till.limits.questions) == (180 * TOKEN, 1), "it is not asked for what can never be granted"
+        receipt = till.receipt(permit, is_batch=is_batch)
+        receipt.settle_failed(CallEnd.PERHAPS_DONE)
+        settlement = await till.settled()
+        assert 0 < settlement.used_nano <= permit.nano < most
+        assert all(cost(one, PRICE, batch=False).total_nano <= permit.nano for one in till.used)
+        assert len(till.used) == (not is_batch)
+
+
+async def test_a_call_that_was_taken_back_is_charged_no_more_than_was_left_for_it() -> None:
+    till = Till(money(20), deployment("http://one/v1", price=PRICE))
+    permit = await till.permit(cost=CostRange(10 * TOKEN, 500 * TOKEN))
+    till.receipt(permit, is_batch=True).settle_taken_back()
+    settlement = await till.settled()
+    assert (settlement.reserved_nano, settlement.used_nano) == (20 * TOKEN, 20 * TOKEN)
