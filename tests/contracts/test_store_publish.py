@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -39,7 +41,7 @@ async def closed(world: World, *, answered: int, failed: int, rest: int, **wishe
 async def rest_of(world: World, job: Job, *numbers: int, outcome: Outcome = Outcome.CANCELLED) -> UnrunLines:
     lines = [line(job.id, number, "batch_cancelled") for number in numbers]
     placed = (await world.log("rest")).append(lines)
-    return UnrunLines(placed, [(number, outcome, len(text)) for number, text in zip(numbers, lines, strict=True)])
+    return UnrunLines(placed, array("I", numbers), [outcome] * len(numbers), array("I", map(len, lines)))
 
 
 async def publish(world: World, job: Job, token: str, **parts: Any) -> None:
@@ -212,11 +214,9 @@ async def test_a_rewrite_puts_the_lines_in_order_and_frees_the_old_ones(world: W
     job = await world.look(job)
 
     async def rewrite(kind: str, lines: dict[int, bytes]) -> Rewrite:
-        places, at = [], 0
-        for number, text in lines.items():
-            places.append((number, at))
-            at += len(text)
-        return Rewrite((await world.log(kind)).append(list(lines.values())), places)
+        sizes = [0, *map(len, lines.values())]
+        placed = (await world.log(kind)).append(list(lines.values()))
+        return Rewrite(placed, array("I", lines), array("q", accumulate(sizes[:-1])))
 
     output = await rewrite("compacted", {number: line(job.id, number) for number in (0, 2, 5)})
     word = {1: "error", 3: "batch_cancelled", 4: "error"}

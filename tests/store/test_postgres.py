@@ -18,6 +18,7 @@ from tests.support.proxy import Proxies
 from tests.support.store_verbs import any_file
 from tidegate.core.errors import StoreRefused, StoreUnavailable
 from tidegate.core.job_lists import JobFilter
+from tidegate.store import postgres
 from tidegate.store.driver import Tx
 from tidegate.store.jobs import filter_columns
 from tidegate.store.postgres import PostgresDriver
@@ -230,6 +231,19 @@ async def test_a_role_that_may_forget_is_refused(postgres_url: str) -> None:
     with pytest.raises(StoreRefused, match="synchronous_commit"):
         await store.now_ms()
     await store.close()
+
+
+async def test_more_rows_than_go_at_once_all_arrive(postgres_url: str) -> None:
+    count = 2 * postgres._BULK_ROWS_MAX + 1
+    async with opened(postgres_url) as (store, driver):
+
+        async def body(tx: Tx) -> None:
+            columns = ("job_id", "number", "outcome", "at", "size_bytes")
+            await tx.copy("outcomes", columns, (("j", number, "failed", 0, 1) for number in range(count)))
+            await tx.many("outcome_move", ((2 * number, "j", number) for number in range(count)))
+
+        await driver.write(body)
+        assert [row[::2] for row in await store.outcomes_page("j", 0, 2 * count)] == [(n, 2 * n) for n in range(count)]
 
 
 async def test_behind_a_transaction_pooler_every_way_of_asking_works(postgres_url: str) -> None:

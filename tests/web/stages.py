@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from tests.support.store_verbs import lease_slices, start_job
 from tests.web.server import WebServer, fresh_id
 from tidegate.core.nouns import Finished, IngestPlan, JobFlush, JobStart, Placed, SlicePlan, UnrunLines, Usage
@@ -72,7 +74,7 @@ def publish(web: WebServer, job_id: str, rest: dict[int, bytes] | None = None, o
         if rest:
             placed = await blob(web, "rest", b"".join(rest.values()))
             kind = outcome or Outcome.CANCELLED
-            ending = UnrunLines(placed, [(n, kind, len(line)) for n, line in rest.items()])
+            ending = UnrunLines(placed, array("I", rest), [kind] * len(rest), array("I", map(len, rest.values())))
         await web.store.publish_job(job, token, added=(None, ending), keep_ms=3_600_000)
 
     web.run(go())

@@ -13,6 +13,8 @@ __all__ = ["main", "settle_memory"]
 
 
 def settle_memory() -> None:
-    """Leave what was loaded out of every later collection of garbage: it stays as long as the process does."""
-    gc.freeze()
+    """Leave what was loaded out of every later collection of garbage: it stays as long as the process does. Once, for a later call would
+    keep what an ended part of a run left behind."""
+    if not gc.get_freeze_count():
+        gc.freeze()
     gc.set_threshold(OBJECTS_PER_COLLECTION)

@@ -2,7 +2,8 @@
 and its class a fortieth to load."""
 
 import math
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 
 import msgspec
@@ -615,15 +616,21 @@ class UnrunLines(msgspec.Struct, frozen=True):
     that no answer fitted."""
 
     placed: Placed
-    lines: list[tuple[int, Outcome, int]]
+    numbers: "array[int]"
+    outcomes: list[Outcome]
+    sizes: "array[int]"
     schema_invalid: int = 0
+
+    def lines(self) -> Iterator[tuple[int, Outcome, int]]:
+        return zip(self.numbers, self.outcomes, self.sizes, strict=True)
 
 
 class Rewrite(msgspec.Struct, frozen=True):
-    """A result file in input order: where it lies, and each item's new place."""
+    """A result file in input order: where it lies, its items in that order, and each one's new place."""
 
     placed: Placed
-    places: list[tuple[int, int]]
+    numbers: "array[int]"
+    places: "array[int]"
 
 
 class ModelPace(msgspec.Struct, frozen=True):

@@ -4,7 +4,9 @@ An item that never ran gets the line of the job's end. An item that takes anothe
 """
 
 import os
-from collections.abc import AsyncIterator
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,13 +65,15 @@ class LineWriter:
         self._writer: BlobWriter | None = None
         self._buffer = bytearray()
         self._size_bytes = 0
-        self._lines: list[tuple[int, Outcome, int]] = []
+        self._numbers, self._outcomes, self._sizes = array("I"), list[Outcome](), array("I")
         self.schema_invalid = 0
 
     async def add(self, number: int, outcome: Outcome, line: bytes) -> None:
         if self._writer is None:
             self._blob_id, self._writer = await self._blobs.begin()
-        self._lines.append((number, outcome, len(line)))
+        self._numbers.append(number)
+        self._outcomes.append(outcome)
+        self._sizes.append(len(line))
         self._buffer += line
         self._size_bytes += len(line)
         if len(self._buffer) >= WRITE_BYTES:
@@ -82,7 +86,8 @@ class LineWriter:
             return None
         await self._writer.write(bytes(self._buffer))
         await self._writer.finish()
-        return UnrunLines(Placed(self._blob_id, 0, self._size_bytes), self._lines, self.schema_invalid)
+        placed = Placed(self._blob_id, 0, self._size_bytes)
+        return UnrunLines(placed, self._numbers, self._outcomes, self._sizes, self.schema_invalid)
 
     async def abort(self) -> None:
         if self._writer is not None:
@@ -123,12 +128,37 @@ class ResultCopy:
         self._path.unlink(missing_ok=True)
 
 
-class SourcePlace(NamedTuple):
-    """Where the line of an item lies that was run."""
+class PlacesByItem:
+    """Where each item's line lies in a result file, in twelve bytes an item. No line is empty."""
 
-    lines: ResultCopy
-    at: int
-    size_bytes: int
+    def __init__(self, item_count: int) -> None:
+        self._at = array("q", bytes(8 * item_count))
+        self._size_bytes = array("I", bytes(4 * item_count))
+
+    def put(self, number: int, at: int, size_bytes: int) -> None:
+        self._at[number] = at
+        self._size_bytes[number] = size_bytes
+
+    def __bool__(self) -> bool:
+        return any(self._size_bytes)
+
+    def get(self, number: int) -> tuple[int, int]:
+        """Where an item's line begins, and its size: 0 when it has no line in this file."""
+        return self._at[number], self._size_bytes[number]
+
+    def in_order(self, line_of: "array[int]") -> "array[int]":
+        """The items with a line here, in order of their lines of the input."""
+        numbers = compress(range(len(self._at)), self._size_bytes)
+        # One integer for both takes half the memory of a list of pairs, or of a key beside each number.
+        keys = sorted([line_of[number] << 32 | number for number in numbers])
+        return array("I", (key & 0xFFFFFFFF for key in keys))
+
+
+class RunLines(NamedTuple):
+    """The lines of the items that were run, of one result file."""
+
+    copy: ResultCopy
+    places: PlacesByItem
     is_answered: bool
 
 
@@ -142,15 +172,15 @@ class CopyWriter:
         self._number = job.run_count
         self._leader: tuple[int, SourceLine] | None = None
 
-    async def write(self, work: AsyncIterator[bytes], sources: dict[int, SourcePlace]) -> None:
-        """Write a line for each of these lines of the work file. `sources` are the items that were run; one that is missing never was."""
+    async def write(self, work: AsyncIterator[bytes], sources: Sequence[RunLines]) -> None:
+        """Write a line for each of these lines of the work file. An item that is in none of `sources` never ran."""
         async for text in _whole_lines(work):
             copy = read_copy(text)
             if copy.of is None:
                 line = reused_line(item_id(self._job.id, self._number), copy)
                 await self._answers.add(self._number, Outcome.ANSWERED, line)
             else:
-                await self._write_copy(copy.of, bytes(copy.custom_id), sources.get(copy.of))
+                await self._write_copy(copy.of, bytes(copy.custom_id), sources)
             self._number += 1
 
     async def write_lost(self) -> None:
@@ -159,16 +189,18 @@ class CopyWriter:
             line = error_line(self._job.id, number, b"null", "internal_error", LOST)
             await self._errors.add(number, Outcome.FAILED, line)
 
-    async def _write_copy(self, leader: int, custom_id: bytes, source: SourcePlace | None) -> None:
+    async def _write_copy(self, leader: int, custom_id: bytes, sources: Sequence[RunLines]) -> None:
         job, number = self._job, self._number
-        if source is None:
+        found = [source for source in sources if source.places.get(leader)[1]]
+        if not found:
             assert job.closing is not None
             outcome = OUTCOME_OF[job.closing]
             await self._errors.add(number, outcome, never_ran_line(job.id, number, custom_id, outcome))
             return
+        [source] = found
         # Items that take one item's line follow one another.
         if self._leader is None or self._leader[0] != leader:
-            self._leader = (leader, read_source(source.lines.read(source.at, source.size_bytes)))
+            self._leader = (leader, read_source(source.copy.read(*source.places.get(leader))))
         line = deduplicated_line(item_id(job.id, number), custom_id, self._leader[1])
         if source.is_answered:
             await self._answers.add(number, Outcome.ANSWERED, line)

@@ -24,9 +24,10 @@ from tidegate.stages.publish_lines import (
     WRITE_BYTES,
     CopyWriter,
     LineWriter,
+    PlacesByItem,
     PublishBlobs,
     ResultCopy,
-    SourcePlace,
+    RunLines,
 )
 from tidegate.stages.stage_leases import StageLeases
 from tidegate.store.store import Store
@@ -150,14 +151,13 @@ class Ship:
         copies = CopyWriter(job, answers, errors)
         with ExitStack() as opened:
             try:
-                sources: dict[int, SourcePlace] = {}
+                sources: list[RunLines] = []
                 results = ((job.output_file_id, True), (job.error_file_id, False)) if job.copied.deduplicated else ()
                 for file_id, is_answered in results:
                     path = self._scratch / f"{file_id}-{self._entropy.token_bytes(8).hex()}"
                     extents = await self._all_extents(file_id) if file_id else []
                     lines = opened.enter_context(closing(await ResultCopy.open(self._blobs, path, extents)))
-                    for number, line_at, line_bytes in await self._places(job, answered=is_answered):
-                        sources[number] = SourcePlace(lines, line_at, line_bytes, is_answered)
+                    sources.append(RunLines(lines, await self._places(job, answered=is_answered), is_answered))
                 await copies.write(self._blobs.stream(job.work_blob_id, at, size_bytes), sources)
             except BlobMissing as error:
                 log.error("copied_lines_lost", job=job.id, error=str(error))
@@ -200,21 +200,20 @@ class Ship:
         extents = await self._all_extents(file_id) if file_id else []
         if added is not None:
             extents.append((at, added.placed.size_bytes, added.placed.blob_id, added.placed.at))
-            for number, _, size_bytes in added.lines:
-                places.append((number, at, size_bytes))
+            for number, _, size_bytes in added.lines():
+                places.put(number, at, size_bytes)
                 at += size_bytes
         if not places:
             return None
-        order = await self._input_order(job)
-        places.sort(key=lambda place: order[place[0]])
+        numbers, moved, at = places.in_order(await self._input_lines(job)), array("q"), 0
         blob_id, writer = await fresh.begin()
         source = await ResultCopy.open(self._blobs, self._scratch / f"{blob_id}-ordered", extents)
-        moved, at = [], 0
         try:
             buffer = bytearray()
-            for number, old_at, size_bytes in places:
+            for number in numbers:
+                old_at, size_bytes = places.get(number)
                 buffer += source.read(old_at, size_bytes)
-                moved.append((number, at))
+                moved.append(at)
                 at += size_bytes
                 if len(buffer) >= WRITE_BYTES:
                     await writer.write(bytes(buffer))
@@ -226,14 +225,16 @@ class Ship:
             raise
         finally:
             source.close()
-        return Rewrite(Placed(blob_id, 0, at), moved)
+        return Rewrite(Placed(blob_id, 0, at), numbers, moved)
 
-    async def _places(self, job: Job, *, answered: bool) -> list[tuple[int, int, int]]:
-        found: list[tuple[int, int, int]] = []
+    async def _places(self, job: Job, *, answered: bool) -> PlacesByItem:
+        found = PlacesByItem(job.item_count)
         number = 0
         while page := await self._store.outcomes_page(job.id, number, _PAGE):
-            found.extend((row[0], row[2], row[3]) for row in page if (row[1] == Outcome.ANSWERED) == answered)
-            number = page[-1][0] + 1
+            for number, outcome, at, size_bytes in page:
+                if (outcome == Outcome.ANSWERED) == answered:
+                    found.put(number, at, size_bytes)
+            number += 1
         return found
 
     async def _all_extents(self, file_id: str) -> list[tuple[int, int, str, int]]:
@@ -242,12 +243,12 @@ class Ship:
             found.extend((extent.at, extent.size_bytes, extent.blob_id, extent.blob_at) for extent in page)
         return found
 
-    async def _input_order(self, job: Job) -> "array[int]":
+    async def _input_lines(self, job: Job) -> "array[int]":
         """Each item's 1-based line in the input: the trailer of the work file."""
         assert job.work_blob_id is not None
-        order = array("I")
-        order.frombytes(await self._blobs.read(job.work_blob_id, job.work_bytes, 4 * job.item_count))
-        return order
+        lines = array("I")
+        lines.frombytes(await self._blobs.read(job.work_blob_id, job.work_bytes, 4 * job.item_count))
+        return lines
 
 
 def _custom_id_of(work: list[bytes], index: int) -> bytes:

@@ -4,6 +4,7 @@ The job's row is locked first. Everything else (extents, counters, usage, offset
 """
 
 from collections import Counter
+from itertools import accumulate
 
 from msgspec.structs import replace
 
@@ -75,7 +76,7 @@ class Outcomes(Table):
     ) -> None:
         """The end of a job: lines of what was not run, rewritten files if order was asked for, visible files, the end state. Of both pairs
         the first is for the output file."""
-        counts = Counter(outcome for one in added if one for _, outcome, _ in one.lines)
+        counts = Counter(outcome for one in added if one for outcome in one.outcomes)
         output_bytes, error_bytes = (
             rewrite.placed.size_bytes if rewrite else size_bytes + (one.placed.size_bytes if one else 0)
             for rewrite, one, size_bytes in zip(rewrites, added, (job.output_bytes, job.error_bytes), strict=True)
@@ -106,7 +107,7 @@ class Outcomes(Table):
         if job.door is not None and (rest := added[1]):
             items = [
                 (number, "item.cancelled" if outcome is Outcome.CANCELLED else "item.failed")
-                for number, outcome, _ in rest.lines
+                for number, outcome, _ in rest.lines()
             ]
             place = (job.error_bytes, rest.placed.size_bytes)
             await record_lines(tx, job.id, (job.output_bytes, 0), place, items)
@@ -283,10 +284,11 @@ def _holds(held: dict[str, list[tuple[int, int]]], token: str, number: int) -> b
 
 async def _append_lines(tx: Tx, job: Job, file_id: str | None, at: int, added: UnrunLines) -> None:
     """Add lines behind a result file, and the outcomes that they are."""
-    rows, line_at = [], at
-    for number, outcome, size_bytes in added.lines:
-        rows.append((job.id, number, outcome.value, line_at, size_bytes))
-        line_at += size_bytes
+    places = accumulate(added.sizes, initial=at)
+    rows = (
+        (job.id, number, outcome.value, line_at, size_bytes)
+        for (number, outcome, size_bytes), line_at in zip(added.lines(), places, strict=False)
+    )
     await tx.copy("outcomes", _OUTCOME_COLUMNS, rows)
     placed = added.placed
     if await tx.one("blob_keep", id=placed.blob_id, size_bytes=placed.size_bytes, uses=1) is None:
@@ -309,4 +311,6 @@ async def _replace_file(tx: Tx, job_id: str, file_id: str, rewrite: Rewrite) -> 
         blob_id=rewrite.placed.blob_id,
         blob_at=rewrite.placed.at,
     )
-    await tx.many("outcome_move", [(at, job_id, number) for number, at in rewrite.places])
+    await tx.many(
+        "outcome_move", ((at, job_id, number) for number, at in zip(rewrite.numbers, rewrite.places, strict=True))
+    )

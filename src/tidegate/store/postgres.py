@@ -5,9 +5,10 @@ has time-outs too: a process that is paused or cut off in the middle of a transa
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import islice
 from typing import Any, TypeVar
 
 import asyncpg
@@ -23,6 +24,7 @@ T = TypeVar("T")
 _RETRIES_MAX = 8
 _BULK_TIMEOUT_S = 120
 _BULK_ROWS_MIN = 1_000
+_BULK_ROWS_MAX = 20_000
 _MIGRATION_TIMEOUT_S = 600
 _MIGRATION_POLL_S = 0.1
 _MIGRATION_LOCK = 7_308_327_417_365
@@ -72,8 +74,8 @@ class PostgresTx:
         return [dict(row) for row in await self.all(query, **parameters)]
 
     async def many(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
-        many = await self._listed(rows)
-        await self._connection.executemany(_sql(query)[0], many, timeout=_BULK_TIMEOUT_S)
+        async for some in self._in_parts(rows):
+            await self._connection.executemany(_sql(query)[0], some, timeout=_BULK_TIMEOUT_S)
 
     async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
         if not rows:
@@ -90,15 +92,18 @@ class PostgresTx:
         return await self._connection.fetch(sql, *given.values(), *[shared[name] for name in names])  # type: ignore[no-any-return]
 
     async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        many = await self._listed(rows)
-        await self._connection.copy_records_to_table(table, columns=columns, records=many, timeout=_BULK_TIMEOUT_S)
+        async for some in self._in_parts(rows):
+            await self._connection.copy_records_to_table(table, columns=columns, records=some, timeout=_BULK_TIMEOUT_S)
 
-    async def _listed(self, rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-        """Give only a really long list more time: a transaction that is paused here holds its locks for as long."""
-        many = list(rows)
-        if len(many) > _BULK_ROWS_MIN:
-            await _allow_time(self._connection)
-        return many
+    async def _in_parts(self, rows: Iterable[Sequence[Any]]) -> AsyncIterator[list[Sequence[Any]]]:
+        """So many rows at once that the way there and back costs little and memory is bounded. Only really many rows are given more time:
+        a transaction that is paused here holds its locks for as long."""
+        left, is_allowed = iter(rows), False
+        while some := list(islice(left, _BULK_ROWS_MAX)):
+            if not is_allowed and len(some) > _BULK_ROWS_MIN:
+                await _allow_time(self._connection)
+                is_allowed = True
+            yield some
 
 
 class _DoubtfulClock(Exception):
