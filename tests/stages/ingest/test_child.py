@@ -1,6 +1,7 @@
 """Ingest as a process of its own: what it answers, how it fails, and that it stays small and goes away."""
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -77,11 +78,13 @@ def stuck_input(tmp_path: Path) -> Iterator[Path]:
 
 
 def children() -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process().children()
-        if "tidegate.stages.ingest.ingest_file" in " ".join(child.cmdline())
-    ]
+    """The ingest processes that run. A process that another test left to be reaped has no command line any more."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "tidegate.stages.ingest.ingest_file" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 async def child_started() -> None:
