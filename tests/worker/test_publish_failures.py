@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.store_verbs import lease_slices
 from tests.worker.world import HOUR_MS, World, chat_lines
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobMissing, BlobUnavailable
 from tidegate.core.ids import item_id
+from tidegate.core.input.prefix_tree import shared_beginnings
 from tidegate.core.nouns import Finished, Job, JobFlush, KeepTimes, Usage
 from tidegate.core.states import JobState, Outcome
 from tidegate.stages import lease
@@ -109,6 +112,25 @@ async def test_a_damaged_work_file_breaks_nobody(world: World, damage: bytes) ->
     await closed(world, job)
     assert await shipping(world).publish_all(worker) == 1
     assert (await world.look(job)).cancelled_count == 3
+
+
+async def test_a_slice_brings_only_items_without_outcome_and_how_much_neighbours_share(world: World) -> None:
+    """What neighbours share chooses the server that has it in its cache."""
+    shared = "one long beginning " * 100
+    contents = ["something else " * 200, *(f"{shared}{number}" for number in range(3))]
+    lines = [
+        json.dumps(
+            {"custom_id": f"c{at}", "body": {"model": "m", "messages": [{"role": "user", "content": text}]}}
+        ).encode()
+        for at, text in enumerate(contents)
+    ]
+    job = await world.started(lines)
+    [leased] = await lease_slices(world.store, await world.worker(), job.id, "m", 1, "t")
+    items = await lease.read_items(world.blobs, leased)
+    assert [item.prefix_bytes for item in items] == shared_beginnings([item.body for item in items])
+    assert sorted(item.prefix_bytes > 1_000 for item in items) == [False, True, True, True]
+    rest = await lease.read_items(world.blobs, replace(leased, done=frozenset({items[1].number, items[3].number})))
+    assert [item.number for item in rest] == [items[0].number, items[2].number]
 
 
 class Away:

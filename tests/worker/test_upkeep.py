@@ -12,7 +12,7 @@ import pytest
 from tests.worker.world import World
 from tidegate.backends.scratch import scratch_directory
 from tidegate.core.errors import BlobUnavailable
-from tidegate.core.nouns import KeepTimes
+from tidegate.core.nouns import Caller, KeepTimes, NewFile
 from tidegate.stages.tend.garbage import Garbage
 
 pytestmark = pytest.mark.anyio
@@ -81,3 +81,62 @@ async def test_one_blob_that_cannot_be_removed_keeps_no_other(world: World) -> N
     assert await Garbage(world.store, blobs, world.clock, KeepTimes(orphan_ms=0)).tend() == 2
     assert [await world.blobs.size(blob_id) for blob_id in ids] == [0, None, None]
     assert await world.store.condemned_blobs(0, 0, 10) == [ids[0]]
+
+
+async def _blob(world: World, blob_id: str) -> None:
+    await (await world.blobs.create(blob_id)).finish()
+
+
+async def test_bytes_without_a_row_go_once_they_were_seen_so_for_the_whole_safety_period(world: World) -> None:
+    worker, known, orphan = await world.worker(10**9), world.id("blob"), world.id("blob")
+    await world.store.begin_blob(known, "rest", worker)
+    for blob_id in (known, orphan):
+        await _blob(world, blob_id)
+    # A page of one: each pass goes on behind the last, and begins again at the end.
+    garbage = Garbage(world.store, world.blobs, world.clock, KeepTimes(orphan_ms=1_000, scan_max=1))
+    for _ in range(3):
+        assert await garbage.tend() == 0
+    world.clock.advance(999)
+    for _ in range(3):
+        assert await garbage.tend() == 0
+    world.clock.advance(1)
+    assert sum([await garbage.tend() for _ in range(3)]) == 1
+    assert await world.blobs.list_ids("", 10) == [known]
+
+
+async def test_a_row_that_appears_in_time_saves_its_bytes_and_the_wait_begins_again_without_it(world: World) -> None:
+    worker, blob_id = await world.worker(10**9), world.id("blob")
+    await _blob(world, blob_id)
+    garbage = Garbage(world.store, world.blobs, world.clock, KeepTimes(orphan_ms=1_000))
+    assert await garbage.tend() == 0
+    world.clock.advance(5_000)
+    await world.store.begin_blob(blob_id, "rest", worker)
+    assert await garbage.tend() == 0
+    await world.store.give_up_blob(blob_id)
+    await world.store.forget_blob(blob_id)
+    assert await garbage.tend() == 0
+    assert await world.blobs.size(blob_id) == 0
+    world.clock.advance(1_000)
+    assert await garbage.tend() == 1
+
+
+async def test_a_deleted_files_bytes_are_condemned_after_a_short_while_and_then_removed(world: World) -> None:
+    worker, caller = await world.worker(10**9), Caller(await world.store.put_tenant(world.id("tenant"), "acme"))
+    files = []
+    for name in ("kept", "deleted"):
+        blob_id = world.id("blob")
+        await world.store.begin_blob(blob_id, "upload", worker)
+        size_bytes = await (await world.blobs.create(blob_id)).finish()
+        new = NewFile(world.id("file"), blob_id, size_bytes, "batch", name, 0, None)
+        files.append((await world.store.create_file(caller, new), blob_id))
+    (_, kept), (deleted, gone) = files
+    garbage = Garbage(world.store, world.blobs, world.clock, KeepTimes())
+    await world.store.delete_file(caller.tenant_id, deleted.id)
+    # Once until they are condemned, once until they are removed.
+    for removed in (0, 1):
+        world.clock.advance(20_000)
+        assert await garbage.tend() == 0
+        world.clock.advance(1)
+        assert await garbage.tend() == removed
+    assert await world.blobs.list_ids("", 10) == [kept]
+    assert not await world.store.knows_blob(gone)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.policy.json_schema import Schema
+from tidegate.core.policy.json_schema import PATTERN_BYTES_MAX, WHY_CHARS_MAX, Schema
 
 UNCHECKABLE = "$ cannot be checked: it is nested too deeply or has text that is not Unicode"
 PERSON = {
@@ -213,3 +213,25 @@ def test_any_value_gets_a_verdict_and_is_never_quoted(value: Any) -> None:
         Schema(schema).problem(value)
     assert Schema({"const": value}).problem(value) is None
     assert Schema({"enum": [value]}).problem(value) is None
+
+
+def test_reasons_and_places_are_cut_short() -> None:
+    name = "n" * 1_000
+    schema = {"properties": {name: {"properties": {"id": {"type": "string"}}, "required": [name]}}}
+    place, _, why = str(Schema(schema).problem({name: {}})).partition(": ")
+    assert place == "$." + "n" * (WHY_CHARS_MAX - 1)
+    assert why == '"' + "n" * (WHY_CHARS_MAX - 1)
+    with pytest.raises(SettingsError) as caught:
+        Schema({"properties": {name: {"type": name}}})
+    place, _, why = str(caught.value).partition(": ")
+    assert place == "schema" + f".properties.{name}"[:WHY_CHARS_MAX]
+    assert len(why) == WHY_CHARS_MAX == 200
+
+
+def test_a_pattern_is_bounded_by_what_it_is_compiled_to() -> None:
+    assert PATTERN_BYTES_MAX == 1 << 20
+    Schema({"pattern": "a{1000}"})
+    with pytest.raises(SettingsError, match="pattern"):
+        Schema({"pattern": "(a{1000}){1000}"})
+    with pytest.raises(SettingsError, match="pattern"):
+        Schema({"pattern": "a{1000}"}, pattern_bytes_max=1_000)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.ports import HandClock
 from tests.upstream.limits import LASTS_MS, MemoryLimits
-from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, LimitRoom, Period, SideRoom
 from tidegate.core.errors import Withheld
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.http.send_permit import SendPermit
@@ -135,3 +136,34 @@ async def test_what_was_charged_until_a_moment_is_free_from_then_on(limits: Gate
     assert budget_client.spent_until_ms(TENANT) == 0.0
     await budget_client.close()
     assert limits.used("acme") == (0, 0)
+
+
+async def test_nothing_is_granted_where_nothing_keeps_the_budgets_or_after_the_end(limits: GatedLimits) -> None:
+    limits.gate.set()
+    homeless, ended = BudgetClient(None, limits.clock), BudgetClient(limits, limits.clock)
+    await ended.close()
+    for budget_client in (homeless, ended):
+        with pytest.raises(Withheld) as caught:
+            await budget_client.take(budget_client.terms(TENANT), 100, is_bound=False)
+        assert caught.value.code == "limits_unavailable"
+        budget_client.charge(TENANT[0], 1, 100, limits.clock.monotonic_ms() + 1_000)
+    await asyncio.sleep(0)
+    assert limits.questions == []
+
+
+async def test_what_the_limits_have_left_is_known_from_the_last_answer(limits: GatedLimits) -> None:
+    room = LimitRoom(TENANT[0], Period.MINUTE, SideRoom(10, 4, 30_000), None)
+
+    class Telling(GatedLimits):
+        async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
+            return [replace(grant, rooms=(room,)) for grant in await super().debit(asks)]
+
+    telling = Telling(limits.clock)
+    telling.gate.set()
+    budget_client = BudgetClient(telling, limits.clock)
+    assert budget_client.rooms(TENANT) == []
+    await taking(budget_client)
+    assert budget_client.rooms(TENANT) == [room.later(0)]
+    limits.clock.advance(1_000)
+    assert budget_client.rooms(TENANT) == [room.later(1_000)]
+    await budget_client.close()

@@ -1,11 +1,15 @@
 """Settlements reach the budgets that they are for."""
 
+import asyncio
+import functools
 from collections.abc import Mapping, Sequence
 
 import pytest
 
 from tests.support.ports import HandClock
+from tests.upstream.raw_server import eventually
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period, Settlement
+from tidegate.core.errors import LimitsUnavailable
 from tidegate.upstream.budgets.settlements import Settlements
 from tidegate.upstream.budgets.spent_budgets import FREED_MS, SpentBudgets
 
@@ -23,6 +27,9 @@ class Counting:
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         self.settled += settlements
+
+    def has(self, count: int) -> bool:
+        return len(self.settled) == count
 
     async def share_slots(
         self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
@@ -52,3 +59,87 @@ async def test_grants_of_one_question_are_settled_with_their_own_budgets() -> No
     ]
     assert spent.until_ms(first) == clock.monotonic_ms() + FREED_MS
     assert spent.until_ms(second) == until_ms
+
+
+def _settlement(grant_id: str) -> Settlement:
+    budgets = (Budget(LimitBound.DEPLOYMENT, grant_id, (Limit(Period.MINUTE, 600, 60_000),)),)
+    return Settlement(grant_id, budgets, 1, 100, 0)
+
+
+async def test_settlements_that_come_after_others_were_sent_are_sent_too() -> None:
+    limits = Counting()
+    settlements = Settlements(limits, SpentBudgets(HandClock()))
+    for count, grant_id in enumerate(("first", "second", "third"), start=1):
+        settlements.add(_settlement(grant_id))
+        await eventually(functools.partial(limits.has, count), f"the {grant_id} settlement")
+    await settlements.close(5)
+    assert [one.grant_id for one in limits.settled] == ["first", "second", "third"]
+
+
+async def test_what_comes_while_a_stop_settles_is_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Counting):
+        async def settle(self, settlements: Sequence[Settlement]) -> None:
+            await super().settle(settlements)
+            if len(self.settled) == 1:
+                # From here on a pause would outlast the stop.
+                monkeypatch.setattr("tidegate.upstream.budgets.settlements.SETTLE_S", 3_600)
+                open_settlements.add(_settlement("late"))
+
+    limits = Late()
+    open_settlements = Settlements(limits, SpentBudgets(HandClock()))
+    open_settlements.add(_settlement("first"))
+    await open_settlements.close(5)
+    assert [one.grant_id for one in limits.settled] == ["first", "late"]
+
+
+async def test_a_stop_does_not_wait_for_limits_that_never_answer() -> None:
+    class Silent(Counting):
+        is_asked = is_cancelled = False
+
+        async def settle(self, settlements: Sequence[Settlement]) -> None:
+            self.is_asked = True
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.is_cancelled = True
+
+    limits = Silent()
+    settlements = Settlements(limits, SpentBudgets(HandClock()))
+    settlements.add(_settlement("first"))
+    await eventually(lambda: limits.is_asked, "the question")
+    async with asyncio.timeout(60):
+        await settlements.close(0.01)
+    assert limits.is_cancelled
+
+
+async def test_a_settlement_that_failed_is_not_sent_again_frees_nothing_and_stops_no_other() -> None:
+    class Failing(Counting):
+        async def settle(self, settlements: Sequence[Settlement]) -> None:
+            await super().settle(settlements)
+            if len(self.settled) == 1:
+                raise LimitsUnavailable("the store is away")
+
+    limits, clock = Failing(), HandClock()
+    spent = SpentBudgets(clock)
+    settlements = Settlements(limits, spent)
+    lost, kept = _settlement("lost"), _settlement("kept")
+    until_ms = clock.monotonic_ms() + 60_000
+    for one in (lost, kept):
+        spent.note(one.budgets[0], until_ms)
+    settlements.add(lost)
+    await eventually(lambda: len(limits.settled) == 1, "the first settlement")
+    settlements.add(kept)
+    await settlements.close(5)
+    assert limits.settled == [lost, kept]
+    assert spent.until_ms(lost.budgets) == until_ms
+    assert spent.until_ms(kept.budgets) == clock.monotonic_ms() + FREED_MS
+
+
+async def test_open_settlements_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.upstream.budgets.settlements.SETTLEMENTS_MAX", 2)
+    limits = Counting()
+    settlements = Settlements(limits, SpentBudgets(HandClock()))
+    for grant_id in ("first", "second", "third"):
+        settlements.add(_settlement(grant_id))
+    await settlements.close(5)
+    assert [one.grant_id for one in limits.settled] == ["first", "second"]
