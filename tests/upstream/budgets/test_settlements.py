@@ -143,3 +143,15 @@ async def test_open_settlements_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         settlements.add(_settlement(grant_id))
     await settlements.close(5)
     assert [one.grant_id for one in limits.settled] == ["first", "second"]
+
+
+async def test_settlements_wait_a_moment_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent one by one, they would cost the shared budgets a question each."""
+    monkeypatch.setattr("tidegate.upstream.budgets.settlements.SETTLE_S", 3_600)
+    limits = Counting()
+    settlements = Settlements(limits, SpentBudgets(HandClock()))
+    settlements.add(_settlement("first"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert limits.settled == []
+    await settlements.close(0)
