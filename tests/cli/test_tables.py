@@ -18,7 +18,8 @@ from pyarrow import parquet
 from tests.cli.conftest import Desk, behaving
 from tests.support.processes import wait_until
 from tests.support.s3 import S3Server
-from tidegate.cli import places, template
+from tests.support.shims import Shims, preload_env
+from tidegate.cli import places, run_table, tables, template
 from tidegate.cli.answer_columns import AnswerColumns
 from tidegate.cli.tables import RowTable, open_writer
 from tidegate.core.errors import SettingsError
@@ -47,6 +48,12 @@ def begin(desk: Desk, source: str, target: str, *more: str, **variables: str) ->
     )
 
 
+def begin_and_wait(desk: Desk, source: str, target: str, *more: str, code: int = 0) -> Any:
+    proc = begin(desk, source, target, *more)
+    assert proc.wait() == code, proc.logs()
+    return proc
+
+
 def test_rows_come_back_in_order_with_their_answers_and_failures(desk: Desk) -> None:
     write_template(desk)
     texts = [f'say {number}, "twice"\nplease' for number in range(30)]
@@ -64,6 +71,8 @@ def test_rows_come_back_in_order_with_their_answers_and_failures(desk: Desk) -> 
     assert int(rows[0]["output_tokens"]) == 8
     summary = json.loads(proc.stdout())
     assert (summary["total"], summary["succeeded"], summary["failed"], summary["results"]) == (30, 29, 1, "out.csv")
+    assert [(cause["count"], cause["custom_id"]) for cause in summary["failures"]] == [(1, "row-8")]
+    assert "1 x 400" in begin_and_wait(desk, "in.csv", "out.csv", code=1).stderr(), "why stands in the summary, too"
     desk.verified(summary["batches"][0])
 
 
@@ -74,12 +83,23 @@ def test_a_dry_run_of_a_table_says_what_it_would_take_and_sends_nothing(desk: De
     assert proc.wait() == 0, proc.logs()
     assert "requests 9\n" in proc.stderr()
     assert "Nothing was sent" in proc.stderr()
+    unnamed = desk.done("run", "in.csv", "--template", "t.json", "--upstream", desk.engine.url, "--dry-run")
+    assert "requests 9\n" in unnamed.stderr(), "results have a name by themselves"
     as_json = begin(desk, "in.csv", "out.csv", "--dry-run", "--json")
     assert as_json.wait() == 0
     assert json.loads(as_json.stdout())["item_count"] == 9
     assert not desk.called()
     assert not (desk.here / "out.csv").exists()
     assert desk.done("batches", "list").stdout().count("batch_") == 0, "nothing is kept"
+
+
+def test_a_dry_run_of_a_table_says_why_rows_cannot_be_sent(desk: Desk) -> None:
+    write_template(desk, {**CHAT, "max_tokens": "{{n}}"})
+    write_csv(desk.here / "in.csv", [["text", "n"], *(["say it", f"x{number}"] for number in range(12))])
+    proc = begin_and_wait(desk, "in.csv", "out.csv", "--dry-run")
+    assert "requests 12, 12 of them cannot be sent\n" in proc.stderr()
+    assert "error    line 1: body.max_tokens must be a whole number above zero. (invalid_request)\n" in proc.stderr()
+    assert "and 2 more\n" in proc.stderr()
 
 
 def test_a_killed_run_goes_on_and_calls_nothing_twice(desk: Desk) -> None:
@@ -200,7 +220,7 @@ def test_a_placeholder_alone_keeps_its_type_and_one_in_a_text_is_written_out(tmp
         "url": "/v1/chat/completions",
         "body": {"messages": [3, "3 and "], "n": 3, "stop": None},
     }
-    with pytest.raises(SettingsError, match="row-2 has no column b"):
+    with pytest.raises(SettingsError, match="row 2 has no column b, which the template names: add it"):
         request.line("row-2", {"a": 1})
 
 
@@ -210,17 +230,69 @@ def test_a_placeholder_alone_keeps_its_type_and_one_in_a_text_is_written_out(tmp
         ("a.csv", "a,a\n1,2\n", "has the column a twice"),
         ("a.csv", "", "is empty"),
         ("a.csv", "a,b\n1\n", "row 1 has 1 cells where the header has 2"),
-        ("a.csv", 'a\n"open', "must be CSV in UTF-8"),
+        ("a.csv", "a,b\n1\n", "put a cell with commas in it in quotes"),
+        ("a.csv", 'a\nx\n"open\nmore', 'begins at line 3: a cell begins with " and the file ends before it does'),
+        ("a.csv", f"a\n{'x' * 50}\n", "begins at line 2: a cell has more than 40 characters"),
+        ("a.csv", 'a\n"x"y\n', r"begins at line 2: .*write a cell that has commas, quotes or lines"),
+        ("a.csv", "a\n1\ncaf\udce9\n", "line 3 is not UTF-8: save the table as UTF-8"),
         ("a.jsonl", "[1]\n", "line 1 is no JSON object"),
-        ("a.parquet", "no", "cannot be read as Parquet"),
+        ("a.parquet", "no", r"cannot be read as Parquet: .*[^.]\.$"),
         ("a.txt", "x", "is no table that can be read"),
     ],
 )
-def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
+def test_a_table_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, said: str
+) -> None:
+    monkeypatch.setattr(tables, "CELL_CHARS_MAX", 40)
     path = tmp_path / name
-    path.write_text(content)
+    path.write_text(content, errors="surrogateescape")
     with pytest.raises(SettingsError, match=said):
         list(RowTable([path]).rows())
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("id,reviews,text", "did you mean reviews\\?"),
+        ("id;review", "parted by semicolons: save it with commas"),
+        (",".join(f"c{number}" for number in range(100)), "it has c0, .*, c19 and 80 more"),
+    ],
+)
+def test_a_column_that_is_not_there_is_told_with_what_may_be_meant(tmp_path: Path, header: str, said: str) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text(f"{header}\n")
+    request = template.read(_template(tmp_path / "t.json", {"messages": ["{{review}}"]}), None)
+    with pytest.raises(SettingsError, match=said):
+        run_table.check_columns(RowTable([table]), request)
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl", "out.parquet"])
+def test_a_full_disk_loses_no_answer_of_a_table(desk: Desk, shims: Shims, name: str) -> None:
+    write_template(desk)
+    (desk.here / "full").mkdir()
+    disk = shims.disk(desk.here / "full")
+    disk.fail("enospc-write")
+    write_csv(desk.here / "in.csv", [["id", "text"], *([f"x{number}", "say it"] for number in range(9))])
+    refused = begin(desk, "in.csv", f"full/{name}", **preload_env(disk, base={}))
+    assert refused.wait() == 2, refused.logs()
+    assert f"full/{name} cannot be written: " in refused.stderr()
+    assert "The results are kept; make room, or choose another place" in refused.stderr()
+    assert list((desk.here / "full").iterdir()) == []
+    called = len(desk.called())
+    again = begin(desk, "in.csv", "elsewhere.csv")
+    assert again.wait() == 0, again.logs()
+    assert (len(desk.called()), len(read_csv(desk.here / "elsewhere.csv"))) == (called, 9)
+
+
+def test_a_link_to_a_table_stays_and_a_device_is_refused(desk: Desk) -> None:
+    write_template(desk)
+    write_csv(desk.here / "in.csv", [["text"], ["say it"]])
+    (desk.here / "linked.csv").symlink_to("real.csv")
+    begin_and_wait(desk, "in.csv", "linked.csv")
+    assert (desk.here / "linked.csv").is_symlink()
+    assert len(read_csv(desk.here / "real.csv")) == 1
+    (desk.here / "device.csv").symlink_to("/dev/null")
+    assert "device.csv is no file" in begin_and_wait(desk, "in.csv", "device.csv", code=2).stderr()
 
 
 def test_parquet_without_its_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

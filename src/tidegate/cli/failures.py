@@ -1,9 +1,11 @@
 """Why lines failed: each cause with its count and one example."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 CAUSES_MAX = 100
 
@@ -52,6 +54,15 @@ async def causes(chunks: AsyncIterator[bytes]) -> list[Cause]:
                 found[words] = Cause(words, message, custom_id)
             if words in found:
                 found[words].count += 1
+    return sorted(found.values(), key=lambda cause: -cause.count)
+
+
+def merged(parts: Iterable[Sequence[Cause]]) -> list[Cause]:
+    """Return the causes of several batches together, the most frequent first."""
+    found: dict[str, Cause] = {}
+    for cause in chain.from_iterable(parts):
+        known = found.setdefault(cause.words, replace(cause, count=0))
+        known.count += cause.count
     return sorted(found.values(), key=lambda cause: -cause.count)
 
 

@@ -89,7 +89,7 @@ async def save(chunks: AsyncIterator[bytes], path: Path) -> int:
         os.replace(temporary, path)
         _sync_directory(path.parent)
     except OSError as error:
-        raise _cannot_be_written(str(path), error) from error
+        raise cannot_be_written(str(path), error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -161,7 +161,7 @@ async def _write_through(chunks: AsyncIterator[bytes], path: Path) -> int:
     try:
         stream = path.open("wb", buffering=0)
     except OSError as error:
-        raise _cannot_be_written(str(path), error) from error
+        raise cannot_be_written(str(path), error) from error
     with stream:
         return await _copy(chunks, stream, str(path))
 
@@ -179,11 +179,12 @@ async def _copy(chunks: AsyncIterator[bytes], stream: IO[bytes], name: str) -> i
         # The reader closed the pipe: that is no fault, and the command's end handles it.
         raise
     except OSError as error:
-        raise _cannot_be_written(name, error) from error
+        raise cannot_be_written(name, error) from error
     return size_bytes
 
 
-def _cannot_be_written(name: str, error: OSError) -> SettingsError:
+def cannot_be_written(name: str, error: OSError) -> SettingsError:
+    """The error of a place that takes no results, with what its user can do."""
     why = error.strerror or str(error)
     return SettingsError(
         f"{name} cannot be written: {why}. The results are kept; make room, or choose another place, and run the same command again."

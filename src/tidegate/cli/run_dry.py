@@ -74,11 +74,12 @@ def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:
         lines.append(f"kept     {terminal.in_words(estimate.reused, 'answer')} of the last run")
     if estimate.deduplicated:
         lines.append(f"same     {terminal.in_words(estimate.deduplicated, 'request')} like another one")
-    for error in estimate.errors[:ERRORS_SHOWN_MAX]:
+    told = estimate.errors or estimate.bad_lines
+    for error in told[:ERRORS_SHOWN_MAX]:
         place = f"line {error.line}: " if error.line is not None else ""
         lines.append(f"error    {place}{error.message} ({error.code})")
-    if len(estimate.errors) > ERRORS_SHOWN_MAX:
-        lines.append(f"         and {len(estimate.errors) - ERRORS_SHOWN_MAX} more")
+    if (more := max(len(told), estimate.bad_count) - ERRORS_SHOWN_MAX) > 0:
+        lines.append(f"         and {more:,} more")
     if not estimate.errors:
         output, cost = estimate.tokens.output, estimate.cost
         short = terminal.short

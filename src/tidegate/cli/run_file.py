@@ -134,15 +134,14 @@ def _input(order: Order, settings: Settings, passing: ExitStack) -> input_file.I
 
 
 def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
-    if order.output is None or order.output == input_file.STREAM:
-        raise SettingsError(
-            "A table needs a place for its rows and their answers: say -o FILE.csv, .jsonl or .parquet."
-        )
+    order = replace(order, output=_table_output(order))
     scratch = passing.enter_context(_scratch(settings))
-    tables.format_of(order.output, "written")
+    tables.format_of(order.output or "", "written")
     paths = uvloop.run(places.bring(order.file, settings, scratch))
     target = Path(_local_output(order, settings, passing) or "")
     input_file.check_target(target, paths, "-o")
+    if results.is_stream(target):
+        raise SettingsError(f"{target} is no file: rows and their answers need one, so choose another place with -o.")
     table = tables.RowTable(paths)
     request = template.read(Path(order.template or ""), order.run_options.endpoint or None)
     run_table.check_columns(table, request)
@@ -167,6 +166,19 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
     else:
         terminal.say(ending.for_people(shown, order.where))
     return exit_code
+
+
+def _table_output(order: Order) -> str:
+    """Where the rows and their answers go: beside a table on this disk when nothing else is said."""
+    is_here = not places.is_remote(order.file) and not places.is_pattern(order.file) and order.file != input_file.STREAM
+    if order.output is None and is_here:
+        path = Path(order.file)
+        return f"{path.stem}.results{path.suffix}"
+    if order.output in (None, input_file.STREAM):
+        raise SettingsError(
+            "A table needs a place for its rows and their answers: say -o FILE.csv, .jsonl or .parquet."
+        )
+    return order.output or ""
 
 
 def _place(name: str) -> str:

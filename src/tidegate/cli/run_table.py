@@ -9,7 +9,8 @@ import filecmp
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from difflib import get_close_matches
 from itertools import count, islice
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from tidegate.cli import input_file, results, run_job, summary, terminal
 from tidegate.cli.answer_columns import AnswerColumns
+from tidegate.cli.failures import Cause, merged
 from tidegate.cli.tables import ROWS_PER_BATCH, RowTable, TableWriter, format_of, open_writer
 from tidegate.cli.template import Row, Template
 from tidegate.core.errors import SettingsError
@@ -27,6 +29,9 @@ from tidegate.settings import Settings
 
 PART_ROWS_MAX = 500_000
 PART_BYTES_MAX = 256 << 20
+COLUMNS_SHOWN_MAX = 20
+# What programs part the cells of a table with, other than by commas.
+OTHER_MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 class TableErrand(msgspec.Struct, frozen=True):
@@ -54,6 +59,7 @@ class TableEnding(msgspec.Struct):
     took_s: float = 0.0
     exit_code: int = summary.ALL_SUCCEEDED
     stopped: str = ""
+    causes: list[Cause] = msgspec.field(default_factory=list)
 
     def add(self, part: summary.Ending) -> None:
         job = part.job
@@ -65,6 +71,7 @@ class TableEnding(msgspec.Struct):
         self.output_tokens += job.usage.output_tokens
         self.took_s += part.took_s
         self.exit_code = max(self.exit_code, part.exit_code)
+        self.causes = merged((self.causes, part.causes))
 
     def for_scripts(self, target: str) -> dict[str, object]:
         return {
@@ -77,6 +84,7 @@ class TableEnding(msgspec.Struct):
             "output_tokens": self.output_tokens,
             "seconds": round(self.took_s, 3),
             "results": target,
+            "failures": summary.causes_for_scripts(self.causes),
             "exit_code": self.exit_code,
         }
 
@@ -89,6 +97,7 @@ class TableEnding(msgspec.Struct):
             f"done     {counts}{failures}, in {terminal.duration(self.took_s)}",
             f"tokens   {tokens}",
             f"results  {target}",
+            *summary.cause_lines(self.causes),
             *([f"stopped  {self.stopped} No row after these was sent."] if self.stopped else []),
             *(f"batch    {one}" for one in self.batches),
         ]
@@ -104,8 +113,19 @@ def check_columns(table: RowTable, template: Template) -> None:
     unknown = sorted(template.columns - set(table.columns))
     if unknown:
         raise SettingsError(
-            f"The template names the column {unknown[0]}, which the table lacks; it has {', '.join(table.columns)}."
+            f"The template names the column {unknown[0]}, which the table lacks; {_instead(unknown[0], table)}"
         )
+
+
+def _instead(name: str, table: RowTable) -> str:
+    """What the author of a template should know who named a column that is not there."""
+    columns = table.columns or []
+    if len(columns) == 1 and (found := next((mark for mark in OTHER_MARKS if mark in columns[0]), None)):
+        return f"its columns seem to be parted by {OTHER_MARKS[found]}: save it with commas."
+    if near := get_close_matches(name, columns, n=3):
+        return f"did you mean {' or '.join(near)}?"
+    more = f" and {len(columns) - COLUMNS_SHOWN_MAX:,} more" if len(columns) > COLUMNS_SHOWN_MAX else ""
+    return f"it has {', '.join(columns[:COLUMNS_SHOWN_MAX])}{more}."
 
 
 def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]:
@@ -113,10 +133,13 @@ def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]
     first = next(asked.table.rows(), {})
     columns = AnswerColumns(asked.template.endpoint, asked.table.columns or list(first))
     ending = TableEnding()
-    temporary = asked.target.with_name(f".{asked.target.name}.{secrets.token_hex(4)}.part")
-    writer = open_writer(temporary, format_of(asked.target.name, "written"), asked.table, columns.kinds)
+    # A link is a name that somebody chose for another place: the file there is written.
+    target = asked.target.resolve()
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     to_join = enumerate(asked.table.rows(), 1)
     try:
+        with _writing(asked.target):
+            writer = open_writer(temporary, format_of(asked.target.name, "written"), asked.table, columns.kinds)
         for errand, row_count in parts(asked, scratch):
             terminal.say(f"Rows {ending.row_count + 1:,} to {ending.row_count + row_count:,}:")
             done, exit_code = uvloop.run(run_job.perform(errand))
@@ -126,16 +149,27 @@ def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]
                 terminal.say(summary.for_people(done))
                 return None, exit_code
             ending.add(done)
-            _join(islice(to_join, row_count), errand.targets, columns, writer)
+            with _writing(asked.target):
+                _join(islice(to_join, row_count), errand.targets, columns, writer)
             if done.job.stopped_by is not None:
                 ending.stopped = done.job.errors[0].message
                 break
-        writer.close()
-        _take_name(temporary, asked.target)
+        with _writing(asked.target):
+            writer.close()
+            _take_name(temporary, target)
     finally:
         with suppress(OSError):
             temporary.unlink()
     return ending, ending.exit_code
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Say which file cannot be written, and that nothing is lost."""
+    try:
+        yield
+    except OSError as error:
+        raise results.cannot_be_written(str(target), error) from error
 
 
 def parts(asked: TableErrand, scratch: Path) -> Iterator[tuple[run_job.Errand, int]]:

@@ -1,5 +1,8 @@
 """What a run tells at its end: once for people, once for scripts, both from the same facts."""
 
+import re
+from collections.abc import Sequence
+
 import msgspec
 
 from tidegate.cli import terminal
@@ -12,6 +15,7 @@ ALL_SUCCEEDED, SOME_FAILED, UNUSABLE = 0, 1, 2
 ERRORS_SHOWN_MAX = 10
 CAUSES_SHOWN_MAX = 5
 MESSAGE_CHARS_MAX = 120
+_LINE = re.compile(r" \(line [0-9,]+\)$")
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -54,16 +58,21 @@ def for_scripts(ending: Ending) -> dict[str, object]:
         "seconds": round(ending.took_s, 3),
         "results": targets.results_name,
         "errors_file": targets.errors_name if ending.not_answered_count else None,
-        "failures": [
-            {"cause": cause.words, "count": cause.count, "message": cause.message, "custom_id": cause.custom_id}
-            for cause in ending.causes
-        ],
+        "failures": causes_for_scripts(ending.causes),
         "errors": [
             {"code": error.code, "message": error.message, "line": error.line, "param": error.param}
             for error in job.errors
         ],
         "exit_code": ending.exit_code,
     }
+
+
+def causes_for_scripts(causes: Sequence[Cause]) -> list[dict[str, object]]:
+    """Return each cause of failures with its count and an example."""
+    return [
+        {"cause": cause.words, "count": cause.count, "message": cause.message, "custom_id": cause.custom_id}
+        for cause in causes
+    ]
 
 
 def of_nothing(targets: Targets) -> dict[str, object]:
@@ -105,16 +114,26 @@ def for_people(ending: Ending) -> str:
     return "\n".join(lines)
 
 
-def _causes(ending: Ending) -> list[str]:
+def cause_lines(causes: Sequence[Cause]) -> list[str]:
     """Say why lines failed: each cause with its count and an example, the most frequent first."""
-    shown = ending.causes[:CAUSES_SHOWN_MAX]
+    shown = causes[:CAUSES_SHOWN_MAX]
     width = max((len(f"{cause.count:,}") for cause in shown), default=0)
-    lines = [
-        f"         {cause.count:>{width},} x {cause.words}: {cause.message[:MESSAGE_CHARS_MAX]} (as {cause.custom_id[:40]})"
-        for cause in shown
-    ]
-    if len(ending.causes) > len(shown):
-        lines.append(f"         and {len(ending.causes) - len(shown):,} more causes")
+    lines = [f"         {cause.count:>{width},} x {cause.words}: {_example(cause)}" for cause in shown]
+    if len(causes) > len(shown):
+        lines.append(f"         and {len(causes) - len(shown):,} more causes")
+    return lines
+
+
+def _example(cause: Cause) -> str:
+    message, line = cause.message, _LINE.search(cause.message)
+    if len(message) > MESSAGE_CHARS_MAX:
+        # Where it stands is the end of a message, and worth more than what is cut off before it.
+        message = f"{message[:MESSAGE_CHARS_MAX].rstrip()}…{line[0] if line else ''}"
+    return f"{message} (as {cause.custom_id[:40]})" if cause.custom_id else message
+
+
+def _causes(ending: Ending) -> list[str]:
+    lines = cause_lines(ending.causes)
     if ending.job.stopped_by and ending.is_futile:
         lines.append("stopped  every request failed from the first on, so the rest was not sent; --no-check goes on")
     elif ending.job.stopped_by:

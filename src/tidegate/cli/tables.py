@@ -105,10 +105,39 @@ def _columns(path: Path, suffix: str) -> list[str]:
 def _csv_reader(stream: IO[str], path: Path) -> Iterator[list[str]]:
     csv.field_size_limit(CELL_CHARS_MAX)
     reader = csv.reader(stream, strict=True)
+    begun = 1
     try:
-        yield from reader
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path.name}, line {reader.line_num + 1}: {error}. It must be CSV in UTF-8.") from None
+        for cells in reader:
+            yield cells
+            begun = reader.line_num + 1
+    except UnicodeDecodeError:
+        raise SettingsError(
+            f"{path.name}, line {_line_not_utf8(path):,} is not UTF-8: save the table as UTF-8, "
+            f"or convert it, such as with iconv -f WINDOWS-1252 -t UTF-8."
+        ) from None
+    except csv.Error as error:
+        raise SettingsError(f"{path.name}, the row that begins at line {begun:,}: {_csv_trouble(error)}") from None
+
+
+def _csv_trouble(error: csv.Error) -> str:
+    """What is wrong with a row, and what to do."""
+    if "field limit" in str(error):
+        return f"a cell has more than {CELL_CHARS_MAX:,} characters: shorten it, or check that its quotes are closed."
+    if "end of data" in str(error):
+        return 'a cell begins with " and the file ends before it does: close the quote.'
+    return f'{error}: write a cell that has commas, quotes or lines in it in quotes, and a quote in it twice ("").'
+
+
+def _line_not_utf8(path: Path) -> int:
+    """Find the first line that is not UTF-8: a reader reads ahead, so it does not tell."""
+    number = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                break
+    return number
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
@@ -120,7 +149,8 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 continue
             if len(cells) != len(header):
                 raise SettingsError(
-                    f"{path.name}, row {number} has {len(cells)} cells where the header has {len(header)} columns."
+                    f"{path.name}, row {number:,} has {len(cells):,} cells where the header has {len(header):,} columns: "
+                    "add what is missing, or put a cell with commas in it in quotes."
                 )
             yield dict(zip(header, cells, strict=True))
 
@@ -149,7 +179,7 @@ def _parquet_file(path: Path) -> "parquet.ParquetFile":
     try:
         return parquet.ParquetFile(path, pre_buffer=False)
     except (arrow.ArrowException, OSError) as error:
-        raise SettingsError(f"{path.name} cannot be read as Parquet: {error}.") from None
+        raise SettingsError(f"{path.name} cannot be read as Parquet: {str(error).rstrip('. ')}.") from None
 
 
 def _arrow() -> tuple[Any, Any]:

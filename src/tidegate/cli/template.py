@@ -42,7 +42,10 @@ class Template(msgspec.Struct, frozen=True):
         try:
             body = _filled(self.body, row)
         except KeyError as missing:
-            raise SettingsError(f"{custom_id} has no column {missing.args[0]}, which the template names.") from None
+            raise SettingsError(
+                f"The table's {custom_id.replace('-', ' ')} has no column {missing.args[0]}, which the template names: "
+                "add it to that row (null is read as nothing), or leave it out of the template."
+            ) from None
         request = {"custom_id": custom_id, "method": "POST", "url": self.endpoint, "body": body}
         return msgspec.json.encode(request, enc_hook=str) + b"\n"
 
@@ -53,6 +56,8 @@ def read(path: Path, endpoint: str | None) -> Template:
         given = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         raise SettingsError(f"There is no template {path}; --template names a JSON file.") from None
+    except OSError as error:
+        raise SettingsError(f"The template {path} cannot be read: {error.strerror or error}.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SettingsError(f"The template {path} is not JSON: {error}.") from None
     if not isinstance(given, dict):

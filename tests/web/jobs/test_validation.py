@@ -78,6 +78,7 @@ def test_every_line_error_is_told_as_the_batch_would_have_it(client: httpx2.Clie
     assert lenient["valid"] is True
     counts = lenient["request_counts"]
     assert (counts["total"], counts["failed"], counts["in_progress"]) == (2, 1, 1)
+    assert [(error["line"], error["code"]) for error in lenient["errors"]["data"]] == [(2, "invalid_json_line")]
 
 
 def test_what_cannot_be_an_input_is_refused_as_by_create(client: httpx2.Client) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.usage.prices import nano_of, units_text
 from tidegate.stages.ingest.earlier_job import EarlierJobs, earlier_gone, remove_earlier
 from tidegate.stages.ingest.ingest_file import InputPasses
+from tidegate.stages.ingest.ingest_write import BadItem
 from tidegate.stages.ingest.input_rules import line_rules
 from tidegate.store.file_bytes import file_bytes
 from tidegate.web.context import WebContext
@@ -33,6 +35,7 @@ from tidegate.web.jobs.limit_rooms import CallerLimit, LimitRooms, LimitSides
 
 # Passes of this process at once: each may take a core.
 _PASSES_MAX = 2
+_bad_item = msgspec.json.Decoder(BadItem).decode
 
 
 class TokenRange(msgspec.Struct):
@@ -75,11 +78,12 @@ class BindingLimit(msgspec.Struct):
 class JobEstimate(msgspec.Struct):
     """All that is known of a batch before it is created. `cost` is in the currency of the operator's prices, and `eta` null where nothing
     was measured. Of its requests `deduplicated` have the answer of another one, and `reused` that of an earlier batch: they are not run,
-    and count neither in `tokens` nor in `cost`."""
+    and count neither in `tokens` nor in `cost`. `bad_lines` are the first of the `bad_count` that would become failed lines."""
 
     errors: Sequence[LineError]
     item_count: int
     bad_count: int
+    bad_lines: Sequence[LineError]
     deduplicated: int
     reused: int
     tokens: Tokens
@@ -110,7 +114,7 @@ class JobValidation:
         """Read the input through and say what would become of a batch that is made of it."""
         files = await self._store.batch_inputs(caller.tenant_id, wanted)
         async with self._turns:
-            plan = await self._plan(caller, wanted, files)
+            plan, bad_lines = await self._plan(caller, wanted, files)
         if plan.errors:
             return self._unusable(plan, files)
         loads, bad_count = _loads(plan)
@@ -132,6 +136,7 @@ class JobValidation:
             (),
             plan.item_count,
             bad_count,
+            bad_lines,
             plan.copied.deduplicated,
             plan.copied.reused,
             Tokens(prompt_tokens(plan.prompt_bytes), TokenRange(output.p5, output.p50, output.p95)),
@@ -145,9 +150,12 @@ class JobValidation:
     def _unusable(self, plan: IngestPlan, files: Sequence[File]) -> JobEstimate:
         lines = sum(file.line_count for file in files)
         nothing = Tokens(0, TokenRange(0, 0, 0))
-        return JobEstimate(plan.errors, lines, 0, 0, 0, nothing, CostShown("0", "0", "0"), None, None, [], [])
+        return JobEstimate(plan.errors, lines, 0, (), 0, 0, nothing, CostShown("0", "0", "0"), None, None, [], [])
 
-    async def _plan(self, caller: Caller, wanted: JobRequest, files: Sequence[File]) -> IngestPlan:
+    async def _plan(
+        self, caller: Caller, wanted: JobRequest, files: Sequence[File]
+    ) -> tuple[IngestPlan, Sequence[LineError]]:
+        """Read the input through; return what was found, and the first lines that would become failed ones."""
         cost_bytes = sum(ingest_bytes(file.size_bytes, file.line_count) for file in files)
         is_small = cost_bytes <= self._settings.ingest.small_bytes_max
         lane = IngestLane.SMALL if is_small else IngestLane.LARGE
@@ -161,12 +169,15 @@ class JobValidation:
                 if job_id := wanted.shape.reuse_from:
                     earlier = await self._earlier.fetch(caller.tenant_id, job_id, work_path)
                     if earlier is None:
-                        return IngestPlan(0, None, [], 0, 0, 0, [earlier_gone(job_id)])
+                        return IngestPlan(0, None, [], 0, 0, 0, [earlier_gone(job_id)]), ()
                     rules = msgspec.structs.replace(rules, earlier=earlier)
                 if len(files) == 1 and not rules.levels:
-                    return await self._passes(paths[0], work_path, rules, lane)
-                parts = tuple(InputPart(file.id, str(path)) for file, path in zip(files, paths, strict=True))
-                return await self._passes(joined_path, work_path, msgspec.structs.replace(rules, parts=parts), lane)
+                    plan = await self._passes(paths[0], work_path, rules, lane)
+                else:
+                    parts = tuple(InputPart(file.id, str(path)) for file, path in zip(files, paths, strict=True))
+                    rules = msgspec.structs.replace(rules, parts=parts)
+                    plan = await self._passes(joined_path, work_path, rules, lane)
+                return plan, await asyncio.to_thread(_bad_lines, plan, work_path, rules.errors_max)
             finally:
                 remove_earlier(work_path)
 
@@ -199,6 +210,17 @@ def _passing(scratch: Path, count: int) -> Iterator[list[Path]]:
     finally:
         for path in paths:
             path.unlink(missing_ok=True)
+
+
+def _bad_lines(plan: IngestPlan, work_path: Path, count_max: int) -> list[LineError]:
+    """Return the first lines that ingest found to be bad, in the order of the input: they stand behind the others."""
+    bad = [one for one in plan.slices if not one.model]
+    if not bad:
+        return []
+    with work_path.open("rb") as work:
+        work.seek(bad[0].work_at)
+        items = [_bad_item(text) for text in islice(work, min(count_max, sum(one.count for one in bad)))]
+    return [LineError(item.code, item.message, item.param, item.line) for item in items]
 
 
 def _loads(plan: IngestPlan) -> tuple[list[ModelLoad], int]:
