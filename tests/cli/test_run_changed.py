@@ -113,6 +113,35 @@ def test_a_file_that_was_edited_in_the_middle_of_a_killed_run(desk: Desk) -> Non
     assert states == {"cancelled": 1, "completed": 1}
 
 
+def test_a_dry_run_of_a_file_that_ran_is_about_what_would_still_run(desk: Desk) -> None:
+    desk.write([*lines(40), chat("refused", behaving("400")), chat("lost", behaving("503:ra=0"))])
+    everything = told(desk.run("--json", "--dry-run"))
+    first = desk.run()
+    wait_until(lambda: len(desk.called()) >= 24, what="some calls")
+    first.kill()
+    sent = len(desk.called())
+    dry = told(desk.run("--json", "--dry-run"))
+    assert dry["done_before"] > 0
+    assert dry["item_count"] == everything["item_count"] - dry["done_before"]
+    assert dry["tokens"]["output"]["p95"] < everything["tokens"]["output"]["p95"]
+    assert len(desk.called()) == sent
+    done = desk.run("--json")
+    assert done.wait(WAIT_S) == 1, done.logs()
+    sent = len(desk.called())
+    again = desk.run("--dry-run")
+    assert again.wait(WAIT_S) == 0, again.logs()
+    assert (
+        "before   40 of 42 requests have an answer; this is about what would still run\nrequests 1\n" in again.stderr()
+    )
+    desk.write(lines(40))
+    told(desk.run("--json"))
+    nothing = desk.run("--dry-run")
+    assert nothing.wait(WAIT_S) == 0, nothing.logs()
+    assert "its results are copied again" in nothing.stderr()
+    assert "requests 0: nothing would be sent" in nothing.stderr()
+    assert len(desk.called()) == sent
+
+
 def test_an_empty_input_overwrites_no_results(desk: Desk) -> None:
     desk.write([*lines(2, text="say"), chat("refused", behaving("400"))])
     told(desk.run("--json"))

@@ -51,7 +51,9 @@ def _local_files(name: str) -> list[Path]:
     found = sorted(Path(path) for path in glob.glob(name, recursive=True)) if is_pattern(name) else [Path(name)]
     files = [path for path in found if path.is_file()]
     if not files and Path(name).is_dir():
-        raise SettingsError(f"{name} is a directory; name its files with a pattern in quotes, such as '{name}/*.jsonl'.")
+        raise SettingsError(
+            f"{name} is a directory; name its files with a pattern in quotes, such as '{name}/*.jsonl'."
+        )
     if not files:
         raise SettingsError(
             f"There is no file {name}; name a file, a pattern such as 'data/*.jsonl', or s3://bucket/key."

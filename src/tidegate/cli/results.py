@@ -113,7 +113,8 @@ def begins_with(content: bytes, job_ids: Sequence[str]) -> bool:
     return content.startswith(tuple(b'{"id":"' + item_id(one, 0)[:-ITEM_NUMBER_CHARS].encode() for one in job_ids))
 
 
-def _custom_id(line: bytes) -> str:
+def custom_id_of(line: bytes) -> str:
+    """Return the custom_id of a result line."""
     found = _PLAIN_ID.match(line)
     return found[1].decode() if found else _id.decode(line).custom_id or ""
 
@@ -129,7 +130,7 @@ async def in_order(chunks: AsyncIterator[bytes], order: dict[str, int]) -> Async
             if not cut:
                 continue
             lines = block.split(b"\n")
-            ranks += map(order.get, map(_custom_id, lines), repeat(sys.maxsize))
+            ranks += map(order.get, map(custom_id_of, lines), repeat(sys.maxsize))
             starts += accumulate((len(line) + 1 for line in lines), initial=starts.pop())
         placed = sorted(range(len(ranks)), key=ranks.__getitem__)
         for first in range(0, len(placed), LINES_AT_ONCE):

@@ -79,6 +79,23 @@ class History(msgspec.Struct, frozen=True):
                 if kind is None or kind in kinds:
                     yield line + b"\n"
 
+    async def settled_ids(self, parts: "Parts", again: Sequence[tuple[Job, RetryChoice]]) -> set[str]:
+        """Return the custom_ids of lines that do not run again: those with an answer, and those that failed and were not chosen."""
+        found: set[str] = set()
+        left = {rest.job.id: rest.kinds for rest in self.rests}
+        chosen = {job.id: choice for job, choice in again}
+        for job in self.jobs:
+            async for text in _split(results.content(parts, job.output_file_id, job.output_bytes)):
+                found.add(results.custom_id_of(text))
+            async for text in _lines(job, parts):
+                line = read_line(text)
+                kind = _kind(line)
+                if kind is None or (job.id in left and kind not in left[job.id]):
+                    continue
+                if line.custom_id is not None and not (job.id in chosen and _is_chosen(kind, chosen[job.id])):
+                    found.add(line.custom_id)
+        return found
+
 
 async def history_from(first_id: str, parts: "Parts") -> History:
     """Read what became of a run, from the first of its batches on."""
@@ -115,9 +132,14 @@ async def _kinds(job: Job, parts: "Parts") -> dict[Kind, bool]:
     return found
 
 
-async def _lines(job: Job, parts: "Parts") -> AsyncIterator[bytes]:
+def _lines(job: Job, parts: "Parts") -> AsyncIterator[bytes]:
+    """The failed lines of a batch."""
+    return _split(results.content(parts, job.error_file_id, job.error_bytes))
+
+
+async def _split(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     rest = b""
-    async for chunk in results.content(parts, job.error_file_id, job.error_bytes):
+    async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line

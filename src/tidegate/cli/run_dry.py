@@ -2,15 +2,19 @@
 
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
+from msgspec.structs import replace
 
-from tidegate.cli import run_again, run_changed, run_job, summary, terminal
+from tidegate import storage
+from tidegate.cli import input_file, run_again, run_changed, run_job, summary, terminal
 from tidegate.core.nouns import Caller
 
 if TYPE_CHECKING:
+    from tidegate.storage import Parts
     from tidegate.web.jobs.validation import JobEstimate
 
 ERRORS_SHOWN_MAX = 10
@@ -29,13 +33,14 @@ def report(errands: Iterable[run_job.Errand], *, as_json: bool) -> int:
             done_before = 0 if history is None else run_again.whole(history.jobs).done_count
             terminal.show_json({**shown, "done_before": done_before, "valid": is_valid, "exit_code": exit_code})
         else:
-            before = "" if history is None else f"before   {_left_before(history)}\n"
+            before = "" if history is None else f"before   {_left_before(history, estimate)}\n"
             terminal.say(f"input    {errand.source.name}\n{before}{for_people(estimate, is_valid=is_valid)}")
     return exit_code
 
 
 async def _estimate(errand: run_job.Errand) -> "tuple[JobEstimate, run_again.History | None]":
-    """What the run would take, and what the same run left before. A file that was edited since is estimated by the lines that would run."""
+    """What the run would take, and what the same run left before. Only lines count that would run: of a file that ran before, those without
+    an answer; of one that was edited since, those that changed."""
     from tidegate import service
 
     async with service.estimating(errand.settings) as estimating:
@@ -47,7 +52,13 @@ async def _estimate(errand: run_job.Errand) -> "tuple[JobEstimate, run_again.His
             terminal.say(
                 f"A run of an earlier version did not end: its {kept} are kept too, for lines that are the same."
             )
-        wanted = await run_job.send_in(errand, parts, estimating.reception)
+        with storage.passing_files(errand.settings) as scratch:
+            if history is not None:
+                rest = await _rest(errand, history, parts, scratch)
+                if rest is None:
+                    return nothing_to_run(), history
+                errand = replace(errand, source=rest)
+            wanted = await run_job.send_in(errand, parts, estimating.reception)
         validate = partial(estimating.validation.validate, Caller(parts.tenant_id))
         try:
             if history is not None:
@@ -57,14 +68,46 @@ async def _estimate(errand: run_job.Errand) -> "tuple[JobEstimate, run_again.His
             await estimating.reception.delete_file(parts.tenant_id, wanted.input_file_id)
 
 
-def _left_before(history: run_again.History) -> str:
+async def _rest(
+    errand: run_job.Errand, history: run_again.History, parts: "Parts", scratch: Path
+) -> input_file.Input | None:
+    """Write the lines that would still run, each at its place, with nothing in place of the others; None when all is done."""
+    again = run_again.retries(history, errand.run_options, retry_failed=False)
+    if history.is_ended and not again:
+        return None
+    settled = await history.settled_ids(parts, again)
+    left = {number for custom_id, number in input_file.order_of(errand.source.path).items() if custom_id not in settled}
+    path = scratch / "rest.jsonl"
+    with errand.source.path.open("rb") as lines, path.open("wb") as rest:
+        rest.writelines(line if number in left else b"\n" for number, line in enumerate(lines, 1))
+    if not left:
+        return None
+    source = input_file.read_input(str(path), scratch, errand.settings.limits.file_bytes_max)
+    return replace(source, name=errand.source.name)
+
+
+def nothing_to_run() -> "JobEstimate":
+    """What a run takes all of whose lines are done."""
+    from tidegate.web.jobs import validation
+
+    tokens, cost = validation.Tokens(0, validation.TokenRange(0, 0, 0)), validation.CostShown("0", "0", "0")
+    return validation.JobEstimate((), 0, 0, (), 0, 0, tokens, cost, validation.EtaSeconds(0, 0), None, [], [])
+
+
+def _left_before(history: run_again.History, estimate: "JobEstimate") -> str:
     whole = run_again.whole(history.jobs)
+    if not estimate.item_count and not estimate.errors and history.is_ended:
+        return run_again.found_ended(history.jobs)
     count = terminal.in_words(whole.item_count, "request")
-    return f"{whole.done_count:,} of {count} were done; a run goes on from there, and this is about all of them"
+    # Which lines an ordered batch has answered is not known before its end.
+    about = "all of them" if history.last.ordered and not history.is_ended else "what would still run"
+    return f"{whole.answered_count:,} of {count} have an answer; this is about {about}"
 
 
 def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:
     """The estimate as a few short lines."""
+    if not estimate.item_count and is_valid:
+        return "requests 0: nothing would be sent"
     lines = [f"requests {estimate.item_count:,}"]
     if estimate.bad_count:
         lines[0] += f", {estimate.bad_count:,} of them cannot be sent"
@@ -74,11 +117,11 @@ def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:
         lines.append(f"kept     {terminal.in_words(estimate.reused, 'answer')} of the last run")
     if estimate.deduplicated:
         lines.append(f"same     {terminal.in_words(estimate.deduplicated, 'request')} like another one")
-    told = estimate.errors or estimate.bad_lines
-    for error in told[:ERRORS_SHOWN_MAX]:
+    reported = estimate.errors or estimate.bad_lines
+    for error in reported[:ERRORS_SHOWN_MAX]:
         place = f"line {error.line}: " if error.line is not None else ""
         lines.append(f"error    {place}{error.message} ({error.code})")
-    if (more := max(len(told), estimate.bad_count) - ERRORS_SHOWN_MAX) > 0:
+    if (more := max(len(reported), estimate.bad_count) - ERRORS_SHOWN_MAX) > 0:
         lines.append(f"         and {more:,} more")
     if not estimate.errors:
         output, cost = estimate.tokens.output, estimate.cost

@@ -169,7 +169,7 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
 
 
 def _table_output(order: Order) -> str:
-    """Where the rows and their answers go: beside a table on this disk when nothing else is said."""
+    """Where the rows and their answers go: beside the table when the caller names no place."""
     is_here = not places.is_remote(order.file) and not places.is_pattern(order.file) and order.file != input_file.STREAM
     if order.output is None and is_here:
         path = Path(order.file)

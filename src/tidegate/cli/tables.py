@@ -130,14 +130,13 @@ def _csv_trouble(error: csv.Error) -> str:
 
 def _line_not_utf8(path: Path) -> int:
     """Find the first line that is not UTF-8: a reader reads ahead, so it does not tell."""
-    number = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 line.decode()
             except UnicodeDecodeError:
-                break
-    return number
+                return number
+    return 1
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:

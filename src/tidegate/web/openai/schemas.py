@@ -416,11 +416,11 @@ def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
 
 def validation(estimate: JobEstimate) -> Validation:
     """Return what is known of a batch that was not created."""
-    bad, told = estimate.bad_count, [*estimate.errors, *estimate.bad_lines]
+    bad, reported = estimate.bad_count, [*estimate.errors, *estimate.bad_lines]
     return Validation(
         object="batch.validation",
         valid=not estimate.errors and not any(one.count is None for one in estimate.refused),
-        errors=BatchErrors("list", [BatchError(one.code, one.message, one.param, one.line) for one in told]),
+        errors=BatchErrors("list", [BatchError(one.code, one.message, one.param, one.line) for one in reported]),
         request_counts=RequestCounts(estimate.item_count, 0, bad, 0, estimate.item_count - bad),
         deduplicated=estimate.deduplicated,
         reused=estimate.reused,
