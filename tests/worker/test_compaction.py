@@ -31,6 +31,8 @@ def test_the_run_with_the_fewest_bytes_is_copied_and_never_the_last_piece() -> N
     # Just as many as one run holds, beside the last.
     exact = pieces(*[1] * (width + 1))
     assert smallest_run(exact) == exact[:width]
+    far = pieces(*[1] * 20, *[50] * 20, *[2] * width, 9)
+    assert smallest_run(far) == far[40 : 40 + width]
     growing = pieces(*[2] * width, *[1] * width, 1)
     assert smallest_run(growing) == growing[width : 2 * width]
 
@@ -61,9 +63,25 @@ async def test_a_crowded_file_stays_the_same_in_fewer_pieces(world: World) -> No
     assert count == 8
     gone = await compact_extents.tend(world.store, world.blobs, world.entropy, await world.worker())
     assert gone == 2
-    assert len(await world.store.list_extents(file_id, 0, 100)) == 6
+    extents = await world.store.list_extents(file_id, 0, 100)
+    assert len(extents) == 6
+    # The first three lines are one piece now.
+    assert extents[1].at == before.index(b"\n", before.index(b"\n", before.index(b"\n") + 1) + 1) + 1
     assert await world.file_bytes(file_id) == before
     assert await compact_extents.tend(world.store, world.blobs, world.entropy, await world.worker()) == 0
+
+
+async def test_two_pieces_are_joined_and_one_alone_is_not_copied(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact_extents, "PIECES_MAX", 4)
+    job = await world.started(chat_lines(5))
+    for number in range(5):
+        await answer(world, job, [number])
+    worker, blobs = await world.worker(), set(await world.blobs.list_ids("", 100))
+    with monkeypatch.context() as bound:
+        bound.setattr(compact_extents, "_COPY_BYTES_MAX", 1)
+        assert await compact_extents.tend(world.store, world.blobs, world.entropy, worker) == 0
+    assert set(await world.blobs.list_ids("", 100)) == blobs
+    assert await compact_extents.tend(world.store, world.blobs, world.entropy, worker) == 1
 
 
 @pytest.mark.usefixtures("few")

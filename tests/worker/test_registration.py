@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from tests.support.ports import FairDice, HandClock
+from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Holding
-from tidegate.worker.registration import Registration
+from tidegate.worker.registration import Registration, beat_until
 
 pytestmark = pytest.mark.anyio
 
@@ -59,3 +61,61 @@ async def test_no_call_begins_in_the_last_part_of_a_lease(takes_ms: int) -> None
     await incarnation.begin()
     await incarnation.leave()
     assert incarnation.safe_until_ms == 0.0
+
+
+class Noting(SlowStore):
+    """Notes who was enlisted and who left; the third heartbeat says that the process was declared gone."""
+
+    def __init__(self, clock: HandClock) -> None:
+        super().__init__(clock)
+        self.told: list[tuple[str, str]] = []
+        self.beats = 0
+        self.done = asyncio.Event()
+
+    async def enlist_worker(self, *words: Any) -> None:
+        self.told.append(("enlisted", words[0]))
+
+    async def beat(self, worker_id: str, lease_ms: int) -> list[Holding] | None:
+        self.beats += 1
+        if self.beats == 2:
+            raise StoreUnavailable("away")
+        if self.beats == 5:
+            self.done.set()
+        return None if self.beats == 3 else []
+
+    async def declare_gone(self, worker_id: str, *, leaving: bool) -> None:
+        assert leaving
+        self.told.append(("left", worker_id))
+
+
+async def test_a_process_without_a_worker_beats_until_it_stops_and_begins_again_when_it_was_declared_gone() -> None:
+    clock = HandClock()
+    store: Any = Noting(clock)
+    me = Registration(store, clock, FairDice(), host="here", version="1", lease_ms=LEASE_MS)
+    await me.begin()
+    first, stop = me.id, asyncio.Event()
+    beating = asyncio.create_task(beat_until(stop, me, 1))
+    async with asyncio.timeout(60):
+        await store.done.wait()
+        assert not me.has_left
+        stop.set()
+        await beating
+    assert me.id != first
+    assert store.told == [("enlisted", first), ("enlisted", me.id), ("left", me.id)]
+    assert me.has_left
+
+
+async def test_nothing_begins_at_the_very_end_of_the_safe_time_or_after_leaving() -> None:
+    clock = HandClock()
+    store: Any = SlowStore(clock)
+    me = Registration(store, clock, FairDice(), host="here", version="1", lease_ms=LEASE_MS)
+    assert not me.is_safe()
+    await me.begin()
+    clock.advance(LEASE_MS * 5 / 6 - 1)
+    assert me.is_safe()
+    clock.advance(1)
+    assert not me.is_safe()
+    await me.beat()
+    assert me.is_safe()
+    await me.leave()
+    assert not me.is_safe()

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from tests.worker.world import World, chat_lines
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, KeepTimes, NewFile
+from tidegate.core.states import JobState
 from tidegate.stages.ship import Ship
-from tidegate.stages.tend import retention
+from tidegate.stages.tend import deadlines, retention
 
 pytestmark = pytest.mark.anyio
 
@@ -102,6 +103,41 @@ async def test_a_jobs_records_go_when_it_ended_long_ago(world: World) -> None:
     await retention.tend(world.store, KEEP)
     assert await world.store.any_job(ended.id) is not None
     world.clock.advance(1_000)
-    assert await retention.tend(world.store, KEEP) >= 1
+    assert await retention.tend(world.store, KEEP) == 1
     assert await world.store.any_job(ended.id) is None
     assert await world.store.any_job(running.id) is not None
+
+
+async def test_uploads_whose_time_is_over_are_let_go_of_and_counted(world: World) -> None:
+    class Overdue(Noting):
+        async def overdue_uploads(self, count_max: int) -> list[tuple[str, str]]:
+            return [("tenant_1", "upload_1"), ("tenant_2", "upload_2")]
+
+        async def expire_upload(self, tenant_id: str, upload_id: str) -> bool:
+            expired.append((tenant_id, upload_id))
+            # One ended otherwise meanwhile.
+            return upload_id == "upload_1"
+
+    expired: list[tuple[str, str]] = []
+    store: Any = Overdue(world)
+    assert await retention.tend(store, KEEP) == 1
+    assert expired == [("tenant_1", "upload_1"), ("tenant_2", "upload_2")]
+
+
+async def test_jobs_expire_when_their_window_has_passed_and_not_before(world: World) -> None:
+    jobs = [await world.started(chat_lines(1), window_ms=window_ms) for window_ms in (10_000, 10_000, 60_000)]
+    began_ms = int(world.clock.monotonic)
+    assert await deadlines.tend(world.store) == 0
+    world.clock.advance(began_ms + 10_001)
+    assert await deadlines.tend(world.store) == 2
+    assert await deadlines.tend(world.store) == 0
+    assert [(await world.look(job)).closing for job in jobs] == [JobState.EXPIRED, JobState.EXPIRED, None]
+
+
+async def test_jobs_that_were_closed_before_they_were_read_end(world: World) -> None:
+    cancelled, waiting = await world.job(chat_lines(1)), await world.job(chat_lines(1))
+    assert await deadlines.tend(world.store) == 0
+    await world.store.cancel_job(cancelled.tenant_id, cancelled.id)
+    assert await deadlines.tend(world.store) == 1
+    assert [(await world.look(job)).state for job in (cancelled, waiting)] == [JobState.CANCELLED, JobState.VALIDATING]
+    assert await deadlines.tend(world.store) == 0

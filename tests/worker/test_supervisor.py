@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tidegate import metrics
 from tidegate.core.errors import BlobUnavailable, LostRace, StoreUnavailable
 from tidegate.worker.supervisor import Supervisor
 
@@ -18,7 +19,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_worker_waits_until_it_is_told_to_stop() -> None:
-    supervisor, stop = Supervisor(), asyncio.Event()
+    supervisor, stop, before = Supervisor(), asyncio.Event(), asyncio.all_tasks()
     waiting = asyncio.create_task(supervisor.wait(stop))
     await asyncio.sleep(0.01)
     assert not waiting.done()
@@ -26,6 +27,8 @@ async def test_a_worker_waits_until_it_is_told_to_stop() -> None:
     async with asyncio.timeout(60):
         await waiting
     assert supervisor.broken is None
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), BlobUnavailable("away"), LostRace("taken")])
@@ -48,6 +51,7 @@ async def test_a_service_runs_again_after_a_failure_that_passes(error: Exception
 
 
 async def test_an_internal_error_ends_the_wait_and_names_the_first_service_that_met_it() -> None:
+    metrics.worker_broken.set(0)
     supervisor, broken_again = Supervisor(), asyncio.Event()
     runs: list[str] = []
 
@@ -62,6 +66,8 @@ async def test_an_internal_error_ends_the_wait_and_names_the_first_service_that_
         await supervisor.wait(asyncio.Event())
         await broken_again.wait()
     assert supervisor.broken == "KeyError in lease"
+    assert metrics.worker_broken._value.get() == 1
+    metrics.worker_broken.set(0)
     assert not supervisor.is_working
     await supervisor.end()
 

@@ -13,6 +13,7 @@ from tests.worker.world import World
 from tidegate.backends.scratch import scratch_directory
 from tidegate.core.errors import BlobUnavailable
 from tidegate.core.nouns import Caller, KeepTimes, NewFile
+from tidegate.stages.tend import garbage as garbage_room
 from tidegate.stages.tend.garbage import Garbage
 
 pytestmark = pytest.mark.anyio
@@ -88,7 +89,8 @@ async def _blob(world: World, blob_id: str) -> None:
 
 
 async def test_bytes_without_a_row_go_once_they_were_seen_so_for_the_whole_safety_period(world: World) -> None:
-    worker, known, orphan = await world.worker(10**9), world.id("blob"), world.id("blob")
+    world.clock.advance(10**6)
+    worker, (known, orphan) = await world.worker(10**9), sorted(world.id("blob") for _ in range(2))
     await world.store.begin_blob(known, "rest", worker)
     for blob_id in (known, orphan):
         await _blob(world, blob_id)
@@ -102,6 +104,21 @@ async def test_bytes_without_a_row_go_once_they_were_seen_so_for_the_whole_safet
     world.clock.advance(1)
     assert sum([await garbage.tend() for _ in range(3)]) == 1
     assert await world.blobs.list_ids("", 10) == [known]
+
+
+async def test_a_bounded_number_of_orphans_is_watched_and_all_go_in_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(garbage_room, "_SUSPECTS_MAX", 2)
+    for _ in range(3):
+        await _blob(world, world.id("blob"))
+    garbage = Garbage(world.store, world.blobs, world.clock, KeepTimes(orphan_ms=1_000))
+    removed = []
+    for _ in range(3):
+        removed.append(await garbage.tend())
+        world.clock.advance(1_000)
+    assert removed == [0, 2, 1]
+    assert await world.blobs.list_ids("", 10) == []
 
 
 async def test_a_row_that_appears_in_time_saves_its_bytes_and_the_wait_begins_again_without_it(world: World) -> None:

@@ -127,6 +127,43 @@ def test_what_was_no_attempt_is_given_back() -> None:
     assert budget.allows_retry(0)
 
 
+def test_a_first_attempt_counts_no_longer_than_the_window_and_a_retry_no_shorter() -> None:
+    firsts = RetryBudget(RetryBudgetPolicy(share=0.1, retries_min=0))
+    for _ in range(10):
+        firsts.count(500, is_retry=False)
+    assert firsts.allows_retry(59_999)
+    assert not firsts.allows_retry(60_000)
+    retries = RetryBudget(RetryBudgetPolicy(share=0.1, retries_min=1))
+    retries.count(500, is_retry=True)
+    assert not retries.allows_retry(60_999)
+    assert retries.allows_retry(61_000)
+
+
+def test_calls_are_counted_in_the_second_in_which_they_go_out() -> None:
+    budget = RetryBudget(RetryBudgetPolicy())
+    for is_retry in (False, False, True):
+        budget.count(500, is_retry=is_retry)
+    assert budget.attempts(60_999) == 3
+    assert budget.attempts(61_000) == 0
+    # Nothing was asked in between: the call itself moves the window.
+    budget.count(200_000, is_retry=False)
+    assert budget.attempts(200_000) == 1
+    assert budget.attempts(260_999) == 1
+
+
+def test_what_is_given_back_comes_from_its_own_count_and_only_once() -> None:
+    budget = RetryBudget(RetryBudgetPolicy(share=0.0, retries_min=1))
+    first, retry = budget.count(0, is_retry=False), budget.count(0, is_retry=True)
+    budget.undo(first)
+    assert budget.attempts(0) == 1
+    assert not budget.allows_retry(0)
+    assert budget.attempts(61_000) == 0
+    # Its second has left the window, and nothing of it is left to be given back.
+    budget.undo(retry)
+    budget.undo(first)
+    assert budget.attempts(61_000) == 0
+
+
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.booleans()), max_size=300))
 def test_no_minute_before_a_retry_holds_more_than_its_share(steps: list[tuple[int, bool]]) -> None:
     policy = RetryBudgetPolicy()
