@@ -89,6 +89,21 @@ def test_a_model_server_comes_changes_and_goes(serving: Serving, processes: Proc
     assert failed["error"]["code"] == "model_not_found"
 
 
+def test_a_deployment_is_drained_and_resumed_by_command_with_and_without_a_server(serving: Serving) -> None:
+    assert "There is no deployment 'none'" in did(serving, "deployments", "drain", "none", code=2)
+    assert json.loads(did(serving, "deployments", "drain", "steady", "--json"))["name"] == "steady"
+    assert listed(serving)["steady"]["is_drained"]
+    assert "steady  drained  0" in did(serving, "deployments", "list")
+    did(serving, "deployments", "resume", "steady")
+    assert asked(serving, "fixed")[0] == 200
+    serving.proc.kill()
+    serving.proc.wait(30)
+    did(serving, "deployments", "drain", "steady")
+    assert listed(serving)["steady"]["is_drained"]
+    did(serving, "deployments", "resume", "steady")
+    assert not listed(serving)["steady"]["is_drained"]
+
+
 def test_what_was_added_is_there_after_a_restart(serving: Serving) -> None:
     desk = serving.desk
     did(serving, "deployments", "add", "gpu", "--model", "m", "--url", desk.engine.url)

@@ -56,7 +56,7 @@ def test_an_operator_lists_tests_and_replays(desk: Desk, receiver: Receiver) -> 
             return bool(
                 row
                 == {
-                    "endpoint": made["id"],
+                    "id": made["id"],
                     "name": "mine",
                     "url": receiver.url,
                     "events": "batch.completed",

@@ -43,7 +43,7 @@ COMMANDS = {
     "files": Entry("files", "app", "Files at a server: upload, list, show, download, delete."),
     "keys": Entry("keys", "app", "API keys: create, list, show, change, rotate, revoke, delete."),
     "scheduler": Entry("scheduler", "app", "Show or switch what chooses the next slice: show, set."),
-    "deployments": Entry("deployments", "app", "Model servers: list, add, change, remove."),
+    "deployments": Entry("deployments", "app", "Model servers: list, add, change, drain, resume, remove."),
     "resources": Entry("deployments", "resources_app", "Named routes to models: list, add, change, remove."),
     "models": Entry("models", "app", "What holds for a whole model: list, add, change, remove."),
     "webhooks": Entry("webhooks", "app", "Webhooks: list endpoints and failed deliveries, test, replay."),

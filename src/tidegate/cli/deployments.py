@@ -1,6 +1,7 @@
 """`tidegate deployments` and `tidegate resources`: what serves which model, and changing it while everything runs."""
 
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 import uvloop
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Model servers: list, add, change, remove.",
+    help="Model servers: list, add, change, drain, resume, remove.",
 )
 resources_app = typer.Typer(
     no_args_is_help=True,
@@ -64,10 +65,7 @@ def list_deployments(
             "There are no deployments. Add one: tidegate deployments add NAME --model MODEL --url http://HOST:PORT/v1"
         )
     else:
-        rows = [
-            [one.name, STATES.get(one.state, one.state), one.in_flight, one.model, one.url, one.origin, one.revision]
-            for one in found
-        ]
+        rows = [[one.name, _state(one), one.in_flight, one.model, one.url, one.origin, one.revision] for one in found]
         terminal.show_table(["name", "state", "in flight", "model", "url", "origin", "revision"], rows)
         tell_troubles(found)
 
@@ -151,6 +149,43 @@ def remove_deployment(
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     do(settings, "deployment", "remove", wish(name, {}, revision, force=force), as_json=as_json)
+
+
+@app.command("drain")
+def drain_deployment(
+    name: Name,
+    data: options.Data = None,
+    config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Send a deployment no new calls; those in flight end there.
+
+    It holds over restarts until the deployment is resumed, also for one of the settings. Work for its models goes to other deployments,
+    and waits where there are none.
+
+    Example: tidegate deployments drain gpu-7
+    """
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    _show_done(uvloop.run(_set_state(settings, "drain", name)), as_json=as_json)
+
+
+@app.command("resume")
+def resume_deployment(
+    name: Name,
+    data: options.Data = None,
+    config: options.Config = None,
+    server: options.Server = None,
+    api_key: options.ServerKey = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Send a deployment calls again that was drained.
+
+    Example: tidegate deployments resume gpu-7
+    """
+    settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    _show_done(uvloop.run(_set_state(settings, "resume", name)), as_json=as_json)
 
 
 @resources_app.command("list")
@@ -283,7 +318,14 @@ def wish(name: str, fields: dict[str, Any], revision: int | None = None, *, forc
 
 def do(settings: Settings, kind: str, verb: str, wish: "RoutingWish", *, as_json: bool) -> None:
     """Have one thing done, by the running server or in the store itself, and print what came of it."""
-    done = uvloop.run(_ask(settings, kind, verb, wish))
+    _show_done(uvloop.run(_ask(settings, kind, verb, wish)), as_json=as_json)
+
+
+def _state(one: "RoutingShown") -> str:
+    return "drained" if one.is_drained else STATES.get(one.state, one.state)
+
+
+def _show_done(done: "RoutingDone", *, as_json: bool) -> None:
     for warning in done.warnings:
         terminal.warn(warning)
     if as_json:
@@ -305,6 +347,18 @@ async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") ->
         done = await editor.do(AuditTrail(parts.store, parts.entropy, COMMAND), verb, kind, wish)
         parts.wakes.inputs.notify()
         return done
+
+
+async def _set_state(settings: Settings, verb: str, name: str) -> "RoutingDone":
+    from tidegate import storage
+    from tidegate.web.admin.audit import COMMAND, AuditTrail
+    from tidegate.web.admin.deployments import RoutingDone, RoutingEditor
+
+    if (server := server_client.asked(settings)) is not None:
+        return await server.post(f"/admin/v1/deployments/{quote(name)}/{verb}", RoutingDone)
+    async with storage.opened(settings) as parts:
+        editor = RoutingEditor(parts.store, lambda: settings, looks_up=False)
+        return await editor.set_state(AuditTrail(parts.store, parts.entropy, COMMAND), verb, name)
 
 
 def tell_troubles(shown: "list[RoutingShown]") -> None:

@@ -118,7 +118,7 @@ def replay(
 
 def _endpoint_facts(endpoint: WebhookEndpoint) -> dict[str, object]:
     return {
-        "endpoint": endpoint.id,
+        "id": endpoint.id,
         "name": endpoint.name,
         "url": endpoint.url,
         "events": ",".join(endpoint.event_types),
@@ -141,7 +141,7 @@ async def _endpoints(settings: Settings, org: str | None) -> list[dict[str, obje
     if (remote := server_client.remote(settings)) is not None:
         return [
             {
-                "endpoint": one["id"],
+                "id": one["id"],
                 "name": one["name"],
                 "url": one["url"],
                 "events": ",".join(one["event_types"]),
