@@ -102,3 +102,43 @@ async def test_a_call_that_was_taken_back_is_charged_no_more_than_was_left_for_i
     till.receipt(permit, is_batch=True).settle_taken_back()
     settlement = await till.settled()
     assert (settlement.reserved_nano, settlement.used_nano) == (20 * TOKEN, 20 * TOKEN)
+
+
+async def test_a_caller_that_leaves_before_anything_came_pays_what_may_have_been_done() -> None:
+    """An answer that is no stream may be written to its end, so it costs what a call with an unknown end costs; a stream stopped early."""
+    settled = []
+    for end in ("unknown", "left", "left a stream"):
+        till = Till(money(1_000), deployment("http://one/v1", price=PRICE))
+        receipt = till.receipt(await till.permit(cost=CostRange(300 * TOKEN, 600 * TOKEN)))
+        if end == "unknown":
+            receipt.settle_failed(CallEnd.PERHAPS_DONE)
+        else:
+            receipt.settle_left(is_stream=end == "left a stream")
+        # What comes later changes nothing.
+        receipt.settle(Usage(900, 0, 900))
+        settlement = await till.settled()
+        assert len(till.used) == 1
+        settled.append(settlement.used_nano)
+    assert settled[0] == settled[1] > settled[2] > 0
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_a_call_without_a_budget_in_money_costs_tokens_alone(is_batch: bool) -> None:
+    till = Till(TENANT, deployment("http://one/v1", price=PRICE))
+    till.receipt(await till.permit(100), is_batch=is_batch).settle(Usage(20, 0, 10))
+    settlement = await till.settled()
+    assert (settlement.reserved_tokens, settlement.used_tokens) == (100, 30)
+    assert (settlement.reserved_nano, settlement.used_nano) == (0, 0)
+    assert till.used == [Usage(20, 0, 10)]
+
+
+async def test_a_whole_answer_is_counted_by_its_text_only_where_it_does_not_say_what_was_written() -> None:
+    answer = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"%b"}}]}' % (b"word " * 80)
+    counted = []
+    for is_batch, reported in ((False, Usage(20, 0, 10)), (True, Usage(20, 0, 0)), (False, Usage(20, 0, 0))):
+        till = Till(TENANT, deployment("http://one/v1"))
+        till.receipt(await till.permit(100), is_batch=is_batch).settle_whole(reported, answer)
+        await till.client.close()
+        counted += till.used
+    assert counted[:2] == [Usage(20, 0, 10), Usage(20, 0, 0)]
+    assert counted[2].output_tokens > 20
