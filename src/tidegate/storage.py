@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     Bucket = Objects
 
 
+# Entries of the audit in one transaction while a store is brought to a newer schema.
+CHAINED_AT_ONCE = 1_000
+
+
 class Parts(msgspec.Struct, frozen=True):
     """What every command stands on."""
 
@@ -94,7 +98,7 @@ async def opened(settings: Settings, *, read_only: bool = False, is_alone: bool 
 async def _ready_schema(store: Store, settings: Settings, *, read_only: bool) -> None:
     """The embedded store keeps itself current, and an empty database gets its schema; an older one waits for the operator."""
     if not read_only and (not settings.store.is_postgresql or await store.schema_version() == 0):
-        await store.migrate()
+        await _migrate(store)
     await store.require_schema()
 
 
@@ -102,9 +106,18 @@ async def migrate(settings: Settings) -> list[int]:
     """Bring the store to this program's schema. Return which versions ran."""
     store = Store(_driver(settings, SystemClock(), read_only=False))
     try:
-        return await store.migrate()
+        return await _migrate(store)
     finally:
         await store.close()
+
+
+async def _migrate(store: Store) -> list[int]:
+    """Bring the store to this program's schema, and chain its audit before anything new is noted: retention removes the chain's first
+    entries, so the oldest must come first."""
+    ran = await store.migrate()
+    while ran and await store.chain_audit(CHAINED_AT_ONCE):
+        pass
+    return ran
 
 
 async def is_empty(settings: Settings) -> bool:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import json
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from tests.contracts.store_world import World
+from tidegate.core.audit_chain import AuditEntry, ChainCheck
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import KeepTimes
 from tidegate.stages.tend import retention
 from tidegate.store.audit import AuditFilter, AuditNote
+from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
 
@@ -92,3 +99,189 @@ async def test_a_store_beside_an_audited_one_notes_nothing(world: World) -> None
     world.store.audited(note(world, "deployment.add", "deployment", "gpu"))
     await world.store.put_routing("deployment", "gpu", "{}", 0)
     assert await world.store.list_audit(ANY, after=None, count_max=10) == []
+
+
+ODD = 'ä "quoted" \\ \n\t\x1f \x7f 水 😀'
+DAMAGE = {
+    "altered": ("update audit set actor = 'somebody' where number = 3", ["entry 3 was altered"]),
+    "a look altered": ("update audit set before = after where number = 3", ["entry 3 was altered"]),
+    "a moment altered": ("update audit set happened_at = happened_at + 1 where number = 3", ["entry 3 was altered"]),
+    "removed": ("delete from audit where number = 3", ["entry 3 was removed"]),
+    "several removed": ("delete from audit where number in (3, 4)", ["entries 3 to 4 were removed"]),
+    "the first removed": ("delete from audit where number = 1", ["entry 1 was removed"]),
+    "the last removed": ("delete from audit where number = 5", ["entry 5 was removed"]),
+    "all removed": ("delete from audit", ["entries 1 to 5 were removed"]),
+    "reordered": (
+        "update audit set number = case number when 2 then -4 else -2 end where number in (2, 4); "
+        "update audit set number = -number where number < 0",
+        [
+            "entry 1 was replaced: entry 2 follows another one",
+            "entry 2 was altered",
+            "entry 2 was replaced: entry 3 follows another one",
+            "entry 3 was replaced: entry 4 follows another one",
+            "entry 4 was altered",
+            "entry 4 was replaced: entry 5 follows another one",
+        ],
+    ),
+    "taken out of the chain": ("update audit set number = null where number = 3", ["entry 3 was removed"]),
+    "the end of the chain moved back": (
+        "delete from audit where number = 5; update audit_chain set number = 4",
+        ["entry 4 is not the one that the chain ended with"],
+    ),
+    "the beginning of the chain moved on": (
+        "delete from audit where number <= 2; update audit_chain set pruned_number = 2",
+        ["entry 3 does not follow the last entry that retention removed"],
+    ),
+}
+
+
+async def run_sql(world: World, text: str) -> None:
+    """Do to the database what no verb does."""
+    driver: Any = world.store._driver
+    if world.store.dialect == "postgresql":
+        pool = await driver._opened()
+        async with pool.acquire() as connection:
+            await connection.execute(text)
+    else:
+        driver._writer.execute(text).fetchall()
+
+
+async def noted(world: World, count: int, store: Store | None = None) -> list[AuditNote]:
+    notes = [note(world, "deployment.add", "deployment", f"{world.token()} {ODD}", ODD) for _ in range(count)]
+    for one in notes:
+        await (store or world.store).audited(one).put_routing("deployment", one.target, '{"model":"m"}', 0)
+        await world.clock.advance(1_000)
+    return notes
+
+
+async def checked(store: Store, expected: tuple[int, str] | None = None, count_max: int = 2) -> ChainCheck:
+    check, is_more = ChainCheck(expected), True
+    while is_more:
+        ends, entries = await store.audit_entries(check.number, count_max)
+        check.look(ends, entries)
+        is_more = bool(entries)
+    return check
+
+
+def told(check: ChainCheck) -> list[str]:
+    return [one.text.replace(f" ({one.id})", "") for one in check.findings]
+
+
+async def every_entry(world: World) -> list[AuditEntry]:
+    return (await world.store.audit_entries(0, 1_000))[1]
+
+
+async def test_each_entry_carries_the_hash_of_the_one_before_it(world: World) -> None:
+    notes = await noted(world, 3)
+    check = await checked(world.store)
+    assert (check.findings, check.entry_count, check.number) == ([], 3, 3)
+    entries = await every_entry(world)
+    assert [one.id for one in entries] == [one.id for one in notes]
+    before = ""
+    for number, one in enumerate(entries, 1):
+        said = [before, number, one.id, one.happened_at, one.actor, one.action, one.kind, one.target]
+        said += [one.before, one.after, one.address]
+        text = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+        assert (one.number, one.previous_hash) == (number, before)
+        assert one.hash == hashlib.sha256(text.encode()).hexdigest()
+        before = one.hash
+    assert check.hash == before
+    shown = await world.store.list_audit(ANY, after=None, count_max=10)
+    assert [(one.number, one.hash) for one in shown or ()] == [(one.number, one.hash) for one in reversed(entries)]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_a_check_names_the_entry_that_was_changed(world: World, damage: str) -> None:
+    await noted(world, 5)
+    sql, findings = DAMAGE[damage]
+    await run_sql(world, sql)
+    for count_max in (1, 2, 100):
+        assert told(await checked(world.store, count_max=count_max)) == findings
+
+
+async def test_a_chain_whose_hashes_were_computed_anew_does_not_fit_a_hash_noted_elsewhere(world: World) -> None:
+    await noted(world, 2)
+    seen = await checked(world.store)
+    expected = (seen.number, seen.hash)
+    await noted(world, 2)
+    assert told(await checked(world.store, expected)) == []
+    await run_sql(world, "delete from audit; delete from audit_chain")
+    assert told(await checked(world.store, expected)) == ["entries 1 to 2 were removed"]
+    await noted(world, 4)
+    assert told(await checked(world.store)) == []
+    assert told(await checked(world.store, expected)) == ["entry 2 is not the one whose hash was noted"]
+
+
+async def test_what_retention_removes_keeps_the_chain_whole(world: World) -> None:
+    await noted(world, 5)
+    await world.store.prune_audit(2_500, 2)
+    assert [one.number for one in await every_entry(world)] == [3, 4, 5]
+    assert told(await checked(world.store)) == []
+    await noted(world, 1)
+    await world.store.prune_audit(500, 100)
+    check = await checked(world.store)
+    assert (told(check), check.entry_count, check.number) == ([], 0, 6)
+    await noted(world, 1)
+    check = await checked(world.store)
+    assert (told(check), check.first_number, check.number) == ([], 7, 7)
+
+
+async def test_entries_pruned_and_added_during_a_check_are_no_findings(world: World) -> None:
+    await noted(world, 5)
+    check = ChainCheck()
+    check.look(*await world.store.audit_entries(check.number, 1))
+    await noted(world, 1)
+    await world.store.prune_audit(2_500, 100)
+    for _ in range(2):
+        check.look(*await world.store.audit_entries(check.number, 100))
+    assert (told(check), check.number) == ([], 6)
+
+
+async def test_two_processes_that_note_at_once_make_one_chain(world: World) -> None:
+    other = await world.open_another()
+    await asyncio.gather(*(noted(world, 10, store) for store in (world.store, other, world.store, other)))
+    check = await checked(world.store)
+    assert (told(check), check.entry_count, check.number) == ([], 40, 40)
+
+
+async def test_a_change_that_fails_or_is_made_again_leaves_no_gap(world: World) -> None:
+    (one,) = await noted(world, 1)
+    read = note(world, "batch.item_read", "batch", "batch_1")
+    for _ in range(2):
+        await world.store.note_read(read, {"custom_id": ODD})
+    with pytest.raises(LostRace):
+        await world.store.audited(note(world, "deployment.change", "deployment", one.target)).put_routing(
+            "deployment", one.target, "{}", 99
+        )
+    await noted(world, 1)
+    check = await checked(world.store)
+    assert (told(check), check.entry_count, check.number) == ([], 3, 3)
+
+
+async def test_entries_of_an_earlier_version_are_chained_oldest_first(world: World) -> None:
+    for number in range(5):
+        await run_sql(
+            world,
+            "insert into audit (id, happened_at, actor, action, kind, target, after) "  # noqa: S608
+            f"values ('aud_{number}', {1_000 - number}, 'operator', 'key.create', 'key', 'k{number}', '{{}}')",
+        )
+    assert await world.store.unchained_audit_count() == 5
+    assert [await world.store.chain_audit(3) for _ in range(3)] == [3, 2, 0]
+    assert await world.store.unchained_audit_count() == 0
+    assert [one.id for one in await every_entry(world)] == ["aud_4", "aud_3", "aud_2", "aud_1", "aud_0"]
+    await noted(world, 1)
+    assert told(await checked(world.store)) == []
+    await run_sql(world, "update audit set target = 'k9' where id = 'aud_3'")
+    assert told(await checked(world.store)) == ["entry 2 was altered"]
+
+
+async def test_a_sweep_chains_what_an_earlier_version_wrote_beside_it(world: World) -> None:
+    await noted(world, 1)
+    await run_sql(
+        world,
+        "insert into audit (id, happened_at, actor, action, kind, target) "  # noqa: S608
+        f"values ('aud_0', {world.clock.now}, 'operator', 'key.create', 'key', 'k')",
+    )
+    await retention.tend(world.store, KeepTimes())
+    check = await checked(world.store)
+    assert (told(check), check.number, await world.store.unchained_audit_count()) == ([], 2, 0)

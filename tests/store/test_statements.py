@@ -344,7 +344,6 @@ async def test_what_is_old_is_searched_by_time_on_postgresql(postgres_url: str) 
         "jobs_ended_before",
         "files_expired",
         "files_prune",
-        "audit_prune",
         "idempotency_prune",
         "webhook_jobs_gone",
     )

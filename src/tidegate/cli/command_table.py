@@ -46,6 +46,7 @@ COMMANDS = {
     "deployments": Entry("deployments", "app", "Model servers: list, add, change, drain, resume, remove."),
     "resources": Entry("deployments", "resources_app", "Named routes to models: list, add, change, remove."),
     "models": Entry("models", "app", "What holds for a whole model: list, add, change, remove."),
+    "audit": Entry("audit", "app", "What operators changed: verify, export."),
     "webhooks": Entry("webhooks", "app", "Webhooks: list endpoints and failed deliveries, test, replay."),
 }
 

@@ -13,7 +13,7 @@ from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job
 from tidegate.core.operations import RETRY, Impact, JobOperation, OperationFailure, OperationScope
 from tidegate.core.states import OperationState
-from tidegate.store.audit import AuditNote, AuditWitness
+from tidegate.store.audit import AuditNote, AuditWitness, NotedChange, put_changes
 from tidegate.store.changeable_jobs import ChangeableJobs
 from tidegate.store.driver import Tx
 from tidegate.store.jobs import filter_columns
@@ -120,7 +120,8 @@ class Operations(Table):
         if step.operation.scope.action != RETRY:
             # Record takes a job's row before its flow's. So does this, of all jobs: a change of the first may hold the flow of the next.
             await tx.many_returning("job_halt", [(job.id,) for job, _ in step.jobs])
-        failures = [failure for job, note_id in step.jobs if (failure := await _change(tx, step, job, note_id))]
+        noted: list[NotedChange] = []
+        failures = [failure for job, note_id in step.jobs if (failure := await _change(tx, step, job, note_id, noted))]
         last, _ = step.jobs[-1]
         moved = await tx.one(
             "operation_advance",
@@ -134,6 +135,7 @@ class Operations(Table):
         )
         if moved is None:
             raise LostRace(f"{step.operation.id} ended, or another worker carries it out")
+        await put_changes(tx, noted)
 
     @writes
     async def end_operation(self, tx: Tx, operation_id: str, worker_id: str) -> bool:
@@ -158,14 +160,18 @@ def _columns(scope: OperationScope, place: tuple[int, str], count_max: int) -> d
     return {**columns, "action": scope.action, "org": scope.org, "count_max": count_max}
 
 
-async def _change(tx: Tx, step: OperationStep, job: Job, note_id: str) -> OperationFailure | None:
-    """Change one job and note it; what it wrote before it refused is undone."""
+async def _change(
+    tx: Tx, step: OperationStep, job: Job, note_id: str, noted: list[NotedChange]
+) -> OperationFailure | None:
+    """Change one job and add what is to be noted; what it wrote before it refused is undone."""
     action = step.operation.scope.action
     note = AuditNote(note_id, f"operation:{step.operation.id}", f"batch.{action}", "batch", job.id)
+    kept: list[NotedChange] = []
     await tx.all("change_begin")
     try:
-        changed = await step.verb(ChangeableJobs(JoinedTransaction(tx), AuditWitness(note)), job)
+        changed = await step.verb(ChangeableJobs(JoinedTransaction(tx), AuditWitness(note, kept)), job)
         refused = _GONE if changed is None else None
+        noted.extend(kept)
     except ApiProblem as problem:
         await tx.all("change_undo")
         refused = problem

@@ -5,7 +5,7 @@
 -- when nothing is left the job passes through `finalizing` and ends. An item that waits has no row; one that is done has exactly one.
 --
 -- Order of locks inside a transaction: tenants, uploads, jobs (by id), slices, outcomes, job_event_counts, blobs, files, job_models, flows (by model and share_owner),
--- model_clocks, rates, webhook_endpoints, webhook_deliveries, audit, operations. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
+-- model_clocks, rates, webhook_endpoints, webhook_deliveries, operations, audit_chain, audit. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
 -- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents, jobs
 -- and parts of uploads that need its bytes.
 --
@@ -597,7 +597,8 @@ create table routing (
 );
 
 -- What operators changed, and how it was before: rows are added, never changed. Both looks are JSON without secrets. `address` is where the
--- change was asked for; null for one that no request asked for.
+-- change was asked for; null for one that no request asked for. `number` and the hashes are its place in the chain (core/audit_chain.py); null
+-- until the next sweep for entries that a program of an earlier version wrote.
 create table audit (
     id text primary key,
     happened_at bigint not null,
@@ -607,10 +608,24 @@ create table audit (
     target text not null,
     before text,
     after text,
-    address text
+    address text,
+    number bigint,
+    previous_hash text,
+    hash text
 );
 create index audit_by_time on audit (happened_at, id);
 create index audit_by_target on audit (target, happened_at, id);
+create unique index audit_by_number on audit (number) where number is not null;
+create index audit_unchained on audit (happened_at, id) where number is null;
+
+-- The two ends of the audit's chain: its last entry, and the last one that retention removed. One row, held by the process that adds or prunes.
+create table audit_chain (
+    id bigint primary key,
+    number bigint not null,
+    hash text not null,
+    pruned_number bigint not null,
+    pruned_hash text not null
+);
 
 -- Actions on every job that matches a filter. A worker holds one as long as it lives. `cursor_at` and `cursor_id` are the creation and the id of
 -- the last job that it came to, newest first: they move in the transaction that changes the job. The matched columns are its impact when it was made.

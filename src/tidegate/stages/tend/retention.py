@@ -34,6 +34,7 @@ async def tend(store: Store, keep: KeepTimes) -> int:
     await store.prune_uploads(keep.metadata_ms)
     await store.prune_webhooks(keep.metadata_ms, count_max)
     await store.prune_operations(keep.metadata_ms)
+    await store.chain_audit(count_max)
     await store.prune_audit(keep.audit_ms, count_max)
     await store.prune_workers(_DAY_MS)
     await store.prune_budgets(_HOUR_MS, count_max)

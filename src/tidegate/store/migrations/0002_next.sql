@@ -24,3 +24,15 @@ create table list_places (
 );
 create index list_places_by_age on list_places (deleted_at);
 alter table audit add column address text;
+alter table audit add column number bigint;
+alter table audit add column previous_hash text;
+alter table audit add column hash text;
+create unique index audit_by_number on audit (number) where number is not null;
+create index audit_unchained on audit (happened_at, id) where number is null;
+create table audit_chain (
+    id bigint primary key,
+    number bigint not null,
+    hash text not null,
+    pruned_number bigint not null,
+    pruned_hash text not null
+);

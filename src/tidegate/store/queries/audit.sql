@@ -1,22 +1,63 @@
 -- What operators changed. Each change is noted in its own transaction; before and after it the same look is taken at what is changed, without its secrets.
 
+-- audit_chain_hold --
+-- Hold the chain until the transaction ends: entries are added and pruned by one process at a time.
+insert into audit_chain (id, number, hash, pruned_number, pruned_hash) values (1, 0, '', 0, '')
+on conflict (id) do update set id = 1
+returning number, hash, pruned_number, pruned_hash, now_ms();
+
+-- audit_chain_ends --
+select number, hash, pruned_number, pruned_hash from audit_chain where id = 1;
+
+-- audit_chain_extend --
+update audit_chain set number = :number, hash = :hash where id = 1;
+
+-- audit_chain_shorten --
+update audit_chain set pruned_number = :number, pruned_hash = :hash where id = 1;
+
 -- audit_put --
 -- A change that is made again after an unknown commit is noted once.
-insert into audit (id, happened_at, actor, action, kind, target, before, after, address)
-values (:id, now_ms(), :actor, :action, :kind, :target, :before, :after, :address)
-on conflict (id) do nothing;
+insert into audit (id, happened_at, actor, action, kind, target, before, after, address, number, previous_hash, hash)
+values (:id, :happened_at, :actor, :action, :kind, :target, :before, :after, :address, :number, :previous_hash, :hash)
+on conflict (id) do nothing
+returning id;
+
+-- audit_unchained --
+-- Entries that programs of an earlier version wrote, oldest first.
+select id, happened_at, actor, action, kind, target, before, after, address from audit
+where number is null
+order by happened_at, id
+limit :count_max;
+
+-- audit_number --
+-- Give an entry of an earlier version its place in the chain.
+update audit set number = :number, previous_hash = :previous_hash, hash = :hash where id = :id and number is null;
+
+-- audit_unchained_count --
+select count(*) from audit where number is null;
+
+-- audit_entries --
+-- Entries in the order of the chain.
+select id, happened_at, actor, action, kind, target, before, after, address, number, previous_hash, hash from audit
+where number > :number
+order by number
+limit :count_max;
+
+-- audit_oldest --
+-- The first entries of the chain, and whether each is old enough to go.
+select number, hash, case when happened_at < (select now_ms()) - :keep_ms then 1 else 0 end from audit
+where number is not null
+order by number
+limit :count_max;
 
 -- audit_prune --
--- The oldest go first, a bounded number at a time.
-delete from audit where id in (
-    select id from audit where happened_at < (select now_ms()) - :keep_ms order by happened_at, id limit :count_max
-);
+delete from audit where number <= :number;
 
 -- audit_cursor --
 select happened_at, id from audit where id = :id;
 
 -- audit_list --
-select id, happened_at, actor, action, kind, target, before, after, address from audit
+select id, happened_at, actor, action, kind, target, before, after, address, number, hash from audit
 where (happened_at < :happened_at or (happened_at = :happened_at and id < :id))
     and (cast(:actor as text) is null or actor = :actor)
     and (cast(:action as text) is null or action = :action)

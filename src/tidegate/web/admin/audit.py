@@ -56,7 +56,7 @@ def trail_of(context: WebContext, request: Request, caller: Caller) -> AuditTrai
 
 class ChangeShown(msgspec.Struct, frozen=True):
     """One change. `before` and `after` hold only what differs; one of them is null for a thing that was made or is gone. `address` is where
-    the request came from that asked for it."""
+    the request came from that asked for it. `number` and `hash` are its place in the chain that `tidegate audit verify` checks."""
 
     id: str
     object: str
@@ -68,6 +68,8 @@ class ChangeShown(msgspec.Struct, frozen=True):
     before: Any
     after: Any
     address: str | None
+    number: int | None
+    hash: str | None
 
 
 class AuditRoutes:
@@ -115,4 +117,6 @@ def _shown(one: StoredChange) -> ChangeShown:
         one.before,
         one.after,
         one.address,
+        one.number,
+        one.hash,
     )
