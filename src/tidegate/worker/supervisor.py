@@ -14,18 +14,14 @@ _RETRY_S = 0.5
 
 
 class Supervisor:
-    """`broken` names the internal error that ended this worker, and the service that met it."""
+    """`is_working` is whether new work may be taken and sent: the worker is not stopping, and nothing in it is broken. `broken` names the
+    internal error that ended this worker, and the service that met it."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
         self._broke = asyncio.Event()
-        self._is_stopping = False
+        self.is_working = True
         self.broken: str | None = None
-
-    @property
-    def is_working(self) -> bool:
-        """Whether new work may be taken and sent: the worker is not stopping, and nothing in it is broken."""
-        return not self._is_stopping and self.broken is None
 
     def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         """Run a service until `end`."""
@@ -42,7 +38,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Take and send nothing new from now on; the services go on, so that what runs comes to its end."""
-        self._is_stopping = True
+        self.is_working = False
 
     async def end(self) -> None:
         """Cancel every service."""
@@ -62,6 +58,7 @@ class Supervisor:
                 if self.broken is None:
                     metrics.worker_broken.set(1)
                     self.broken = f"{type(error).__name__} in {name}"
+                    self.is_working = False
                     self._broke.set()
                 log.exception("worker_broken", loop=name)
             await asyncio.sleep(_RETRY_S)

@@ -282,7 +282,7 @@ class Provider:
         if isinstance(end, UpstreamError):
             one.heard_s, one.ended = self._loop.time(), True
             raise end
-        flight = InFlightCall(task, self._loop.time() + total_s, total_s)
+        flight = InFlightCall(task, task.cancelling(), self._loop.time() + total_s, total_s)
         pieces = answers.pieces(one, end.body, is_stream=said.stream)
         payload = _Payload(self._loop, one, pieces, duration_s - first_s)
 

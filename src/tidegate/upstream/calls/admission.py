@@ -7,6 +7,8 @@ admission ends exactly once. Nothing is chosen or sent here.
 import asyncio
 from collections.abc import Iterable
 
+import msgspec
+
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
@@ -26,45 +28,21 @@ UNSEEN_FIRST_TOKEN_S = 1.0
 BUSY = (429, 503, 529)
 
 
-class Admission:
+class Admission(msgspec.Struct, eq=False):
     """One call at one deployment. `number` is which of its deployment's calls it is, once it goes out. It may begin until `begin_by_ms`:
-    then its slot may be another process's."""
+    then its slot may be another process's. An interactive call `is_awaiting` until it has its first token."""
 
-    __slots__ = (
-        "attempt",
-        "begin_by_ms",
-        "call",
-        "flight",
-        "is_awaiting",
-        "is_probe",
-        "model",
-        "number",
-        "state",
-        "timer",
-        "traffic",
-    )
-
-    def __init__(
-        self,
-        state: DeploymentState,
-        call: Call,
-        traffic: Traffic | None,
-        model: str,
-        attempt: Attempt,
-        is_probe: bool,
-    ) -> None:
-        self.state = state
-        self.call = call
-        self.traffic = traffic
-        self.model = model
-        self.attempt = attempt
-        self.is_probe = is_probe
-        self.begin_by_ms = call.begin_by_ms
-        self.number = 0
-        self.flight: BackgroundFlight | None = None
-        # An interactive call that has no first token yet.
-        self.is_awaiting = False
-        self.timer: asyncio.TimerHandle | None = None
+    state: DeploymentState
+    call: Call
+    traffic: Traffic | None
+    model: str
+    attempt: Attempt
+    is_probe: bool
+    begin_by_ms: float
+    number: int = 0
+    flight: BackgroundFlight | None = None
+    is_awaiting: bool = False
+    timer: asyncio.TimerHandle | None = None
 
     def begin_by(self, moment_ms: float) -> None:
         """Begin by this moment, or earlier."""
@@ -105,7 +83,7 @@ class Admissions:
         attempt = state.budget.count(now_ms, is_retry=is_retry)
         # A resource may lead to another model by the time the call ends.
         model = route.model_of(call.model)
-        admission = Admission(state, call, traffic, model, attempt, is_probe)
+        admission = Admission(state, call, traffic, model, attempt, is_probe, call.begin_by_ms)
         if traffic is not None and (state.counts_interactive or traffic.flex_wait_s):
             # An item's own moment is that of its lease.
             admission.begin_by(self._demand.own_until_ms())

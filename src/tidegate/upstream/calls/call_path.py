@@ -162,8 +162,8 @@ class CallPath:
             ):
                 # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then, or
                 # when the job was paused or closes.
-                permit = SendPermit(self._clock, (), "", 0, call.deadline_ms)
-                permit.expire_by(call.begin_by_ms, call.may_begin)
+                dies_ms = min(call.deadline_ms, call.begin_by_ms)
+                permit = SendPermit(self._clock, (), "", 0, dies_ms, 0, call.may_begin)
                 admission.go_out(0)
                 request = UpstreamRequest(
                     state.url(call.endpoint), call.idempotency_key, call.body, call.trace_header, call.attempt_count

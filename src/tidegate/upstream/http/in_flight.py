@@ -7,6 +7,7 @@ still, and whether its request has been taken. Time-outs are exact to one sweep;
 
 import asyncio
 
+import msgspec
 from aiohttp.base_protocol import BaseProtocol
 
 from tidegate.core.deployments import HttpLimits
@@ -14,49 +15,26 @@ from tidegate.core.deployments import HttpLimits
 SWEEP_S = 0.25
 
 
-class InFlightCall:
-    """One request and its answer, as far as they have got."""
+class InFlightCall(msgspec.Struct, eq=False):
+    """One request and its answer, as far as they have got. `_began_cancels` is how often its task had been cancelled when it began."""
 
-    __slots__ = (
-        "_began_cancels",
-        "_body_since",
-        "_cut",
-        "_held",
-        "_received_bytes",
-        "_seen_since",
-        "_seen_step",
-        "_speaking",
-        "_step",
-        "_task",
-        "_writer",
-        "_written",
-        "deadline",
-        "is_streamed",
-        "read_timeout_s",
-        "sent",
-        "status",
-    )
-
-    def __init__(
-        self, task: asyncio.Task[object], deadline: float, read_timeout_s: float, *, is_streamed: bool = False
-    ) -> None:
-        self._task = task
-        self._began_cancels = task.cancelling()
-        self._writer: BaseProtocol | None = None
-        self._written = False
-        self._cut: str | None = None
-        self._step = 0
-        self._seen_step = -1
-        self._seen_since = 0.0
-        self._speaking = False
-        self._body_since: float | None = None
-        self._received_bytes = 0
-        self._held = False
-        self.is_streamed = is_streamed
-        self.deadline = deadline
-        self.read_timeout_s = read_timeout_s
-        self.sent = False
-        self.status = 0
+    _task: "asyncio.Task[object]"
+    _began_cancels: int
+    deadline: float
+    read_timeout_s: float
+    is_streamed: bool = False
+    sent: bool = False
+    status: int = 0
+    _writer: BaseProtocol | None = None
+    _written: bool = False
+    _cut: str | None = None
+    _step: int = 0
+    _seen_step: int = -1
+    _seen_since: float = 0.0
+    _speaking: bool = False
+    _body_since: float | None = None
+    _received_bytes: int = 0
+    _held: bool = False
 
     def writing(self, writer: BaseProtocol) -> None:
         """From here on bytes may have reached the upstream."""
@@ -137,7 +115,7 @@ class TimeoutSweep:
         task = asyncio.current_task(self._loop)
         assert task is not None, "a call is made inside a task"
         deadline = self._loop.time() + total_s
-        flight = InFlightCall(task, deadline, read_timeout_s, is_streamed=is_streamed)
+        flight = InFlightCall(task, task.cancelling(), deadline, read_timeout_s, is_streamed)
         self._exchanges.add(flight)
         if self._timer is None:
             self._schedule(min(deadline, deadline - total_s + self._period_s))

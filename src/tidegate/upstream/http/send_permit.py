@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.ports import Clock
 
@@ -10,22 +12,17 @@ class PermitExpired(Exception):
     """The permit ran out before the first byte was written: nothing was sent, and the call takes a new permit."""
 
 
-class SendPermit:
+class SendPermit(msgspec.Struct, eq=False):
     """The permit to send one call until a moment, and while the call is wanted. `begun` says that the call was sent under it."""
 
-    __slots__ = ("_clock", "_may_begin", "begun", "budgets", "dies_ms", "grant_id", "nano", "tokens")
-
-    def __init__(
-        self, clock: Clock, budgets: tuple[Budget, ...], grant_id: str, tokens: int, dies_ms: float, nano: int = 0
-    ) -> None:
-        self._clock = clock
-        self.budgets = budgets
-        self.grant_id = grant_id
-        self.tokens = tokens
-        self.dies_ms = dies_ms
-        self.nano = nano
-        self.begun = False
-        self._may_begin: Callable[[], bool] | None = None
+    _clock: Clock
+    budgets: tuple[Budget, ...]
+    grant_id: str
+    tokens: int
+    dies_ms: float
+    nano: int = 0
+    _may_begin: Callable[[], bool] | None = None
+    begun: bool = False
 
     def expire_by(self, moment_ms: float, may_begin: Callable[[], bool] | None) -> None:
         """Run out at this moment, or earlier: as soon as the call may not begin any more."""

@@ -248,7 +248,8 @@ class AiohttpTransport:
                     else:
                         answer = await self._read_body(payload, flight)
                     whole = True
-                    return HttpReply(message.code, _shown(message, line.key), line.key.whole(answer))
+                    headers = message.headers if message.code < 300 else _shown(message, line.key)
+                    return HttpReply(message.code, headers, line.key.whole(answer))
                 except (Exception, asyncio.CancelledError) as wrong:
                     # A connection that took longer than its permit is kept: with the next permit it is there at once.
                     whole = isinstance(wrong, PermitExpired)
