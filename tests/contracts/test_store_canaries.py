@@ -115,7 +115,7 @@ async def test_a_sample_whose_end_passes_a_threshold_is_not_judged_beside(world:
     stopped = await world.look(job)
     assert (stopped.stopped_by, stopped.closing) == ("max_cost", JobState.FAILED)
     assert stopped.canary is not None
-    assert stopped.canary.state == "running"
+    assert stopped.canary.state == "failed", "nothing runs any more"
     # It was not stopped by a word of its caller, who hears so.
     assert (await refused(world.store.end_canary(job.tenant_id, job.id, goes_on=False))).status == 409
 

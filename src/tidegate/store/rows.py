@@ -56,7 +56,11 @@ def job_from(row: dict[str, Any]) -> Job:
 
 
 def _canary_from(row: dict[str, Any]) -> Canary:
-    return Canary(row["canary_items"], row["canary_ppm"], row["canary_then"], row["canary_state"])
+    # A sample that its job did not outlive did not pass.
+    is_cut_off = row["canary_state"] == "running" and row["closing"] is not None
+    return Canary(
+        row["canary_items"], row["canary_ppm"], row["canary_then"], "failed" if is_cut_off else row["canary_state"]
+    )
 
 
 def _controls_from(row: dict[str, Any]) -> JobControls:

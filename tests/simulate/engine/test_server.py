@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -243,6 +245,16 @@ def test_fixed_mode_answers_and_forgets_who_left(start: Start) -> None:
         plug.sendall(request_bytes("/v1/chat/completions", chat_body("x")))
         wait_until(lambda: " 1.0\n" in gauge(patient, "num_requests_running"), what="the call to run")
     wait_until(lambda: " 0.0\n" in gauge(patient, "num_requests_running"), what="the call to be forgotten")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_engine_that_may_be_killed_has_no_file_with_a_name(
+    start: Start, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    address = start(EngineOptions(processes=processes))
+    assert address.chat("hello").status == 200
+    assert list(tmp_path.iterdir()) == []
 
 
 def gauge(address: Address, name: str) -> str:

@@ -26,11 +26,11 @@ CHILD_STOP_S = 5.0
 
 
 class ChildPart(msgspec.Struct):
-    """What a child process reads on stdin: the options, its number, and where the board lies."""
+    """What a child process reads on stdin: the options, its number, and the descriptor of the board, which it inherits."""
 
     options: EngineOptions
     index: int
-    board: str
+    board: int
 
 
 async def serve(options: EngineOptions, *, handle_signals: bool = True) -> None:
@@ -75,12 +75,13 @@ async def running(options: EngineOptions) -> AsyncIterator[RunningEngine]:
         options = msgspec.structs.replace(options, port=port)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}/v1"
-        with tempfile.NamedTemporaryFile(prefix="tidegate-simulate-") as board:
+        # Without a name, so that an engine that is killed leaves nothing behind.
+        with tempfile.TemporaryFile() as board:
             if options.processes == 1:
                 async with _process(options, 0, board.fileno(), placeholder) as failure:
                     yield RunningEngine(url, failure)
             else:
-                async with _children(options, board.name) as failure:
+                async with _children(options, board.fileno()) as failure:
                     yield RunningEngine(url, failure)
 
 
@@ -118,7 +119,7 @@ async def _process(
 
 
 @asynccontextmanager
-async def _children(options: EngineOptions, board: str) -> AsyncIterator["asyncio.Future[None]"]:
+async def _children(options: EngineOptions, board: int) -> AsyncIterator["asyncio.Future[None]"]:
     """Several processes, each of them an engine's share; the first that ends on its own is the engine's failure."""
     loop = asyncio.get_running_loop()
     failure: asyncio.Future[None] = loop.create_future()
@@ -165,6 +166,7 @@ async def _spawn(part: ChildPart) -> asyncio.subprocess.Process:
         "tidegate.simulate.engine.child",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        pass_fds=(part.board,),
     )
     assert child.stdin is not None
     child.stdin.write(msgspec.json.encode(part) + b"\n")
@@ -177,16 +179,15 @@ async def serve_child(part: ChildPart, parent_gone: int) -> None:
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
     loop.add_reader(parent_gone, gone.set)
-    board_fd = os.open(part.board, os.O_RDWR)
     try:
         with _bound(part.options.host, part.options.port, shared=True) as bound:
-            async with _process(part.options, part.index, board_fd, bound) as failure:
+            async with _process(part.options, part.index, part.board, bound) as failure:
                 sys.stdout.write("ready\n")
                 sys.stdout.flush()
                 await _until(gone, failure)
     finally:
         loop.remove_reader(parent_gone)
-        os.close(board_fd)
+        os.close(part.board)
 
 
 def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
