@@ -267,3 +267,14 @@ async def test_keys_are_hashed_with_one_pepper(world: World) -> None:
     assert not await world.store.claim_pepper("a"), "a revoked key is still shown, and may have been meant to last"
     assert await world.store.delete_key("k1")
     assert await world.store.claim_pepper("a")
+
+
+async def test_a_session_that_ended_before_its_time_is_remembered_until_it_would_be_over(world: World) -> None:
+    ends_at = await world.store.now_ms() + 1_000
+    for _ in range(2):
+        await world.store.end_session("n1", ends_at)
+    await world.store.end_session("n2", ends_at + 1)
+    assert [await world.store.is_session_ended(nonce) for nonce in ("n1", "n2", "n3")] == [True, True, False]
+    await world.clock.advance(1_500)
+    await world.store.prune_sessions(500)
+    assert [await world.store.is_session_ended(nonce) for nonce in ("n1", "n2")] == [False, True]

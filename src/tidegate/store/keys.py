@@ -137,6 +137,20 @@ class Keys(Table):
         rows = await tx.dicts("key_get", id=key_id)
         return rows[0] if rows else None
 
+    @writes
+    async def end_session(self, tx: Tx, nonce: str, ends_at: int) -> None:
+        """Let a session of the console end before its time."""
+        await tx.all("session_end", nonce=nonce, ends_at=ends_at)
+
+    @reads
+    async def is_session_ended(self, tx: Tx, nonce: str) -> bool:
+        return await tx.one("session_ended", nonce=nonce) is not None
+
+    @writes
+    async def prune_sessions(self, tx: Tx, keep_ms: int) -> None:
+        """Forget sessions that would be over anyhow, and have been for so long."""
+        await tx.all("sessions_prune", keep_ms=keep_ms)
+
     @reads
     async def key_facts(self, tx: Tx, key_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """How these keys stand, by id, each with the database's `now` beside it; those that are gone are left out."""

@@ -627,6 +627,12 @@ create table audit_chain (
     pruned_hash text not null
 );
 
+-- Sessions of the console that were signed out of before their time. `ends_at` is when they would have ended by themselves.
+create table ended_sessions (
+    nonce text primary key,
+    ends_at bigint not null
+);
+
 -- Actions on every job that matches a filter. A worker holds one as long as it lives. `cursor_at` and `cursor_id` are the creation and the id of
 -- the last job that it came to, newest first: they move in the transaction that changes the job. The matched columns are its impact when it was made.
 create table operations (

@@ -212,8 +212,17 @@ def test_an_action_needs_the_scope_the_token_and_our_own_page(console: Console) 
     assert f"key:{keys.public_id_of(console.writer_key)}" in writer.get("/console/audit").text
     assert writer.post(f"{page}/abandon", data={"csrf": token}).status_code == 409
     assert writer.post(f"{page}/explode", data={"csrf": token}).status_code == 404
-    out = writer.post("/console/sign-out", data={"csrf": token})
+
+
+def test_a_session_that_was_signed_out_of_is_over_for_every_copy_of_its_cookie(console: Console) -> None:
+    reader, other = console.signed_in(console.reader_key), console.signed_in(console.reader_key)
+    out = reader.post("/console/sign-out", data={"csrf": csrf_of(reader, "/console")})
+    assert (out.status_code, out.headers["location"]) == (303, "/console/sign-in")
     assert 'tidegate=""' in out.headers["set-cookie"]
+    # This client keeps its cookie, as one who copied it would.
+    assert reader.get("/console").status_code == 303
+    assert reader.post("/console/sign-out", data={"csrf": csrf_of(other, "/console")}).status_code == 303
+    assert other.get("/console").status_code == 200, "another session of the same key goes on"
 
 
 def test_one_who_only_looks_can_do_nothing(console: Console) -> None:

@@ -37,6 +37,7 @@ async def tend(store: Store, keep: KeepTimes) -> int:
     await store.chain_audit(count_max)
     await store.prune_audit(keep.audit_ms, count_max)
     await store.prune_workers(_DAY_MS)
+    await store.prune_sessions(_DAY_MS)
     await store.prune_budgets(_HOUR_MS, count_max)
     await store.prune_usage_writers()
     await store.forget_fleet_reports()

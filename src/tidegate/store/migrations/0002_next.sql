@@ -36,3 +36,7 @@ create table audit_chain (
     pruned_number bigint not null,
     pruned_hash text not null
 );
+create table ended_sessions (
+    nonce text primary key,
+    ends_at bigint not null
+);

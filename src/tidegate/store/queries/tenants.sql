@@ -150,3 +150,12 @@ update keys set last_used_at = now_ms() where id = :id and (last_used_at is null
 select (select coalesce(sum(size_bytes), 0) from files where tenant_id = :tenant_id and state = 'ready' and purpose <> 'whole')
     + (select coalesce(sum(p.size_bytes), 0) from uploads u join upload_parts p on p.upload_id = u.id
         where u.tenant_id = :tenant_id and u.state = 'pending');
+
+-- session_end --
+insert into ended_sessions (nonce, ends_at) values (:nonce, :ends_at) on conflict (nonce) do nothing;
+
+-- session_ended --
+select 1 from ended_sessions where nonce = :nonce;
+
+-- sessions_prune --
+delete from ended_sessions where ends_at <= now_ms() - :keep_ms;

@@ -110,6 +110,7 @@ class ConsolePages:
 
     async def sign_out(self, request: Request, visitor: Visitor) -> Response:
         await self._guard.form(request, visitor)
+        await self._sessions.sign_out(request)
         return set_cookie(RedirectResponse(SIGN_IN, 303), "", 0)
 
     async def overview(self, request: Request, visitor: Visitor) -> Response:

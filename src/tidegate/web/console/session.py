@@ -1,7 +1,8 @@
 """Who looks at the console: the holder of a key with an admin scope, or, while there is no key, a program on this machine.
 
 A session is a cookie that names a key, a moment and a nonce, under a MAC that also covers the key's stored hash: nothing is kept for it,
-every process can check it, and it ends when the key is rotated, revoked, deleted or over. The API never reads the cookie.
+every process can check it, and it ends when the key is rotated, revoked, deleted or over. Only the nonces of those that were signed out of
+are kept. The API never reads the cookie.
 """
 
 import hmac
@@ -74,6 +75,11 @@ class Sessions:
         named = _SEPARATOR.join((holder.key_id, self._entropy.token_bytes(16).hex(), str(ends_s)))
         return named + _SEPARATOR + self._mac(named, bytes(row["secret_hash"]))
 
+    async def sign_out(self, request: Request) -> None:
+        """End the session of this request's cookie, which the caller has checked, in every process."""
+        _, nonce, ends_s, _ = request.cookies[COOKIE].split(_SEPARATOR)
+        await self._store.end_session(nonce, int(ends_s) * 1000)
+
     async def _of_cookie(self, cookie: str, client: str) -> Visitor | None:
         named, _, mac = cookie.rpartition(_SEPARATOR)
         parts = named.split(_SEPARATOR)
@@ -85,6 +91,8 @@ class Sessions:
             return None
         is_over = row["expires_at"] is not None and row["expires_at"] <= row["now"]
         if row["revoked_at"] is not None or is_over or int(parts[2]) * 1000 <= self._clock.now_ms():
+            return None
+        if await self._store.is_session_ended(parts[1]):
             return None
         holder = holder_of(parts[0], row)
         # What the key may not do, or not from here, a cookie that it was exchanged for may not either.
