@@ -352,6 +352,8 @@ def test_the_compose_file_starts_what_exists() -> None:
         assert one["read_only"]
     loaded = settings.load(environ=services["tidegate"]["environment"])
     assert loaded.warnings == ()
+    ports = (loaded.settings.server.port, loaded.settings.admin.port)
+    assert services["tidegate"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
     assert int(services["tidegate"]["stop_grace_period"].removesuffix("s")) * 1000 >= (
         loaded.settings.worker.grace_ms + 10_000
     )

@@ -177,6 +177,17 @@ def test_a_session_is_held_to_where_its_key_may_be_used(start_web: Any) -> None:
     assert (elsewhere.status_code, elsewhere.headers["location"]) == (303, "/console/sign-in")
 
 
+def test_a_key_is_not_taken_over_a_network_in_the_clear(start_web: Any) -> None:
+    console = Console(start_web(server={"trusted_proxies": ("127.0.0.1",)}))
+    client, form = console.web.client(), {"key": console.reader_key}
+    there = {"X-Forwarded-For": "203.0.113.9"}
+    refused = client.post("/console/sign-in", data=form, headers=there)
+    assert (refused.status_code, "set-cookie" in refused.headers) == (403, False)
+    assert "Sign in over HTTPS" in refused.text
+    over_https = client.post("/console/sign-in", data=form, headers={**there, "X-Forwarded-Proto": "https"})
+    assert over_https.status_code == 303
+
+
 def test_odd_forms_are_refused(console: Console) -> None:
     writer = console.signed_in(console.writer_key)
     form = {"csrf": csrf_of(writer, "/console"), **{f"field{number}": "" for number in range(40)}}

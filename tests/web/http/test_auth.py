@@ -10,6 +10,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 import pytest
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from tests.support.ports import FairDice
@@ -24,7 +25,7 @@ from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.web.http.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
 from tidegate.web.http.failures import Failures
-from tidegate.web.http.loopback import is_loopback, require_key
+from tidegate.web.http.loopback import is_loopback, is_sent_without_a_network, require_key
 from tidegate.web.http.pepper import pepper_of
 
 REFUSED = {"status": 401, "code": "invalid_api_key"}
@@ -382,6 +383,25 @@ def test_this_machine(host: str) -> None:
 )
 def test_not_this_machine(host: str) -> None:
     assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("client", "headers", "without"),
+    [
+        ("127.0.0.1", {"host": "gateway.example"}, True),
+        ("172.18.0.1", {"host": "localhost:8081"}, True),
+        ("172.18.0.1", {"host": "[::1]:8081"}, True),
+        ("172.18.0.1", {"host": "gateway.example"}, False),
+        ("172.18.0.1", {"host": "localhost.example:8081"}, False),
+        ("172.18.0.1", {"host": "[:"}, False),
+        ("172.18.0.1", {}, False),
+        # A proxy elsewhere may call us by a name of its own, for someone who called it over a network.
+        ("172.18.0.1", {"host": "localhost:8081", "x-forwarded-for": "203.0.113.9"}, False),
+        ("172.18.0.1", {"host": "localhost:8081", "via": "1.1 proxy"}, False),
+    ],
+)
+def test_what_a_browser_sends_stays_on_its_machine(client: str, headers: dict[str, str], without: bool) -> None:
+    assert is_sent_without_a_network(client, Headers(headers)) is without
 
 
 def test_a_first_key_is_asked_for_until_there_is_one(web: WebServer) -> None:

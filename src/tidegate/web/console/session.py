@@ -20,7 +20,7 @@ from tidegate.web.context import WebContext
 from tidegate.web.http.auth import CONTROL_HEADER, Authenticator, holder_of
 from tidegate.web.http.client_address import client_address, is_allowed, networks_of, public_base
 from tidegate.web.http.intake import Intake
-from tidegate.web.http.loopback import is_loopback
+from tidegate.web.http.loopback import is_sent_without_a_network
 
 COOKIE = "__Host-tidegate"
 SESSION_S = 12 * 3600
@@ -65,8 +65,12 @@ class Sessions:
 
     async def sign_in(self, request: Request, key: str) -> str:
         """Return a new session's cookie for a right key; a wrong one is refused as everywhere."""
-        if not self.is_encrypted(request) and not is_loopback(self._client(request)):
-            raise ApiProblem(403, "https_required", "Sign in over HTTPS, or on the server's own machine.")
+        if not self.is_encrypted(request) and not is_sent_without_a_network(self._client(request), request.headers):
+            raise ApiProblem(
+                403,
+                "https_required",
+                "Sign in over HTTPS, or call the console as localhost: on the server's own machine, or through a tunnel to it.",
+            )
         holder: Caller = await self._authenticator.caller(request, READ, key)
         row = await self._store.get_key(str(holder.key_id))
         if holder.key_id is None or row is None:

@@ -53,6 +53,14 @@ def is_local_program(client: str, headers: Headers) -> bool:
     )
 
 
+def is_sent_without_a_network(client: str, headers: Headers) -> bool:
+    """Return whether what a browser sends leaves its machine only inside of something that its user trusts: it runs on this machine, or
+    it called its own machine, as through a tunnel or a published port of a container."""
+    if is_loopback(client):
+        return True
+    return is_loopback(_host_of(f"//{headers.get('host', '')}")) and not any(name in headers for name in FORWARDED)
+
+
 def refuse_remote(client: str, headers: Headers) -> None:
     """Without keys, being here is the only credential; a web page in this machine's browser must not borrow it."""
     if not is_local_program(client, headers) or any(name in headers for name in FORWARDED):
