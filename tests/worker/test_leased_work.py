@@ -9,12 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.ports import HandClock
+from tidegate.core.budgets.budget import Budget, LimitBound
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Holding, Item, LeasedSlice
 from tidegate.core.ports import Upstream
 from tidegate.core.states import JobState
 from tidegate.stages.record import Recorder
-from tidegate.worker.leased_work import AHEAD_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.leased_work import AHEAD_MS, SHORT_WAIT_MS, LeasedSliceState, LeasedWork
 from tidegate.worker.leasing import SliceReader, SliceSettler
 from tidegate.worker.supervisor import Supervisor
 
@@ -187,3 +188,32 @@ def test_what_waits_in_the_router_may_not_begin_after_its_slice_was_lost_or_give
     assert (lost.may_begin(), kept.may_begin()) == (False, True)
     leased_work.lose_lease()
     assert not kept.may_begin()
+
+
+async def test_an_item_that_must_wait_long_goes_back_to_the_store_and_a_short_wait_is_spent_here() -> None:
+    clock = HandClock()
+    leased_work, state = hand_of(clock, free=9), slice_of(2)
+    leased_work.add(state, [Item(0, b'"x"', b"{}", wait_ms=SHORT_WAIT_MS), Item(1, b'"y"', b"{}")])
+    assert state.deferred == 0
+    taken = leased_work.take()
+    assert taken is not None
+    assert taken[1].number == 1
+    for wait_ms, rests_ms in ((SHORT_WAIT_MS + 1, 0), (0, 1)):
+        resting = slice_of(1)
+        resting.rests_ms = rests_ms
+        leased_work.add(resting, [Item(0, b'"x"', b"{}", wait_ms=wait_ms)])
+        assert (resting.deferred, leased_work.take()) == (1, None)
+
+
+def test_unsent_items_under_budgets_that_are_spent_are_given_back_and_others_stay() -> None:
+    clock = HandClock()
+    leased_work, spent = hand_of(clock, free=9), slice_of(1)
+    other = LeasedSliceState(replace(spent.slice, model="n", token="another"), float("inf"))
+    budget = Budget(LimitBound.KEY, "k", ())
+    spent.budgets = (budget,)
+    for state in (spent, other):
+        leased_work.add(state, [Item(0, b'"x"', b"{}")])
+    assert leased_work.drop_spent((budget,), 77_000.0) == {("job", "m")}
+    assert (spent.dropped, spent.deferred_until_ms, other.dropped) == (True, 77_000.0, False)
+    assert [state for state, _ in leased_work.queued()] == [other]
+    assert leased_work.drop_spent((budget,), 99_000.0) == set(), "once"

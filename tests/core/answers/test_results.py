@@ -23,3 +23,11 @@ def test_what_was_said_instead_of_an_answer_is_text_in_the_line(raw: bytes, text
     said = json.loads(results.with_members(line, [results.raw_member(raw)]))
     assert said.pop("tidegate") == {"raw": text}
     assert said == json.loads(line)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, "invalid_request_error"), (499, "invalid_request_error"), (500, "server_error")]
+)
+def test_a_refusal_without_words_says_whose_fault_it_is(status: int, kind: str) -> None:
+    error = json.loads(results.http_error_body(status, b"<html>", "no", "x"))["error"]
+    assert error == {"message": "no", "type": kind, "param": None, "code": "x"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidegate.core.policy.policy_rules import STATUSES, DenialCode, KeyState, judge, names_allowed
+from tidegate.core.policy.policy_rules import STATUSES, DenialCode, KeyState, allows, judge, names_allowed
 
 NOW = 1_000_000
 
@@ -41,6 +41,12 @@ def test_every_code_has_a_status() -> None:
 
 def test_what_a_request_may_name_under_two_allowlists() -> None:
     routes = {"chat": "m", "mail": "n", "n": "n"}
+    for models in (frozenset[str](), frozenset("m"), frozenset("mn")):
+        for resources in (frozenset[str](), frozenset(["chat", "other"]), frozenset(["mail"])):
+            names = names_allowed(models, resources, routes)
+            for name in ("chat", "mail", "m", "n", "other"):
+                is_allowed = names is None or name in names
+                assert allows(models, resources, name, routes) is is_allowed, (models, resources, name)
     assert names_allowed(frozenset(), frozenset(), routes) is None
     assert names_allowed(frozenset("m"), frozenset(), routes) == frozenset({"m", "chat"})
     assert names_allowed(frozenset("mn"), frozenset(["chat", "other"]), routes) == frozenset({"chat"})

@@ -98,6 +98,10 @@ def test_a_call_to_all_reaches_each_of_those_who_wait_now() -> None:
         line.call_all()
         assert not line
         assert not line.call_first()
+        last = line.join()
+        assert line.call_first()
+        assert last.done()
+        assert not line.call_first(), "one turn for one that waits"
         await asyncio.gather(*tasks, return_exceptions=True)
         assert order == [0, 2]
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.upstream.world import deployment
-from tidegate.core.errors import KeyRejected, Throttled
+from tidegate.core.errors import KeyRejected, Refused, Throttled, UpstreamError
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentState
 from tidegate.upstream.routing.slots import ModelSlots, SlotDemand
 
@@ -115,3 +115,11 @@ def test_a_worker_that_would_send_asks_for_slots_under_each_cap_of_its_model() -
     slots = ModelSlots({"m": 4, "other": 4}, 8, is_alone=False)
     slots.ask_for("m")
     assert {one.name: one.wanted() for one in slots.slots()} == {"model:m": 1, "model:other": 0, "global": 1}
+
+
+@pytest.mark.parametrize("kind", [Throttled, Refused])
+def test_an_answer_that_is_no_fault_of_the_server_opens_no_circuit(kind: type[UpstreamError]) -> None:
+    state = state_of()
+    assert not any(state.failed(kind("no", status=429), f"k{number}", NOW_MS, 0.0) for number in range(50))
+    assert state.failures == {kind.reason: 50}
+    assert not state.breaker.is_open
