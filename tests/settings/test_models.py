@@ -182,3 +182,12 @@ def test_a_model_may_be_tried_again_in_its_own_way(tmp_path: Path) -> None:
 def test_what_does_not_go_together_is_said(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         load_text(tmp_path, text)
+
+
+@pytest.mark.parametrize(("stated", "is_known"), [(0, False), (1, True), (7, True)])
+def test_one_upstreams_calls_are_learned_unless_they_are_stated(stated: int, is_known: bool) -> None:
+    environ = {"TIDEGATE_UPSTREAM_URL": "http://h/v1", "TIDEGATE_UPSTREAM_MAX_IN_FLIGHT": str(stated)}
+    settings = load(None, None, {}, environ).settings
+    [deployment] = deployments(settings)
+    assert deployment.is_capacity_known is is_known
+    assert deployment.max_in_flight == (stated or settings.worker.in_flight_max)

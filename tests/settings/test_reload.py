@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tidegate.core.errors import SettingsError
-from tidegate.settings import Settings
-from tidegate.settings.reload import SettingsFile
+from tidegate.settings import Settings, load
+from tidegate.settings.reload import RELOADED, SettingsFile, reloaded
 
 
 def test_a_file_that_could_not_be_read_is_read_when_it_can_be(tmp_path: Path) -> None:
@@ -30,3 +31,14 @@ def test_a_file_that_could_not_be_read_is_read_when_it_can_be(tmp_path: Path) ->
     wrong.clear()
     assert watched.news() is settings
     assert watched.news() is None, "used once"
+
+
+def test_what_may_change_is_used_and_the_rest_is_named_as_waiting() -> None:
+    used = load(None, None, {}, {}).settings
+    found = load(None, None, {}, {"TIDEGATE_UPSTREAM_URL": "http://h/v1", "TIDEGATE_SERVER_PORT": "9"}).settings
+    for name in RELOADED:
+        found = replace(found, **{name: getattr(used, name)})
+    assert reloaded(used, used) == (used, [])
+    now, waiting = reloaded(used, found)
+    assert now == used
+    assert waiting == ["server", "upstream"]
