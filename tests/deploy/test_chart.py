@@ -350,10 +350,10 @@ def test_the_compose_file_starts_what_exists() -> None:
         known = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in one["command"] if word.startswith("--")} <= known
         assert one["read_only"]
-    loaded = settings.load(environ=services["tidegate"]["environment"])
+    loaded = settings.load(environ=services["gateway"]["environment"])
     assert loaded.warnings == ()
     ports = (loaded.settings.server.port, loaded.settings.admin.port)
-    assert services["tidegate"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
-    assert int(services["tidegate"]["stop_grace_period"].removesuffix("s")) * 1000 >= (
+    assert services["gateway"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
+    assert int(services["gateway"]["stop_grace_period"].removesuffix("s")) * 1000 >= (
         loaded.settings.worker.grace_ms + 10_000
     )
