@@ -17,7 +17,7 @@ from tests.simulation.world.world import Verdict, simulate
 from tidegate.core.deployments import EngineKind
 from tidegate.core.schedule import Mode
 
-MEETING_COUNT = 30
+MEETING_COUNT, MEETING_CHUNK = 30, 10
 DRAWN_COUNT = 160
 FRESH_CHUNKS, FRESH_COUNT, FRESH_BELOW = 2, 10, 2**40
 SOAK_CHUNKS = 16
@@ -57,18 +57,23 @@ def test_without_faults_each_item_is_called_exactly_once() -> None:
         assert verdict.call_count == verdict.runnable_count
 
 
-def test_the_runs_meet_what_they_are_for() -> None:
+@pytest.mark.parametrize("first", range(0, MEETING_COUNT, MEETING_CHUNK))
+def test_the_runs_meet_what_they_are_for(first: int) -> None:
     """The first of the fixed seeds: every promise holds, and checks that never see a fault, a loss or an end state prove nothing."""
-    verdicts = run(range(MEETING_COUNT))
+    verdicts = run(range(first, first + MEETING_CHUNK))
     assert {state for verdict in verdicts for state in verdict.states} == {
         "completed",
         "failed",
         "expired",
         "cancelled",
     }
-    assert {kind for verdict in verdicts for kind in verdict.plan.kinds} == set(KINDS)
-    assert any(not verdict.plan.kinds for verdict in verdicts), "some runs are quiet"
-    assert sum(verdict.loss_count for verdict in verdicts) > 150
+    assert sum(verdict.loss_count for verdict in verdicts) > 100
+
+
+def test_the_runs_that_meet_have_every_kind_of_fault() -> None:
+    plans = [draw(seed) for seed in range(MEETING_COUNT)]
+    assert {kind for plan in plans for kind in plan.kinds} == set(KINDS)
+    assert any(not plan.kinds for plan in plans), "some runs are quiet"
 
 
 def test_the_seeds_mean_every_shape_and_mode() -> None:
