@@ -100,7 +100,9 @@ def test_a_deployment_is_drained_and_resumed_by_command_with_and_without_a_serve
     serving.proc.wait(30)
     did(serving, "deployments", "drain", "steady")
     assert listed(serving)["steady"]["is_drained"]
+    assert "drained" in did(serving, "deployments", "list")
     did(serving, "deployments", "resume", "steady")
+    assert "drained" not in did(serving, "deployments", "list")
     assert not listed(serving)["steady"]["is_drained"]
 
 

@@ -353,6 +353,24 @@ def test_without_keys_this_machine_may_look(start_web: Any) -> None:
     assert client.post(f"/console/batches/{made}/cancel", data={"csrf": ""}).status_code == 403
 
 
+def test_no_one_is_told_to_be_signed_out_while_the_store_is_gone(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = console.signed_in(console.reader_key)
+    token = csrf_of(reader, "/console")
+
+    async def gone(body: Any) -> Any:
+        raise StoreUnavailable("the database is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(console.web.store._driver, "write", gone)
+        answer = reader.post("/console/sign-out", data={"csrf": token})
+    assert (answer.status_code, "set-cookie" in answer.headers) == (503, False)
+    assert reader.get("/console").status_code == 200
+    assert reader.post("/console/sign-out", data={"csrf": token}).status_code == 303
+    assert reader.get("/console").status_code == 303
+
+
 def test_a_page_says_so_while_the_store_is_gone(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = console.signed_in(console.reader_key)
 
