@@ -142,3 +142,32 @@ async def test_a_whole_answer_is_counted_by_its_text_only_where_it_does_not_say_
         counted += till.used
     assert counted[:2] == [Usage(20, 0, 10), Usage(20, 0, 0)]
     assert counted[2].output_tokens > 20
+
+
+@pytest.mark.parametrize(
+    ("is_batch", "reported", "uncounted_bytes", "is_believed"),
+    [
+        (True, Usage(0, 0, 10), 0, True),
+        (True, Usage(20, 0, 10), 0, True),
+        (False, Usage(20, 0, 0), 0, True),
+        (False, Usage(0, 0, 10), 0, False),
+        (False, Usage(20, 0, 0), 400, False),
+    ],
+)
+async def test_what_an_answer_reports_is_believed_where_it_can_be_all(
+    is_batch: bool, reported: Usage, uncounted_bytes: int, is_believed: bool
+) -> None:
+    till = Till(TENANT, deployment("http://one/v1"))
+    till.receipt(await till.permit(100), is_batch=is_batch).settle(reported, uncounted_bytes)
+    settlement = await till.settled()
+    assert (till.used == [reported]) is is_believed
+    tokens = reported.input_tokens + reported.output_tokens
+    assert (settlement.used_tokens == tokens) is is_believed
+    assert settlement.used_tokens >= tokens
+
+
+async def test_an_item_that_reports_nothing_takes_all_that_was_set_aside_and_no_usage_is_made_up() -> None:
+    till = Till(TENANT, deployment("http://one/v1"))
+    till.receipt(await till.permit(100), is_batch=True).settle(Usage())
+    await till.client.close()
+    assert (till.limits.settled, till.used) == ([], []), "nothing is given back"

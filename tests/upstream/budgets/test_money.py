@@ -277,6 +277,23 @@ async def test_places_are_taken_per_call_in_order_and_given_back(world: World) -
     assert order == list(range(1, WAITERS_MAX))
 
 
+async def test_names_that_callers_make_up_are_forgotten_when_their_calls_are_refused_or_leave(world: World) -> None:
+    parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), world.clock)
+    key = ("key:k", 1)
+    first = await parallel.take((("user:first", 3), key))
+    waiting = [asyncio.create_task(parallel.take(((f"user:{number}", 3), key))) for number in range(WAITERS_MAX)]
+    await asyncio.sleep(0)
+    for number in range(WAITERS_MAX, 100):
+        with pytest.raises(Withheld):
+            await parallel.take(((f"user:{number}", 3), key))
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert [one.name for one in parallel.slots()] == ["parallel:user:first", "parallel:key:k"]
+    first.give_back()
+    assert not parallel.slots()
+
+
 async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(world: World) -> None:
     parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), world.clock)
     for _ in range(2):

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from tests.support.ports import HandClock
 from tidegate.core.ports import FleetReport, Present
-from tidegate.upstream.tide.peers import NOTICE_CHARS_MAX, Notice, Peers, Users, decode_notice, encode_notices
+from tidegate.upstream.tide.peers import (
+    COUNT_MAX,
+    NOTICE_CHARS_MAX,
+    PEERS_MAX,
+    REPORT_VALID_MS,
+    Notice,
+    Peers,
+    Users,
+    decode_notice,
+    encode_notices,
+)
 
 API = Present(0, 0, 2, 1, True)
 
@@ -143,3 +153,49 @@ def test_what_is_no_notice_is_ignored(text: str) -> None:
 def test_an_empty_notice_says_nothing() -> None:
     assert decode_notice('{"process": "a", "users": {}}') == Notice("a", {})
     assert list(encode_notices("a", {})) == []
+
+
+def test_reports_and_notices_count_until_the_moment_at_which_they_are_old(peers: Peers, clock: HandClock) -> None:
+    peers.read({"api": FleetReport(API, 0)})
+    peers.notice("other", Users(4, 3))
+    clock.advance(REPORT_VALID_MS - 1)
+    assert peers.is_current
+    assert (peers.present.interactive, peers.present.interactive_awaiting) == (6, 4)
+    clock.advance(1)
+    assert not peers.is_current
+    assert (peers.present.interactive, peers.present.interactive_awaiting) == (0, 0)
+
+
+def test_a_row_that_is_as_old_as_the_notice_does_not_take_its_place(peers: Peers, clock: HandClock) -> None:
+    peers.notice("api", Users(5, 5))
+    clock.advance(100)
+    peers.read({"api": FleetReport(API, 100)})
+    assert peers.present.interactive == 5
+
+
+def test_a_process_that_is_not_in_the_store_yet_is_kept_for_as_long_as_its_notice_counts(
+    peers: Peers, clock: HandClock
+) -> None:
+    peers.notice("api", Users(1, 1))
+    clock.advance(REPORT_VALID_MS - 1)
+    peers.read({})
+    assert peers.present.interactive == 1
+    clock.advance(1)
+    assert peers.present.interactive == 0
+
+
+def test_only_so_many_processes_are_remembered(peers: Peers) -> None:
+    for number in range(PEERS_MAX + 1):
+        peers.notice(f"api-{number}", Users(1, 0))
+    assert peers.present.interactive == PEERS_MAX
+    peers.notice("api-0", Users(3, 0))
+    assert peers.present.interactive == PEERS_MAX + 2, "one that is known is heard all the same"
+
+
+@pytest.mark.parametrize(
+    ("users", "is_sane"),
+    [((COUNT_MAX, COUNT_MAX), True), ((COUNT_MAX + 1, 0), False), ((2, 3), False), ((2, -1), False), ((0, 0), True)],
+)
+def test_a_notice_with_impossible_counts_is_none(users: tuple[int, int], is_sane: bool) -> None:
+    text = json.dumps({"process": "api", "users": {"gpu": users}})
+    assert (decode_notice(text) is not None) is is_sane

@@ -51,9 +51,13 @@ class KeySlots:
     async def take(self, wanted: Wanted) -> "KeyPlace":
         """Take a place of each of these names; Withheld when one of them has none in time."""
         end_s = asyncio.get_running_loop().time() + WAIT_S
-        while (lacking := self._lacking(wanted)) is not None:
-            self._demand.hurry(is_urgent=True)
-            await self._wait(lacking, end_s)
+        try:
+            while (lacking := self._lacking(wanted)) is not None:
+                self._demand.hurry(is_urgent=True)
+                await self._wait(lacking, end_s)
+        except BaseException:
+            self._forget_unused(wanted)
+            raise
         for name, _ in wanted:
             self._names[name].begin()
         return KeyPlace(self, wanted, self._demand.own_until_ms())
@@ -62,10 +66,16 @@ class KeySlots:
         for name, _ in wanted:
             places = self._names[name]
             places.end()
-            if places.line:
-                places.call_waiting()
-            elif self._demand.is_alone and not places.in_flight:
-                # Callers choose the names of users: what is not needed must not pile up.
+            places.call_waiting()
+        self._forget_unused(wanted)
+
+    def _forget_unused(self, wanted: Wanted) -> None:
+        """Callers choose the names of users: what is not needed must not pile up. What is shared goes when its share does."""
+        if not self._demand.is_alone:
+            return
+        for name, _ in wanted:
+            places = self._names.get(name)
+            if places is not None and not places.in_flight and not places.line:
                 del self._names[name]
 
     def _lacking(self, wanted: Wanted) -> _Places | None:
