@@ -1,6 +1,7 @@
 """The first page of a server, the document of its routes, and a page that shows it."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -15,10 +16,22 @@ from tidegate.web.openapi.document import openapi
 
 
 class DocumentPages:
+    """The document is made when a reader first asks for it: it would be a quarter of a server's start."""
+
     def __init__(self, entries: Sequence[Guarded]) -> None:
-        self._document = openapi(entries)
-        self._encoded = msgspec.json.encode(self._document)
-        self._sections = sections(self._document)
+        self._entries = entries
+
+    @cached_property
+    def _document(self) -> dict[str, Any]:
+        return openapi(self._entries)
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        return msgspec.json.encode(self._document)
+
+    @cached_property
+    def _sections(self) -> dict[str, list[dict[str, Any]]]:
+        return sections(self._document)
 
     def routes(self) -> list[Route]:
         return [Route("/", self.start), Route("/docs", self.docs), Route("/openapi.json", self.document)]
