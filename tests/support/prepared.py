@@ -1,7 +1,8 @@
 """The product's processes without the second that loading takes: forked from one that has everything loaded already.
 
 What is forked is a process of its own, in a session of its own, with its own environment, directory and output. It runs the same `main` as
-the installed command, the module that `python -m` names, or the code after `python -c`. Only the loading is shared. Processes with
+the installed command, the module that `python -m` names, or the code after `python -c`. Only the loading is shared, and at its end the
+memory of what was loaded is left to the system instead of being freed object by object, which cost ten times the fork. Processes with
 preloaded libraries are forked from one that has the same libraries preloaded. A process that needs a real start (another interpreter's
 environment, another system than Linux) gets one: `fits` says so. The installed command itself is started by the tests of the command line.
 
@@ -10,6 +11,7 @@ Run as a module it is the process that forks: asks come over a socket, one datag
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -23,7 +25,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 ASK_BYTES_MAX = 1 << 18
 POLL_S = 0.005
@@ -214,9 +216,12 @@ def _load() -> None:
 
     for name in (
         "cli",
+        "interactive_usage",
         "service",
         "judge",
+        "web.admin",
         "web.app",
+        "web.completion_batch",
         "web.http.serving",
         "worker",
         "simulate.engine",
@@ -226,6 +231,8 @@ def _load() -> None:
             if not inner.name.endswith("__main__"):
                 importlib.import_module(inner.name)
     assert tidegate.__version__
+    # Looking up a host's name loads it.
+    assert "localhost".encode("idna")
     _build_what_a_start_builds()
 
 
@@ -257,14 +264,36 @@ def main() -> None:
         gc.collect()
         gc.freeze()
         command = _Nursery().serve(line)
-    if command and command[0] == TIDEGATE:
+    if command:
+        try:
+            _run(command)
+        except SystemExit as ended:
+            _end(ended.code)
+        _end(None)
+
+
+def _run(command: list[str]) -> None:
+    if command[0] == TIDEGATE:
         from tidegate.cli import main as tidegate_command
 
         tidegate_command()
-    elif command and command[1] == "-m":
+    elif command[1] == "-m":
         runpy.run_module(command[2], run_name="__main__", alter_sys=True)
-    elif command:
+    else:
         exec(compile(command[2], "<string>", "exec"), {"__name__": "__main__"})
+
+
+def _end(code: object) -> NoReturn:
+    """Do what an interpreter does at its end, in its order: wait for threads, do what was registered, let lost objects complain, write out
+    what was printed."""
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    gc.collect()
+    for file in (sys.stdout, sys.stderr):
+        file.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":

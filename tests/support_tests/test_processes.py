@@ -81,6 +81,29 @@ def test_forked_code_finds_what_an_interpreter_gives_it(processes: Processes, tm
         assert forked.popen._parent.ask({"pid": forked.pid}) is None
 
 
+ENDING = """
+import atexit, sys, threading, time  # as tidegate's
+class Lost:
+    def __init__(self): self.itself = self
+    def __del__(self): print("lost", flush=True)
+Lost()
+atexit.register(print, "registered")
+threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
+print("main", end=" ")
+"""
+
+
+@pytest.mark.parametrize("last", ["", "sys.exit(True)", "sys.exit('in words')", "1 / 0", "raise KeyboardInterrupt"])
+def test_forked_code_ends_as_an_interpreter_does(processes: Processes, last: str) -> None:
+    """Threads end, what was registered is done, lost objects complain, what was printed is there, and so is the code."""
+    command = [sys.executable, "-c", ENDING + last]
+    started = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    forked = processes.start(command)
+    assert isinstance(forked.popen, Forked) == (sys.platform == "linux")
+    assert (forked.wait(), forked.stdout()) == (started.returncode, started.stdout)
+    assert forked.stderr().splitlines()[-1:] == started.stderr.splitlines()[-1:]
+
+
 def test_a_process_that_ends_early_fails_with_its_logs(processes: Processes) -> None:
     proc = processes.start([sys.executable, "-c", "import sys; sys.exit('no such model')"], name="early")
     with pytest.raises(ProcessExited, match="no such model"):

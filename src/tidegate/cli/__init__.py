@@ -1,6 +1,7 @@
 """The commands: parse, call, print. What a command does is done elsewhere."""
 
 import gc
+from functools import cache
 
 OBJECTS_PER_COLLECTION = 20_000
 
@@ -12,9 +13,9 @@ from tidegate.cli.app import main  # noqa: E402
 __all__ = ["main", "settle_memory"]
 
 
+@cache
 def settle_memory() -> None:
     """Leave what was loaded out of every later collection of garbage: it stays as long as the process does. Once, for a later call would
     keep what an ended part of a run left behind."""
-    if not gc.get_freeze_count():
-        gc.freeze()
+    gc.freeze()
     gc.set_threshold(OBJECTS_PER_COLLECTION)
