@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
-from tests.simulation.world.loop import OWNER, VirtualLoop
+from tests.simulation.world.loop import OWNER, Timer, VirtualLoop
 from tests.simulation.world.weather import Weather
 from tidegate.core.ports import Blobs
 from tidegate.interactive_usage import InteractiveUsageBook
@@ -37,7 +37,7 @@ class Process:
         self.dead = False
         self.stopped = False
         self.over = False
-        self.frozen: list[asyncio.Handle] = []
+        self.frozen: list[asyncio.Handle | Timer] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.random = random.Random(f"{seed}/{name}")
         self.skew_ms = 0
