@@ -116,11 +116,11 @@ class PostgresServer:
         return int(self._ask(terminate))
 
     def create_database(self, template: str = "template0") -> str:
-        """A fresh database; returns its url."""
+        """A fresh database; returns its url. Its files are copied: writing them through the log costs twice the CPU, also at the drop."""
         name = f"t_{secrets.token_hex(8)}"
 
         async def create(connection: asyncpg.Connection[Any]) -> None:
-            await connection.execute(f"create database {name} template {template} strategy wal_log")
+            await connection.execute(f"create database {name} template {template} strategy file_copy")
 
         self._ask(create)
         return self.url(name)

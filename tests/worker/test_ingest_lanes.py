@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import wait_until_async
 from tests.worker.world import World, chat_lines, here
 from tidegate.core.errors import IngestCrashed, IngestFailed, StoreUnavailable
 from tidegate.core.input.lines import LineRules
@@ -53,17 +54,21 @@ async def states(world: World, jobs: list[Job]) -> list[str]:
     return [(await world.look(job)).state for job in jobs]
 
 
-async def settled() -> None:
-    """Let every task that can go on do so: the store is in memory and the blobs' threads are quick."""
-    await asyncio.sleep(0.1)
-
-
 async def test_one_tenants_large_inputs_leave_a_pass_for_another_tenant(world: World) -> None:
     a, b = await tenant(world, "a"), await tenant(world, "b")
     theirs = [await world.job(chat_lines(LARGE_LINES), caller=a) for _ in range(5)]
     gate, worker = Gate(), await world.worker()
     ingest = lanes(world, gate)
     passes = [asyncio.create_task(ingest.next_large(worker)) for _ in range(3)]
+
+    async def settled() -> None:
+        """Wait until every pass has come to the gate or ended."""
+
+        def there() -> bool:
+            return gate.lanes[IngestLane.LARGE] + sum(task.done() for task in passes) >= len(passes)
+
+        await wait_until_async(there, 30, "every pass to come to the gate or to end")
+
     await settled()
     assert gate.lanes == {IngestLane.LARGE: 2}, "the third pass is kept for a tenant that has none"
     assert sum(task.done() for task in passes) == 1
