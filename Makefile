@@ -33,7 +33,7 @@ serve: venv  ## the API and a worker on port 8080; UPSTREAM=http://host:port/v1 
 # Where PYTHONDONTWRITEBYTECODE is set, each of the thousand processes would compile the product, and each worker every test file.
 test test-lowest soak: export PYTHONDONTWRITEBYTECODE =
 test: venv browser helm  ## every test but the soak and those of `make check`, on real servers that the run starts and stops
-	@$(BIN)/python -m compileall -q src
+	@$(BIN)/python -m compileall -q -j 0 src
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(READ_TESTS:%=--ignore=%)
 
 # The console's tests drive Debian's Chromium, and fetch axe-core with npm. Without root, put a `chromium` and an `npm` on the PATH.
@@ -53,7 +53,7 @@ helm: venv  ## install the helm that renders the chart in tests
 
 # An environment of its own, so that the lowest versions never meet the locked ones.
 test-lowest: $(LOWEST)  ## the rooms that lean on libraries, with the lowest version that pyproject.toml allows of each
-	@$(LOWEST_BIN)/python -m compileall -q src
+	@$(LOWEST_BIN)/python -m compileall -q -j 0 src
 	$(LOWEST_BIN)/pytest -n $(WORKERS) --dist worksteal $(LOWEST_TESTS)
 
 check: venv  ## format, lint, types, layers, words and shape of the code, and what the docs claim
@@ -72,7 +72,7 @@ bench: venv  ## the benchmarks, each a ratio taken in one run
 
 # Seeds want every core; the other tests measure rates and the time that a recovery takes, so each of them has the machine to itself.
 soak: venv  ## the tests that run for long on purpose; PART=tests/faults runs only those of a folder, a file or one test
-	@$(BIN)/python -m compileall -q src
+	@$(BIN)/python -m compileall -q -j 0 src
 	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) --dist worksteal -m soak tests/simulation)
 	$(BIN)/pytest $(if $(findstring simulation,$(PART)),-n $(WORKERS) --dist worksteal) -m soak $(or $(PART),--ignore=tests/simulation)
 

@@ -9,12 +9,14 @@ import importlib
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.constants_ast import constants_from_module
 
 from tests.support.engine import Engine
 from tests.support.postgres import PostgresServer
@@ -69,7 +71,9 @@ def pytest_configure_node(node: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Let each worker import a share of the test files first: every worker needs every file, and reads what another has compiled."""
+    """Let each worker import a share of the test files first: every worker needs every file, and reads what another has compiled.
+
+    So it is with the constants of the product's modules, among which Hypothesis chooses: it keeps in a file what it found in a module."""
     workerinput = getattr(session.config, "workerinput", None)
     if workerinput is None:
         return
@@ -78,6 +82,8 @@ def pytest_collection(session: pytest.Session) -> None:
         # A file that cannot be imported fails when its turn comes.
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
+    for name in sorted(name for name in sys.modules if name.startswith("tidegate."))[number::count]:
+        constants_from_module(sys.modules[name])
 
 
 def pytest_collection_finish() -> None:

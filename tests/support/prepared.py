@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -118,19 +119,37 @@ class Forked:
         pid = self._parent.ask(question, [stdout.fileno(), stderr.fileno()])
         assert pid is not None
         self.pid = pid
+        try:
+            self._alive_fd: int | None = os.pidfd_open(pid)
+        except OSError:
+            # It has ended already, or the system has no such thing: then its parent is asked.
+            self._alive_fd = None
 
     def poll(self) -> int | None:
-        if self.returncode is None:
+        if self.returncode is None and not self._lives_on(0):
             self.returncode = self._parent.ask({"pid": self.pid})
+            if self.returncode is not None and self._alive_fd is not None:
+                os.close(self._alive_fd)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
-            if deadline is not None and timeout is not None and time.monotonic() > deadline:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and timeout is not None and left_s < 0:
                 raise subprocess.TimeoutExpired(TIDEGATE, timeout)
-            time.sleep(POLL_S)
+            if not self._lives_on(left_s):
+                # Its parent is about to learn of its end.
+                time.sleep(POLL_S)
         return code
+
+    def _lives_on(self, within_s: float | None) -> bool:
+        """Whether it has not ended within this time; the system says so, and the one that forks is not asked in vain."""
+        if self._alive_fd is None:
+            return False
+        ends = select.poll()
+        ends.register(self._alive_fd, select.POLLIN)
+        return not ends.poll(None if within_s is None else within_s * 1_000)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
