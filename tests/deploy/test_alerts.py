@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.processes import Processes
 from tidegate import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,31 +142,25 @@ def _quantile(share: float, buckets: Series) -> float | None:
     return min(bound for bound, count in sums.items() if count >= share * total) if total else None
 
 
-def scrapes_of(cause: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, cause], capture_output=True, text=True, check=True, timeout=100
-    )
+def scrapes_of(cause: str, processes: Processes) -> list[str]:
+    done = processes.completed([sys.executable, "-c", PROGRAM, cause])
+    assert done.returncode == 0, done.stderr
     return done.stdout.split("=====\n")
 
 
-@pytest.fixture(scope="module")
-def quiet() -> Scrapes:
-    return Scrapes(*scrapes_of("pass"))
-
-
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_an_alert_fires_for_its_cause_and_not_without(rule: dict[str, Any], quiet: Scrapes) -> None:
-    assert not holds(rule["expr"], quiet)
-    scrapes = scrapes_of(CAUSES[rule["alert"]])
+def test_an_alert_fires_for_its_cause_and_not_without(rule: dict[str, Any], processes: Processes) -> None:
+    assert not holds(rule["expr"], Scrapes(*scrapes_of("pass", processes)))
+    scrapes = scrapes_of(CAUSES[rule["alert"]], processes)
     assert holds(rule["expr"], Scrapes(*scrapes))
     if "increase" in rule["expr"] and rule["expr"].endswith("> 0"):
         assert holds(rule["expr"], Scrapes(*scrapes[:2])), "once is enough, in a process that never counted it before"
 
 
-def test_workers_are_not_idle_while_anything_is_queued() -> None:
+def test_workers_are_not_idle_while_anything_is_queued(processes: Processes) -> None:
     [rule] = [rule for rule in RULES if rule["alert"] == "TidegateWorkersIdle"]
     queued = 'm.queue_jobs.of("queued", "llama", "team", "default", "l").set(1)'
-    assert not holds(rule["expr"], Scrapes(*scrapes_of(f"{CAUSES[rule['alert']]}; {queued}")))
+    assert not holds(rule["expr"], Scrapes(*scrapes_of(f"{CAUSES[rule['alert']]}; {queued}", processes)))
 
 
 def test_alerts_say_what_is_wrong_and_lead_to_a_runbook() -> None:

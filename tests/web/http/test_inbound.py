@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.types import Send
 
 from tests.support.processes import wait_until
 from tests.upstream.raw_server import Peer, Request
@@ -26,6 +28,7 @@ from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked
 from tidegate import metrics
 from tidegate.core import ids
 from tidegate.web.http.inbound import RATE_MIN_BYTES_PER_S, Fares, InboundConnection
+from tidegate.web.jobs.event_stream import EventStream
 from tidegate.web.jobs.job_watch import JobWatch
 
 __all__ = ["world"]
@@ -216,7 +219,17 @@ def test_a_reader_of_events_that_was_late_is_told_to_go_on_from_its_last_event(
 ) -> None:
     """What it gets ends in that word, and the rest follows behind its last id, so every event comes once."""
     web: WebServer = start_web(upstream={"url": "http://127.0.0.1:9/v1"})
-    monkeypatch.setattr(JobWatch, "reader_patience_s", 0.5)
+    patience_s, begun_s = 0.5, list[float]()
+    say = EventStream._say
+
+    async def watched(stream: EventStream, send: Send, piece: bytes) -> None:
+        begun_s.append(time.monotonic())
+        await say(stream, send, piece)
+        begun_s.clear()
+
+    def has_waited() -> bool:
+        return any(time.monotonic() - one > 2 * patience_s for one in begun_s)
+
     count, place, long = 12, "/v1/completion-batch/default/prod", "x" * (1 << 20)
     with web.client() as client:
         items = [{"resourceId": "m", "request": {"messages": []}}] * count
@@ -230,14 +243,17 @@ def test_a_reader_of_events_that_was_late_is_told_to_go_on_from_its_last_event(
         stages.publish(web, batch_id)
         path = f"/v1/batches/{batch_id}/events" if door == "openai" else f"{place}/{batch_id}/events"
         everything = client.get(path).content
-        with stubborn(web, path) as reader:
-            threading.Event().wait(2.5)
-            reader.settimeout(20)
-            taken = bytearray()
-            # The connection itself is kept for another request.
-            while not taken.endswith(b"\r\n0\r\n\r\n"):
-                taken += reader.recv(1 << 20)
-            received = bytes(taken)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(JobWatch, "reader_patience_s", patience_s)
+            impatient.setattr(EventStream, "_say", watched)
+            with stubborn(web, path) as reader:
+                wait_until(has_waited, 30, "the server to wait for its reader")
+                reader.settimeout(20)
+                taken = bytearray()
+                # The connection itself is kept for another request.
+                while not taken.endswith(b"\r\n0\r\n\r\n"):
+                    taken += reader.recv(1 << 20)
+                received = bytes(taken)
         assert told in received[-500:]
         seen = event_ids(received)
         if door == "openai":
