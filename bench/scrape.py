@@ -22,7 +22,7 @@ def _ms(url: str) -> tuple[float, int]:
     return (time.perf_counter() - began) * 1000, size_bytes
 
 
-def _asked(url: str, headers: dict[str, str], body: bytes, kind: str) -> dict[str, str]:
+def asked(url: str, headers: dict[str, str], body: bytes, kind: str) -> dict[str, str]:
     request = urllib.request.Request(url, body or None, {**headers, "Content-Type": kind})
     with urllib.request.urlopen(request) as answer:
         found: dict[str, str] = json.load(answer)
@@ -38,10 +38,10 @@ def run_items(url: str, headers: dict[str, str], count: int) -> str:
         *chat_lines(count),
         f"\r\n--{boundary}--\r\n".encode(),
     ]
-    file = _asked(f"{url}/files", headers, b"".join(parts), f"multipart/form-data; boundary={boundary}")
+    file = asked(f"{url}/files", headers, b"".join(parts), f"multipart/form-data; boundary={boundary}")
     wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    batch = _asked(f"{url}/batches", headers, json.dumps(wanted).encode(), "application/json")
-    while _asked(f"{url}/batches/{batch['id']}", headers, b"", "application/json")["status"] != "completed":
+    batch = asked(f"{url}/batches", headers, json.dumps(wanted).encode(), "application/json")
+    while asked(f"{url}/batches/{batch['id']}", headers, b"", "application/json")["status"] != "completed":
         time.sleep(0.1)
     return batch["id"]
 

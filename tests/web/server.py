@@ -130,15 +130,18 @@ class WebServer:
         self.app = build_app(self.context)
         await self.listen()
 
-    async def listen(self) -> None:
+    async def listen(self, port: int = 0) -> None:
         http, server = self.settings.http, self.settings.server
         limits = ListenLimits(server.connections_max, http.client_timeout_s, self.settings.worker.grace_ms / 1000)
-        self._listening = listening(self.app, "127.0.0.1", 0, limits)
+        self._listening = listening(self.app, "127.0.0.1", port, limits)
         self.url = await self._listening.__aenter__()
         self.port = int(self.url.rpartition(":")[2])
 
-    async def _close(self) -> None:
+    async def stop_listening(self) -> None:
         await self._listening.__aexit__(None, None, None)
+
+    async def _close(self) -> None:
+        await self.stop_listening()
         await self.router.close()
         await self.callbacks.close()
         await self.book.close()

@@ -96,6 +96,17 @@ def violations(page: Page, axe: str) -> list[str]:
     return [f"{page.url}: {one['id']} {one['nodes'][0]['html'][:120]}" for one in seen]
 
 
+def look(page: Page, *, is_hidden: bool) -> None:
+    """Hide a page, or look at it again."""
+    page.evaluate(
+        """(isHidden) => {
+            Object.defineProperty(document, "hidden", { value: isHidden, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        is_hidden,
+    )
+
+
 def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: Console, axe: str) -> None:
     visit = Visit(browser, console, viewport={"width": 1280, "height": 800})
     page = visit.page
@@ -216,8 +227,8 @@ def test_charts_follow_the_load_and_stop_when_the_page_is_hidden(browser: Browse
         assert violations(page, axe) == []
         assert visit.troubles == []
     asked: list[str] = []
-    page.evaluate("Object.defineProperty(document, 'hidden', {value: true})")
-    page.wait_for_timeout(500)
+    with page.expect_event("requestfailed", lambda request: request.url.endswith("/console")):
+        look(page, is_hidden=True)
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(4_000)
     assert asked == [], "a page that is not looked at asks for nothing"
@@ -263,12 +274,7 @@ def test_keys_lead_to_pages_and_through_lists(browser: Browser, console: Console
     page.goto("/console/batches")
     page.keyboard.press("j")
     assert page.evaluate("document.activeElement.textContent") == console.batch
-    # A refresh does not take the focus away.
-    with page.expect_response("**/console/batches"):
-        pass
-    page.wait_for_timeout(300)
-    assert page.evaluate("document.activeElement.textContent") == console.batch
-    # Nor does a batch that comes in above it.
+    # News do not take the focus away, though a batch comes in above it.
     another = console.run_again()
     expect(page.get_by_role("link", name=another)).to_be_visible(timeout=30_000)
     page.wait_for_timeout(300)
@@ -281,4 +287,80 @@ def test_keys_lead_to_pages_and_through_lists(browser: Browser, console: Console
     expect(page.get_by_text("This cannot be run")).to_be_visible()
     assert violations(page, axe) == []
     visit.keep("light-check")
+    assert visit.troubles == []
+
+
+def test_a_page_follows_only_while_it_is_looked_at(browser: Browser, console: Console) -> None:
+    visit = Visit(browser, console)
+    visit.sign_in(console.reader_key)
+    page, path = visit.page, f"/console/batches/{console.batch}"
+    with page.expect_request(lambda request: request.resource_type == "eventsource"):
+        page.goto(path)
+    with page.expect_event("requestfailed", lambda request: request.resource_type == "eventsource"):
+        look(page, is_hidden=True)
+    stages.finish(console.web, console.batch, {2: b"{}\n"})
+    assert page.locator("#live b").first.text_content() == "in_progress"
+    with page.expect_request(lambda request: request.resource_type == "eventsource"):
+        look(page, is_hidden=False)
+    expect(page.locator("#live b").first).to_contain_text("finalizing")
+    # A page that is opened in the background asks for nothing until it is looked at.
+    page.add_init_script("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.resource_type))
+    page.goto(path, wait_until="networkidle")
+    assert "eventsource" not in asked
+    with page.expect_request(lambda request: request.resource_type == "eventsource"):
+        look(page, is_hidden=False)
+    assert visit.troubles == []
+
+
+def test_a_page_outlives_its_server_and_goes_with_its_session(browser: Browser, console: Console) -> None:
+    visit = Visit(browser, console)
+    visit.sign_in(console.reader_key)
+    page, web = visit.page, console.web
+    page.goto(f"/console/batches/{console.batch}")
+    port = web.port
+    web.run(web.stop_listening())
+    expect(page.get_by_text("The connection to the server is lost")).to_be_visible(timeout=30_000)
+    visit.keep("light-lost")
+    stages.finish(web, console.batch, {2: b"{}\n"})
+    web.run(web.listen(port))
+    expect(page.locator("#live b").first).to_contain_text("finalizing", timeout=30_000)
+    expect(page.locator("#trouble")).to_be_hidden()
+    # Signed out in another tab.
+    other = page.context.new_page()
+    other.goto("/console")
+    other.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("API key")).to_be_visible(timeout=30_000)
+    assert "in_progress" not in page.content()
+
+
+def test_news_take_away_neither_a_click_nor_a_selection(browser: Browser, console: Console) -> None:
+    visit = Visit(browser, console)
+    visit.sign_in(console.writer_key)
+    page, web, status = visit.page, console.web, visit.page.locator("#live b").first
+    tenant_id = web.job(console.batch).tenant_id
+
+    def with_news(change: Any) -> None:
+        """Change the batch, and wait until the page heard of it."""
+        page.evaluate(
+            "window.told = new Promise((done) => addEventListener('htmx:sseBeforeMessage', done, {once: true}))"
+        )
+        assert web.run(change(tenant_id, console.batch))
+        page.evaluate("window.told.then(() => true)")
+
+    page.goto(f"/console/batches/{console.batch}")
+    page.get_by_role("button", name="Requeue").hover()
+    page.mouse.down()
+    with_news(web.store.pause_job)
+    expect(status).to_have_text("in_progress")
+    with page.expect_request(f"**/console/batches/{console.batch}/requeue"):
+        page.mouse.up()
+    expect(status).to_have_text("in_progress, paused")
+    page.get_by_role("heading", name="Timeline").select_text()
+    with_news(web.store.resume_job)
+    expect(status).to_have_text("in_progress, paused")
+    assert page.evaluate("document.getSelection().toString()") == "Timeline"
+    page.evaluate("document.getSelection().removeAllRanges()")
+    expect(status).to_have_text("in_progress")
     assert visit.troubles == []

@@ -22,6 +22,7 @@ from tidegate.web.admin.deployments import (
 )
 from tidegate.web.admin.overview import Overviews
 from tidegate.web.console.guard import ConsoleGuard
+from tidegate.web.console.live_pages import LiveView
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
@@ -42,25 +43,25 @@ class DeploymentPages:
 
     def routes(self) -> list[Route]:
         changes = {f"/deployments/{verb}": self.act for verb in (*STATE_VERBS, "remove")}
-        return self._guard.routes(
-            {"/deployments": self.deployments, "/deployments/edit": self.edit},
-            {**changes, "/deployments/edit": self.save},
-        )
+        return [
+            *self._guard.live_routes({"/deployments": (self.deployments, 3)}),
+            *self._guard.routes({"/deployments/edit": self.edit}, {**changes, "/deployments/edit": self.save}),
+        ]
 
-    async def deployments(self, request: Request, visitor: Visitor) -> Response:
+    async def deployments(self, request: Request, visitor: Visitor) -> LiveView:
         requests.refuse_unknown(request.query_params, ())
-        return await self._list(visitor)
+        return await self._list(visitor, None)
 
-    async def _list(self, visitor: Visitor, asked: DeploymentRefreshed | None = None) -> Response:
+    async def _list(self, visitor: Visitor, asked: DeploymentRefreshed | None) -> LiveView:
         overview = await self._overviews.look()
-        return page(
-            "console/deployments.html",
-            visitor=visitor,
-            here="deployments",
-            health={one.name: one for one in overview.deployments},
-            listed=await self._deployments.list(DEPLOYMENT),
-            asked=asked,
-        )
+        values = {
+            "visitor": visitor,
+            "here": "deployments",
+            "health": {one.name: one for one in overview.deployments},
+            "listed": await self._deployments.list(DEPLOYMENT),
+            "asked": asked,
+        }
+        return LiveView("console/deployments.html", values)
 
     async def act(self, request: Request, visitor: Visitor) -> Response:
         """Drain, resume, refresh or remove the deployment that the form names."""
@@ -68,7 +69,8 @@ class DeploymentPages:
         verb, name = request.url.path.rpartition("/")[2], form.get("name", "")
         trail = self._guard.trail(visitor)
         if verb == REFRESH:
-            return await self._list(visitor, await self._deployments.refresh(trail, name))
+            view = await self._list(visitor, await self._deployments.refresh(trail, name))
+            return page(view.template, live_url=LIST_PATH, **view.values)
         if verb == "remove":
             await self._deployments.do(trail, verb, DEPLOYMENT, RoutingWish(name))
         else:

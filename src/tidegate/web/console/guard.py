@@ -1,6 +1,6 @@
 """What stands before every page of the console: who looks, whether a form is ours, and refusals as pages."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from tidegate.core.errors import ApiProblem, TidegateError
 from tidegate.web.admin.audit import AuditTrail
+from tidegate.web.console.live_pages import MEDIA_TYPE, LivePage, LivePages, Look
 from tidegate.web.console.session import Sessions, Visitor, form_of
 from tidegate.web.context import WebContext
 from tidegate.web.http import problems
@@ -24,6 +25,7 @@ class ConsoleGuard:
     def __init__(self, context: WebContext, sessions: Sessions) -> None:
         self._context = context
         self._sessions = sessions
+        self._live_pages = LivePages(context, sessions)
 
     def routes(self, looks: dict[str, Show], changes: dict[str, Show]) -> list[Route]:
         """Return routes to pages and to what changes something, by path below /console."""
@@ -31,6 +33,11 @@ class ConsoleGuard:
             *(self.route(f"/console{path}", self._shown(show), "GET") for path, show in looks.items()),
             *(self.route(f"/console{path}", self._shown(show), "POST") for path, show in changes.items()),
         ]
+
+    def live_routes(self, looks: Mapping[str, tuple[Look, int]]) -> list[Route]:
+        """Return routes to pages that follow what they show, looking every so many seconds, by path below /console."""
+        pages = {path: LivePage(look, every_s) for path, (look, every_s) in looks.items()}
+        return [self.route(f"/console{path}", self._live(one), "GET") for path, one in pages.items()]
 
     def route(self, path: str, show: Answer, method: str) -> Route:
         """Return a route whose answers tell a browser that came over HTTPS to come in no other way."""
@@ -62,6 +69,24 @@ class ConsoleGuard:
         """Return the trail of the visitor's key."""
         context = self._context
         return AuditTrail(context.store, context.entropy, f"key:{visitor.key_id}", visitor.address or None)
+
+    def _live(self, live: LivePage) -> Answer:
+        """Show a page; its script asks the same address for the events of it."""
+
+        async def show(request: Request, visitor: Visitor) -> Response:
+            view = await live.look(request, visitor)
+            query = f"?{request.url.query}" if request.url.query else ""
+            follows = "" if view.is_over else request.url.path + query
+            return page(view.template, live_url=follows, **view.values)
+
+        shown = self._shown(show)
+
+        async def answer(request: Request) -> Response:
+            if request.headers.get("accept") == MEDIA_TYPE:
+                return self._live_pages.stream(request, live)
+            return await shown(request)
+
+        return answer
 
     def _shown(self, show: Show) -> Answer:
         """Show a page to someone who may see it; a refusal is a page too."""

@@ -8,6 +8,7 @@ from starlette.routing import Route
 from tidegate.core.errors import ApiProblem
 from tidegate.web.admin.operations import ACTIONS, OperationDesk, scope_of
 from tidegate.web.console.guard import ConsoleGuard
+from tidegate.web.console.live_pages import LiveView
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
@@ -22,22 +23,27 @@ class OperationPages:
         self._desk = OperationDesk(context)
 
     def routes(self) -> list[Route]:
-        return self._guard.routes(
-            {
-                "/operations": self.operations,
-                "/operations/impact": self.impact,
-                "/operations/{operation_id}": self.operation,
-            },
-            {"/operations": self.begin, "/operations/{operation_id}/cancel": self.cancel},
-        )
+        return [
+            *self._guard.routes(
+                {"/operations/impact": self.impact},
+                {"/operations": self.begin, "/operations/{operation_id}/cancel": self.cancel},
+            ),
+            *self._guard.live_routes(
+                {
+                    "/operations": (self.operations, 5),
+                    "/operations/{operation_id}": (self.operation, 1),
+                }
+            ),
+        ]
 
-    async def operations(self, request: Request, visitor: Visitor) -> Response:
+    async def operations(self, request: Request, visitor: Visitor) -> LiveView:
         query = request.query_params
         requests.refuse_unknown(query, ("after",))
         found = await self._desk.page(requests.after(query, "op"), LIST_COUNT + 1)
         shown = found[:LIST_COUNT]
         older = older_link(request, str(shown[-1].id)) if len(found) > LIST_COUNT else None
-        return page("console/operations.html", visitor=visitor, here="operations", operations=shown, older=older)
+        values = {"visitor": visitor, "here": "operations", "operations": shown, "older": older}
+        return LiveView("console/operations.html", values)
 
     async def impact(self, request: Request, visitor: Visitor) -> Response:
         """What would be changed; the page's form begins it."""
@@ -51,9 +57,10 @@ class OperationPages:
         made = await self._desk.make(self._guard.trail(visitor), scope_of(action, asked))
         return RedirectResponse(f"/console/operations/{made.id}", 303)
 
-    async def operation(self, request: Request, visitor: Visitor) -> Response:
+    async def operation(self, request: Request, visitor: Visitor) -> LiveView:
         one = await self._desk.one(str(request.path_params["operation_id"]))
-        return page("console/operation.html", visitor=visitor, here="operations", one=one)
+        values = {"visitor": visitor, "here": "operations", "one": one}
+        return LiveView("console/operation.html", values, is_over=one.status != "running")
 
     async def cancel(self, request: Request, visitor: Visitor) -> Response:
         await self._guard.form(request, visitor)

@@ -22,6 +22,7 @@ from tidegate.web.console.creation_pages import CreationPages
 from tidegate.web.console.deployment_pages import DeploymentPages
 from tidegate.web.console.guard import SIGN_IN, ConsoleGuard, Show
 from tidegate.web.console.item_pages import ItemPages
+from tidegate.web.console.live_pages import LiveView
 from tidegate.web.console.load_history import LoadHistory
 from tidegate.web.console.operation_pages import OperationPages
 from tidegate.web.console.org_pages import OrgPages
@@ -70,13 +71,15 @@ class ConsolePages:
 
     def routes(self) -> list[Route]:
         looks: dict[str, Show] = {
-            "": self.overview,
-            "/batches": self.batches,
-            "/batches/{batch_id}": self.batch,
-            "/queues": self.queues,
             "/deliveries": self.deliveries,
             "/audit": self.audit,
             "/{rest:path}": self.unknown,
+        }
+        live = {
+            "": (self.overview, 3),
+            "/batches": (self.batches, 5),
+            "/batches/{batch_id}": (self.batch, 2),
+            "/queues": (self.queues, 5),
         }
         changes: dict[str, Show] = {
             "/batches/{batch_id}/{action}": self.act,
@@ -93,6 +96,7 @@ class ConsolePages:
             *DeploymentPages(self._context, self._guard).routes(),
             *OrgPages(self._context, self._guard).routes(),
             *ComparePages(self._context, self._guard).routes(),
+            *self._guard.live_routes(live),
             *self._guard.routes(looks, changes),
         ]
 
@@ -113,21 +117,21 @@ class ConsolePages:
         await self._sessions.sign_out(request)
         return set_cookie(RedirectResponse(SIGN_IN, 303), "", 0)
 
-    async def overview(self, request: Request, visitor: Visitor) -> Response:
+    async def overview(self, request: Request, visitor: Visitor) -> LiveView:
         requests.refuse_unknown(request.query_params, ())
         overview = await self._overviews.look()
-        return page(
-            "console/overview.html",
-            visitor=visitor,
-            here="overview",
-            overview=overview,
-            point=msgspec.to_builtins(await self._load_history.look(overview.deployments)),
-            # A refresh brings one point; what came before is on the page already.
-            points=[] if "hx-request" in request.headers else msgspec.to_builtins(self._load_history.points()),
-            workers=[worker_shown(row) for row in await self._store.list_workers(LIST_COUNT)],
-        )
+        values = {
+            "visitor": visitor,
+            "here": "overview",
+            "overview": overview,
+            "point": msgspec.to_builtins(await self._load_history.look(overview.deployments)),
+            # Only a whole page asks for them: an event brings one point, and what came before is on the page already.
+            "points": lambda: msgspec.to_builtins(self._load_history.points()),
+            "workers": [worker_shown(row) for row in await self._store.list_workers(LIST_COUNT)],
+        }
+        return LiveView("console/overview.html", values)
 
-    async def batches(self, request: Request, visitor: Visitor) -> Response:
+    async def batches(self, request: Request, visitor: Visitor) -> LiveView:
         query = request.query_params
         # A form sends its empty fields too.
         given = QueryParams([(name, value) for name, value in query.multi_items() if value])
@@ -140,42 +144,44 @@ class ConsolePages:
             raise requests.unknown_cursor()
         shown = found[:LIST_COUNT]
         older = older_link(request, shown[-1][0].id) if len(found) > LIST_COUNT else None
-        return page(
-            "console/batches.html",
-            visitor=visitor,
-            here="batches",
-            batches=shown,
-            older=older,
-            asked={name: given.get(name, "") for name in (*FILTERS, "org")},
+        values = {
+            "visitor": visitor,
+            "here": "batches",
+            "batches": shown,
+            "older": older,
+            "asked": {name: given.get(name, "") for name in (*FILTERS, "org")},
             # What an action on every batch that matches must hold to: no filter is left out.
-            filters={name: value for name, value in given.items() if name not in ("after", "sort")},
-            sort=sort,
-            sorts=_SORTS,
-            now_ms=await self._store.now_ms(),
-            ended=JOB_ENDED,
-            statuses=[state.value for state in JobState],
-            choices=ACTIONS,
-        )
+            "filters": {name: value for name, value in given.items() if name not in ("after", "sort")},
+            "sort": sort,
+            "sorts": _SORTS,
+            "now_ms": await self._store.now_ms(),
+            "ended": JOB_ENDED,
+            "statuses": [state.value for state in JobState],
+            "choices": ACTIONS,
+        }
+        return LiveView("console/batches.html", values)
 
-    async def batch(self, request: Request, visitor: Visitor) -> Response:
+    async def batch(self, request: Request, visitor: Visitor) -> LiveView:
         job, org = await job_named(self._store, request)
         changes = await self._store.list_audit(AuditFilter(target=job.id), after=None, count_max=LIST_COUNT)
         timeline = [(one.at_ms, one.event, "") for one in moments(job)]
         timeline += [(one.happened_at, one.action, one.actor) for one in changes or ()]
-        return page(
-            "console/batch.html",
-            visitor=visitor,
-            here="batches",
-            job=job,
-            org=org,
-            ended=job.state in JOB_ENDED,
-            forecast=await self._forecaster.of_job(job),
-            why=explain(job, await self._explainer.inputs(job)),
-            groups=await self._errors.groups_of(job),
-            runs=[one for one in await self._store.runs_of_file(job.tenant_id, job.input_file_id) if one.id != job.id],
-            timeline=sorted(timeline),
-            actions=_possible(job),
-        )
+        values = {
+            "visitor": visitor,
+            "here": "batches",
+            "job": job,
+            "org": org,
+            "ended": job.state in JOB_ENDED,
+            "forecast": await self._forecaster.of_job(job),
+            "why": explain(job, await self._explainer.inputs(job)),
+            "groups": await self._errors.groups_of(job),
+            "runs": [
+                one for one in await self._store.runs_of_file(job.tenant_id, job.input_file_id) if one.id != job.id
+            ],
+            "timeline": sorted(timeline),
+            "actions": _possible(job),
+        }
+        return LiveView("console/batch.html", values, is_over=job.state in JOB_ENDED)
 
     async def act(self, request: Request, visitor: Visitor) -> Response:
         form = await self._guard.form(request, visitor)
@@ -196,17 +202,17 @@ class ConsolePages:
             return RedirectResponse("/console", 303)
         raise ApiProblem(404, "unknown_url", "There is no such page.")
 
-    async def queues(self, request: Request, visitor: Visitor) -> Response:
+    async def queues(self, request: Request, visitor: Visitor) -> LiveView:
         overview = await self._overviews.look()
         flows = [flow_shown(row) for row in await self._store.list_flows(None, FLOWS_MAX)]
-        return page(
-            "console/queues.html",
-            visitor=visitor,
-            here="queues",
-            models=overview.models,
-            flows=flows,
-            waiting=await self._waiting([one.model for one in overview.models if one.requests]),
-        )
+        values = {
+            "visitor": visitor,
+            "here": "queues",
+            "models": overview.models,
+            "flows": flows,
+            "waiting": await self._waiting([one.model for one in overview.models if one.requests]),
+        }
+        return LiveView("console/queues.html", values)
 
     async def _waiting(self, models: list[str]) -> list[tuple[Job, str, list[str]]]:
         """Return the newest batches that wait for these models, whose they are, and why each waits or runs."""

@@ -31,6 +31,7 @@ STATIC = {
     "style.css": "text/css; charset=utf-8",
     "console.js": "text/javascript; charset=utf-8",
     "htmx.min.js": "text/javascript; charset=utf-8",
+    "htmx-sse.min.js": "text/javascript; charset=utf-8",
     "charts.js": "text/javascript; charset=utf-8",
     "uplot.min.js": "text/javascript; charset=utf-8",
     "uplot.min.css": "text/css; charset=utf-8",
@@ -104,6 +105,12 @@ def page(template: str, status: int = 200, **values: Any) -> Response:
     """Return a page made of this template; every value is escaped."""
     text = _TEMPLATES.get_template(template).render(**values)
     return Response(text, status, HEADERS, "text/html; charset=utf-8")
+
+
+def live_part(template: str, **values: Any) -> str:
+    """Return only what a page shows in its block `live`; every value is escaped."""
+    found = _TEMPLATES.get_template(template)
+    return "".join(found.blocks["live"](found.new_context(values)))
 
 
 def older_link(request: Request, last_id: str) -> str:

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the load of the overview: points come with the page and with each refresh of it, so a page that is not looked at asks for nothing.
+// Draws the load of the overview: points come with the page and with the news of it, so a page that is not looked at asks for nothing.
 (() => {
   const POINTS_MAX = 600;
   const host = document.getElementById("charts");
@@ -91,10 +91,9 @@
   if (!points.length) return;
   host.hidden = false;
   show();
-  document.addEventListener("htmx:afterSwap", () => {
-    const live = document.getElementById("live");
-    const point = live && live.dataset.point ? JSON.parse(live.dataset.point) : null;
-    if (!point || point.at <= points[points.length - 1].at) return;
+  document.addEventListener("htmx:sseMessage", () => {
+    const point = JSON.parse(document.getElementById("now").dataset.point);
+    if (point.at <= points[points.length - 1].at) return;
     points.push(point);
     if (points.length > POINTS_MAX) points.shift();
     show();

@@ -3,40 +3,83 @@
 if (window.trustedTypes) {
   window.trustedTypes.createPolicy("default", { createHTML: (text) => text });
 }
-// A page that is not looked at asks for nothing.
-document.addEventListener("htmx:beforeRequest", (event) => {
-  if (document.hidden) event.preventDefault();
-});
-// A session that ended, or a refusal, is shown as a page of its own.
-document.addEventListener("htmx:beforeSwap", (event) => {
-  if (new URL(event.detail.xhr.responseURL).pathname === "/console/sign-in") window.location.assign("/console/sign-in");
-});
+// A page follows what it shows by server-sent events. While it is not looked at it follows nothing: htmx closes the stream of what is disabled.
+const live = document.querySelector("[sse-connect]");
+const trouble = document.getElementById("trouble");
+const say = (words) => { if (trouble && trouble.textContent !== words) trouble.textContent = words; };
+const follow = () => {
+  if (!live) return;
+  live.toggleAttribute("hx-disable", document.hidden);
+  if (window.htmx) window.htmx.process(live);
+};
+follow();
+document.addEventListener("visibilitychange", follow);
+// One stream at most, also where htmx tries again after the page was hidden.
+let source = null;
+const connect = (url) => {
+  if (source) source.close();
+  source = new EventSource(url);
+  source.addEventListener("state", () => say(""));
+  source.addEventListener("trouble", (event) => say(event.data));
+  source.addEventListener("signed-out", () => window.location.assign("/console/sign-in"));
+  if (document.hidden) source.close();
+  return source;
+};
+document.addEventListener("DOMContentLoaded", () => { if (window.htmx) window.htmx.createEventSource = connect; });
+document.addEventListener("htmx:sseError", () => say("The connection to the server is lost. This page goes on when it is back."));
 // What cannot be undone is asked for once more.
 document.addEventListener("submit", (event) => {
   const question = event.submitter && event.submitter.dataset.ask;
   if (question && !window.confirm(question)) event.preventDefault();
 });
 
-// A refresh replaces part of the page: what had the focus, or was unfolded, has and is so again.
+// News replace part of the page: what had the focus, or was unfolded, has and is so again.
 const REACHABLE = "a[href], button, input, select, textarea, summary, [tabindex]";
 // Rows may have come in above: what has the focus is known by what it does, and only then by its place.
 const purpose = (one) => [one.tagName, one.id, one.getAttribute("href"), one.getAttribute("aria-label"), one.name, one.form && one.form.action].join(" ");
 let kept = null;
-document.addEventListener("htmx:beforeSwap", (event) => {
-  const target = event.detail.target;
-  const open = [...target.querySelectorAll("details")].map((one) => one.open);
-  const at = [...target.querySelectorAll(REACHABLE)].indexOf(document.activeElement);
+const keep = () => {
+  const open = [...live.querySelectorAll("details")].map((one) => one.open);
+  const at = [...live.querySelectorAll(REACHABLE)].indexOf(document.activeElement);
   kept = { at, purpose: at < 0 ? "" : purpose(document.activeElement), open };
-});
-document.addEventListener("htmx:afterSwap", () => {
-  const target = document.getElementById("live");
-  if (!target || !kept) return;
-  target.querySelectorAll("details").forEach((one, at) => { if (kept.open[at]) one.open = true; });
+};
+const restore = () => {
+  live.querySelectorAll("details").forEach((one, at) => { if (kept.open[at]) one.open = true; });
   if (kept.at < 0) return;
-  const reachable = [...target.querySelectorAll(REACHABLE)];
+  const reachable = [...live.querySelectorAll(REACHABLE)];
   const focused = [reachable[kept.at], ...reachable].find((one) => one && purpose(one) === kept.purpose);
   if (focused) focused.focus({ preventScroll: true });
-});
+};
+// News wait while a button is pressed or text is marked: a click is not lost, and what is marked can be copied. Once a
+// form is sent the page is left; a browser does not send a form that news took out of the page just then.
+let pressed = false;
+let leaving = false;
+let waiting = null;
+const isHeld = () => {
+  const marked = document.getSelection();
+  return pressed || leaving || (!marked.isCollapsed && live.contains(marked.anchorNode));
+};
+const release = () => {
+  if (waiting === null || isHeld()) return;
+  keep();
+  window.htmx.swap(live, waiting, { swapStyle: "innerHTML" });
+  waiting = null;
+  live.dispatchEvent(new CustomEvent("htmx:sseMessage", { bubbles: true }));
+};
+if (live) {
+  live.addEventListener("pointerdown", () => { pressed = true; });
+  for (const name of ["pointerup", "pointercancel"]) document.addEventListener(name, () => { pressed = false; setTimeout(release); });
+  document.addEventListener("selectionchange", release);
+  live.addEventListener("htmx:sseBeforeMessage", (event) => {
+    waiting = null;
+    if (!isHeld()) { keep(); return; }
+    waiting = event.detail.data;
+    event.preventDefault();
+  });
+  live.addEventListener("htmx:sseMessage", restore);
+  window.addEventListener("submit", (event) => { leaving = !event.defaultPrevented; });
+  window.addEventListener("pageshow", () => { leaving = false; });
+}
 
 // On a phone a row of a table is shown as a card, so each cell knows the name of its column.
 const label = () => {
@@ -49,7 +92,7 @@ const label = () => {
   }
 };
 label();
-document.addEventListener("htmx:afterSwap", label);
+document.addEventListener("htmx:sseMessage", label);
 
 // Keys: j and k go through the rows of a list, Enter opens one, / and Ctrl-K open the palette.
 const rows = () => [...document.querySelectorAll("main td:first-child a[href], main section.card h2, main section.card h3 a[href]")];
