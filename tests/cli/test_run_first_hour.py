@@ -57,9 +57,10 @@ def test_a_server_that_cannot_serve_this_is_told_before_the_first_call(
     assert not (desk.here / "r.jsonl").exists()
 
 
-def test_a_run_in_which_everything_fails_stops_by_itself(desk: Desk) -> None:
+@pytest.mark.parametrize("more", [[], ["--invalid-lines", "error_file"]])
+def test_a_run_in_which_everything_fails_stops_by_itself(desk: Desk, more: list[str]) -> None:
     desk.write([chat(f"c{number}", behaving("latency=100,400")) for number in range(400)])
-    proc = desk.run("--concurrency", "4")
+    proc = desk.run("--concurrency", "4", *more)
     assert proc.wait(60) == 1, proc.logs()
     assert len(desk.called()) < 300
     assert "every request failed from the first on" in proc.stderr()

@@ -102,6 +102,23 @@ def test_a_dry_run_of_a_table_says_why_rows_cannot_be_sent(desk: Desk) -> None:
     assert "and 2 more\n" in proc.stderr()
 
 
+def test_a_table_all_of_whose_rows_fail_stops_by_itself(desk: Desk) -> None:
+    write_template(desk)
+    write_csv(desk.here / "in.csv", [["text"], *([behaving(f"latency=100,400,{number}")] for number in range(400))])
+    proc = begin_and_wait(desk, "in.csv", "out.csv", "--concurrency", "4", code=1)
+    assert len(desk.called()) < 300
+    assert "every request failed from the first on" in proc.stderr()
+
+
+def test_rows_that_cannot_be_sent_stop_no_table(desk: Desk) -> None:
+    write_template(desk, {**CHAT, "model": "{{ model }}"})
+    rows = [["say it", ""]] * 60 + [["say it", "m"]] * 5
+    write_csv(desk.here / "in.csv", [["text", "model"], *rows])
+    proc = begin_and_wait(desk, "in.csv", "out.csv", code=1)
+    assert "5 of 65 rows answered" in proc.stderr()
+    assert "stopped" not in proc.stderr()
+
+
 def test_a_killed_run_goes_on_and_calls_nothing_twice(desk: Desk) -> None:
     write_template(desk)
     table = pa.table({"n": list(range(120)), "text": [behaving("latency=100") + f" {n}" for n in range(120)]})

@@ -9,7 +9,7 @@ import pytest
 
 from tests.contracts.store_world import DAY_MS, MODEL, START_MS, World, plan_of
 from tidegate.core.errors import ApiProblem
-from tidegate.core.job_controls import JobChange, JobControls, MaxErrors
+from tidegate.core.job_controls import EVERYTHING, JobChange, JobControls, MaxErrors
 from tidegate.core.nouns import Job, JobFlush
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
@@ -226,8 +226,8 @@ async def leased(world: World, count: int, **controls: Any) -> Job:
     return job
 
 
-async def flush(world: World, job: Job, answered: tuple[int, ...], failed: tuple[int, ...], nano: int = 0) -> None:
-    """Record these outcomes in one transaction; each answer costs so much."""
+async def flush(world: World, job: Job, answered: tuple[int, ...], failed: tuple[int, ...], nano: int = 0, model: str | None = None) -> None:
+    """Record these outcomes in one transaction; each answer costs so much, and each failed line names this model."""
     answers = world.answers(await world.log(), job, *answered, token=job.id)
     errors = world.errors(await world.log("errors"), job, *failed, token=job.id)
     paid = [msgspec.structs.replace(entry, cost_nano=(nano, 0, 0)) for entry in answers.answers]
@@ -236,7 +236,7 @@ async def flush(world: World, job: Job, answered: tuple[int, ...], failed: tuple
             job.id,
             paid,
             answers.answers_placed if answered else None,
-            errors.errors,
+            [msgspec.structs.replace(entry, model=model) for entry in errors.errors],
             errors.errors_placed if failed else None,
         )
     )
@@ -272,6 +272,22 @@ async def test_a_share_of_errors_counts_once_enough_are_done(world: World) -> No
     assert await ended_by(world, job) == (None, None), "half of them is not more than half"
     await flush(world, job, (), (4,))
     assert await ended_by(world, job) == ("max_errors", "max_errors_exceeded")
+
+
+async def test_a_job_is_stopped_when_all_that_was_sent_failed_and_bad_lines_do_not_count(world: World) -> None:
+    job = await leased(world, 20, max_errors=MaxErrors(share_ppm=EVERYTHING, after=3))
+    await flush(world, job, (), tuple(range(10)), model="")
+    await flush(world, job, (), (10, 11), model="m")
+    assert await ended_by(world, job) == (None, None)
+    await flush(world, job, (), (12,), model="m")
+    assert await ended_by(world, job) == ("max_errors", "max_errors_exceeded")
+    assert "The first 3 requests failed" in (await world.judge(job)).errors[0].message
+
+
+async def test_one_answer_keeps_a_job_going_whatever_else_fails(world: World) -> None:
+    job = await leased(world, 20, max_errors=MaxErrors(share_ppm=EVERYTHING, after=3))
+    await flush(world, job, (0,), tuple(range(1, 20)))
+    assert (await world.judge(job)).closing is JobState.COMPLETED
 
 
 async def test_a_job_that_is_done_with_too_many_errors_failed_too(world: World) -> None:

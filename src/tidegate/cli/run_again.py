@@ -14,7 +14,7 @@ from tidegate.cli import input_file, results, terminal
 from tidegate.core.answers.outcome_lines import OutcomeLine, read_line
 from tidegate.core.answers.results import NEVER_RAN
 from tidegate.core.errors import SettingsError
-from tidegate.core.job_controls import JobControls, MaxErrors, RetryChoice
+from tidegate.core.job_controls import EVERYTHING, JobControls, MaxErrors, RetryChoice
 from tidegate.core.nouns import Job, Usage
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NO_ANSWER = RetryChoice(("failed", "expired", "cancelled"))
 # When each of so many first answers is a failure, the rest would only cost time and money.
-ALL_FAILED = MaxErrors(share_ppm=999_999, after=20)
+ALL_FAILED = MaxErrors(share_ppm=EVERYTHING, after=20)
 GAVE_UP = (JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED, JobState.CANCELLING)
 # Failures that say nothing about the line: the same request may well succeed the next time.
 _LOST = frozenset(code for code, _ in NEVER_RAN.values()) | {

@@ -297,7 +297,7 @@ def _series(errand: Errand) -> dict[str, str]:
 def _controls(errand: Errand, line_count: int) -> JobControls:
     """The thresholds that were asked for; without any, a run all of whose first answers are failures is stopped."""
     asked = errand.run_options.controls
-    if asked.max_errors is not None or not errand.begin.is_checked or errand.run_options.invalid_lines != "fail":
+    if asked.max_errors is not None or not errand.begin.is_checked:
         return asked
     if line_count <= run_again.ALL_FAILED.after:
         return asked

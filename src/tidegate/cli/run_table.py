@@ -98,7 +98,7 @@ class TableEnding(msgspec.Struct):
             f"tokens   {tokens}",
             f"results  {target}",
             *summary.cause_lines(self.causes),
-            *([f"stopped  {self.stopped} No row after these was sent."] if self.stopped else []),
+            *([f"stopped  {self.stopped}"] if self.stopped else []),
             *(f"batch    {one}" for one in self.batches),
         ]
         if self.batches:
@@ -152,7 +152,8 @@ def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]
             with _writing(asked.target):
                 _join(islice(to_join, row_count), errand.targets, columns, writer)
             if done.job.stopped_by is not None:
-                ending.stopped = done.job.errors[0].message
+                no_more = f"{done.job.errors[0].message} No row after these was sent."
+                ending.stopped = summary.FUTILE if done.is_futile else no_more
                 break
         with _writing(asked.target):
             writer.close()

@@ -14,6 +14,7 @@ from tidegate.core.states import JobState
 ALL_SUCCEEDED, SOME_FAILED, UNUSABLE = 0, 1, 2
 ERRORS_SHOWN_MAX = 10
 CAUSES_SHOWN_MAX = 5
+FUTILE = "every request failed from the first on, so the rest was not sent; --no-check goes on"
 MESSAGE_CHARS_MAX = 120
 _LINE = re.compile(r" \(line [0-9,]+\)$")
 
@@ -135,7 +136,7 @@ def _example(cause: Cause) -> str:
 def _causes(ending: Ending) -> list[str]:
     lines = cause_lines(ending.causes)
     if ending.job.stopped_by and ending.is_futile:
-        lines.append("stopped  every request failed from the first on, so the rest was not sent; --no-check goes on")
+        lines.append(f"stopped  {FUTILE}")
     elif ending.job.stopped_by:
         lines += [f"stopped  {error.message}" for error in ending.job.errors[:1]]
         lines.append("         a larger bound or --retry-failed runs only what has no answer yet")

@@ -4,9 +4,12 @@ from typing import Any
 
 import msgspec
 
+EVERYTHING = 1_000_000
+
 
 class MaxErrors(msgspec.Struct, frozen=True):
-    """How many failed items a job allows: a count, or a share of those that are done, in millionths, once `after` of them are."""
+    """How many failed items a job allows: a count, or a share of those that are done, in millionths, once `after` of them are. A share of
+    EVERYTHING stops a job that has no answer when `after` items were sent in vain; bad lines, which are never sent, do not count there."""
 
     count: int | None = None
     share_ppm: int | None = None

@@ -279,6 +279,7 @@ class Job(msgspec.Struct, frozen=True):
     stopped_by: str | None = None
     answers: AnswerTerms | None = None
     schema_invalid_count: int = 0
+    unsent_count: int = 0
     retry_of: str | None = None
     retry_choice: RetryChoice | None = None
     retry_file_id: str | None = None

@@ -14,7 +14,7 @@ from tidegate.store.table import SLICE_COLUMNS, Table, reads, writes
 
 BYTES_ANY = (0, BYTES_MAX)
 # What `job_add` adds to a job of which nothing is run.
-NOTHING_ADDED = (0,) * 11
+NOTHING_ADDED = (0,) * 12
 
 
 class Ingests(Table):

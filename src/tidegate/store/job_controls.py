@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from tidegate.core.errors import ApiProblem
-from tidegate.core.job_controls import JobChange
+from tidegate.core.job_controls import EVERYTHING, JobChange
 from tidegate.core.nouns import Job, LineError
 from tidegate.core.states import JobState
 from tidegate.core.usage.prices import units_text
@@ -126,6 +126,10 @@ def _passed(job: Job) -> tuple[str, str] | None:
             "max_errors",
             f"{job.failed_count:,} requests failed, more than the {errors.count:,} that max_errors allows.",
         )
+    if errors.share_ppm == EVERYTHING:
+        sent_in_vain = 0 if job.answered_count else job.failed_count - job.unsent_count
+        passed = f"The first {sent_in_vain:,} requests failed, and none succeeded."
+        return ("max_errors", passed) if sent_in_vain >= errors.after else None
     if errors.share_ppm is None or done < min(errors.after, job.run_count):
         return None
     if 1_000_000 * job.failed_count <= errors.share_ppm * done:

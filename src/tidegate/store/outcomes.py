@@ -243,9 +243,11 @@ async def _record_job(
     sizes = (answers.size_bytes, errors.size_bytes)
     new_count = len(answers.entries) + len(errors.entries)
     schema_invalid = sum(entry.is_schema_invalid for entry in errors.entries)
+    # Lines that ingest found bad have no model.
+    unsent = sum(entry.model == "" for entry in errors.entries)
     books.add(
         Recorded(flush.job_id, new_count, unused, closed=False, complete=False),
-        (len(answers.entries), len(errors.entries), *tokens, *sizes, unused, cost_nano, schema_invalid),
+        (len(answers.entries), len(errors.entries), *tokens, *sizes, unused, cost_nano, schema_invalid, unsent),
     )
     if has_item_events:
         items = [

@@ -19,7 +19,7 @@ _PLAIN_JOB_COLUMNS = (
     "invalid_lines", "model", "item_count", "answered_count", "failed_count", "expired_count", "cancelled_count", "unused_count",
     "output_file_id", "error_file_id", "output_bytes", "error_bytes", "work_blob_id", "work_bytes", "prompt_bytes",
     "shared_prefix_bytes", "share_owner", "queue", "begin_by", "cost_nano", "paused_at", "stopped_by", "begun_at", "door",
-    "schema_invalid_count",
+    "schema_invalid_count", "unsent_count",
     "retry_of", "retry_file_id", "merged_file_id", "traceparent",
 )  # fmt: skip
 _ERRORS = msgspec.json.Decoder(list[LineError])

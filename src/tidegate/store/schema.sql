@@ -278,7 +278,8 @@ create table jobs (
     canary_then text check (canary_then in ('continue', 'stop', 'wait')),
     canary_state text check (canary_state in ('running', 'waiting', 'passed', 'failed')),
     final_cost_nano bigint,
-    final_failed_ppm bigint
+    final_failed_ppm bigint,
+    unsent_count bigint not null default 0
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 -- SQLite looks through these indexes alone for a search that matches little; recording changes none of their columns.

@@ -6,6 +6,7 @@ alter table workers add column share_owner text not null default '';
 
 alter table jobs add column final_cost_nano bigint;
 alter table jobs add column final_failed_ppm bigint;
+alter table jobs add column unsent_count bigint not null default 0;
 update jobs set final_cost_nano = cost_nano, final_failed_ppm = case when item_count > 0 then 1000000 * failed_count / item_count end
 where state in ('completed', 'failed', 'expired', 'cancelled');
 create index jobs_by_deadline on jobs (expires_at, id)

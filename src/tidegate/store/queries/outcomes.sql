@@ -37,7 +37,7 @@ update jobs set
     output_tokens = output_tokens + :output_tokens, reasoning_tokens = reasoning_tokens + :reasoning_tokens,
     output_bytes = output_bytes + :output_bytes, error_bytes = error_bytes + :error_bytes,
     unused_count = unused_count + :unused, cost_nano = cost_nano + :cost_nano,
-    schema_invalid_count = schema_invalid_count + :schema_invalid,
+    schema_invalid_count = schema_invalid_count + :schema_invalid, unsent_count = unsent_count + :unsent,
     closing = case when state = 'in_progress' and closing is null
         and answered_count + failed_count + :answered + :failed = item_count - deduplicated_count - reused_count then 'completed' else closing end,
     closing_at = case when state = 'in_progress' and closing is null
@@ -50,7 +50,8 @@ where id = :id and state in ('in_progress', 'cancelling')
 returning id, state, cost_nano > max_cost_nano or failed_count > max_errors_count
     or (1000000 * failed_count > max_errors_ppm * (answered_count + failed_count)
         and answered_count + failed_count >= case when max_errors_after < item_count - deduplicated_count - reused_count
-            then max_errors_after else item_count - deduplicated_count - reused_count end) as is_over,
+            then max_errors_after else item_count - deduplicated_count - reused_count end)
+    or (max_errors_ppm = 1000000 and answered_count = 0 and failed_count - unsent_count >= max_errors_after) as is_over,
     canary_state = 'running' and answered_count + failed_count >= canary_items as is_sampled;
 
 -- job_add_unused --
