@@ -20,6 +20,7 @@ from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.control import control_file
 from tidegate.core.deployments import Deployment, Queue, Secret
 from tidegate.core.errors import SettingsError, WorkerBroken
+from tidegate.core.nouns import WorkerDuty
 from tidegate.core.ports import Blobs, Callbacks, FileSource, Limits, Notices, RequestQueue
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.schedule.share_owner import run_owner
@@ -27,7 +28,7 @@ from tidegate.core.states import WorkerState
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.collector import wants_traces
-from tidegate.settings.models import model_caps
+from tidegate.settings.models import model_caps, servers_name
 from tidegate.settings.reload import SettingsFile
 from tidegate.stages.accept import Reception
 from tidegate.stages.deliver import WebhookDeliveries
@@ -42,7 +43,7 @@ from tidegate.upstream.routing.slots import Capacity
 from tidegate.worker.kept_worker import KeptWorker, RunsItems
 from tidegate.worker.options import worker_options
 from tidegate.worker.policies import OperatorPolicies
-from tidegate.worker.registration import EVERY_OWNER, Registration, beat_until
+from tidegate.worker.registration import Registration, beat_until
 from tidegate.worker.reporting import Reporting
 from tidegate.worker.unleased import Unleased
 from tidegate.worker.worker import Worker, WorkerPorts
@@ -100,7 +101,7 @@ async def run(
         if roles.api:
             await _ready_keys(parts)
         await _bury_predecessors(parts)
-        me = _incarnation(parts, runs_for=EVERY_OWNER if roles.worker else None)
+        me = _incarnation(parts, WorkerDuty(runs_items=roles.worker))
         await me.begin()
         router, live_config = await stack.enter_async_context(_router(parts, me, roles, file))
         if roles.worker and not router.status():
@@ -273,14 +274,14 @@ async def _registered_run(parts: Parts, names: Sequence[str], share_owner: str |
     """Register this process for one share owner, under these names; the worker that had them before and died is gone from here on."""
     if share_owner is None:
         await _bury_predecessors(parts)
-        me = _incarnation(parts, runs_for=EVERY_OWNER)
+        me = _incarnation(parts, WorkerDuty(servers=servers_name(parts.settings)))
         await me.begin()
         yield me
         return
     with hold_names(parts.settings.data_dir / "runs", names) as held:
         for worker_id in held.dead_worker_ids:
             await parts.store.declare_gone(worker_id, leaving=True)
-        me = _incarnation(parts, runs_for=share_owner)
+        me = _incarnation(parts, WorkerDuty(share_owner=share_owner, servers=servers_name(parts.settings)))
         await me.begin()
         held.note_worker(me.id)
         yield me
@@ -301,13 +302,14 @@ async def estimating(settings: Settings) -> AsyncIterator[Estimating]:
     from tidegate.web.jobs.validation import JobValidation
 
     async with opened(settings) as alone, _noticed(alone) as parts:
-        me = _incarnation(parts, runs_for=None)
+        me = _incarnation(parts, WorkerDuty(runs_items=False))
         await me.begin()
         async with (
             callback_sender(settings) as callbacks,
             _router(parts, me, Roles(api=False, worker=False)) as (router, _),
         ):
             context = _web_context(parts, me, router, callbacks, Secret(""))
+            context = replace(context, servers=servers_name(settings))
             reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: me.id)
             yield Estimating(parts, reception, JobValidation(context, JobCreation(context, reception)))
 
@@ -362,7 +364,7 @@ async def _bury_predecessors(parts: Parts) -> None:
             await parts.store.declare_gone(str(row["id"]), leaving=True)
 
 
-def _incarnation(parts: Parts, *, runs_for: str | None) -> Registration:
+def _incarnation(parts: Parts, duty: WorkerDuty) -> Registration:
     return Registration(
         parts.store,
         parts.clock,
@@ -370,7 +372,7 @@ def _incarnation(parts: Parts, *, runs_for: str | None) -> Registration:
         host=socket.gethostname(),
         version=__version__,
         lease_ms=parts.settings.worker.lease_ms,
-        runs_for=runs_for,
+        duty=duty,
     )
 
 

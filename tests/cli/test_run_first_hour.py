@@ -174,6 +174,17 @@ def test_version_and_completion(desk: Desk) -> None:
     assert "complete" in desk.done("--show-completion", "bash").stdout()
 
 
+def test_a_dry_run_takes_no_rate_of_another_server(desk: Desk) -> None:
+    desk.write_requests(20)
+    assert desk.run().wait(60) == 0
+    desk.write_requests(21, "ask {}")
+    same = desk.run("--dry-run", "--json", "--upstream", desk.engine.url.removesuffix("/v1") + "/")
+    other = desk.run("--dry-run", "--json", "--upstream", "http://127.0.0.1:9/v1")
+    assert (same.wait(60), other.wait(60)) == (0, 0)
+    assert said_summary(same)["eta"] is not None
+    assert said_summary(other)["eta"] is None
+
+
 def test_a_dry_run_says_what_a_run_would_take_and_sends_nothing(desk: Desk) -> None:
     desk.write_requests(20)
     proc = desk.run("--dry-run")

@@ -226,7 +226,9 @@ async def leased(world: World, count: int, **controls: Any) -> Job:
     return job
 
 
-async def flush(world: World, job: Job, answered: tuple[int, ...], failed: tuple[int, ...], nano: int = 0, model: str | None = None) -> None:
+async def flush(
+    world: World, job: Job, answered: tuple[int, ...], failed: tuple[int, ...], nano: int = 0, model: str | None = None
+) -> None:
     """Record these outcomes in one transaction; each answer costs so much, and each failed line names this model."""
     answers = world.answers(await world.log(), job, *answered, token=job.id)
     errors = world.errors(await world.log("errors"), job, *failed, token=job.id)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.store_world import MODEL, World, line
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
-from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage
+from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage, WorkerDuty
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import Outcome
 
@@ -59,6 +59,19 @@ async def test_a_minute_knows_how_long_there_was_work(world: World) -> None:
     (minute,) = outlook.models[0].minutes
     assert (minute.units, minute.items, minute.call_ms) == (20, 4, 6_000)
     assert minute.busy_ms == 2_000 + 1_000 + 500 + 500
+
+
+async def test_a_run_is_forecast_from_what_its_own_model_servers_did(world: World) -> None:
+    job, here, there = await world.running(await world.caller(), 8), world.id("worker"), world.id("worker")
+    for number, (worker_id, servers) in enumerate([(here, "a"), (there, "b")]):
+        await world.store.enlist_worker(worker_id, "host", "1", 60_000, WorkerDuty(servers=servers))
+        text, units = [line(job.id, number)], 5 + number
+        entry = Finished(number, Outcome.ANSWERED, len(text[0]), 0, "", Usage(), 0, MODEL, units, took_ms=10)
+        log = await world.log(worker_id=worker_id)
+        await world.record(JobFlush(job.id, answers=[entry], answers_placed=log.append(text)))
+    for servers, measured in (("a", [5]), ("b", [6]), ("c", []), ("", [11])):
+        found = await world.store.forecast(MODEL, job.share_owner, 500, servers)
+        assert [minute.units for minute in found.minutes] == measured
 
 
 async def test_calls_take_as_long_as_what_was_counted_before_lets_them(world: World) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, MODEL, START_MS, World
 from tidegate.core.input.turns import IngestLane
-from tidegate.core.nouns import Holding
+from tidegate.core.nouns import Holding, WorkerDuty
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker, WorkerReport
 from tidegate.core.schedule import ModelRoom
 from tidegate.core.states import JobState
@@ -117,7 +117,7 @@ async def test_the_clock_is_the_databases(world: World) -> None:
 
 async def test_only_processes_that_run_items_count_as_workers(world: World) -> None:
     worker, api = await world.worker(), world.id("worker")
-    await world.store.enlist_worker(api, "front", "1", LEASE_MS, False)
+    await world.store.enlist_worker(api, "front", "1", LEASE_MS, WorkerDuty(runs_items=False))
     assert await world.store.workers_alive() == 1
     assert (await world.store.census()).workers == 1
     assert [one.host for one in await world.store.worker_reports()] == ["host"]
@@ -126,7 +126,7 @@ async def test_only_processes_that_run_items_count_as_workers(world: World) -> N
 
 async def test_a_worker_of_one_share_owner_takes_no_input_and_sees_no_job_of_another(world: World) -> None:
     caller, worker, all_round = await world.caller(), world.id("worker"), await world.worker()
-    await world.store.enlist_worker(worker, "host", "1", LEASE_MS, True, "run:x/a")
+    await world.store.enlist_worker(worker, "host", "1", LEASE_MS, WorkerDuty(share_owner="run:x/a"))
     mine, other = [await world.job(caller, share_owner=owner) for owner in ("run:x/a", "run:x/b")]
     sizes = (0, 1 << 40)
     assert await world.store.take_ingests(IngestLane.SMALL, sizes, 9, worker, "t") == [mine.id]

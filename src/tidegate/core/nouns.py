@@ -403,6 +403,18 @@ class LeasedSlice(msgspec.Struct, frozen=True):
         return self.work_units // self.count
 
 
+class WorkerDuty(msgspec.Struct, frozen=True):
+    """What a process is there for. With a share owner it runs the jobs of that owner alone. `servers` is a name for the model servers of
+    a `tidegate run`, whose rates are kept apart from those that others have under the same model."""
+
+    runs_items: bool = True
+    share_owner: str = ""
+    servers: str = ""
+
+
+EVERY_JOB = WorkerDuty()
+
+
 class Holding(msgspec.Struct, frozen=True):
     """What the store says of one slice that a worker holds, at a heartbeat. `is_held`: its job is paused, or must not run yet."""
 

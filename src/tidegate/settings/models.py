@@ -1,5 +1,6 @@
 """Turns what an operator wrote about models and resources into the engine's deployments, resources and shared slots."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -21,6 +22,7 @@ GLOBAL_SLOTS = "global"
 MAX_IN_FLIGHT = 64
 MODEL_SLOTS = "model:"
 # Headers of the call itself: a hint under such a name would break it or show our key.
+_SERVERS_CHARS = 16
 _TAKEN_HEADERS = frozenset(
     {
         "authorization", "connection", "content-encoding", "content-length", "content-type", "host", "idempotency-key", "te", "trailer",
@@ -38,6 +40,14 @@ def deployments(settings: Settings) -> tuple[Deployment, ...]:
     if settings.upstream.url:
         found.append(_any_model(settings))
     return tuple(found)
+
+
+def servers_name(settings: Settings) -> str:
+    """One name for the model servers that these settings call, in any order and however their addresses end."""
+    served = sorted(
+        (*one.models, one.url.rstrip("/").removesuffix("/v1"), one.upstream_model) for one in deployments(settings)
+    )
+    return hashlib.sha256(repr(served).encode()).hexdigest()[:_SERVERS_CHARS]
 
 
 def resources(settings: Settings) -> tuple[Resource, ...]:

@@ -13,15 +13,16 @@ from tidegate.store.table import IDEMPOTENCY_KEEP_MS, Table, reads
 
 class Forecasts(Table):
     @reads
-    async def forecast(self, tx: Tx, model: str, share_owner: str, units: int) -> ModelOutlook:
-        """What would stand before so many work units of this share owner on this model, if they came now."""
+    async def forecast(self, tx: Tx, model: str, share_owner: str, units: int, servers: str = "") -> ModelOutlook:
+        """What would stand before so many work units of this share owner on this model, if they came now. With a name of model servers
+        the rates are those that were measured there."""
         shared = await tx.one("flows_weight", model=model)
         flow_count, weights_milli = (shared[0], shared[1]) if shared else (0, 0)
         row = await tx.one("forecast_flow", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX)
         weight_milli, is_awake, ahead_units = row if row else (1000, 0, 0)
         if not is_awake:
             flow_count, weights_milli = flow_count + 1, weights_milli + weight_milli
-        recent = await tx.all("rates_recent", model=model, minutes=RATE_MINUTES)
+        recent = await tx.all("rates_recent", model=model, minutes=RATE_MINUTES, servers=servers)
         minutes = tuple(Minute(*row) for row in recent)
         others = await other_flows(tx, model, share_owner, flow_count, weights_milli - weight_milli)
         weight, weights = weight_milli / 1000, weights_milli / 1000

@@ -81,6 +81,7 @@ create index keys_by_tenant on keys (tenant_id);
 
 -- One row per process incarnation. Its leases live exactly as long as `alive_until` stays ahead of the database's clock. `share_owner` is the
 -- only owner whose jobs it ingests and leases; empty for a worker of all.
+-- `servers` is a name for the model servers of a `tidegate run`; empty for a process of a gateway.
 create table workers (
     id text primary key,
     host text not null,
@@ -96,7 +97,8 @@ create table workers (
     runs_items bigint not null,
     -- What keeps it from work, as JSON; empty while nothing does.
     report text not null,
-    share_owner text not null default ''
+    share_owner text not null default '',
+    servers text not null default ''
 );
 create index workers_alive on workers (alive_until) where state = 'alive';
 
@@ -488,6 +490,7 @@ create table rates (
     call_ms bigint not null default 0,
     last_at bigint not null default 0,
     input_tokens bigint not null default 0,
+    servers text not null default '',
     primary key (model, minute, worker_id)
 );
 create index rates_by_age on rates (minute);

@@ -295,7 +295,7 @@ async def _pace(tx: Tx, model: str, now: int) -> ModelPace:
 
 
 async def _minutes(tx: Tx, model: str) -> tuple[Minute, ...]:
-    return tuple(Minute(*row) for row in await tx.all("rates_recent", model=model, minutes=RATE_MINUTES))
+    return tuple(Minute(*row) for row in await tx.all("rates_recent", model=model, minutes=RATE_MINUTES, servers=""))
 
 
 async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:

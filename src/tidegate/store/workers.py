@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tidegate.core.nouns import Holding
+from tidegate.core.nouns import EVERY_JOB, Holding, WorkerDuty
 from tidegate.core.ports import ReportedWorker, WorkerReport
 from tidegate.core.states import JobState
 from tidegate.store.driver import Tx
@@ -21,12 +21,12 @@ class Workers(Table):
         host: str,
         version: str,
         lease_ms: int,
-        runs_items: bool = True,
-        share_owner: str = "",
+        duty: WorkerDuty = EVERY_JOB,
     ) -> None:
-        """Add a new incarnation of a process. With a share owner it is there for the jobs of that owner alone."""
-        row = {"id": worker_id, "host": host, "version": version, "lease_ms": lease_ms, "runs_items": int(runs_items)}
-        await tx.all("worker_put", share_owner=share_owner, **row)
+        """Add a new incarnation of a process."""
+        row = {"id": worker_id, "host": host, "version": version, "lease_ms": lease_ms}
+        does = {"runs_items": int(duty.runs_items), "share_owner": duty.share_owner, "servers": duty.servers}
+        await tx.all("worker_put", **row, **does)
 
     @beats
     async def beat(self, tx: Tx, worker_id: str, lease_ms: int) -> list[Holding] | None:

@@ -33,6 +33,7 @@ class WebContext(msgspec.Struct, frozen=True):
     `readiness` says for each further part of the process (the worker, say) what is wrong with
     it, or None. `control_token` is what commands on this machine show instead of a key. `live_config` follows what is added at run time,
     `book` is where interactive calls are counted, and `stop` is set when the process is asked to stop.
+    `servers` names the model servers whose rates a forecast is made from; empty for all that were measured.
     """
 
     store: Store
@@ -51,6 +52,7 @@ class WebContext(msgspec.Struct, frozen=True):
     live_config: "LiveConfig | None" = None
     book: "InteractiveUsageBook | None" = None
     stop: asyncio.Event | None = None
+    servers: str = ""
 
     def model_of(self) -> Mapping[str, str]:
         """The model behind each resource: one mapping, which follows what is added at run time."""

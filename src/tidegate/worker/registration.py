@@ -6,20 +6,16 @@ import structlog
 
 from tidegate.core import ids
 from tidegate.core.errors import StoreUnavailable
-from tidegate.core.nouns import Holding
+from tidegate.core.nouns import EVERY_JOB, Holding, WorkerDuty
 from tidegate.core.ports import Clock, Entropy
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
-EVERY_OWNER = ""
-
 
 class Registration:
     """One life of a process. Declared gone, it begins another one under another id. `has_left`: it ended this life by itself.
-    `asked_ms` is when it asked for its last heartbeat that was answered.
-
-    `runs_for` is the share owner whose jobs the process runs: EVERY_OWNER for those of all, None for a process that runs none."""
+    `asked_ms` is when it asked for its last heartbeat that was answered."""
 
     def __init__(
         self,
@@ -30,7 +26,7 @@ class Registration:
         host: str,
         version: str,
         lease_ms: int,
-        runs_for: str | None = EVERY_OWNER,
+        duty: WorkerDuty = EVERY_JOB,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -38,7 +34,7 @@ class Registration:
         self._host = host
         self._version = version
         self._lease_ms = lease_ms
-        self._runs_for = runs_for
+        self._duty = duty
         self.id = ""
         self.safe_until_ms = 0.0
         self.asked_ms = 0.0
@@ -48,8 +44,7 @@ class Registration:
         """Enlist under a fresh id."""
         asked_ms = self._clock.monotonic_ms()
         fresh = ids.make("worker", self._entropy.token_bytes(16))
-        runs_items, share_owner = self._runs_for is not None, self._runs_for or EVERY_OWNER
-        await self._store.enlist_worker(fresh, self._host, self._version, self._lease_ms, runs_items, share_owner)
+        await self._store.enlist_worker(fresh, self._host, self._version, self._lease_ms, self._duty)
         self.id = fresh
         self.has_left = False
         self.safe_until_ms = self._safe_from(asked_ms)

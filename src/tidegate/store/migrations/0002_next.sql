@@ -1,8 +1,10 @@
 -- compatible_from: 1
 
 alter table rates add column input_tokens bigint not null default 0;
+alter table rates add column servers text not null default '';
 
 alter table workers add column share_owner text not null default '';
+alter table workers add column servers text not null default '';
 
 alter table jobs add column final_cost_nano bigint;
 alter table jobs add column final_failed_ppm bigint;

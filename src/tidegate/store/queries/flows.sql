@@ -101,10 +101,10 @@ where state = 'asleep' and wakes_at is null and changed_at < now_ms() - :keep_ms
 
 -- rate_add --
 -- `since_ms` ago the first of these calls began. Only time that was not counted before is added to what the worker was busy.
-insert into rates (model, minute, worker_id, units, tokens, items, busy_ms, call_ms, last_at, input_tokens)
+insert into rates (model, minute, worker_id, units, tokens, items, busy_ms, call_ms, last_at, input_tokens, servers)
 values (:model, now_ms() / 60000, :worker_id, :units, :tokens, :items,
     case when cast(:since_ms as bigint) < now_ms() % 60000 then cast(:since_ms as bigint) else now_ms() % 60000 end, :call_ms, now_ms(),
-    :input_tokens)
+    :input_tokens, coalesce((select w.servers from workers w where w.id = :worker_id), ''))
 on conflict (model, minute, worker_id) do update set
     units = rates.units + excluded.units, tokens = rates.tokens + excluded.tokens, items = rates.items + excluded.items,
     busy_ms = rates.busy_ms + case when excluded.busy_ms < excluded.last_at - rates.last_at then excluded.busy_ms
@@ -115,11 +115,11 @@ on conflict (model, minute, worker_id) do update set
 delete from rates where minute < now_ms() / 60000 - :keep_minutes;
 
 -- rates_recent --
--- What all workers together served of a model lately, a row a minute.
+-- What all workers together served of a model lately, a row a minute. A run that has model servers of its own asks for theirs alone.
 select r.minute, cast(sum(r.units) as bigint) as units, cast(sum(r.tokens) as bigint) as tokens, cast(sum(r.items) as bigint) as items,
     max(r.busy_ms) as busy_ms, cast(sum(r.call_ms) as bigint) as call_ms, cast(sum(r.input_tokens) as bigint) as input_tokens
 from rates r
-where r.model = :model and r.minute > now_ms() / 60000 - :minutes
+where r.model = :model and r.minute > now_ms() / 60000 - :minutes and (:servers = '' or r.servers in ('', :servers))
 group by r.minute
 order by r.minute;
 

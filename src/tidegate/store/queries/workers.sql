@@ -6,8 +6,8 @@ select now_ms();
 
 -- worker_put --
 -- A process introduces itself; its leases hang on this row.
-insert into workers (id, host, version, state, started_at, beat_at, alive_until, runs_items, share_owner, report)
-values (:id, :host, :version, 'alive', now_ms(), now_ms(), now_ms() + :lease_ms, :runs_items, :share_owner, '')
+insert into workers (id, host, version, state, started_at, beat_at, alive_until, runs_items, share_owner, servers, report)
+values (:id, :host, :version, 'alive', now_ms(), now_ms(), now_ms() + :lease_ms, :runs_items, :share_owner, :servers, '')
 on conflict (id) do nothing;
 
 -- worker_beat --

@@ -102,6 +102,7 @@ class JobValidation:
         self._router = context.router
         self._model_of = context.model_of()
         self._scratch = context.scratch
+        self._servers = context.servers
         self._creation = creation
         self._rooms = LimitRooms(context)
         self._forecaster = Forecaster(context)
@@ -124,7 +125,7 @@ class JobValidation:
         outlooks: list[ModelOutlook] = []
         for load in loads:
             units = load.input_tokens + load.output_tokens_max
-            outlook = await self._store.forecast(load.model, share_owner, units)
+            outlook = await self._store.forecast(load.model, share_owner, units, self._servers)
             answers = output_tokens(load, outlook.minutes)
             output += answers
             cost += cost_nano(load, answers, self._router.prices(load.model), shared_share)
