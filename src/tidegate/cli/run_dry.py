@@ -99,9 +99,7 @@ def _left_before(history: run_again.History, estimate: "JobEstimate") -> str:
     if not estimate.item_count and not estimate.errors and history.is_ended:
         return run_again.found_ended(history.jobs)
     count = terminal.in_words(whole.item_count, "request")
-    # Which lines an ordered batch has answered is not known before its end.
-    about = "all of them" if history.last.ordered and not history.is_ended else "what would still run"
-    return f"{whole.answered_count:,} of {count} have an answer; this is about {about}"
+    return f"{whole.answered_count:,} of {count} have an answer; this is about what would still run"
 
 
 def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:
