@@ -104,7 +104,9 @@ def test_a_dry_run_of_a_table_says_why_rows_cannot_be_sent(desk: Desk) -> None:
 
 def test_a_table_all_of_whose_rows_fail_stops_by_itself(desk: Desk) -> None:
     write_template(desk)
-    write_csv(desk.here / "in.csv", [["text"], *([behaving("latency=100,400") + f" {number}"] for number in range(400))])
+    write_csv(
+        desk.here / "in.csv", [["text"], *([behaving("latency=100,400") + f" {number}"] for number in range(400))]
+    )
     proc = begin_and_wait(desk, "in.csv", "out.csv", "--concurrency", "4", code=1)
     assert len(desk.called()) < 300
     assert "every request failed from the first on" in proc.stderr()
@@ -152,7 +154,9 @@ def test_a_dry_run_of_a_killed_table_is_about_the_rows_that_would_still_run(desk
     wait_until(lambda: "20/40" in first.stderr(), what="half of the answers")
     first.kill()
     dry = begin_and_wait(desk, "in.csv", "out.csv", "--dry-run")
-    assert "before   20 of 40 requests have an answer; this is about what would still run\nrequests 20\n" in dry.stderr()
+    assert (
+        "before   20 of 40 requests have an answer; this is about what would still run\nrequests 20\n" in dry.stderr()
+    )
 
 
 def test_several_parts_become_one_table(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tidegate.core.nouns import Caller
 
 if TYPE_CHECKING:
     from tidegate.storage import Parts
-    from tidegate.web.jobs.validation import JobEstimate
+    from tidegate.web.jobs.validation import JobEstimate, TokenRange
 
 ERRORS_SHOWN_MAX = 10
 
@@ -90,8 +90,8 @@ def nothing_to_run() -> "JobEstimate":
     """What a run takes all of whose lines are done."""
     from tidegate.web.jobs import validation
 
-    tokens, cost = validation.Tokens(0, validation.TokenRange(0, 0, 0)), validation.CostShown("0", "0", "0")
-    return validation.JobEstimate((), 0, 0, (), 0, 0, tokens, cost, validation.EtaSeconds(0, 0), None, [], [])
+    cost, no_time = validation.CostShown("0", "0", "0"), validation.EtaSeconds(0, 0)
+    return validation.JobEstimate((), 0, 0, (), 0, 0, validation.NO_TOKENS, cost, no_time, None, [], [])
 
 
 def _left_before(history: run_again.History, estimate: "JobEstimate") -> str:
@@ -100,6 +100,10 @@ def _left_before(history: run_again.History, estimate: "JobEstimate") -> str:
         return run_again.found_ended(history.jobs)
     count = terminal.in_words(whole.item_count, "request")
     return f"{whole.answered_count:,} of {count} have an answer; this is about what would still run"
+
+
+def _range(tokens: "TokenRange") -> str:
+    return f"{terminal.short(tokens.p50)} ({terminal.short(tokens.p5)} to {terminal.short(tokens.p95)})"
 
 
 def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:
@@ -122,11 +126,8 @@ def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:
     if (more := max(len(reported), estimate.bad_count) - ERRORS_SHOWN_MAX) > 0:
         lines.append(f"         and {more:,} more")
     if not estimate.errors:
-        output, cost = estimate.tokens.output, estimate.cost
-        short = terminal.short
-        lines.append(
-            f"tokens   {short(estimate.tokens.input)} in, about {short(output.p50)} out ({short(output.p5)} to {short(output.p95)})"
-        )
+        cost, tokens = estimate.cost, estimate.tokens
+        lines.append(f"tokens   about {_range(tokens.input_range)} in, about {_range(tokens.output)} out")
         if cost.p95 != "0":
             lines.append(f"cost     about {cost.p50} ({cost.p5} to {cost.p95})")
         eta = estimate.eta

@@ -172,6 +172,7 @@ def context_of(world: World, tmp_path: Path) -> Any:
         tenants=lambda: Tenants(settings),
         model_of=dict,
         scratch=world.scratch,
+        servers="",
     )
 
 

@@ -50,6 +50,8 @@ def test_a_good_input_is_told_in_full_and_nothing_is_kept(web: WebServer, client
     assert said["tokens"]["output"]["p95"] == 10 * count
     assert said["tokens"]["output"]["p5"] <= said["tokens"]["output"]["p50"] <= 10 * count
     assert count <= said["tokens"]["input"] <= 40 * count
+    prompts = said["tokens"]["input_range"]
+    assert prompts["p5"] < said["tokens"]["input"] == prompts["p50"] < prompts["p95"]
     assert said["cost"] == {"p5": "0", "p50": "0", "p95": "0"}
     assert said["eta_seconds"] is None
     assert 0 < said["shared_prefix_share"] < 1

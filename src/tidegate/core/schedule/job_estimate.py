@@ -4,6 +4,7 @@ input, on what the model's answers took lately, and on prices.
 Answers are bounded by what their requests allow. Where nothing was measured, only that bound is known.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -39,6 +40,11 @@ class ModelLoad(msgspec.Struct, frozen=True):
     items: int
     input_tokens: int
     output_tokens_max: int
+
+
+def input_tokens(estimated: int) -> EstimateRange:
+    """Return how many tokens prompts have that were estimated by their bytes."""
+    return EstimateRange(int((1 - _MARGIN) * estimated), estimated, math.ceil((1 + _MARGIN) * estimated))
 
 
 def output_tokens(load: ModelLoad, minutes: Sequence[Minute]) -> EstimateRange:
@@ -81,11 +87,11 @@ def cost_nano(
     if not known:
         return EstimateRange()
 
-    def at(input_share: float, cached_share: float, output_tokens: int) -> list[int]:
-        input_tokens = int(input_share * load.input_tokens)
-        usage = Usage(input_tokens, int(cached_share * input_tokens), output_tokens)
+    def at(prompts: int, cached_share: float, output_tokens: int) -> list[int]:
+        usage = Usage(prompts, int(cached_share * prompts), output_tokens)
         return [cost(usage, price, batch=True).total_nano for price in known]
 
-    likely = at(1.0, 0.0, output.p50)
-    least, most = at(1 - _MARGIN, shared_share, output.p5), at(1 + _MARGIN, 0.0, output.p95)
+    prompts = input_tokens(load.input_tokens)
+    likely = at(prompts.p50, 0.0, output.p50)
+    least, most = at(prompts.p5, shared_share, output.p5), at(prompts.p95, 0.0, output.p95)
     return EstimateRange(min(least), sum(likely) // len(likely), max(most))

@@ -18,7 +18,7 @@ from tidegate.core.job_shape import InputPart
 from tidegate.core.nouns import Caller, File, IngestPlan, JobRequest, LineError
 from tidegate.core.policy.policy_rules import names_allowed
 from tidegate.core.schedule import eta
-from tidegate.core.schedule.job_estimate import EstimateRange, ModelLoad, cost_nano, output_tokens
+from tidegate.core.schedule.job_estimate import EstimateRange, ModelLoad, cost_nano, input_tokens, output_tokens
 from tidegate.core.schedule.outlooks import ModelOutlook
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import prompt_tokens
@@ -51,8 +51,14 @@ class CostShown(msgspec.Struct):
 
 
 class Tokens(msgspec.Struct):
+    """`input` is the p50 of `input_range`."""
+
     input: int
+    input_range: TokenRange
     output: TokenRange
+
+
+NO_TOKENS = Tokens(0, TokenRange(0, 0, 0), TokenRange(0, 0, 0))
 
 
 class EtaSeconds(msgspec.Struct):
@@ -131,7 +137,8 @@ class JobValidation:
             cost += cost_nano(load, answers, self._router.prices(load.model), shared_share)
             outlooks.append(outlook)
         rooms = await self._rooms.of_caller(caller, wanted.limits)
-        needs = (sum(load.items for load in loads), prompt_tokens(plan.prompt_bytes) + output.p50, cost.p50)
+        prompts = input_tokens(prompt_tokens(plan.prompt_bytes))
+        needs = (sum(load.items for load in loads), prompts.p50 + output.p50, cost.p50)
         least_ms = await self._forecaster.least_ms(caller, needs[0], [one.model for one in loads], "new", wanted.limits)
         return JobEstimate(
             (),
@@ -140,7 +147,7 @@ class JobValidation:
             bad_lines,
             plan.copied.deduplicated,
             plan.copied.reused,
-            Tokens(prompt_tokens(plan.prompt_bytes), TokenRange(output.p5, output.p50, output.p95)),
+            Tokens(prompts.p50, _shown(prompts), _shown(output)),
             CostShown(units_text(cost.p5), units_text(cost.p50), units_text(cost.p95)),
             None if least_ms is None else _eta(outlooks, least_ms),
             round(shared_share, 4) if plan.prompt_bytes else None,
@@ -150,8 +157,7 @@ class JobValidation:
 
     def _unusable(self, plan: IngestPlan, files: Sequence[File]) -> JobEstimate:
         lines = sum(file.line_count for file in files)
-        nothing = Tokens(0, TokenRange(0, 0, 0))
-        return JobEstimate(plan.errors, lines, 0, (), 0, 0, nothing, CostShown("0", "0", "0"), None, None, [], [])
+        return JobEstimate(plan.errors, lines, 0, (), 0, 0, NO_TOKENS, CostShown("0", "0", "0"), None, None, [], [])
 
     async def _plan(
         self, caller: Caller, wanted: JobRequest, files: Sequence[File]
@@ -222,6 +228,10 @@ def _bad_lines(plan: IngestPlan, work_path: Path, count_max: int) -> list[LineEr
         work.seek(bad[0].work_at)
         items = [_bad_item(text) for text in islice(work, min(count_max, sum(one.count for one in bad)))]
     return [LineError(item.code, item.message, item.param, item.line) for item in items]
+
+
+def _shown(tokens: EstimateRange) -> TokenRange:
+    return TokenRange(tokens.p5, tokens.p50, tokens.p95)
 
 
 def _loads(plan: IngestPlan) -> tuple[list[ModelLoad], int]:
