@@ -47,7 +47,7 @@ def test_config_shows_where_each_value_came_from(tidegate: Command, here: Path) 
     entries = {entry["key"]: entry for entry in json.loads(done.stdout)}
     assert (entries["server.port"]["value"], entries["server.port"]["origin"]) == (9000, "c.yaml:2")
     assert (entries["worker.poll_ms"]["value"], entries["worker.poll_ms"]["origin"]) == (50, "TIDEGATE_WORKER_POLL_MS")
-    assert (entries["data"]["value"], entries["data"]["origin"]) == ("d", "option")
+    assert (entries["data"]["value"], entries["data"]["origin"]) == ("d", "--data")
     assert entries["limits.items_max"]["origin"] == "default"
     assert entries["store.url"]["value"] == "postgresql://u:***@h/d"
     assert entries["upstream.api_key"]["value"] == "***"

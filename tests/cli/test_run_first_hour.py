@@ -57,6 +57,35 @@ def test_a_server_that_cannot_serve_this_is_told_before_the_first_call(
     assert not (desk.here / "r.jsonl").exists()
 
 
+def test_what_is_wrong_with_an_option_is_told_under_its_own_name(desk: Desk) -> None:
+    desk.write_requests(1)
+    url = desk.engine.url
+    for more, said in (
+        (["run", "requests.jsonl", "--upstream", url, "--concurrency", "0"], "--concurrency is 0, but must be a whole"),
+        (["run", "requests.jsonl", "--upstream", url, "--concurrency", "99999"], "--concurrency is 99999, but must be"),
+        (["run", "requests.jsonl", "--upstream", "nonsense"], "--upstream cannot be used: "),
+        (
+            ["run", "requests.jsonl", "--upstream", url, "--api-key", "env:NO"],
+            "--api-key names the environment variable",
+        ),
+        (["batches", "list", "--server", "nonsense"], "--server must be a URL such as"),
+        (["batches", "list", "--server", url, "--api-key", "env:NO"], "--api-key names the environment variable"),
+        (
+            ["deployments", "add", "x", "--model", "m", "--url", url, "--server", url, "--server-key", "env:NO"],
+            "--server-key names the",
+        ),
+        (["serve", "--upstream", url, "--port", "99999"], "--port is 99999, but must be"),
+    ):
+        told = desk.done(*more, code=2).stderr()
+        assert told.startswith(f"tidegate: {said}"), told
+        assert len(told.splitlines()) == 1, told
+    named = desk.done("run", "requests.jsonl", code=2, OPENAI_BASE_URL="nonsense").stderr()
+    assert named.startswith("tidegate: OPENAI_BASE_URL cannot be used: "), named
+    elsewhere = desk.done("run", "requests.jsonl", code=2, TIDEGATE_WORKER_IN_FLIGHT_MAX="0").stderr()
+    assert "worker.in_flight_max is 0" in elsewhere
+    assert "[TIDEGATE_WORKER_IN_FLIGHT_MAX]" in elsewhere
+
+
 @pytest.mark.parametrize("more", [[], ["--invalid-lines", "error_file"]])
 def test_a_run_in_which_everything_fails_stops_by_itself(desk: Desk, more: list[str]) -> None:
     desk.write([chat(f"c{number}", behaving("latency=100,400")) for number in range(400)])

@@ -94,7 +94,13 @@ def add_deployment(
     """
     fields = {"model": model, "url": url, **({} if api_key is None else {"api_key": api_key}), **fields_of(values)}
     do(
-        options.loaded(config, data, remote__url=server, remote__key=server_key).settings,
+        options.loaded(
+            config,
+            data,
+            remote__url=server,
+            remote__key=server_key,
+            names=options.NAMES | {"remote.key": "--server-key"},
+        ).settings,
         "deployment",
         "add",
         wish(name, fields),

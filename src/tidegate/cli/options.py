@@ -1,6 +1,7 @@
 """The options that every command has, and the settings that they lead to."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,20 @@ from tidegate.core.errors import SettingsError
 # Settings take long to load, and completion and help do without them.
 if TYPE_CHECKING:
     from tidegate.settings import Loaded
+
+
+# The option that gives a setting, as its user typed it.
+NAMES = {
+    "data": "--data",
+    "http.connections_max": "--concurrency",
+    "remote.key": "--api-key",
+    "remote.url": "--server",
+    "server.host": "--host",
+    "server.port": "--port",
+    "upstream.api_key": "--api-key",
+    "upstream.url": "--upstream",
+    "worker.in_flight_max": "--concurrency",
+}
 
 
 def require_reference(text: str | None) -> str | None:
@@ -105,18 +120,32 @@ def as_arguments(
     return "".join(f" {name} {shlex.quote(str(path))}" for name, path in given if path is not None)
 
 
-def read(config: Path | None, data: Path | None, *, calls_models: bool = True, **overrides: object) -> "Loaded":
-    """Return the settings under these options, keys written with `__` for the dot."""
+def read(
+    config: Path | None,
+    data: Path | None,
+    *,
+    calls_models: bool = True,
+    names: Mapping[str, str] = NAMES,
+    **overrides: object,
+) -> "Loaded":
+    """Return the settings under these options, keys written with `__` for the dot; `names` are what their user typed."""
     from tidegate.settings import load
 
     given = {key.replace("__", "."): value for key, value in overrides.items()}
-    return load(config, data, given, calls_models=calls_models)
+    return load(config, data, given, calls_models=calls_models, option_names=names)
 
 
-def loaded(config: Path | None, data: Path | None, *, calls_models: bool = False, **overrides: object) -> "Loaded":
+def loaded(
+    config: Path | None,
+    data: Path | None,
+    *,
+    calls_models: bool = False,
+    names: Mapping[str, str] = NAMES,
+    **overrides: object,
+) -> "Loaded":
     """Return the settings under these options. With `calls_models` the keys of model servers are needed, and what should be fixed is
     printed; other commands leave that to those that start something, to `config` and to `doctor`."""
-    found = read(config, data, calls_models=calls_models, **overrides)
+    found = read(config, data, calls_models=calls_models, names=names, **overrides)
     if calls_models:
         warn_of(found)
     return found

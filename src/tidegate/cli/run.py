@@ -48,10 +48,11 @@ def run(
     from tidegate.cli import run_file
     from tidegate.cli.input_file import RunOptions
 
+    names = options.NAMES if upstream else options.NAMES | {"upstream.url": "OPENAI_BASE_URL"}
     upstream, api_key = run_file.named_upstream(upstream, api_key)
     settings = options.loaded(
         config, data, upstream__url=upstream, upstream__api_key=api_key, worker__in_flight_max=in_flight,
-        http__connections_max=run_file.connections(in_flight), calls_models=True,
+        http__connections_max=run_file.connections(in_flight), calls_models=True, names=names,
     ).settings  # fmt: skip
     run_options = RunOptions(
         run_file.checked_endpoint(endpoint),

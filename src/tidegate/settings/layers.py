@@ -58,12 +58,20 @@ class _Layers:
         self.problems: list[str] = []
         self._environ = environ
         self._calls_models = calls_models
+        self._option_names: Mapping[str, str] = {}
         self._file: YamlFile | None = None
 
     def add(self, path: KeyPath, text: str) -> None:
         name = ".".join(str(part) for part in path)
         origin = self.origin_of(path)
-        self.problems.append(f"{name} {text}" + (f" [{origin}]" if origin != DEFAULT else ""))
+        problem = f"{name} {text} [{origin}]"
+        if origin == DEFAULT:
+            problem = f"{name} {text}"
+        elif origin in self._option_names.values():
+            problem = f"{origin} {text}"
+        # One option may stand for two settings.
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def origin_of(self, path: KeyPath) -> str:
         """Where the value at this path, or the one around it, was given; the file's own lines as near as they are known."""
@@ -108,14 +116,18 @@ class _Layers:
                     f"{name} is not a known variable; {nearest(name, [*known, CONFIG_VARIABLE])} [environment]"
                 )
 
-    def read_options(self, options: Mapping[str, object]) -> None:
+    def read_options(self, options: Mapping[str, object], names: Mapping[str, str]) -> None:
+        """Take what the command line gives, by key; `names` are the options as their user typed them."""
+        self._option_names = names
         known = catalog.by_key()
         for key, value in options.items():
             if value is None:
                 continue
             if key not in known:
                 raise SettingsError(f"{key} is not a known setting; {nearest(key, list(known))}")
-            self.put(key, from_text(known[key].type, value, key) if isinstance(value, str) else value, OPTION)
+            self.put(
+                key, from_text(known[key].type, value, key) if isinstance(value, str) else value, names.get(key, OPTION)
+            )
 
     def put(self, key: str, value: object, origin: str) -> None:
         *groups, name = key.split(".")
@@ -161,11 +173,12 @@ def load(
     environ: Mapping[str, str] | None = None,
     *,
     calls_models: bool = True,
+    option_names: Mapping[str, str] | None = None,
 ) -> Loaded:
     """The settings of this process; raises SettingsError with everything that is wrong, one problem a line.
 
-    `overrides` are the command line's, by key (`{"server.port": 9000}`); a None among them was not given. Without
-    `calls_models` the keys of model servers are not looked up.
+    `overrides` are the command line's, by key (`{"server.port": 9000}`); a None among them was not given. What is wrong with one is told
+    under its name in `option_names`. Without `calls_models` the keys of model servers are not looked up.
     """
     surroundings: Mapping[str, str] = os.environ if environ is None else environ
     layers = _Layers(surroundings, calls_models=calls_models)
@@ -176,7 +189,7 @@ def load(
         layers.read_file(config_path)
     options = {**(overrides or {}), "data": None if data_dir is None else str(data_dir)}
     layers.read_environment(options)
-    layers.read_options(options)
+    layers.read_options(options, option_names or {})
     settings = _checked(layers)
     origins = {key: layers.origins.get(key, DEFAULT) for key in catalog.by_key()}
     return Loaded(settings, origins, tuple(layers.warnings), config_path)

@@ -126,7 +126,9 @@ def _address_of(host: str) -> str:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise SettingsError(f"cannot listen on {host}: no address is known for it. Check server.host.") from error
+        raise SettingsError(
+            f"cannot listen on {host}: no address is known for it. Check --host or server.host."
+        ) from error
     # IPv4 first: that is where programs that call localhost look.
     return str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
 
@@ -148,7 +150,7 @@ def _claim(host: str, port: int) -> int:
                     f"port {port} on {host} is taken. Stop what listens there, or choose another port with --port."
                 ) from error
             raise SettingsError(
-                f"cannot listen on {host}:{port}: {error.strerror}. Check server.host and server.port."
+                f"cannot listen on {host}:{port}: {error.strerror}. Check --host and --port, or server.host and server.port."
             ) from error
         return int(probe.getsockname()[1])
 
