@@ -15,14 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from tests.cli.conftest import Desk, behaving
+from tests.cli.conftest import Desk, behaving, chat
 from tests.support.processes import wait_until
 from tests.support.s3 import S3Server
 from tests.support.shims import Shims, preload_env
 from tidegate.cli import places, run_table, tables, template
 from tidegate.cli.answer_columns import AnswerColumns
+from tidegate.cli.input_places import InputPlaces
 from tidegate.cli.tables import RowTable, open_writer
 from tidegate.core.errors import SettingsError
+from tidegate.core.nouns import LineError
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "{{ text }}"}], "max_tokens": 8}
 RESULTS = ["answer", "error", "finish_reason", "input_tokens", "output_tokens"]
@@ -98,7 +100,7 @@ def test_a_dry_run_of_a_table_says_why_rows_cannot_be_sent(desk: Desk) -> None:
     write_csv(desk.here / "in.csv", [["text", "n"], *(["say it", f"x{number}"] for number in range(12))])
     proc = begin_and_wait(desk, "in.csv", "out.csv", "--dry-run")
     assert "requests 12, 12 of them cannot be sent\n" in proc.stderr()
-    assert "error    line 1: body.max_tokens must be a whole number above zero. (invalid_request)\n" in proc.stderr()
+    assert "error    row 1: body.max_tokens must be a whole number above zero. (invalid_request)\n" in proc.stderr()
     assert "and 2 more\n" in proc.stderr()
 
 
@@ -119,6 +121,8 @@ def test_rows_that_cannot_be_sent_stop_no_table(desk: Desk) -> None:
     proc = begin_and_wait(desk, "in.csv", "out.csv", code=1)
     assert "5 of 65 rows answered" in proc.stderr()
     assert "stopped" not in proc.stderr()
+    assert "(row 1) (as row-1)" in proc.stderr()
+    assert all("line" not in row["error"] for row in read_csv(desk.here / "out.csv"))
 
 
 def test_a_killed_run_goes_on_and_calls_nothing_twice(desk: Desk) -> None:
@@ -222,6 +226,26 @@ def test_several_files_of_requests_by_a_pattern(desk: Desk) -> None:
     assert len(desk.results()) == 4
     assert "say where they go with -o" in desk.done("run", "a*.jsonl", *upstream, code=2).stderr()
     assert "is the input itself" in desk.done("run", "a*.jsonl", *upstream, "-o", "a2.jsonl", code=2).stderr()
+
+
+def test_lines_of_several_files_are_told_as_their_author_finds_them(desk: Desk) -> None:
+    desk.write([chat(f"a{number}", "say it") for number in range(5)], "a1.jsonl")
+    desk.write([chat("b0", "say it"), chat("a3", "say it"), "{"], "a2.jsonl")
+    asked = ("run", "a*.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl")
+    twice = "line 2: a2.jsonl: Line 4 of a1.jsonl has this custom_id already"
+    for more in ([], ["--dry-run"]):
+        refused = desk.done(*asked, *more, code=2).stderr()
+        assert twice in refused, refused
+        assert "line 3: a2.jsonl: " in refused
+    told = json.loads(desk.done(*asked, "--json", "--fresh", code=2).stdout())
+    assert [error["line"] for error in told["errors"]] == [2, 3]
+    lenient = desk.done(*asked, "--invalid-lines", "error_file", code=1).stderr()
+    assert "(line 2 of a2.jsonl) (as a3)" in lenient, lenient
+
+
+def test_a_row_of_a_later_part_keeps_its_number() -> None:
+    error = InputPlaces(rows_before=500_000).error(LineError("invalid_request", "It has no model.", None, 3))
+    assert (error.line, error.message) == (500_003, "It has no model.")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a result line adds to its row: the answer, why there is none, and what it cost."""
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -12,6 +13,7 @@ EMBEDDINGS = "/v1/embeddings"
 _TEXT = {"answer": "text", "error": "text", "finish_reason": "text", "input_tokens": "count", "output_tokens": "count"}
 _VECTOR = {"embedding": "vector", "error": "text", "input_tokens": "count"}
 _PREFIX = "tidegate_"
+_LINE = re.compile(r" \(line [0-9]+\)$")
 
 
 class AnswerColumns:
@@ -49,7 +51,8 @@ def _read(result: dict[str, Any]) -> dict[str, Any]:
 def _error_text(error: Any) -> str:
     if not isinstance(error, dict):
         return str(error)
-    code, message = error.get("code") or error.get("type"), error.get("message") or ""
+    # The row itself says where it stands.
+    code, message = error.get("code") or error.get("type"), _LINE.sub("", error.get("message") or "")
     return f"{code}: {message}" if code else message
 
 

@@ -15,6 +15,7 @@ from typing import IO
 
 import msgspec
 
+from tidegate.cli.input_places import AS_WRITTEN, InputPlaces
 from tidegate.cli.results import is_stream
 from tidegate.core import ids
 from tidegate.core.answer_terms import AnswerTerms
@@ -71,6 +72,7 @@ class Input(msgspec.Struct, frozen=True):
     trouble: str = ""
     line_count: int = 0
     perhaps_models: frozenset[bytes] = frozenset()
+    places: InputPlaces = AS_WRITTEN
 
 
 class RunOptions(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from tidegate.cli import results, terminal
 from tidegate.cli.input_file import Targets
+from tidegate.cli.input_places import InputPlaces
 from tidegate.core.errors import BlobMissing, BlobUnavailable, SettingsError
 from tidegate.settings import Settings
 
@@ -135,18 +136,22 @@ async def send_both(targets: Targets, name: str, settings: Settings, job_ids: Se
     return shown
 
 
-def joined(paths: Sequence[Path], path: Path) -> Path:
-    """One file of all these files' lines."""
+def joined(paths: Sequence[Path], path: Path) -> InputPlaces:
+    """Write all these files' lines to one file, and return where they come from."""
+    starts, lines = [], 0
     with path.open("wb") as stream:
         for one in paths:
+            starts.append(lines)
             last = b"\n"
             with one.open("rb") as source:
                 while chunk := source.read(_READ_BYTES):
                     stream.write(chunk)
+                    lines += chunk.count(b"\n")
                     last = chunk[-1:]
             if last != b"\n":
                 stream.write(b"\n")
-    return path
+                lines += 1
+    return InputPlaces(tuple(one.name for one in paths), tuple(starts))
 
 
 def check_address(name: str) -> None:

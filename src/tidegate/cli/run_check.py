@@ -76,7 +76,8 @@ async def _check_models(
         if name in listed or await service.knows_model(settings, name):
             continue
         shown = ", ".join(sorted(listed)[:SHOWN_MAX]) + (", …" if len(listed) > SHOWN_MAX else "")
-        place = f"line {line:,} of {source.name} asks for" if line else "--model names"
+        whose = "" if source.places.names or source.places.rows_before is not None else f" of {source.name}"
+        place = f"{source.places.words(line)}{whose} asks for" if line else "--model names"
         raise SettingsError(
             f"{settings.upstream.url} does not serve the model {name!r}, which {place}; it serves {shown}. "
             f"Fix the name, or choose one for all lines with --model; {_ANYWAY}"

@@ -25,16 +25,19 @@ def report(errands: Iterable[run_job.Errand], *, as_json: bool) -> int:
     exit_code = summary.ALL_SUCCEEDED
     for errand in errands:
         estimate, history = uvloop.run(_estimate(errand))
+        at = errand.source.places.error
+        estimate.errors, estimate.bad_lines = [*map(at, estimate.errors)], [*map(at, estimate.bad_lines)]
         is_valid = not estimate.errors and not estimate.refused
         if not is_valid:
             exit_code = summary.UNUSABLE
         if as_json:
-            shown = {"input": errand.source.name, **msgspec.to_builtins(estimate)}
+            told = {"input": errand.source.name, **msgspec.to_builtins(estimate)}
             done_before = 0 if history is None else run_again.whole(history.jobs).done_count
-            terminal.show_json({**shown, "done_before": done_before, "valid": is_valid, "exit_code": exit_code})
+            terminal.show_json({**told, "done_before": done_before, "valid": is_valid, "exit_code": exit_code})
         else:
+            shown = for_people(estimate, is_valid=is_valid, unit=errand.source.places.unit)
             before = "" if history is None else f"before   {_left_before(history, estimate)}\n"
-            terminal.say(f"input    {errand.source.name}\n{before}{for_people(estimate, is_valid=is_valid)}")
+            terminal.say(f"input    {errand.source.name}\n{before}{shown}")
     return exit_code
 
 
@@ -106,7 +109,7 @@ def _range(tokens: "TokenRange") -> str:
     return f"{terminal.short(tokens.p50)} ({terminal.short(tokens.p5)} to {terminal.short(tokens.p95)})"
 
 
-def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:
+def for_people(estimate: "JobEstimate", *, is_valid: bool, unit: str = "line") -> str:
     """The estimate as a few short lines."""
     if not estimate.item_count and is_valid:
         return "requests 0: nothing would be sent"
@@ -121,7 +124,7 @@ def for_people(estimate: "JobEstimate", *, is_valid: bool) -> str:
         lines.append(f"same     {terminal.in_words(estimate.deduplicated, 'request')} like another one")
     reported = estimate.errors or estimate.bad_lines
     for error in reported[:ERRORS_SHOWN_MAX]:
-        place = f"line {error.line}: " if error.line is not None else ""
+        place = f"{unit} {error.line}: " if error.line is not None else ""
         lines.append(f"error    {place}{error.message} ({error.code})")
     if (more := max(len(reported), estimate.bad_count) - ERRORS_SHOWN_MAX) > 0:
         lines.append(f"         and {more:,} more")

@@ -129,8 +129,12 @@ def _input(order: Order, settings: Settings, passing: ExitStack) -> input_file.I
     paths = uvloop.run(places.bring(order.file, settings, scratch))
     if order.output != input_file.STREAM and not order.remote_output:
         input_file.check_target(Path(order.output), paths, "-o")
-    path = paths[0] if len(paths) == 1 else places.joined(paths, scratch / "joined.jsonl")
-    return replace(input_file.read_input(str(path), scratch, bytes_max), name=PurePath(order.file).name)
+    name = PurePath(order.file).name
+    if len(paths) == 1:
+        return replace(input_file.read_input(str(paths[0]), scratch, bytes_max), name=name)
+    path = scratch / "joined.jsonl"
+    found = places.joined(paths, path)
+    return replace(input_file.read_input(str(path), scratch, bytes_max), name=name, places=found)
 
 
 def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:

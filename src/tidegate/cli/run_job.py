@@ -80,7 +80,7 @@ async def perform(errand: Errand) -> tuple[summary.Ending, int]:
             stopping = Stopping().listen()
             chain, found_done_count = await _run(errand, outdated, working, stopping)
             took_s = time.monotonic() - began_s
-            ending = summary.Ending(run_again.whole(chain), errand.targets, took_s, found_done_count, errand.where)
+            ending = _ending(errand, chain, took_s, found_done_count)
             if chain[-1].state in JOB_ENDED and not stopping.asked.is_set():
                 if ending.exit_code != summary.UNUSABLE:
                     ending = await _deliver(errand, ending, chain[0], working.parts)
@@ -91,6 +91,12 @@ async def perform(errand: Errand) -> tuple[summary.Ending, int]:
     job = run_again.whole(chain)
     _say_how_to_go_on(job)
     return replace(ending, job=job), stopping.exit_code
+
+
+def _ending(errand: Errand, chain: Sequence[Job], took_s: float, found_done_count: int) -> summary.Ending:
+    job, places = run_again.whole(chain), errand.source.places
+    job = replace(job, errors=tuple(map(places.error, job.errors)))
+    return summary.Ending(job, errand.targets, took_s, found_done_count, errand.where, unit=places.unit)
 
 
 async def _run(
@@ -363,7 +369,8 @@ async def _deliver(errand: Errand, ending: summary.Ending, first: Job, parts: "P
     for path in (targets.results, targets.errors):
         if path is not None:
             results.set_aside(path, job_ids)
-    causes = await failures.causes(history.error_lines(parts))
+    found = await failures.causes(history.error_lines(parts))
+    causes = [replace(cause, message=errand.source.places.message(cause.message)) for cause in found]
     if targets.errors is not None and causes:
         await results.save(placed(history.error_lines(parts)), targets.errors)
     elif targets.errors is not None:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from tidegate.cli import input_file, results, run_job, summary, terminal
 from tidegate.cli.answer_columns import AnswerColumns
 from tidegate.cli.failures import Cause, merged
+from tidegate.cli.input_places import InputPlaces
 from tidegate.cli.tables import ROWS_PER_BATCH, RowTable, TableWriter, format_of, open_writer
 from tidegate.cli.template import Row, Template
 from tidegate.core.errors import SettingsError
@@ -130,8 +131,8 @@ def _instead(name: str, table: RowTable) -> str:
 
 def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]:
     """Run every part, write the table and give the exit code; without an ending it was stopped or refused before."""
-    first = next(asked.table.rows(), {})
-    columns = AnswerColumns(asked.template.endpoint, asked.table.columns or list(first))
+    # A first row is looked at only where nothing else names the columns: a cell may be long.
+    columns = AnswerColumns(asked.template.endpoint, asked.table.columns or list(next(asked.table.rows(), {})))
     ending = TableEnding()
     # A link is a name that somebody chose for another place: the file there is written.
     target = asked.target.resolve()
@@ -208,7 +209,8 @@ def write_part(
     if not row_count:
         return None
     source = input_file.read_input(str(path), scratch, bytes_max)
-    return replace(source, name=f"rows to {number:,}"), row_count
+    places = InputPlaces(rows_before=number - row_count)
+    return replace(source, name=f"rows to {number:,}", places=places), row_count
 
 
 def _join(

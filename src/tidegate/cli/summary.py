@@ -16,12 +16,13 @@ ERRORS_SHOWN_MAX = 10
 CAUSES_SHOWN_MAX = 5
 FUTILE = "every request failed from the first on, so the rest was not sent; --no-check goes on"
 MESSAGE_CHARS_MAX = 120
-_LINE = re.compile(r" \(line [0-9,]+\)$")
+_LINE = re.compile(r" \((?:line|row) [0-9]+(?: of [^()]*)?\)$")
 
 
 class Ending(msgspec.Struct, frozen=True):
     """A finished run: the batch, where its files went, how long this command worked on it and what it found done already. `is_futile`:
-    it was to stop by itself if nothing succeeded. `job_ids` are the batches that its results come from."""
+    it was to stop by itself if nothing succeeded. `job_ids` are the batches that its results come from. Its errors count by
+    `unit`."""
 
     job: Job
     targets: Targets
@@ -31,6 +32,7 @@ class Ending(msgspec.Struct, frozen=True):
     causes: tuple[Cause, ...] = ()
     is_futile: bool = False
     job_ids: tuple[str, ...] = ()
+    unit: str = "line"
 
     @property
     def not_answered_count(self) -> int:
@@ -161,7 +163,7 @@ def _refused(ending: Ending) -> str:
     job = ending.job
     lines = ["The input was refused; nothing was sent. Fix these lines and run the same command again:"]
     for error in job.errors[:ERRORS_SHOWN_MAX]:
-        place = f"line {error.line}: " if error.line is not None else ""
+        place = f"{ending.unit} {error.line}: " if error.line is not None else ""
         lines.append(f"  {place}{error.message} ({error.code})")
     if len(job.errors) > ERRORS_SHOWN_MAX:
         lines.append(f"  … and {len(job.errors) - ERRORS_SHOWN_MAX} more: tidegate batches show {job.id}{ending.where}")
