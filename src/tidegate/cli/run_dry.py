@@ -31,9 +31,9 @@ def report(errands: Iterable[run_job.Errand], *, as_json: bool) -> int:
         if not is_valid:
             exit_code = summary.UNUSABLE
         if as_json:
-            told = {"input": errand.source.name, **msgspec.to_builtins(estimate)}
+            facts = {"input": errand.source.name, **msgspec.to_builtins(estimate)}
             done_before = 0 if history is None else run_again.whole(history.jobs).done_count
-            terminal.show_json({**told, "done_before": done_before, "valid": is_valid, "exit_code": exit_code})
+            terminal.show_json({**facts, "done_before": done_before, "valid": is_valid, "exit_code": exit_code})
         else:
             shown = for_people(estimate, is_valid=is_valid, unit=errand.source.places.unit)
             before = "" if history is None else f"before   {_left_before(history, estimate)}\n"

@@ -177,8 +177,8 @@ def load(
 ) -> Loaded:
     """The settings of this process; raises SettingsError with everything that is wrong, one problem a line.
 
-    `overrides` are the command line's, by key (`{"server.port": 9000}`); a None among them was not given. What is wrong with one is told
-    under its name in `option_names`. Without `calls_models` the keys of model servers are not looked up.
+    `overrides` are the command line's, by key (`{"server.port": 9000}`); a None among them was not given. What is wrong with one is
+    reported under its name in `option_names`. Without `calls_models` the keys of model servers are not looked up.
     """
     surroundings: Mapping[str, str] = os.environ if environ is None else environ
     layers = _Layers(surroundings, calls_models=calls_models)
