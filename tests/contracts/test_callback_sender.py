@@ -282,6 +282,16 @@ async def test_a_name_that_does_not_resolve_looks_like_a_closed_one() -> None:
     await sender.close()
 
 
+async def test_a_name_server_that_is_away_says_nothing_about_the_name() -> None:
+    def fail(host: str, port: int) -> Sequence[Any]:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", fail)
+    assert (await sender.post("http://hooks.example.com/", b"{}", HEADERS)).failure == "connection_failed"
+    assert (await sender.fetch("http://files.example.com/", 10)).failure == "connection_failed"
+    await sender.close()
+
+
 async def test_a_name_is_resolved_once_for_each_send(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that is public when it is checked and private a moment later: what was checked is dialled."""
     asked: list[str] = []

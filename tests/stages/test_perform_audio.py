@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -12,51 +13,62 @@ import pytest
 from tests.upstream.raw_server import Peer, RawServer, Request
 from tidegate.backends.callback_sender import CallbackSender
 from tidegate.core.body_rules.caller_fields import STRICT
-from tidegate.core.callback_targets import TargetRules
+from tidegate.core.callback_targets import FetchedFile, TargetRules
 from tidegate.core.nouns import Answer, Call, Item, ItemVerdict, Usage
+from tidegate.core.ports import FileSource
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.states import Outcome
-from tidegate.stages.perform import Again, Performer
+from tidegate.stages.perform import FETCHES_PER_OWNER_MAX, Again, Performer
 
 pytestmark = pytest.mark.anyio
 ALLOWED = TargetRules(frozenset({"127.0.0.1"}), allow_http=True)
 
 
-async def perform(body: dict[str, Any], rules: TargetRules = ALLOWED) -> tuple[ItemVerdict | Again, list[Call]]:
-    calls: list[Call] = []
+class Desk:
+    """A performer, the calls that it made, and files that come from `files`."""
 
-    async def send(call: Call) -> Answer:
-        calls.append(call)
+    def __init__(self, files: FileSource) -> None:
+        self.calls: list[Call] = []
+        upstream: Any = SimpleNamespace(knows=lambda model: True, send=self._send)
+        clock: Any = SimpleNamespace(monotonic_ms=lambda: 1_000.0)
+        entropy: Any = SimpleNamespace(uniform=lambda low, high: high)
+        bound: Any = SimpleNamespace(
+            denial=lambda leased: None,
+            guard=lambda leased: None,
+            fields=lambda leased: STRICT,
+            begin_by_ms=lambda leased: 60_000.0,
+            retry=lambda leased: RetryPolicy(),
+            price=lambda deployment: None,
+        )
+        self._performer = Performer(upstream, clock, entropy, bound, 0, files)
+
+    async def _send(self, call: Call) -> Answer:
+        self.calls.append(call)
         return Answer(200, b'{"text":"sea"}', Usage(1, 0, 1), "d")
 
-    upstream: Any = SimpleNamespace(knows=lambda model: True, send=send)
-    clock: Any = SimpleNamespace(monotonic_ms=lambda: 1_000.0)
-    entropy: Any = SimpleNamespace(uniform=lambda low, high: high)
-    bound: Any = SimpleNamespace(
-        denial=lambda leased: None,
-        guard=lambda leased: None,
-        fields=lambda leased: STRICT,
-        begin_by_ms=lambda leased: 60_000.0,
-        retry=lambda leased: RetryPolicy(),
-        price=lambda deployment: None,
-    )
-    leased = SimpleNamespace(
-        job_id="batch_0123456789012345678901", key_id=None, model="w", endpoint="/v1/audio/transcriptions",
-        share_owner="tenant:t", answers=None, first=0, token="t", item_units=1, betas="",
-    )  # fmt: skip
-    held: Any = SimpleNamespace(
-        slice=leased,
-        deadline_ms=100_000,
-        budgets=(),
-        parallel=(),
-        models=frozenset(),
-        is_interactive=False,
-        may_begin=lambda: True,
-    )
-    item = Item(number=0, custom_id=b'"a"', body=json.dumps({"model": "w", **body}).encode())
+    async def perform(self, body: dict[str, Any], owner: str = "tenant:t") -> ItemVerdict | Again:
+        leased = SimpleNamespace(
+            job_id="batch_0123456789012345678901", key_id=None, model="w", endpoint="/v1/audio/transcriptions",
+            share_owner=owner, answers=None, first=0, token="t", item_units=1, betas="",
+        )  # fmt: skip
+        held: Any = SimpleNamespace(
+            slice=leased,
+            deadline_ms=100_000,
+            budgets=(),
+            parallel=(),
+            models=frozenset(),
+            is_interactive=False,
+            may_begin=lambda: True,
+        )
+        item = Item(number=0, custom_id=b'"a"', body=json.dumps({"model": "w", **body}).encode())
+        return await self._performer.perform(held, item)
+
+
+async def perform(body: dict[str, Any], rules: TargetRules = ALLOWED) -> tuple[ItemVerdict | Again, list[Call]]:
     files = CallbackSender(rules, "Tidegate/test")
+    desk = Desk(files)
     try:
-        return await Performer(upstream, clock, entropy, bound, 0, files).perform(held, item), calls
+        return await desk.perform(body), desk.calls
     finally:
         await files.close()
 
@@ -103,6 +115,37 @@ async def test_a_host_that_is_away_is_tried_again_and_one_that_refuses_is_not(
         assert verdict.count == 1
     else:
         assert str(status) in error_of(verdict)["message"]
+
+
+class SlowHosts:
+    """Files come at once, but from the host `slow`, which keeps everybody waiting until it is released."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+        self.waiting = 0
+
+    async def fetch(self, url: str, size_bytes_max: int) -> FetchedFile:
+        if "//slow/" in url:
+            self.waiting += 1
+            await self.release.wait()
+        return FetchedFile(200, "", "audio/wav", b"RIFF")
+
+
+async def test_files_that_do_not_come_hold_up_few_items_of_their_own_tenant_and_nobody_elses() -> None:
+    files = SlowHosts()
+    desk = Desk(files)
+    slow = [asyncio.create_task(desk.perform({"file_url": "https://slow/a.wav"}, "tenant:a")) for _ in range(40)]
+    await asyncio.sleep(0)
+    ended = [task.result() for task in slow if task.done()]
+    assert files.waiting == FETCHES_PER_OWNER_MAX
+    assert len(ended) == 40 - FETCHES_PER_OWNER_MAX, "whoever cannot be served soon takes no runner"
+    assert {(type(one), one.count) for one in ended if isinstance(one, Again)} == {(Again, 0)}
+    for _ in range(40):
+        verdict = await desk.perform({"file_url": "https://quick/b.wav"}, "tenant:b")
+        assert isinstance(verdict, ItemVerdict)
+    files.release.set()
+    await asyncio.gather(*slow)
+    assert isinstance(await desk.perform({"file_url": "https://slow/a.wav"}, "tenant:a"), ItemVerdict)
 
 
 async def test_other_members_are_held_to_the_rules_of_every_body() -> None:

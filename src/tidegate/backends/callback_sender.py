@@ -161,7 +161,10 @@ class CallbackSender:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(self._threads, self._resolve, target.host, target.port)
-        except (OSError, UnicodeError):
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+                # No name server answered, which says nothing about the name: it is worth another try.
+                raise
             raise _Closed from None
         addresses = {(one[0], str(one[4][0])) for one in found}
         if not addresses or not all(target.allows(address) for _, address in addresses):

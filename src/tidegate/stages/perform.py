@@ -3,6 +3,9 @@
 import asyncio
 import math
 import traceback
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Protocol
@@ -21,7 +24,7 @@ from tidegate.core.body_rules.caller_fields import FieldFault, FieldRules
 from tidegate.core.body_rules.plain_body import read_plain
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.callback_targets import TARGET_REFUSED, TOO_LARGE
-from tidegate.core.errors import Ambiguous, BrokenAnswer, HandedBack, Overspent, Refused, UpstreamError
+from tidegate.core.errors import Ambiguous, BrokenAnswer, HandedBack, Overspent, Refused, UpstreamError, Withheld
 from tidegate.core.hooks import About, Stop
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Answer, AnswerTry, Call, Finished, Item, ItemVerdict, LeasedSlice, Usage
@@ -40,6 +43,9 @@ BAD_REQUEST = 400
 SERVER_ERROR = 500
 # Each may be as large as 25 MiB.
 FETCHED_FILES_MAX = 16
+# A host that a tenant names may take a minute for each file: that must not take every other item's runner.
+FETCHES_PER_OWNER_MAX = 4
+FETCH_AGAIN_MS = 250
 _NO_COST = (0, 0, 0)
 
 
@@ -148,7 +154,8 @@ class Performer:
         """`grace_ms` is how much longer than the deadline a call may take that began before it; `files` is the way to files that requests
         name."""
         self._files = files
-        self._fetches = asyncio.Semaphore(FETCHED_FILES_MAX)
+        self._fetched_files = asyncio.Semaphore(FETCHED_FILES_MAX)
+        self._fetches: Counter[str] = Counter()
         self._upstream = upstream
         self._clock = clock
         self._entropy = entropy
@@ -286,13 +293,30 @@ class Performer:
             request = audio.read_request(call.body)
             if request.holds_file:
                 return await self._upstream.send(_with_file(call, request, audio.file_in(request.file_url)))
-            async with self._fetches:
-                file = await self._fetched(request.file_url)
+            async with self._held_file(call.share_owner, request.file_url) as file:
                 return await self._upstream.send(_with_file(call, request, file))
         except audio.AudioFault as wrong:
             body = results.refused_body(str(wrong), wrong.code, f"body.{wrong.param}" if wrong.param else "body")
             refused = Refused(str(wrong), status=BAD_REQUEST, body=body, code=wrong.code)
         raise refused
+
+    @asynccontextmanager
+    async def _held_file(self, owner: str, url: str) -> AsyncIterator[AudioFile]:
+        """Fetch a file and hold it. Withheld while this owner waits for as many others as it may."""
+        if self._fetches[owner] >= FETCHES_PER_OWNER_MAX:
+            until_ms = self._clock.monotonic_ms() + FETCH_AGAIN_MS
+            message = f"{FETCHES_PER_OWNER_MAX} files of the same owner are being fetched"
+            raise Withheld(message, until_ms=until_ms, retry_after_ms=FETCH_AGAIN_MS, code="files_being_fetched")
+        async with AsyncExitStack() as held:
+            self._fetches[owner] += 1
+            try:
+                await held.enter_async_context(self._fetched_files)
+                file = await self._fetched(url)
+            finally:
+                self._fetches[owner] -= 1
+                if not self._fetches[owner]:
+                    del self._fetches[owner]
+            yield file
 
     async def _fetched(self, url: str) -> AudioFile:
         """Return the file at an address; AudioFault when it can never be read, Ambiguous when it may be later."""
