@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from tests.support.processes import wait_until
 from tests.web.calls import create, is_error, kept, upload
 from tests.web.server import WebServer
 from tidegate.core.budgets.budget import Limit, Period
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.turns import IngestLane
 from tidegate.core.schedule.job_estimate import EstimateRange, ModelLoad, cost_nano, output_tokens
 from tidegate.core.schedule.outlooks import Minute
 from tidegate.core.usage.prices import Price
+from tidegate.stages.ingest.ingest_file import InputPasses
 
 CHAT = "/v1/chat/completions"
 FIELDS = {
@@ -57,6 +65,38 @@ def test_a_good_input_is_told_in_full_and_nothing_is_kept(web: WebServer, client
     assert 0 < said["shared_prefix_share"] < 1
     assert (kept(web), web.statement("select count(*) from jobs")) == (before, jobs)
     assert list(web.context.scratch.iterdir()) == []
+
+
+def test_one_tenants_dry_runs_take_turns_and_keep_nobody_else_waiting(
+    start_web: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    begun: list[IngestLane] = []
+    real = InputPasses.__call__
+
+    async def held(self: InputPasses, input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> Any:
+        if b"slow" in await asyncio.to_thread(input_path.read_bytes):
+            begun.append(lane)
+            await asyncio.to_thread(release.wait)
+        return await real(self, input_path, work_path, rules, lane)
+
+    monkeypatch.setattr(InputPasses, "__call__", held)
+    web: WebServer = start_web()
+    ours, theirs = web.client(web.make_key("ours")), web.client(web.make_key("theirs"))
+    small, large = [b"".join(line(number, user="slow") for number in range(count)) for count in (3, 5_000)]
+    with ours, theirs, ThreadPoolExecutor(6) as threads:
+        try:
+            waiting = [threads.submit(validated, ours, data) for data in (small, large) * 3]
+            wait_until(lambda: len(begun) == 2, what="a small and a large dry run")
+            for count in (1, 5_000):
+                quick = b"".join(line(number) for number in range(count))
+                assert validated(theirs, quick)["request_counts"]["total"] == count
+            assert sorted(begun) == sorted([IngestLane.LARGE, IngestLane.SMALL]), (
+                "each of the others waits for its turn"
+            )
+        finally:
+            release.set()
+        assert sorted(done.result()["request_counts"]["total"] for done in waiting) == [3] * 3 + [5_000] * 3
 
 
 def test_copies_of_a_request_are_counted_apart_and_take_nothing(client: httpx2.Client) -> None:

@@ -1,4 +1,4 @@
-"""How many requests of one kind a tenant may have under way in this process: uploads, event streams, lookups."""
+"""How many requests of one kind a tenant may have under way in this process: uploads, dry runs, event streams, lookups."""
 
 import asyncio
 from collections import Counter
@@ -10,6 +10,8 @@ from tidegate.upstream.http.wait_line import WaitLine
 
 # An upload waits so long for the end of another one.
 UPLOAD_WAIT_S = 5.0
+# A dry run of a large input takes a while, and its caller is prepared to wait.
+DRY_RUN_WAIT_S = 300.0
 # So many requests of one tenant wait at once.
 WAITING_MAX = 200
 
@@ -72,6 +74,11 @@ class TenantSlots:
 def upload_slots(count_max: int) -> TenantSlots:
     message = f"You have {count_max} uploads under way. Wait until one of them is done."
     return TenantSlots(count_max, "too_many_uploads", message, 1, UPLOAD_WAIT_S)
+
+
+def dry_run_slots() -> TenantSlots:
+    message = "Other dry runs of your organization are under way. Wait until they are done."
+    return TenantSlots(1, "too_many_dry_runs", message, 5, DRY_RUN_WAIT_S)
 
 
 def lookup_slots(count_max: int) -> TenantSlots:

@@ -29,11 +29,12 @@ from tidegate.stages.ingest.ingest_write import BadItem
 from tidegate.stages.ingest.input_rules import line_rules
 from tidegate.store.file_bytes import file_bytes
 from tidegate.web.context import WebContext
+from tidegate.web.http.tenant_slots import dry_run_slots
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.forecast import Forecaster, position_of
 from tidegate.web.jobs.limit_rooms import CallerLimit, LimitRooms, LimitSides
 
-# Passes of this process at once: each may take a core.
+# Passes over small and over large inputs that this process makes at once: each of a large one may take a core.
 _PASSES_MAX = 2
 _bad_item = msgspec.json.Decoder(BadItem).decode
 
@@ -115,13 +116,18 @@ class JobValidation:
         self._passes = InputPasses()
         levels = context.settings.parameters.levels()
         self._earlier = EarlierJobs(context.store, context.blobs, lambda job: levels)
-        self._turns = asyncio.Semaphore(_PASSES_MAX)
+        # A tenant has one pass of each lane at a time, so that its many large inputs keep nobody else's waiting.
+        self._own_turns = {lane: dry_run_slots() for lane in IngestLane}
+        self._turns = {lane: asyncio.Semaphore(_PASSES_MAX) for lane in IngestLane}
 
     async def validate(self, caller: Caller, wanted: JobRequest) -> JobEstimate:
         """Read the input through and say what would become of a batch that is made of it."""
         files = await self._store.batch_inputs(caller.tenant_id, wanted)
-        async with self._turns:
-            plan, bad_lines = await self._plan(caller, wanted, files)
+        cost_bytes = sum(ingest_bytes(file.size_bytes, file.line_count) for file in files)
+        is_small = cost_bytes <= self._settings.ingest.small_bytes_max
+        lane = IngestLane.SMALL if is_small else IngestLane.LARGE
+        async with self._own_turns[lane].taken(caller.tenant_id), self._turns[lane]:
+            plan, bad_lines = await self._plan(caller, wanted, files, lane)
         if plan.errors:
             return self._unusable(plan, files)
         loads, bad_count = _loads(plan)
@@ -160,12 +166,9 @@ class JobValidation:
         return JobEstimate(plan.errors, lines, 0, (), 0, 0, NO_TOKENS, CostShown("0", "0", "0"), None, None, [], [])
 
     async def _plan(
-        self, caller: Caller, wanted: JobRequest, files: Sequence[File]
+        self, caller: Caller, wanted: JobRequest, files: Sequence[File], lane: IngestLane
     ) -> tuple[IngestPlan, Sequence[LineError]]:
         """Read the input through; return what was found, and the first lines that would become failed ones."""
-        cost_bytes = sum(ingest_bytes(file.size_bytes, file.line_count) for file in files)
-        is_small = cost_bytes <= self._settings.ingest.small_bytes_max
-        lane = IngestLane.SMALL if is_small else IngestLane.LARGE
         rules = self._rules(caller, wanted)
         with _passing(self._scratch, 2 + len(files)) as (joined_path, work_path, *paths):
             for file, path in zip(files, paths, strict=True):
