@@ -14,7 +14,7 @@ from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
 from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.job_shape import JobShape
-from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobRequest, JobStart, LineError, Quotas
+from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobRequest, JobStart, LineError, PublishTurns, Quotas
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import FileState, JobState
 
@@ -485,7 +485,7 @@ async def test_closing_waits_for_leases_or_for_the_grace(world: World) -> None:
     assert not await world.store.close_job(job.id, 60_000)
     job = await world.look(job)
     assert (job.state, job.finalizing_at) == (JobState.FINALIZING, START_MS + 1_000)
-    assert await world.store.jobs_to_publish(10) == [job.id]
+    assert await world.store.jobs_to_publish(PublishTurns()) == [job.id]
     assert await world.store.cancel_job(caller.tenant_id, job.id) == job
 
 

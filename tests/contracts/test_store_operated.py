@@ -10,7 +10,7 @@ from tests.contracts.store_world import DAY_MS, MODEL, World, plan_of
 from tests.contracts.test_store_publish import closed, publish
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_lists import JobFilter, JobSort
-from tidegate.core.nouns import Job, JobFlush
+from tidegate.core.nouns import Job, JobFlush, PublishTurns
 from tidegate.core.operations import OperationScope
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
@@ -118,9 +118,9 @@ async def test_a_job_that_rests_after_failures_is_published_at_once_when_an_oper
 ) -> None:
     job, _, token = await closed(world, answered=1, failed=0, rest=0)
     await world.store.drop_step(job.id, token, DAY_MS)
-    assert await world.store.jobs_to_publish(10) == []
+    assert await world.store.jobs_to_publish(PublishTurns()) == []
     assert await getattr(world.store, verb)(job.id) is not None
-    assert await world.store.jobs_to_publish(10) == [job.id]
+    assert await world.store.jobs_to_publish(PublishTurns()) == [job.id]
 
 
 async def test_keys_and_deliveries_of_every_tenant(world: World) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.contracts.store_world import World, finished, line, tries
 from tests.support.store_verbs import slice_counts
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import Finished, JobFlush, Recorded, Usage
+from tidegate.core.nouns import Finished, JobFlush, PublishTurns, Recorded, Usage
 from tidegate.core.states import JobState, Outcome
 
 pytestmark = pytest.mark.anyio
@@ -204,14 +204,14 @@ async def test_the_last_outcome_moves_the_job_on_exactly_once(world: World) -> N
     caller, log = await world.caller(), await world.log()
     job = await world.running(caller, 3)
     assert not (await world.answer(log, job, 0, 1)).complete
-    assert await world.store.jobs_to_publish(10) == []
+    assert await world.store.jobs_to_publish(PublishTurns()) == []
     await world.clock.advance(5)
     assert (await world.answer(log, job, 2)).complete
     ended = await world.judge(job)
     assert (ended.state, ended.closing, ended.finalizing_at) == (
         JobState.FINALIZING, JobState.COMPLETED, world.clock.now,
     )  # fmt: skip
-    assert await world.store.jobs_to_publish(10) == [job.id]
+    assert await world.store.jobs_to_publish(PublishTurns()) == [job.id]
     late = await world.log()
     told = await world.answer(late, job, 0, 1)
     assert told == Recorded(job.id, 0, 2, closed=True, complete=False)

@@ -13,7 +13,7 @@ from tests.contracts.store_world import World, line, plan_of
 from tests.support.store_verbs import any_file, slice_counts
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.job_shape import CopiedItems, JobShape
-from tidegate.core.nouns import Idempotency, Job, LineError, Rewrite, UnrunLines
+from tidegate.core.nouns import Idempotency, Job, LineError, PublishTurns, Rewrite, UnrunLines
 from tidegate.core.states import FileState, JobState, Outcome
 
 pytestmark = pytest.mark.anyio
@@ -156,7 +156,7 @@ async def test_publishing_may_be_replayed(world: World) -> None:
     await publish(world, job, token, rest=rest)
     assert await world.judge(job) == ended, "a terminal state, its times and its files never change"
     assert await unused_blobs(world) == 1
-    assert await world.store.jobs_to_publish(10) == []
+    assert await world.store.jobs_to_publish(PublishTurns()) == []
     assert not await world.store.take_step(job.id, JobState.FINALIZING, await world.worker(), "t")
 
 
@@ -177,16 +177,48 @@ async def test_whoever_lost_the_step_publishes_nothing(world: World) -> None:
 async def test_a_dead_publisher_is_followed_by_another(world: World) -> None:
     job, worker, token = await closed(world, answered=1, failed=0, rest=0)
     other = await world.worker(10 * 60_000)
-    assert await world.store.jobs_to_publish(10) == []
+    assert await world.store.jobs_to_publish(PublishTurns()) == []
     assert not await world.store.take_step(job.id, JobState.FINALIZING, other, "next")
     await world.clock.advance(60_000)
     assert await world.store.declare_gone(worker)
-    assert await world.store.jobs_to_publish(10) == [job.id]
+    assert await world.store.jobs_to_publish(PublishTurns()) == [job.id]
     assert await world.store.take_step(job.id, JobState.FINALIZING, other, "next")
     with pytest.raises(LostRace):
         await publish(world, job, token)
     await publish(world, job, "next")
     assert (await world.judge(job)).state is JobState.COMPLETED
+
+
+async def test_tenants_are_published_in_turns_and_by_what_it_costs(world: World) -> None:
+    ours, theirs = await world.caller(), await world.caller("other")
+    ended: dict[str, list[str]] = {}
+    for name, caller, counts in (("ours", ours, (9, 3, 8, 7)), ("theirs", theirs, (8, 2))):
+        for count in counts:
+            job = await world.running(caller, count)
+            await world.store.cancel_job(job.tenant_id, job.id)
+            assert await world.store.close_job(job.id, 0)
+            await world.clock.advance(1)
+            ended.setdefault(name, []).append(job.id)
+    (nine, three, eight, seven), (their_eight, two) = ended["ours"], ended["theirs"]
+    every = await world.store.jobs_to_publish(PublishTurns())
+    assert every == [nine, their_eight, three, two, eight, seven], "of each tenant one, the oldest, and so on"
+    long = PublishTurns(bytes_min=4 * 512, tenant_max=1)
+    assert await world.store.jobs_to_publish(long) == [nine, their_eight]
+    assert await world.store.jobs_to_publish(PublishTurns(bytes_max=4 * 512 - 1)) == [three, two]
+    assert await world.store.jobs_to_publish(PublishTurns(bytes_min=7 * 512, bytes_max=7 * 512)) == [seven]
+    assert await world.store.jobs_to_publish(PublishTurns(count_max=3)) == every[:3]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_lines_cost_what_they_have_in_bytes_where_they_are_written_again(world: World, ordered: bool) -> None:
+    log = await world.log()
+    job = await world.running(await world.caller(), 2, ordered=ordered)
+    await world.answer(log, job, 1, 0)
+    job = await world.look(job)
+    assert job.output_bytes
+    cost = job.output_bytes if ordered else 0
+    assert await world.store.jobs_to_publish(PublishTurns(bytes_min=cost, bytes_max=cost)) == [job.id]
+    assert await world.store.jobs_to_publish(PublishTurns(bytes_min=cost + 1)) == []
 
 
 async def test_a_rest_that_was_collected_publishes_nothing(world: World) -> None:

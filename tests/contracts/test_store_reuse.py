@@ -14,7 +14,7 @@ from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.errors import ApiProblem
 from tidegate.core.input.turns import ingest_bytes
 from tidegate.core.job_shape import CopiedItems, JobShape
-from tidegate.core.nouns import Caller, Job
+from tidegate.core.nouns import Caller, Job, PublishTurns
 from tidegate.core.states import JobState
 
 pytestmark = pytest.mark.anyio
@@ -59,4 +59,4 @@ async def test_a_job_of_which_nothing_is_run_is_done_when_it_starts(world: World
     plan = replace(plan_of(), item_count=2, copied=CopiedItems(0, 2, 0))
     started = await world.ingested(job, plan)
     assert (started.state, started.closing, started.run_count) == (JobState.FINALIZING, JobState.COMPLETED, 0)
-    assert await world.store.jobs_to_publish(10) == [job.id]
+    assert await world.store.jobs_to_publish(PublishTurns()) == [job.id]

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
-from typing import Any
+from collections.abc import AsyncIterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
+from tests.support.processes import wait_until_async
 from tests.support.store_verbs import lease_slices
 from tests.worker.world import HOUR_MS, World, chat_lines
+from tidegate.backends.system import LocalWake
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobMissing, BlobUnavailable
 from tidegate.core.ids import item_id
 from tidegate.core.input.prefix_tree import shared_beginnings
-from tidegate.core.nouns import Finished, Job, JobFlush, KeepTimes, Usage
+from tidegate.core.nouns import Finished, Job, JobFlush, KeepTimes, PublishTurns, Usage
 from tidegate.core.states import JobState, Outcome
 from tidegate.stages import lease
 from tidegate.stages.ship import Ship
+from tidegate.worker.registration import Registration
+from tidegate.worker.shipping import Publishing
 
 pytestmark = pytest.mark.anyio
 
@@ -143,6 +151,48 @@ class Away:
         raise BlobUnavailable("the store is away")
 
 
+class Held(Away):
+    """Blobs whose lines are read only when they are let go."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.create = world.blobs.create  # type: ignore[method-assign]
+        self._stream = world.blobs.stream
+        self.is_asked, self.let_go = asyncio.Event(), asyncio.Event()
+
+    async def stream(self, blob_id: str, at: int, count: int) -> AsyncIterator[bytes]:
+        self.is_asked.set()
+        await self.let_go.wait()
+        async for part in self._stream(blob_id, at, count):
+            yield part
+
+
+async def test_a_job_whose_lines_are_written_again_keeps_no_other_one_waiting(world: World) -> None:
+    ordered = await world.started(chat_lines(4), ordered=True)
+    await answer(world, ordered, [3, 0, 2, 1])
+    plain = await world.started(chat_lines(2))
+    held = Held(world)
+    ways: Any = ((world.blobs, PublishTurns(bytes_max=0)), (held, PublishTurns(bytes_min=1, tenant_max=1)))
+    quick, long = (Ship(world.store, blobs, world.entropy, world.scratch, KeepTimes(), turns) for blobs, turns in ways)
+    due, me = asyncio.Event(), cast(Registration, SimpleNamespace(id=await world.worker()))
+    publishing = Publishing(quick, long, me, due, LocalWake(), 20)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run()) for run in (publishing.run, publishing.run_long)]
+        await held.is_asked.wait()
+        await answer(world, plain, [0, 1])
+        due.set()
+        await wait_until_async(partial(has_state, world, plain, JobState.COMPLETED))
+        assert await has_state(world, ordered, JobState.FINALIZING)
+        held.let_go.set()
+        await wait_until_async(partial(has_state, world, ordered, JobState.COMPLETED))
+        for task in tasks:
+            task.cancel()
+
+
+async def has_state(world: World, job: Job, state: JobState) -> bool:
+    return (await world.look(job)).state is state
+
+
 async def test_a_publish_that_fails_half_way_leaves_no_bytes(world: World) -> None:
     job = await world.started(chat_lines(4), slice_items=2)
     await closed(world, job)
@@ -172,7 +222,7 @@ async def test_publishing_into_an_outage_leaves_no_rows_and_goes_on_after_it(wor
     worker, away = await world.worker(10 * HOUR_MS), shipping(world, Away(world))
     tries = 0
     for _ in range(600):
-        tries += len(await world.store.jobs_to_publish(1))
+        tries += len(await world.store.jobs_to_publish(PublishTurns(count_max=1)))
         assert await away.publish_all(worker) == 0
         world.clock.advance(1000)
     assert 10 <= tries <= 20, "ever more rarely"

@@ -591,6 +591,15 @@ class KeepTimes(msgspec.Struct, frozen=True):
         return self.completed_ms if job.closing is JobState.COMPLETED else self.failed_ms
 
 
+class PublishTurns(msgspec.Struct, frozen=True):
+    """Which closed jobs are published: those that cost so many bytes, and of each tenant at most so many before the next look."""
+
+    bytes_min: int = 0
+    bytes_max: int = 1 << 62
+    tenant_max: int = 50
+    count_max: int = 50
+
+
 class Quotas(msgspec.Struct, frozen=True):
     """What one tenant may have waiting and create; 0 switches a limit off. Pending jobs count for the share owner and for the key.
     A background response counts against `pending_responses_max` alone."""

@@ -14,7 +14,7 @@ import structlog
 from tidegate import metrics, tracing
 from tidegate.core.answers.results import never_ran_line
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
-from tidegate.core.nouns import Job, KeepTimes, Placed, Rewrite, UnrunLines
+from tidegate.core.nouns import Job, KeepTimes, Placed, PublishTurns, Rewrite, UnrunLines
 from tidegate.core.ports import Blobs, Entropy
 from tidegate.core.states import JobKind, JobState, Outcome
 from tidegate.core.usage.prices import units_text
@@ -38,6 +38,11 @@ _PAGE = 10_000
 _POSTPONED_MAX = 10_000
 _RETRY_MS = 2_000
 _NO_CUSTOM_ID = b"null"
+# A job that costs at most so many bytes is published within a moment, and never waits for one that costs more. Of those, each tenant has
+# one before anyone has another.
+_QUICK_BYTES_MAX = 4 << 20
+QUICK = PublishTurns(bytes_max=_QUICK_BYTES_MAX, count_max=200)
+LONG = PublishTurns(bytes_min=_QUICK_BYTES_MAX + 1, tenant_max=1, count_max=1_000)
 Added = tuple[UnrunLines | None, UnrunLines | None]
 
 
@@ -49,7 +54,17 @@ _custom_id = msgspec.json.Decoder(_CustomId)
 
 
 class Ship:
-    def __init__(self, store: Store, blobs: Blobs, entropy: Entropy, scratch: Path, keep: KeepTimes) -> None:
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        entropy: Entropy,
+        scratch: Path,
+        keep: KeepTimes,
+        turns: PublishTurns = PublishTurns(),  # noqa: B008 - a constant
+    ) -> None:
+        """`turns` says which closed jobs are published here, and how many of a tenant's at a time."""
+        self._turns = turns
         self._store = store
         self._blobs = blobs
         self._entropy = entropy
@@ -66,11 +81,11 @@ class Ship:
             await hit("job_closed")
         return closed
 
-    async def publish_all(self, worker_id: str, count_max: int = 50) -> int:
-        """Publish every closed job that no process publishes now."""
+    async def publish_all(self, worker_id: str) -> int:
+        """Publish closed jobs that no process publishes now."""
         published = 0
         await self._steps.give_back_leftovers()
-        for job_id in await self._store.jobs_to_publish(count_max):
+        for job_id in await self._store.jobs_to_publish(self._turns):
             token = await self._steps.take(job_id, JobState.FINALIZING, worker_id)
             if token is not None:
                 published += await self._publish(job_id, worker_id, token)

@@ -12,7 +12,17 @@ from tidegate.core.ids import is_valid
 from tidegate.core.input.turns import ingest_bytes
 from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.job_shape import parts_from, shape_text
-from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, JobWebhook, LineError, Quotas
+from tidegate.core.nouns import (
+    Caller,
+    File,
+    Idempotency,
+    Job,
+    JobRequest,
+    JobWebhook,
+    LineError,
+    PublishTurns,
+    Quotas,
+)
 from tidegate.core.problems import no_such_file
 from tidegate.core.schedule.explain import ExplainInputs
 from tidegate.core.schedule.share_owner import tenant_owner
@@ -197,8 +207,10 @@ class Jobs(Table):
     async def jobs_closing_unstarted(self, count_max: int) -> list[str]:
         return await self._ids("jobs_closing_unstarted", count_max)
 
-    async def jobs_to_publish(self, count_max: int) -> list[str]:
-        return await self._ids("jobs_to_publish", count_max)
+    async def jobs_to_publish(self, turns: PublishTurns) -> list[str]:
+        """Closed jobs that no process publishes now, in turns by tenant."""
+        bounds = {"bytes_min": turns.bytes_min, "bytes_max": turns.bytes_max, "tenant_max": turns.tenant_max}
+        return await self._ids("jobs_to_publish", turns.count_max, **bounds)
 
     async def draining_jobs(self, grace_ms: int, count_max: int) -> list[str]:
         """Jobs that close and of which nothing is out any more."""

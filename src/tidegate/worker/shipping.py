@@ -29,22 +29,38 @@ class Closing:
 
 
 class Publishing:
-    """Publishes closed jobs."""
+    """Publishes closed jobs: those that take a moment, and beside them, one of a tenant after the other, those whose results must be
+    written again."""
 
-    def __init__(self, ship: Ship, me: Registration, publish_due: asyncio.Event, news: Wake, poll_ms: int) -> None:
-        self._ship = ship
+    def __init__(
+        self, quick: Ship, long: Ship, me: Registration, publish_due: asyncio.Event, news: Wake, poll_ms: int
+    ) -> None:
+        self._quick = quick
+        self._long = long
         self._me = me
         self._publish_due = publish_due
+        self._long_due = asyncio.Event()
         self._news = news
         self._poll_ms = poll_ms
 
     async def run(self) -> None:
         while True:
             self._publish_due.clear()
-            if await self._ship.publish_all(self._me.id):
-                self._news.notify()
-            try:
-                async with asyncio.timeout(self._poll_ms / 1000):
-                    await self._publish_due.wait()
-            except TimeoutError:
-                pass
+            self._long_due.set()
+            await self._publish(self._quick, self._publish_due)
+
+    async def run_long(self) -> None:
+        while True:
+            self._long_due.clear()
+            await self._publish(self._long, self._long_due)
+
+    async def _publish(self, ship: Ship, due: asyncio.Event) -> None:
+        """Publish what is due; with nothing left, wait for the next look."""
+        if await ship.publish_all(self._me.id):
+            self._news.notify()
+            return
+        try:
+            async with asyncio.timeout(self._poll_ms / 1000):
+                await due.wait()
+        except TimeoutError:
+            pass

@@ -18,7 +18,7 @@ from tidegate.stages.lease import LeaseStage
 from tidegate.stages.operate import OperateStage, job_verbs
 from tidegate.stages.perform import Performer
 from tidegate.stages.record import Recorder
-from tidegate.stages.ship import Ship
+from tidegate.stages.ship import LONG, QUICK, Ship
 from tidegate.stages.tend.flows import FlowUpkeep
 from tidegate.stages.tend.garbage import Garbage
 from tidegate.stages.tend.lost_workers import LostWorkers
@@ -101,9 +101,9 @@ class Worker:
         self._small_ingest = Ingesting(ingest.next_small, me, ports.wakes, self._supervisor, poll_ms)
         self._large_ingest = Ingesting(ingest.next_large, me, ports.wakes, self._supervisor, poll_ms)
         self._large_ingests = options.ingest.passes_max
-        ship = Ship(store, blobs, entropy, options.scratch, options.keep)
-        self._closing = Closing(store, ship, publish_due, grace_ms + 2 * options.heartbeat_ms, poll_ms)
-        self._publishing = Publishing(ship, me, publish_due, ports.wakes.jobs, poll_ms)
+        quick, long = (Ship(store, blobs, entropy, options.scratch, options.keep, turns) for turns in (QUICK, LONG))
+        self._closing = Closing(store, quick, publish_due, grace_ms + 2 * options.heartbeat_ms, poll_ms)
+        self._publishing = Publishing(quick, long, me, publish_due, ports.wakes.jobs, poll_ms)
         self._sweeping = Sweeping(lost_workers, flows, lease_wake, options.sweep_ms)
         garbage = Garbage(store, blobs, clock, options.keep)
         self._upkeep = Upkeep(store, blobs, entropy, me, garbage, flows, options)
@@ -129,6 +129,7 @@ class Worker:
                 start("large ingest", self._large_ingest.run)
             start("close", self._closing.run)
             start("publish", self._publishing.run)
+            start("long publish", self._publishing.run_long)
             start("sweep", self._sweeping.run)
             start("upkeep", self._upkeep.run)
             start("operations", self._operating.run)

@@ -13,6 +13,7 @@ from tests.web.calls import create, is_error, upload
 from tests.web.server import CONTROL_TOKEN, WebServer
 from tidegate.core import keys
 from tidegate.core.errors import StoreUnavailable
+from tidegate.core.nouns import PublishTurns
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 
 OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
@@ -139,9 +140,9 @@ def test_what_is_stuck_is_repaired(desk: Desk) -> None:
     stages.finish(web, desk.our_batch, {0: b"{}\n"})
     web.run(web.store.close_job(desk.our_batch, 0))
     web.rewrite("update jobs set step_not_before = 9999999999999, step_failures = 4 where state = 'finalizing'")
-    assert web.run(web.store.jobs_to_publish(10)) == []
+    assert web.run(web.store.jobs_to_publish(PublishTurns())) == []
     assert desk.writer.post(f"{path}/retry_finalization").status_code == 200
-    assert web.run(web.store.jobs_to_publish(10)) == [desk.our_batch]
+    assert web.run(web.store.jobs_to_publish(PublishTurns())) == [desk.our_batch]
     is_error(desk.writer.post(f"{path}/fail"), {"status": 409, "code": "batch_not_failable"})
     assert desk.writer.post(f"/admin/v1/batches/{desk.their_batch}/fail").status_code == 200
     assert web.run(web.store.jobs_closing_unstarted(10)) == [desk.their_batch]

@@ -22,10 +22,17 @@ where id = :id and state in ('in_progress', 'cancelling') and closing is not nul
 returning id;
 
 -- jobs_to_publish --
-select id from jobs
-where state in ('validating', 'in_progress', 'cancelling', 'finalizing') and state = 'finalizing' and step_not_before <= now_ms()
-    and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
-order by finalizing_at
+-- Of each tenant the first that became due, then of each the second, and so on. What publishing one costs, in bytes: those that are read
+-- again, and some for each line that is written.
+select id from (
+    select id, finalizing_at, row_number() over (partition by tenant_id order by finalizing_at, id) as turn from jobs
+    where state in ('validating', 'in_progress', 'cancelling', 'finalizing') and state = 'finalizing' and step_not_before <= now_ms()
+        and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
+        and 512 * (item_count - answered_count - failed_count)
+            + case when ordered = 1 or deduplicated_count > 0 then output_bytes + error_bytes else 0 end between :bytes_min and :bytes_max
+) waiting
+where turn <= :tenant_max
+order by turn, finalizing_at, id
 limit :count_max;
 
 -- job_publish --

@@ -116,7 +116,7 @@ class JobValidation:
         self._passes = InputPasses()
         levels = context.settings.parameters.levels()
         self._earlier = EarlierJobs(context.store, context.blobs, lambda job: levels)
-        # A tenant has one pass of each lane at a time, so that its many large inputs keep nobody else's waiting.
+        # A tenant has one pass of each lane at a time, so that its many large inputs hold up no other tenant's.
         self._own_turns = {lane: dry_run_slots() for lane in IngestLane}
         self._turns = {lane: asyncio.Semaphore(_PASSES_MAX) for lane in IngestLane}
 
