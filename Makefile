@@ -13,7 +13,7 @@ LOWEST_BIN := build/lowest/bin
 LOWEST := build/lowest/.installed-$(shell cat requirements-lowest.lock pyproject.toml | cksum | tr ' ' '-')
 LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/contracts tests/upstream/http/test_transport.py tests/upstream/http/test_sorted_exceptions.py tests/cli/test_tables.py
 # What is read and not run. `make check` does it, so `make test` need not do it again.
-READ_TESTS := tests/architecture $(filter-out tests/docs/test_commands_run.py,$(wildcard tests/docs/test_*.py))
+READ_TESTS := tests/architecture $(filter-out %_run.py,$(wildcard tests/docs/test_*.py))
 
 SITE := build/site-env/.installed-$(shell cksum < docs/site.lock | tr ' ' '-')
 

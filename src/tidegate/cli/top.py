@@ -32,7 +32,7 @@ def top(
 
     Elsewhere it needs a key with the scope admin:read. Ctrl-C ends it.
 
-    Example: tidegate top --server https://gateway:8080 --api-key env:GATEWAY_KEY
+    Example: tidegate top --server https://gateway:8080 --api-key env:OPERATOR_KEY
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     asked = server_client.any_server(settings)

@@ -21,7 +21,7 @@ def workers(
 
     Elsewhere it needs a key with the scope admin:read.
 
-    Example: tidegate workers --server https://gateway:8080 --api-key env:GATEWAY_KEY
+    Example: tidegate workers --server https://gateway:8080 --api-key env:OPERATOR_KEY
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     asked = server_client.any_server(settings)
