@@ -113,6 +113,7 @@ def test_events_end_with_the_session_and_with_the_key(console: Console) -> None:
     with followed(copy, "") as told:
         assert next(told)[0] == "state"
         public_id = keys.public_id_of(console.reader_key)
+        assert public_id is not None
         console.web.run(console.web.store.revoke_key(public_id))
         assert [name for name, _ in told if name != "state"] == ["signed-out", "end"]
     for lost in (reader, copy, console.web.client()):
