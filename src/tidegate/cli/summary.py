@@ -14,7 +14,7 @@ from tidegate.core.states import JobState
 ALL_SUCCEEDED, SOME_FAILED, UNUSABLE = 0, 1, 2
 ERRORS_SHOWN_MAX = 10
 CAUSES_SHOWN_MAX = 5
-FUTILE = "every request failed from the first on, so the rest was not sent; --no-check goes on"
+FUTILE = "every request failed from the first on, so no more are sent; --no-check goes on"
 MESSAGE_CHARS_MAX = 120
 _LINE = re.compile(r" \((?:line|row) [0-9]+(?: of [^()]*)?\)$")
 
