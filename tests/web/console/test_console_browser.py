@@ -50,6 +50,21 @@ def axe() -> str:
     return data.decode()
 
 
+# Every chart that the page draws is kept in `drawn`, so that a test can ask it what it shows.
+KEEP_CHARTS = """
+window.drawn = [];
+let made;
+Object.defineProperty(window, "uPlot", {
+  configurable: true,
+  get: () => made,
+  set: (real) => {
+    made = function (...given) { const plot = new real(...given); drawn.push(plot); return plot; };
+    Object.assign(made, real);
+  },
+});
+"""
+
+
 class Visit:
     """One tab, and what went wrong or elsewhere in it."""
 
@@ -197,6 +212,19 @@ def test_it_fits_a_phone_in_the_dark_and_axe_finds_nothing(browser: Browser, con
     reading.page.goto(f"/console/batches/{console.batch}")
     expect(reading.page.get_by_role("button", name="Pause")).to_have_count(0)
     assert reading.troubles == []
+
+
+def test_a_chart_of_one_moment_is_one_of_minutes(browser: Browser, console: Console) -> None:
+    visit = Visit(browser, console)
+    visit.page.add_init_script(KEEP_CHARTS)
+    visit.sign_in(console.reader_key)
+    expect(visit.page.locator("figure canvas").first).to_be_visible()
+    spans = visit.page.evaluate(
+        "drawn.map((plot) => [plot.scales.x.max - plot.scales.x.min, plot.scales.x.max - plot.data[0].at(-1)])"
+    )
+    assert spans == [[300, 0]] * len(spans)
+    assert len(spans) >= 2
+    assert visit.troubles == []
 
 
 @pytest.mark.soak

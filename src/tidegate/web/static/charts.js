@@ -34,6 +34,11 @@
     }
     return found;
   };
+  // At least five minutes up to the last point: of a single one uPlot would make a chart of a day.
+  const minutes = (plot, low, high) => {
+    const last = plot.data?.[0]?.at(-1) ?? high;
+    return [Math.min(low, last - 300), last];
+  };
   const draw = (title, lines) => {
     const figure = element("figure", "chart");
     const caption = element("figcaption", "", title);
@@ -53,11 +58,10 @@
     const plot = new window.uPlot({
       width: Math.max(200, box.clientWidth), height: 150, legend: { show: false }, cursor: { show: false },
       tzDate: (at) => window.uPlot.tzDate(new Date(at * 1e3), "Etc/UTC"),
-      // At least five minutes, so that the first point is no chart of years.
-      scales: { x: { range: (_, low, high) => [Math.min(low, high - 300), high] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+      scales: { x: { range: minutes }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
       axes: [{ ...axis, space: 60, size: 28, values: (_, marks) => marks.map((at) => new Date(at * 1e3).toISOString().slice(11, 16)) }, { ...axis, size: 48, space: 32, values: (_, marks) => marks.map(short) }],
       series: [{}, ...lines.map(([, variable], at) => ({
-        stroke: color(variable), width: 1.5, points: { show: false }, dash: variable === "--good" ? [5, 4] : undefined,
+        stroke: color(variable), width: 1.5, points: { show: (plot) => plot.data[0].length === 1 }, dash: variable === "--good" ? [5, 4] : undefined,
         fill: at === 0 ? color(variable) + "22" : undefined,
       }))],
     }, [[], ...lines.map(() => [])], box);
