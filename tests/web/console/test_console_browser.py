@@ -385,7 +385,10 @@ def test_news_take_away_neither_a_click_nor_a_selection(browser: Browser, consol
     with page.expect_request(f"**/console/batches/{console.batch}/requeue"):
         page.mouse.up()
     expect(status).to_have_text("in_progress, paused")
-    page.get_by_role("heading", name="Timeline").select_text()
+    # At once: between finding the heading and marking it, news may put another in its place.
+    page.evaluate(
+        "getSelection().selectAllChildren([...document.querySelectorAll('#live h2')].find((one) => one.textContent === 'Timeline'))"
+    )
     with_news(web.store.resume_job)
     expect(status).to_have_text("in_progress, paused")
     assert page.evaluate("document.getSelection().toString()") == "Timeline"
