@@ -104,7 +104,7 @@ def test_the_doctor_finds_bytes_that_are_missing_and_bytes_without_a_row(desk: D
     stray = data / "blobs/00" / ("blob_" + "0" * 22)
     stray.parent.mkdir(exist_ok=True)
     stray.write_bytes(b"x")
-    assert ("warning", f"1 blobs have no row in the store, such as {stray.name}") in found(0)
+    assert ("warning", f"1 blob has no row in the store, such as {stray.name}") in found(0)
     stray.unlink()
     (needed,) = [path for path in blob_paths(data) if b'"response"' in path.read_bytes()]
     whole = needed.read_bytes()

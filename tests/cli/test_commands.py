@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Processes
+from tidegate.cli.app import app
+from tidegate.core.errors import SettingsError
 
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
 CANARY = "sk-canary-never-printed"
@@ -104,6 +107,27 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(tidegate: Command, arguments: l
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("files upload absent.jsonl", "There is no file absent.jsonl; name a JSONL file"),
+        ("files upload .", ". is a directory; name a JSONL file."),
+        ("batches create absent.jsonl", "There is no file absent.jsonl; name a JSONL file"),
+        ("batches create .", ". is a directory; name a JSONL file."),
+        ("batches output batch_0f3kQ2mZ8s1xW7vB4nD9Lc -o .", ". is a directory; name a file with -o."),
+        ("batches output batch_0f3kQ2mZ8s1xW7vB4nD9Lc -o no/x", "There is no directory no; create it"),
+        ("files download file-0f3kQ2mZ8s1xW7vB4nD9Lc -o .", ". is a directory; name a file with -o."),
+        ("files download file-0f3kQ2mZ8s1xW7vB4nD9Lc -o no/x", "There is no directory no; create it"),
+    ],
+)
+def test_a_wrong_path_is_refused_before_a_server_is_asked(
+    arguments: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=re.escape(says)):
+        app([*arguments.split(), "--server", "http://127.0.0.1:9"], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

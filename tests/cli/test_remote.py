@@ -100,7 +100,7 @@ def test_a_server_that_is_not_there_is_one_sentence(desk: Desk, processes: Proce
     watch = ["batches", "watch", "batch_0000000000000000000000"]
     for arguments in (["batches", "list"], ["files", "list"], ["batches", "create", source], watch):
         said = desk.done(*arguments, "--server", "http://127.0.0.1:9", code=2).stderr()
-        assert "http://127.0.0.1:9 does not answer" in said
+        assert "http://127.0.0.1:9 does not answer (Connection refused)." in said
         assert "Traceback" not in said
     assert "No server runs over" in desk.done("files", "list", code=2).stderr()
     # What answers is no Tidegate.

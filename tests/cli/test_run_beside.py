@@ -73,6 +73,7 @@ def test_a_server_has_the_directory_to_itself(desk: Desk) -> None:
     refused = desk.run()
     assert refused.wait() == 2
     assert f"another process (pid {server.pid}) already writes" in refused.stderr()
+    assert "Or give the file to that server: tidegate batches create requests.jsonl" in refused.stderr()
     server.terminate()
     assert server.wait() == 0
     desk.write([chat("a", behaving("hang"))])

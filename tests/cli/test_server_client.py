@@ -114,15 +114,25 @@ def test_a_batch_of_an_organization_with_an_odd_name_is_stopped_beside_the_serve
     desk, org = serving.desk, "ünï 100% 🎉"
     made = json.loads(desk.done("keys", "create", "--org", org, "--json").stdout())
     batch = serving.submit([chat(f"c{number}", behaving("latency=300")) for number in range(200)], made["key"])
-    assert "There is no tenant" in desk.done("batches", "cancel", batch, "--org", "ünï", code=2).stderr()
+    assert "There is no organization 'ünï'" in desk.done("batches", "cancel", batch, "--org", "ünï", code=2).stderr()
     assert "cancelling" in desk.done("batches", "cancel", batch, "--org", org).stderr()
 
 
 def test_a_batch_of_any_organization_is_found_by_its_id(serving: Serving) -> None:
-    """On the server's machine the operator need not know whose batch it is, with the server and without it."""
+    """On the server's machine the operator need not know whose batch or file it is, with the server and without it."""
     desk = serving.desk
     made = json.loads(desk.done("keys", "create", "--org", "acme", "--json").stdout())
-    batch = serving.submit([chat(f"c{number}", behaving("latency=300")) for number in range(200)], made["key"])
+    lines = [chat(f"c{number}", behaving("latency=300")) for number in range(199)]
+    batch = serving.submit([*lines, chat("other", "hi").replace('"m"', '"m2"')], made["key"])
+    assert "Only other organizations have batches: --org NAME" in desk.done("batches", "list").stderr()
+    assert "--org NAME lists those of another" in desk.done("files", "list").stderr()
+    shown = json.loads(desk.done("batches", "show", batch, "--json").stdout())
+    assert (shown["model"], shown["models"]) == ("m", ["m", "m2"])
+    file = shown["input_file_id"]
+    assert "in.jsonl" in desk.done("files", "show", file).stdout()
+    assert desk.done("files", "download", file).stdout().count("\n") == 200
+    absent = f"There is no file {file[:-1]}"
+    assert absent in desk.done("files", "show", f"{file[:-1]}{'a' if file[-1] != 'a' else 'b'}", code=2).stderr()
     assert "is paused" in desk.done("batches", "pause", batch).stderr()
     assert "It is paused" in desk.done("explain", batch).stdout()
     assert "is changed" in desk.done("batches", "set", batch, "--priority", "3").stderr()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from tidegate.cli import places, run_table, tables, template
 from tidegate.cli.answer_columns import AnswerColumns
 from tidegate.cli.input_places import InputPlaces
 from tidegate.cli.tables import RowTable, open_writer
+from tidegate.core.answers import results
+from tidegate.core.answers.failed_place import split_place, with_place
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import LineError
 
@@ -111,7 +113,7 @@ def test_a_table_all_of_whose_rows_fail_stops_by_itself(desk: Desk) -> None:
     )
     proc = begin_and_wait(desk, "in.csv", "out.csv", "--concurrency", "4", code=1)
     assert len(desk.called()) < 300
-    assert "every request failed from the first on" in proc.stderr()
+    assert "each of the first requests failed" in proc.stderr()
 
 
 def test_rows_that_cannot_be_sent_stop_no_table(desk: Desk) -> None:
@@ -241,6 +243,32 @@ def test_lines_of_several_files_are_told_as_their_author_finds_them(desk: Desk) 
     assert [error["line"] for error in told["errors"]] == [2, 3]
     lenient = desk.done(*asked, "--invalid-lines", "error_file", code=1).stderr()
     assert "(line 2 of a2.jsonl) (as a3)" in lenient, lenient
+    told = [split_place(line["error"]["message"])[1] for line in desk.results("results.errors.jsonl")]
+    assert told == ["line 2 of a2.jsonl", "line 3 of a2.jsonl"]
+
+
+async def test_only_our_own_words_about_a_line_are_told_anew() -> None:
+    """A template of a model server has lines of its own."""
+    places = InputPlaces(("a(1).jsonl", "b.jsonl"), (0, 5))
+    theirs = results.response_line(
+        "batch_req_1", b'"x"', 400, results.http_error_body(400, b"", "broken (line 7)", "bad")
+    )
+    refused = with_place("Line 2 is like it", "line 7")
+    ours = [
+        results.response_line("batch_req_1", b'"x"', 400, results.refused_body(refused, "invalid_request", "model")),
+        results.error_line("batch_1", 1, b'"x (line 7)"', "invalid", refused),
+    ]
+
+    async def failed() -> AsyncIterator[bytes]:
+        for line in (theirs, *ours):
+            yield line
+
+    same, *changed = [line async for line in places.renumbered(failed())]
+    assert same == theirs
+    told = b"Line 2 of a(1).jsonl is like it (line 2 of b.jsonl)"
+    assert changed == [line.replace(refused.encode(), told) for line in ours]
+    assert split_place(told.decode()) == ("Line 2 of a(1).jsonl is like it", "line 2 of b.jsonl")
+    assert split_place("m (line 3 of a(1).jsonl)") == ("m", "line 3 of a(1).jsonl")
 
 
 def test_a_row_of_a_later_part_keeps_its_number() -> None:

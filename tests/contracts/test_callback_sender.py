@@ -50,10 +50,10 @@ async def test_a_receiver_gets_the_body_and_headers_once_and_nothing_else(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     async with RawServer() as receiver:
-        reply = await sender.post(f"{receiver.url}/a%2Fb?c=%20", b'{"a":1}', HEADERS)
+        reply = await sender.post(f"{receiver.url}/a%2Fb%61?c=%20%7e", b'{"a":1}', HEADERS)
     assert reply.is_success
     [request] = receiver.requests
-    assert request.line == "POST /v1/a%2Fb?c=%20 HTTP/1.1"
+    assert request.line == "POST /v1/a%2Fb%61?c=%20%7e HTTP/1.1"
     assert request.body == b'{"a":1}'
     assert {name.lower(): value for name, value in request.headers.items()} == {
         "host": f"127.0.0.1:{receiver.port}",
@@ -153,6 +153,21 @@ async def test_an_endless_answer_is_not_read(
     assert reply.is_success
     # What the sockets of both ends hold is more than what is read.
     assert sent < 16 << 20
+
+
+async def test_a_receiver_may_end_a_short_answer(sender: CallbackSender) -> None:
+    order: list[str] = []
+
+    async def answer(_: Request, peer: Peer) -> None:
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab")
+        await asyncio.sleep(0.02)
+        order.append("ended")
+        await peer.send(b"cd")
+
+    async with RawServer(answer) as receiver:
+        assert (await sender.post(receiver.url, b"{}", HEADERS)).is_success
+        order.append("replied")
+    assert order == ["ended", "replied"]
 
 
 async def test_a_compressed_answer_is_not_unpacked(sender: CallbackSender) -> None:
@@ -365,3 +380,24 @@ async def test_a_slow_name_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     assert not answered, "it is given up while the name server is silent"
     given_up.set()
     await sender.close()
+
+
+async def test_closing_waits_for_no_name_server_and_asks_none_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callback_sender, "RESOLVE_THREADS", 1)
+    go = threading.Event()
+    asked: list[str] = []
+
+    def slow(host: str, port: int) -> Sequence[Any]:
+        asked.append(host)
+        go.wait(30)
+        return ()
+
+    sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", slow)
+    hosts = ("a.example.com", "b.example.com")
+    posts = [asyncio.create_task(sender.post(f"http://{host}/", b"{}", HEADERS)) for host in hosts]
+    await eventually(lambda: asked, "the first name to be asked for")
+    await sender.close()
+    assert not go.is_set()
+    go.set()
+    await asyncio.gather(*posts, return_exceptions=True)
+    assert asked == ["a.example.com"]

@@ -28,7 +28,7 @@ async def test_who_is_ahead_who_runs_and_who_rests(world: World) -> None:
     await world.clock.advance(1)
     second = await world.running(caller, 2)
     assert "nothing is ahead of it" in await said(world, first.id)
-    assert "behind 1 older batches" in await said(world, second.id)
+    assert "behind 1 older batch that has" in await said(world, second.id)
     [held] = await lease_slices(world.store, worker, first.id, MODEL, 1, "t")
     assert "workers hold 1 of its slices" in await said(world, first.id)
     assert "nothing is ahead of it" in await said(world, second.id)

@@ -28,6 +28,19 @@ async def test_a_file_shows_a_durable_blob(world: World) -> None:
     assert await world.store.knows_blob(extent.blob_id)
 
 
+async def test_the_owner_of_a_file_is_found_while_the_file_may_be_seen(world: World) -> None:
+    theirs = await world.caller("theirs")
+    file, short = await world.file(theirs), await world.file(theirs, expires_after_ms=5_000)
+    assert [await world.store.file_owner(one) for one in (file.id, short.id, world.id("file"))] == [
+        "theirs",
+        "theirs",
+        None,
+    ]
+    await world.store.delete_file(theirs.tenant_id, file.id)
+    await world.clock.advance(5_001)
+    assert [await world.store.file_owner(one.id) for one in (file, short)] == [None, None]
+
+
 async def test_creating_a_file_may_be_replayed(world: World) -> None:
     caller, blob, file_id = await world.caller(), await world.log("upload"), world.id("file")
     new = NewFile(file_id, blob.blob_id, Stamp(10, "aa"), "batch", "a", 1, None)

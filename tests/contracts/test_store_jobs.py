@@ -239,7 +239,7 @@ async def test_pending_jobs_count_for_whose_share_they_are(world: World) -> None
     for share_owner in ("user:ann", "user:bob"):
         await world.job(caller, file, quotas=limit, share_owner=share_owner)
     for share_owner in ("user:ann", "user:bob"):
-        with pytest.raises(ApiProblem, match="You have 1 batches"):
+        with pytest.raises(ApiProblem, match="You have 1 batch waiting"):
             await world.job(caller, file, quotas=limit, share_owner=share_owner)
     await world.job(caller, file, quotas=limit)
 
@@ -252,7 +252,7 @@ async def test_pending_jobs_count_for_a_key_where_that_is_set(world: World) -> N
     for caller in (first, second, ours, ours):
         await world.job(caller, file, quotas=limit)
     for caller in (first, second):
-        with pytest.raises(ApiProblem, match="Your key has 1 batches"):
+        with pytest.raises(ApiProblem, match="Your key has 1 batch waiting"):
             await world.job(caller, file, quotas=limit)
 
 
@@ -535,6 +535,7 @@ async def test_a_search_finds_what_matches_and_nothing_else(world: World) -> Non
     assert await found(status="validating") == {plain.id}
     assert await found(status="cancelling") == {gone.id}
     assert await found(model="llama") == {running.id, failed.id}
+    assert [await world.store.models_of_job(job.id) for job in (plain, running)] == [[], ["llama"]]
     assert await found(model="LLAMA") == set()
     assert await found(metadata={"team": "a"}) == {plain.id}
     assert await found(metadata={"team": "A"}) == set()

@@ -355,3 +355,11 @@ async def test_what_is_old_is_searched_by_time_on_postgresql(postgres_url: str) 
         # The moment is read once, before the search.
         assert re.search(r"Index Cond: .*InitPlan", plan), f"{name}\n{plan}"
     await connection.close()
+
+
+def test_rows_to_lock_are_picked_apart() -> None:
+    """As a condition of the update, PostgreSQL may look for them again for each row: then a limit bounds nothing."""
+    locking = [one for one in statements().values() if "for update" in one.sql]
+    writing = [one for one in locking if re.search(r"^(?:update|delete) ", one.sql, re.MULTILINE)]
+    assert len(writing) == 5
+    assert [one.name for one in writing if not one.sql.startswith("with ")] == []

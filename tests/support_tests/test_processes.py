@@ -82,7 +82,8 @@ def test_forked_code_finds_what_an_interpreter_gives_it(processes: Processes, tm
 
 
 ENDING = """
-import atexit, sys, threading, time  # as tidegate's
+import atexit, gc, sys, threading, time  # as tidegate's
+gc.disable()  # which a traceback of a later Python would begin
 class Lost:
     def __init__(self): self.itself = self
     def __del__(self): print("lost", flush=True)

@@ -14,11 +14,13 @@ from tests.support.store_verbs import lease_slices
 from tests.worker.test_publish_failures import answer, closed, lose_work_file, shipping
 from tests.worker.world import World, chat_lines
 from tidegate.core.answers import results
+from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ids import item_id
 from tidegate.core.job_controls import Canary, JobControls, MaxErrors
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Finished, Job, JobFlush, Usage
 from tidegate.core.states import JobState, Outcome
+from tidegate.stages import ship as ships
 from tidegate.stages.tend import deadlines
 
 pytestmark = pytest.mark.anyio
@@ -234,3 +236,46 @@ async def test_a_lost_work_file_ends_the_job_all_the_same(world: World) -> None:
     errors = [json.loads(line) for line in (await world.file_bytes(ended.error_file_id)).splitlines()]
     assert [(one["custom_id"], one["error"]["code"]) for one in errors] == [(None, "internal_error")] * 3
     assert item_id(job.id, 3) == errors[-1]["id"]
+
+
+async def test_results_in_many_parts_and_pages_are_read_as_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of several flushes and workers, and outcomes and parts of files that come a few at a time."""
+    job = await world.started(same(12, 5), shape=DEDUPE, ordered=True, slice_items=2)
+    for numbers in ([3, 0], [4], [1]):
+        await answer(world, job, numbers)
+    await closed(world, job)
+    list_extents = world.store.list_extents
+
+    async def one_at_a_time(file_id: str, at: int, _: int) -> Any:
+        return await list_extents(file_id, at, 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ships, "_PAGE", 2)
+        patch.setattr(ships, "WRITE_BYTES", 300)
+        patch.setattr(world.store, "list_extents", one_at_a_time)
+        assert await shipping(world).publish_all(await world.worker()) == 1
+    ended = await world.look(job)
+    files = [await world.file_lines(file_id) for file_id in (ended.output_file_id, ended.error_file_id)]
+    assert [[one["custom_id"] for one in lines] for lines in files] == [
+        [f"c{number}" for number in range(12) if number % 5 != 2],
+        ["c2", "c7"],
+    ]
+    assert (ended.answered_count, ended.cancelled_count) == (10, 2)
+
+
+async def test_a_step_whose_end_is_unknown_is_given_back_before_the_next_look(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, worker = await world.started(same(2, 2)), await world.worker()
+    await answer(world, job, [0, 1])
+    ship = shipping(world)
+    with monkeypatch.context() as patch:
+
+        async def unknown(*_: Any, **__: Any) -> None:
+            raise StoreUnavailable("away")
+
+        patch.setattr(world.store, "publish_job", unknown)
+        with pytest.raises(StoreUnavailable):
+            await ship.publish_all(worker)
+    assert await ship.publish_all(worker) == 1, "and not only when its lease is over"
+    assert (await world.look(job)).state is JobState.COMPLETED

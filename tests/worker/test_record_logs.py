@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 from zlib import crc32
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support.store_verbs import lease_slices
-from tests.worker.workshop import Script
+from tests.worker.workshop import Script, until
 from tests.worker.world import World, chat_lines
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.system import LocalWake
@@ -20,7 +23,7 @@ from tidegate.core.answers import results
 from tidegate.core.errors import BlobUnavailable, BlobVoid, StoreUnavailable
 from tidegate.core.ids import item_id
 from tidegate.core.job_controls import JobControls
-from tidegate.core.nouns import Finished, ItemVerdict, Job, Placed
+from tidegate.core.nouns import Attempts, Finished, ItemVerdict, Job, Placed
 from tidegate.core.ports import LogIds
 from tidegate.core.states import Outcome
 from tidegate.stages.record import FlushLimits, Recorder
@@ -283,3 +286,150 @@ async def test_a_job_that_a_commit_stopped_is_reported_at_once(world: World) -> 
         recorder.record(paid)
         await recorder.drain()
         assert recorder.job_stopped.is_set()
+
+
+class Ledger:
+    """A store and blobs that note what they are told, and are away for so many calls."""
+
+    seal_after_ms = 0
+    seal_after_bytes = 0
+
+    def __init__(self) -> None:
+        self.committed: list[int] = []
+        self.blobs_away = self.store_away = self.seals_away = 0
+        self._size_bytes = self.appended_bytes = 0
+
+    async def open_log(self, next_blob_id: LogIds) -> Any:
+        await next_blob_id()
+        return self
+
+    async def append(self, data: bytes) -> None:
+        if self.blobs_away:
+            self.blobs_away -= 1
+            raise BlobUnavailable("no space left")
+        self._size_bytes += len(data)
+        self.appended_bytes += len(data)
+
+    async def seal(self) -> Placed:
+        if self.seals_away:
+            self.seals_away -= 1
+            raise BlobUnavailable("away")
+        size_bytes, self._size_bytes = self._size_bytes, 0
+        return Placed("blob", 0, size_bytes)
+
+    async def record_outcomes(self, flushes: list[Any], *_: Any) -> list[Any]:
+        if self.store_away:
+            self.store_away -= 1
+            raise StoreUnavailable("away")
+        self.committed.append(sum(len(one.answers) for one in flushes))
+        return []
+
+    async def settle_blob(self, blob_id: str) -> None:
+        pass
+
+
+def plain(number: int, size_bytes: int = 10) -> ItemVerdict:
+    return ItemVerdict("job", number, b"x" * size_bytes, Finished(number, Outcome.ANSWERED, size_bytes, 0, "t"))
+
+
+@asynccontextmanager
+async def noting(ledger: Ledger, limits: FlushLimits) -> AsyncIterator[Recorder]:
+    async def new_blob(kind: str) -> str:
+        return "blob"
+
+    upstream: Any = SimpleNamespace(recorded=list)
+    world = cast(Any, ledger)
+    recorder = Recorder(world, world, upstream, limits, new_blob, asyncio.Event(), LocalWake())
+    running = asyncio.create_task(recorder.run())
+    try:
+        yield recorder
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_flush_waits_for_so_many_lines_or_bytes_and_for_nothing_more() -> None:
+    ledger = Ledger()
+    async with noting(ledger, FlushLimits(3_600_000, 3, 1_000, 1_500)) as recorder:
+        for number in range(2):
+            recorder.record(plain(number))
+        await turns()
+        assert ledger.committed == []
+        recorder.record(plain(2))
+        await turns()
+        assert ledger.committed == [3]
+        recorder.record(plain(3, 999))
+        await turns()
+        assert ledger.committed == [3]
+        recorder.record(plain(4, 1))
+        await turns()
+        assert ledger.committed == [3, 2]
+        recorder.record(plain(5, 1_500))
+        assert not recorder.full
+        recorder.record(plain(6, 1))
+        assert recorder.full
+        await turns()
+        assert (recorder.full, ledger.committed) == (False, [3, 2, 2])
+        recorder.record(plain(7))
+        recorder.hurry()
+        await turns()
+        assert ledger.committed == [3, 2, 2, 1]
+        recorder.tried("job", "t", Attempts(8, 1, 0, "throttled"))
+        for number in range(2):
+            recorder.record(plain(number))
+        await turns()
+        assert len(ledger.committed) == 4, "a hurry is about what waited then"
+
+
+async def test_an_object_is_worth_waiting_for_until_it_is_large_or_old_enough() -> None:
+    ledger = Ledger()
+    ledger.seal_after_ms, ledger.seal_after_bytes = 3_600_000, 30
+
+    async def appended(size_bytes: int) -> bool:
+        return ledger.appended_bytes == size_bytes
+
+    async def committed() -> bool:
+        return len(ledger.committed) == 2
+
+    async with noting(ledger, FlushLimits(0, 9, 1_000, 1_500)) as recorder:
+        for number in range(2):
+            recorder.record(plain(number))
+            await until(partial(appended, 10 * (number + 1)), "the line to be durable")
+        assert ledger.committed == []
+        recorder.record(plain(2))
+        await until(partial(appended, 30), "the line to be durable")
+        assert ledger.committed == [2], "with the third it would be large enough"
+        ledger.seal_after_ms = 1
+        await until(committed, "what is old enough")
+        assert ledger.committed == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("what", "slept"), [("blobs_away", [0.5, 1.0, 2.0, 4.0, 0.5]), ("store_away", [0.5] * 5), ("seals_away", [0.5] * 5)]
+)
+async def test_while_a_disk_or_a_store_is_away_results_are_kept_nothing_new_is_sent_and_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, what: str, slept: list[float]
+) -> None:
+    ledger, waits, sleep = Ledger(), list[float](), asyncio.sleep
+    async with noting(ledger, FlushLimits(3_600_000, 1, 1_000, 1_500)) as recorder:
+
+        async def quick(wait_s: float) -> None:
+            waits.append(wait_s)
+            assert recorder.full
+            await sleep(0)
+
+        with monkeypatch.context() as patch, capture_logs() as logged:
+            patch.setattr(asyncio, "sleep", quick)
+            for failures in (4, 1):
+                setattr(ledger, what, failures)
+                recorder.record(plain(failures))
+                for _ in range(40):
+                    await sleep(0)
+                assert not recorder.full
+    assert (ledger.committed, waits) == ([1, 1], slept)
+    assert [line["event"] for line in logged] == ["record_postponed"] * 2, "once for each outage"

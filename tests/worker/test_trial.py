@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from tests.support.ports import HandClock
 from tests.support.store_verbs import lease_slices
+from tests.worker.test_leased_work import hand_of, slice_of
 from tests.worker.workshop import BODY, Script, until, working
 from tests.worker.world import World, chat_lines
-from tidegate.core.errors import Unavailable
-from tidegate.core.nouns import Answer, Call, Job, Usage
+from tidegate.core.errors import StoreUnavailable, Unavailable
+from tidegate.core.nouns import Answer, Attempts, Call, Item, Job, Usage
+from tidegate.core.retry import ALONE_LOSSES_MAX
 from tidegate.core.schedule.snapshot import Suspects
 from tidegate.core.states import JobState
+from tidegate.stages.lease import SuspectBounds
 from tidegate.store.slices import ALL_SUSPECTS, KEPT_FOR_CHECKS
 from tidegate.worker import trial as trials
+from tidegate.worker.leased_work import LeasedSliceState
 from tidegate.worker.trial import ALONE_AFTER, Trial
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +55,7 @@ async def test_half_of_the_worst_then_the_rest_of_them_then_all() -> None:
     assert ours.suspects_max(Suspects(0, 5, 4)) == 0, "one group at a time"
     assert not ours.end_slice(group[0])
     assert ours.end_slice(group[1])
-    assert ours.suspects_max(Suspects(0, 5, 4)) == 4 - KEPT_FOR_CHECKS
+    assert ours.suspects_max(Suspects(0, 5, 10)) == 10 - KEPT_FOR_CHECKS
     rest = hashable(state(5))
     ours.begin_group(rest)
     assert ours.end_slice(rest[0])
@@ -217,3 +224,193 @@ async def test_an_item_that_was_lost_alone_three_times_fails_unsent(live: World)
 
 async def _ended(world: World, *jobs: Job) -> bool:
     return all([(await world.look(job)).state is JobState.COMPLETED for job in jobs])
+
+
+class Lonely:
+    """A trial over the hands of a worker: what is sent comes back at once, and a test says what a look for more finds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (("_CHECK_WAIT_S", 0.2), ("_INNOCENT_WAIT_S", 0.1), ("_POLL_S", 0.001), ("_RETRY_S", 0.001)):
+            monkeypatch.setattr(trials, name, value)
+        self.leased_work = hand_of(HandClock(), free=9)
+        self.me = SimpleNamespace(id="worker")
+        # What was sent, and what the store was told before and after: the item of which job is alone, and whether another was checked.
+        self.told: list[Any] = []
+        self.store_faults = 0
+        # What each look for more may take: whether no suspects, how many of them, and whether kept ones.
+        self.looks: list[tuple[bool, int]] = []
+        self.more: list[LeasedSliceState] = []
+        self.settling_count = 0
+        fakes: Any = (self, self.leased_work, self, self.me, self)
+        self.trial = Trial(*fakes)
+
+    async def run_alone(self, worker_id: str, item: tuple[str, int] | None, *, is_checked: bool = False) -> bool:
+        if self.store_faults:
+            self.store_faults -= 1
+            raise StoreUnavailable("away")
+        self.told.append((item and item[0], is_checked))
+        return True
+
+    def hurry(self) -> None:
+        self.settling_count = 2
+
+    def is_settling(self, job_id: str, first: int, token: str) -> bool:
+        self.settling_count -= 1
+        if self.settling_count == 0:
+            self.told.append("committed")
+        return self.settling_count > 0
+
+    def notify(self) -> None:
+        self.looks.append((self.trial.hides_suspects, self.trial.suspects_max(Suspects(0, 9, 5))))
+        for state in self.more:
+            self.leased_work.add(state, [Item(0, b'"x"', b"{}")])
+        self.more = []
+
+    def held(self, job_id: str, lost_count: int, alone_losses: int = 0) -> LeasedSliceState:
+        attempts = {0: Attempts(0, 0, 0, "worker_lost", alone_losses=alone_losses)}
+        plain = slice_of(1)
+        leased = replace(plain.slice, job_id=job_id, lost_count=lost_count, attempts=attempts)
+        return LeasedSliceState(leased, plain.deadline_ms)
+
+    def begin(self, *states: LeasedSliceState) -> None:
+        for state in states:
+            self.leased_work.expect(state)
+        self.trial.begin_group(list(states))
+        for state in states:
+            self.leased_work.add(state, [Item(0, b'"x"', b"{}")])
+
+    async def run(self, what: Callable[[], bool]) -> None:
+        """Send what goes, until the trial is over and this holds."""
+
+        async def send() -> None:
+            while True:
+                state, item = await self.leased_work.next()
+                self.told.append(f"sent {state.slice.job_id}")
+                await asyncio.sleep(0.002)
+                self.leased_work.mark_done(state)
+                state.end_item(item.number, was_answered=True)
+
+        tasks = [asyncio.create_task(one) for one in (self.trial.run(), send(), send())]
+
+        async def holds() -> bool:
+            return what()
+
+        await until(holds, "the end of the trial")
+        for task in tasks:
+            task.cancel()
+
+    def sent(self) -> list[str]:
+        return [one for one in self.told if isinstance(one, str) and one.startswith("sent")]
+
+
+async def test_with_nothing_else_at_hand_another_item_is_leased_and_run_alone_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lonely = Lonely(monkeypatch)
+    lonely.more = [lonely.held("innocent", 0), lonely.held("worse", 1)]
+    lonely.store_faults = 2
+    lonely.begin(lonely.held("suspect", ALONE_AFTER, alone_losses=1))
+    await lonely.run(lambda: len(lonely.sent()) == 3)
+    assert lonely.looks == [(True, 1)], "one group at a time, and an innocent one first"
+    assert lonely.told == [
+        ("innocent", False),
+        "sent innocent",
+        "committed",
+        ("suspect", True),
+        "sent suspect",
+        "committed",
+        (None, False),
+        "sent worse",
+    ]
+    assert not lonely.trial.wants_check
+
+
+async def test_a_suspect_that_nothing_can_be_held_against_runs_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    lonely = Lonely(monkeypatch)
+    lonely.begin(lonely.held("suspect", ALONE_AFTER, alone_losses=1))
+    await lonely.run(lambda: (None, False) in lonely.told)
+    assert lonely.told == [("suspect", False), "sent suspect", "committed", (None, False)]
+    assert sorted(set(lonely.looks)) == [(False, 2), (True, 1)], "in the end another suspect would do"
+    assert not lonely.trial.wants_check
+
+
+async def test_an_item_that_was_never_lost_alone_needs_no_check_and_what_is_dropped_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trials, "FIRST_REST_S", 0.0)
+    lonely = Lonely(monkeypatch)
+    lonely.begin(lonely.held("suspect", ALONE_AFTER))
+    await lonely.run(lambda: (None, False) in lonely.told)
+    assert lonely.told == [("suspect", False), "sent suspect", "committed", (None, False)]
+    dropped = Lonely(monkeypatch)
+    suspect = dropped.held("suspect", ALONE_AFTER, alone_losses=1)
+    dropped.begin(suspect)
+    dropped.leased_work.close_job("suspect")
+    later = dropped.held("later", 0)
+    dropped.leased_work.add(later, [Item(0, b'"x"', b"{}")])
+    await dropped.run(lambda: bool(dropped.told))
+    assert dropped.told == ["sent later"], "and the others go on"
+
+
+@pytest.mark.parametrize(
+    ("lost_count", "alone_losses", "is_alone"),
+    [(ALONE_AFTER - 1, 0, False), (ALONE_AFTER, ALONE_LOSSES_MAX - 1, True), (ALONE_AFTER, ALONE_LOSSES_MAX, False)],
+)
+async def test_a_single_item_goes_alone_from_so_many_losses_on_until_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, lost_count: int, alone_losses: int, is_alone: bool
+) -> None:
+    monkeypatch.setattr(trials, "FIRST_REST_S", 0.0)
+    lonely = Lonely(monkeypatch)
+    lonely.begin(lonely.held("suspect", lost_count, alone_losses))
+    assert (lonely.leased_work.take() is None) == is_alone
+
+
+@pytest.mark.parametrize("share", [trials.REST_SHARE, 10_000_000])
+async def test_between_two_items_that_run_alone_a_worker_works_for_several_times_as_long_as_the_first_stopped_it(
+    monkeypatch: pytest.MonkeyPatch, share: int
+) -> None:
+    monkeypatch.setattr(trials, "FIRST_REST_S", 0.0)
+    monkeypatch.setattr(trials, "REST_SHARE", share)
+    lonely = Lonely(monkeypatch)
+    first, second, company = lonely.held("first", ALONE_AFTER), lonely.held("second", ALONE_AFTER), slice_of(1)
+    begun_s = asyncio.get_running_loop().time()
+    lonely.begin(first)
+    await lonely.run(lambda: not lonely.leased_work._is_shut)
+    stopped_ms = (asyncio.get_running_loop().time() - begun_s) * 1000
+    assert lonely.leased_work.settle(first)
+    lonely.trial.end_slice(first)
+    lonely.trial.begin_again()
+    lonely.leased_work.expect(company)
+    lonely.begin(second)
+    assert second.rests_ms <= min(share * stopped_ms, trials.REST_S_MAX * 1000)
+    if share > trials.REST_SHARE:
+        assert second.rests_ms > 0, "it goes back for as long"
+        assert not lonely.leased_work._is_shut
+
+
+async def test_the_rest_waits_while_a_culprit_is_searched_for_but_not_while_a_check_is() -> None:
+    ours = trial()
+    assert ours.bounds(Suspects(0, 4, 8, is_searching=True)) == SuspectBounds(4, keeps_rest=True)
+    assert not ours.bounds(Suspects(0, 4, 8)).keeps_rest
+    ours.wants_check = True
+    assert not ours.bounds(Suspects(0, 4, 8, is_searching=True)).keeps_rest
+
+
+async def test_a_look_without_suspects_begins_anew_unless_a_group_is_out() -> None:
+    ours = trial()
+    assert ours.suspects_max(Suspects(0, 5, 1)) == 1
+    [survived] = hashable(state(5))
+    ours.begin_group([survived])
+    assert ours.end_slice(survived)
+    assert ours.suspects_max(Suspects(0, 2, 8)) == ALL_SUSPECTS
+    ours.begin_group(hashable(state(2)))
+    ours.begin_again()
+    assert ours.suspects_max(Suspects()) == 0, "a new incarnation holds none"
+    ours._stage = trials._Stage.ALL
+    group = hashable(state(2), state(2))
+    ours.begin_group([*group, *hashable(state(1))])
+    assert not ours.hides_suspects, "all are taken at once"
+    assert ours.suspects_max(Suspects()) == 2, "those that it holds, and none that came since"
+    assert [ours.end_slice(one) for one in group] == [False, True]
+    assert ours.suspects_max(Suspects()) == 0
+    assert ours.suspects_max(Suspects(0, 2, 8)) == 4, "what was survived is forgotten with the last suspect"

@@ -1,19 +1,18 @@
 """What a result line adds to its row: the answer, why there is none, and what it cost."""
 
-import re
 from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
 from tidegate.cli.template import Row
+from tidegate.core.answers.failed_place import split_place
 from tidegate.core.errors import SettingsError
 
 EMBEDDINGS = "/v1/embeddings"
 _TEXT = {"answer": "text", "error": "text", "finish_reason": "text", "input_tokens": "count", "output_tokens": "count"}
 _VECTOR = {"embedding": "vector", "error": "text", "input_tokens": "count"}
 _PREFIX = "tidegate_"
-_LINE = re.compile(r" \(line [0-9]+\)$")
 
 
 class AnswerColumns:
@@ -52,7 +51,7 @@ def _error_text(error: Any) -> str:
     if not isinstance(error, dict):
         return str(error)
     # The row itself says where it stands.
-    code, message = error.get("code") or error.get("type"), _LINE.sub("", error.get("message") or "")
+    code, message = error.get("code") or error.get("type"), split_place(error.get("message") or "")[0]
     return f"{code}: {message}" if code else message
 
 

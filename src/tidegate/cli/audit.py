@@ -9,6 +9,7 @@ import uvloop
 
 from tidegate.cli import options, server_client, terminal
 from tidegate.core.audit_chain import AuditEntry, ChainCheck
+from tidegate.core.wording import in_words
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
@@ -112,15 +113,15 @@ def _tell(check: ChainCheck, unchained: int, expected: tuple[int, str] | None) -
     for finding in check.findings:
         typer.echo(f"broken   {terminal.clean(finding.text)}")
     if check.finding_count > len(check.findings):
-        typer.echo(f"broken   {check.finding_count - len(check.findings):,} more findings are not shown")
-    if unchained:
         typer.echo(
-            f"open     {terminal.in_words(unchained, 'entry', 'entries')} of an earlier version: not chained yet"
+            f"broken   {in_words(check.finding_count - len(check.findings), 'more finding is', 'more findings are')} not shown"
         )
+    if unchained:
+        typer.echo(f"open     {in_words(unchained, 'entry', 'entries')} of an earlier version: not chained yet")
     if expected is not None and expected[0] < (check.first_number or 0):
         typer.echo(f"open     entry {expected[0]} was removed by retention: its hash cannot be compared")
     if not check.finding_count:
-        typer.echo(f"whole    {terminal.in_words(check.entry_count, 'entry', 'entries')}")
+        typer.echo(f"whole    {in_words(check.entry_count, 'entry', 'entries')}")
     if check.number:
         typer.echo(f"last     {check.number}:{check.hash}")
 

@@ -20,6 +20,7 @@ from tidegate.core.deployments import Secret
 from tidegate.core.errors import BlobError, BlobMissing, SettingsError
 from tidegate.core.ids import is_valid
 from tidegate.core.nouns import StoredBlob
+from tidegate.core.wording import in_words
 from tidegate.settings import Settings, local_path
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _report(verb: str, directory: Path, manifest: Manifest, as_json: bool) -> No
         terminal.show_json({"directory": str(directory), "files": len(manifest.files), "bytes": size_bytes})
     else:
         terminal.say(
-            f"{terminal.in_words(len(manifest.files), 'file')}, {size_bytes:,} bytes {verb} {directory}; every checksum holds."
+            f"{in_words(len(manifest.files), 'file')}, {in_words(size_bytes, 'byte')} {verb} {directory}; every checksum holds."
         )
 
 
@@ -153,7 +154,8 @@ async def _copy_all(settings: Settings, source: Path, directory: Path) -> int:
                     path.unlink()
             return schema_version
     raise BlobError(
-        f"{len(missing)} blobs that the store needs have no bytes, such as {missing[0]}. `tidegate doctor` says which files they belong to."
+        f"{in_words(len(missing), 'blob that the store needs has', 'blobs that the store needs have')} no bytes, such as {missing[0]}. "
+        "`tidegate doctor` says which files they belong to."
     )
 
 
@@ -206,7 +208,7 @@ async def _restore(settings: Settings, directory: Path) -> Manifest:
         mismatches = await examine_blobs.compare(parts)
     if mismatches.missing:
         raise BlobError(
-            f"{len(mismatches.missing)} blobs are missing after the restore, such as {mismatches.missing[0]}."
+            f"{in_words(len(mismatches.missing), 'blob is', 'blobs are')} missing after the restore, such as {mismatches.missing[0]}."
         )
     return manifest
 

@@ -7,7 +7,7 @@ import msgspec
 import typer
 import uvloop
 
-from tidegate.cli import options, remote_batches, server_client, terminal
+from tidegate.cli import input_file, options, remote_batches, server_client, terminal
 from tidegate.core import ids
 from tidegate.core.errors import SettingsError
 
@@ -67,6 +67,7 @@ async def _create(
         file_id = source
     else:
         path = Path(source)
+        input_file.check_source(path)
         endpoint = endpoint or _first_url(path)
         file_id = (await server.upload(path, dict[str, Any], tenant=org))["id"]
     return await server.post(

@@ -10,7 +10,7 @@ import msgspec
 import typer
 import uvloop
 
-from tidegate.cli import options, remote_batches, results, server_client, terminal
+from tidegate.cli import input_file, options, remote_batches, results, server_client, terminal
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError
 from tidegate.core.job_lists import FILTER_PAIRS_MAX, JobFilter, JobSort
@@ -81,6 +81,8 @@ def list_batches(
         terminal.show_json(found)
     elif not found and (wanted != JobFilter() or sort is not JobSort.CREATED or org is not None):
         terminal.say("No batch matches.")
+    elif not found and not settings.remote.url and uvloop.run(_any_batch(settings)):
+        terminal.say("Only other organizations have batches: --org NAME lists those of one, --all those of every one.")
     elif not found:
         begin = (
             "batches create requests.jsonl"
@@ -113,6 +115,8 @@ def show(
     if as_json:
         terminal.show_json(known)
     else:
+        # Several models stand in place of the first.
+        known["model"] = ", ".join(known.pop("models")) or known["model"]
         shown = {name: value for name, value in known.items() if value not in (None, [], {})}
         terminal.show_facts([(name, _text(name, value)) for name, value in shown.items()])
 
@@ -219,6 +223,8 @@ def output(
     """
     if follow and output is not None:
         raise SettingsError("--follow writes to stdout; leave out -o, or leave out --follow.")
+    if output is not None:
+        input_file.check_target(output, [], "-o")
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     raise typer.Exit(uvloop.run(_output(settings, org, batch, output, errors=errors, follow=follow)))
 
@@ -261,16 +267,25 @@ async def _matching(
         return [facts(job) for job in found]
 
 
+async def _any_batch(settings: Settings) -> bool:
+    """Return whether any organization has a batch."""
+    async with server_client.reading(settings) as parts:
+        return bool(await parts.store.search_every_job(None, JobFilter(), after=None, count_max=1))
+
+
 async def _one(settings: Settings, org: str | None, batch: str) -> dict[str, Any]:
     if (remote := server_client.remote(settings)) is not None:
         options.check_batch_id(batch)
-        return remote_batches.facts(
-            await remote_batches.at_either(
-                remote, lambda path: remote.get(f"{path}/{batch}", dict[str, Any], tenant=org)
-            )
+        found = await remote_batches.at_either(
+            remote, lambda path: remote.get(f"{path}/{batch}", dict[str, Any], tenant=org)
         )
+        from tidegate.cli.explain import explained_by
+
+        models = (await explained_by(remote, batch)).models
+        return {**remote_batches.facts(found), "models": models}
     async with server_client.reading(settings) as parts:
-        return facts(await job_of(parts, org, batch))
+        job = await job_of(parts, org, batch)
+        return {**facts(job), "models": await parts.store.models_of_job(job.id)}
 
 
 async def _cancel(settings: Settings, org: str | None, batch: str) -> str:

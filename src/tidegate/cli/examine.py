@@ -16,6 +16,7 @@ import msgspec
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, EngineKind, Queue, Resource, TideMode
 from tidegate.core.queues import QueueAway, QueueState
+from tidegate.core.wording import in_words
 from tidegate.settings import Settings, Tenants, redacted, slot_caps
 from tidegate.settings.capacity import ModelTerms
 from tidegate.settings.models import MODEL_SLOTS, limits_of
@@ -138,15 +139,18 @@ def _queue_findings(queue: Queue, where: str, state: QueueState) -> Iterator[Doc
         problem = f"{where}: Redis does not write what it holds to a disk, so a restart loses it and it is called again"
         yield DoctorFinding("queue", Grade.WARNING, problem, "set appendonly to yes")
     if state.waiting and state.oldest_deadline_s < time.time():
-        problem = f"{where}: {state.waiting:,} requests wait, some past their deadline: no processor takes them"
+        problem = f"{where}: {in_words(state.waiting, 'request waits', 'requests wait')}, some past their deadline: no processor takes them"
         yield DoctorFinding(
             "queue", Grade.WARNING, problem, "start llm-d's async processor at this queue, or look why it does not take"
         )
     if state.dead:
-        problem = f"{where}: {state.dead:,} results could not be read or belong to no request"
+        problem = f"{where}: {in_words(state.dead, 'result')} could not be read or had no request"
         to_do = f"look at them with redis-cli LRANGE {queue.results}:dead 0 9, then delete that key"
         yield DoctorFinding("queue", Grade.WARNING, problem, to_do)
-    problem = f"{where} answers; {state.waiting:,} requests wait, {state.results + state.unacknowledged:,} results are not recorded yet"
+    unrecorded = in_words(state.results + state.unacknowledged, "result is", "results are")
+    problem = (
+        f"{where} answers; {in_words(state.waiting, 'request waits', 'requests wait')}, {unrecorded} not recorded yet"
+    )
     yield DoctorFinding("queue", Grade.OK, problem)
 
 

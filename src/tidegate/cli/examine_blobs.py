@@ -7,6 +7,7 @@ import msgspec
 
 from tidegate.cli.examine import DoctorFinding, Grade
 from tidegate.core.nouns import StoredBlob
+from tidegate.core.wording import in_words
 
 if TYPE_CHECKING:
     from tidegate.storage import Parts
@@ -73,14 +74,17 @@ async def findings(parts: "Parts") -> AsyncIterator[DoctorFinding]:
             "blobs", Grade.WRONG, problem, "restore this blob from a backup; `tidegate verify` judges its batch"
         )
     if len(found.missing) > _SHOWN_MAX:
-        more = f"the bytes of {len(found.missing) - _SHOWN_MAX:,} more blobs are missing"
+        more = f"the bytes of {in_words(len(found.missing) - _SHOWN_MAX, 'more blob')} are missing"
         yield DoctorFinding("blobs", Grade.WRONG, more, "restore the blobs from the same backup as the store")
     if found.strays:
-        problem = f"{len(found.strays):,} blobs have no row in the store, such as {found.strays[0]}"
+        problem = (
+            f"{in_words(len(found.strays), 'blob has', 'blobs have')} no row in the store, such as {found.strays[0]}"
+        )
         to_do = (
             "nothing, unless the store was restored from an older backup: they are collected after retention.orphan_s"
         )
         yield DoctorFinding("blobs", Grade.WARNING, problem, to_do)
     if not found.missing and not found.strays:
         which = "all" if found.is_all else "the first"
-        yield DoctorFinding("blobs", Grade.OK, f"{which} {found.looked_at:,} blobs of the store have their bytes")
+        looked = in_words(found.looked_at, "blob of the store has its", "blobs of the store have their")
+        yield DoctorFinding("blobs", Grade.OK, f"{which} {looked} bytes")

@@ -9,9 +9,11 @@ from urllib.parse import urlencode
 import typer
 import uvloop
 
-from tidegate.cli import options, results, server_client, terminal
+from tidegate.cli import input_file, options, results, server_client, terminal
 from tidegate.core import ids
 from tidegate.core.errors import SettingsError
+from tidegate.core.wording import in_words
+from tidegate.settings import Settings
 
 PAGE_COUNT_MAX = 1_000
 
@@ -37,6 +39,7 @@ def upload(
     Example: tidegate files upload requests.jsonl --server https://gateway:8080 --api-key env:GATEWAY_KEY
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    input_file.check_source(path)
     made = uvloop.run(server_client.any_server(settings).upload(path, dict[str, Any], tenant=org))
     if as_json:
         terminal.show_json(made)
@@ -44,7 +47,7 @@ def upload(
     typer.echo(made["id"])
     where = options.as_arguments(config, data, server, api_key, org)
     run = f"tidegate batches create {made['id']} --endpoint /v1/chat/completions{where}"
-    terminal.say(f"{made['bytes']:,} bytes. Run them with: {run}")
+    terminal.say(f"{in_words(made['bytes'], 'byte')}. Run them with: {run}")
 
 
 @app.command("list")
@@ -69,7 +72,8 @@ def list_files(
     if as_json:
         terminal.show_json(found)
     elif not found:
-        terminal.say("There are no files.")
+        more = "" if settings.remote.url or org is not None else " --org NAME lists those of another organization."
+        terminal.say(f"There are no files.{more}")
     else:
         now_s = time.time()
         rows = [
@@ -100,8 +104,8 @@ def show(
     Example: tidegate files show file-0f3kQ2mZ8s1xW7vB4nD9Lc
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
-    _check(file)
-    found = uvloop.run(server_client.any_server(settings).get(f"/v1/files/{file}", dict[str, Any], tenant=org))
+    asked, owner = uvloop.run(_server_and_owner(settings, org, file))
+    found = uvloop.run(asked.get(f"/v1/files/{file}", dict[str, Any], tenant=owner))
     if as_json:
         terminal.show_json(found)
     else:
@@ -126,8 +130,10 @@ def download(
     Example: tidegate files download file-0f3kQ2mZ8s1xW7vB4nD9Lc -o results.jsonl
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
-    _check(file)
-    stream = server_client.any_server(settings).content(f"/v1/files/{file}/content", tenant=org)
+    if output is not None:
+        input_file.check_target(output, [], "-o")
+    asked, owner = uvloop.run(_server_and_owner(settings, org, file))
+    stream = asked.content(f"/v1/files/{file}/content", tenant=owner)
     uvloop.run(results.pour(stream) if output is None else results.save(stream, output))
 
 
@@ -146,10 +152,10 @@ def delete(
     Example: tidegate files delete file-0f3kQ2mZ8s1xW7vB4nD9Lc --yes
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
-    _check(file)
+    asked, owner = uvloop.run(_server_and_owner(settings, org, file))
     if not yes:
         typer.confirm(f"Remove {file}?", abort=True, err=True)
-    uvloop.run(server_client.any_server(settings).delete(f"/v1/files/{file}", dict[str, Any], tenant=org))
+    uvloop.run(asked.delete(f"/v1/files/{file}", dict[str, Any], tenant=owner))
     terminal.say(f"{file} is gone.")
 
 
@@ -170,9 +176,20 @@ async def _newest(
     return found
 
 
-def _check(file: str) -> None:
+async def _server_and_owner(
+    settings: Settings, org: str | None, file: str
+) -> tuple[server_client.AskedServer, str | None]:
+    """Return the server to ask for a file, and the organization to name: on this machine, where none was given, the one that owns it."""
     if not ids.is_valid("file", file):
         raise SettingsError("That is no file id; ids look like file-0f3kQ2mZ8s1xW7vB4nD9Lc. See `tidegate files list`.")
+    server = server_client.any_server(settings)
+    if org is not None or settings.remote.url:
+        return server, org
+    async with server_client.reading(settings) as parts:
+        owner = await parts.store.file_owner(file)
+    if owner is None:
+        raise SettingsError(f"There is no file {file}; see `tidegate files list`.")
+    return server, owner
 
 
 def _when(at_s: int) -> str:

@@ -109,6 +109,16 @@ class Targets(msgspec.Struct, frozen=True):
         return f"{self.remote.rpartition('/')[0]}/{self.errors.name}" if self.remote else str(self.errors)
 
 
+def check_source(path: Path) -> None:
+    """Refuse what cannot be uploaded, before a server is asked."""
+    if path.is_dir():
+        raise SettingsError(f"{path} is a directory; name a JSONL file.")
+    if not path.exists():
+        raise SettingsError(
+            f"There is no file {path}; name a JSONL file, or see what is uploaded with `tidegate files list`."
+        )
+
+
 def read_input(file: str, spool_dir: Path, bytes_max: int) -> Input:
     """Hash the input; a stream is first spooled to a file, for it cannot be read twice."""
     path = Path(file)
@@ -118,7 +128,9 @@ def read_input(file: str, spool_dir: Path, bytes_max: int) -> Input:
                 raise SettingsError("stdin is a terminal: pipe the requests in, or name a file.")
             return _spooled(sys.stdin.buffer, "stdin.jsonl", spool_dir, bytes_max)
         if path.is_dir():
-            raise SettingsError(f"{path} is a directory; name a JSONL file, or - for stdin.")
+            raise SettingsError(
+                f"{path} is a directory; name a JSONL file, or several with a pattern in quotes, such as '{path}/*.jsonl'."
+            )
         with path.open("rb") as stream:
             if not path.is_file():
                 return _spooled(stream, path.name, spool_dir, bytes_max)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from tidegate.cli import input_file, results, terminal
+from tidegate.cli import input_file, results
 from tidegate.core.answers.outcome_lines import OutcomeLine, read_line
 from tidegate.core.answers.results import NEVER_RAN
 from tidegate.core.errors import SettingsError
@@ -18,6 +18,7 @@ from tidegate.core.job_controls import EVERYTHING, JobControls, MaxErrors, Retry
 from tidegate.core.nouns import Job, Usage
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
+from tidegate.core.wording import in_words
 
 if TYPE_CHECKING:
     from tidegate.storage import Parts
@@ -232,7 +233,7 @@ def whole(chain: Sequence[Job]) -> Job:
 def found_ended(chain: Sequence[Job]) -> str:
     """Say what became of a run that is not gone on with."""
     last, left_count = chain[-1], whole(chain).item_count - whole(chain).answered_count
-    left = terminal.in_words(left_count, "line")
+    left = in_words(left_count, "line")
     if last.stopped_by is None:
         more = f"--retry-failed runs the {left} again that failed; " if left_count else ""
         return f"This run was done before; its results are copied again. {more}--fresh begins again."

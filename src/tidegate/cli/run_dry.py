@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tidegate import storage
 from tidegate.cli import input_file, run_again, run_changed, run_job, summary, terminal
 from tidegate.core.nouns import Caller
+from tidegate.core.wording import in_words
 
 if TYPE_CHECKING:
     from tidegate.storage import Parts
@@ -51,7 +52,7 @@ async def _estimate(errand: run_job.Errand) -> "tuple[JobEstimate, run_again.His
         history = await run_job.find_history(errand, parts)
         outdated = await run_changed.find_outdated(parts, errand.series, errand.source.sha256)
         if answered := sum(job.answered_count for job in outdated):
-            kept = terminal.in_words(answered, "answer")
+            kept = in_words(answered, "answer")
             terminal.say(
                 f"A run of an earlier version did not end: its {kept} are kept too, for lines that are the same."
             )
@@ -101,7 +102,7 @@ def _left_before(history: run_again.History, estimate: "JobEstimate") -> str:
     whole = run_again.whole(history.jobs)
     if not estimate.item_count and not estimate.errors and history.is_ended:
         return run_again.found_ended(history.jobs)
-    count = terminal.in_words(whole.item_count, "request")
+    count = in_words(whole.item_count, "request")
     return f"{whole.answered_count:,} of {count} have an answer; this is about what would still run"
 
 
@@ -119,9 +120,9 @@ def for_people(estimate: "JobEstimate", *, is_valid: bool, unit: str = "line") -
     if copied := estimate.reused + estimate.deduplicated:
         lines.append(f"run      {estimate.item_count - estimate.bad_count - copied:,} of them")
     if estimate.reused:
-        lines.append(f"kept     {terminal.in_words(estimate.reused, 'answer')} of the last run")
+        lines.append(f"kept     {in_words(estimate.reused, 'answer')} of the last run")
     if estimate.deduplicated:
-        lines.append(f"same     {terminal.in_words(estimate.deduplicated, 'request')} like another one")
+        lines.append(f"same     {in_words(estimate.deduplicated, 'request')} like another one")
     reported = estimate.errors or estimate.bad_lines
     for error in reported[:ERRORS_SHOWN_MAX]:
         place = f"{unit} {error.line}: " if error.line is not None else ""
@@ -142,7 +143,7 @@ def for_people(estimate: "JobEstimate", *, is_valid: bool, unit: str = "line") -
             lines.append(f"shared   {100 * estimate.shared_prefix_share:.0f} % of the prompts repeat a beginning")
     lines += [f"limit    {one.bound} per {one.period} has too little left" for one in estimate.limits if one.binds]
     for refusal in estimate.refused:
-        count = "" if refusal.count is None else f" ({terminal.in_words(refusal.count, 'request')})"
+        count = "" if refusal.count is None else f" ({in_words(refusal.count, 'request')})"
         lines.append(f"refused  {refusal.message} [{refusal.code}]{count}")
     after = "leave --dry-run out to run it" if is_valid else "fix this and try again"
     lines.append(f"Nothing was sent; {after}.")

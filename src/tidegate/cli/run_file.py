@@ -17,6 +17,7 @@ from tidegate.cli import (
     run_dry,
     run_job,
     run_table,
+    server_client,
     summary,
     tables,
     template,
@@ -25,7 +26,7 @@ from tidegate.cli import (
 from tidegate.cli import run_options as asked
 from tidegate.cli.serve import require_upstream
 from tidegate.core.answer_terms import AnswerTerms
-from tidegate.core.errors import SettingsError
+from tidegate.core.errors import SettingsError, StoreRefused
 from tidegate.core.job_controls import Canary, JobControls, MaxErrors
 from tidegate.core.states import JOB_ENDED
 from tidegate.core.usage.prices import nano_of
@@ -65,8 +66,13 @@ def perform(order: Order, settings: Settings) -> int:
     require_upstream(settings)
     settings = _without_public_limits(settings)
     _check_together(order)
-    with ExitStack() as passing:
-        return _run_table(order, settings, passing) if order.template else _run_file(order, settings, passing)
+    try:
+        with ExitStack() as passing:
+            return _run_table(order, settings, passing) if order.template else _run_file(order, settings, passing)
+    except StoreRefused as error:
+        if order.template or not Path(order.file).is_file() or server_client.running_server(settings) is None:
+            raise
+        raise StoreRefused(f"{error} Or give the file to that server: tidegate batches create {order.file}") from error
 
 
 def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:

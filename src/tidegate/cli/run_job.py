@@ -26,6 +26,7 @@ from tidegate.core.job_controls import FollowUp, JobControls, RetryChoice
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.states import JOB_ENDED
+from tidegate.core.wording import in_words
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
@@ -145,12 +146,12 @@ async def _check_and_say(
         return
     found = run_again.whole(history.jobs)
     if again:
-        kept = terminal.in_words(found.answered_count, "answer")
+        kept = in_words(found.answered_count, "answer")
         terminal.say(f"Running lines without an answer again; {kept} kept from before.")
     elif is_done:
         terminal.say(run_again.found_ended(history.jobs))
     elif found.done_count:
-        count = terminal.in_words(found.item_count, "item")
+        count = in_words(found.item_count, "item")
         terminal.say(f"Going on: {found.done_count:,} of {count} were done before.")
 
 
@@ -369,10 +370,10 @@ async def _deliver(errand: Errand, ending: summary.Ending, first: Job, parts: "P
     for path in (targets.results, targets.errors):
         if path is not None:
             results.set_aside(path, job_ids)
-    found = await failures.causes(history.error_lines(parts))
-    causes = [replace(cause, message=errand.source.places.message(cause.message)) for cause in found]
+    renumbered = errand.source.places.renumbered
+    causes = await failures.causes(renumbered(history.error_lines(parts)))
     if targets.errors is not None and causes:
-        await results.save(placed(history.error_lines(parts)), targets.errors)
+        await results.save(placed(renumbered(history.error_lines(parts))), targets.errors)
     elif targets.errors is not None:
         results.remove(targets.errors)
     answers = placed(_answers(history.jobs, parts))
@@ -394,15 +395,11 @@ def _say_stopping(working: "Working") -> None:
     count = working.worker.in_flight
     if count:
         terminal.say(
-            f"Stopping: {terminal.in_words(count, 'call')} in flight may take up to "
+            f"Stopping: {in_words(count, 'call')} in flight may take up to "
             f"{terminal.duration(working.parts.settings.worker.grace_ms / 1000)}; press Ctrl-C again to stop at once."
         )
 
 
 def _say_how_to_go_on(job: Job) -> None:
-    done = (
-        f"{job.done_count:,} of {terminal.in_words(job.item_count, 'item')} done"
-        if job.item_count
-        else "nothing sent yet"
-    )
+    done = f"{job.done_count:,} of {in_words(job.item_count, 'item')} done" if job.item_count else "nothing sent yet"
     terminal.say(f"Stopped: {done}. Nothing is lost; run the same command again to go on.")

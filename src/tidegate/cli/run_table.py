@@ -26,6 +26,7 @@ from tidegate.cli.tables import ROWS_PER_BATCH, RowTable, TableWriter, format_of
 from tidegate.cli.template import Row, Template
 from tidegate.core.errors import SettingsError
 from tidegate.core.states import JOB_ENDED
+from tidegate.core.wording import in_words
 from tidegate.settings import Settings
 
 PART_ROWS_MAX = 500_000
@@ -91,7 +92,7 @@ class TableEnding(msgspec.Struct):
 
     def for_people(self, target: str, where: str) -> str:
         failed = self.row_count - self.answered_count
-        counts = f"{self.answered_count:,} of {terminal.in_words(self.row_count, 'row')} answered"
+        counts = f"{self.answered_count:,} of {in_words(self.row_count, 'row')} answered"
         failures = f", {failed:,} failed (why stands in their error column)" if failed else ""
         tokens = f"{terminal.short(self.input_tokens)} in, {terminal.short(self.output_tokens)} out"
         lines = [

@@ -7,6 +7,7 @@ import typer
 import uvloop
 
 from tidegate.cli import options, server_client, terminal
+from tidegate.core.wording import in_words
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
@@ -118,7 +119,5 @@ def _tell(status: "SchedulerStatus", *, as_json: bool) -> None:
     if status.shadow_decisions:
         rows.append(("shadow differed in", f"{status.shadow_differences:,} of {status.shadow_decisions:,} decisions"))
     rows += [(f"picked as {why}", f"{count:,} slices") for why, count in sorted(status.picks.items())]
-    rows += [
-        (f"passed over: {reason}", terminal.in_words(count, "time")) for reason, count in sorted(status.skips.items())
-    ]
+    rows += [(f"passed over: {reason}", in_words(count, "time")) for reason, count in sorted(status.skips.items())]
     terminal.show_facts(rows)

@@ -3,6 +3,7 @@
 With PostgreSQL every process may write, so a command writes itself. A server elsewhere is asked for everything, with a key.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -213,7 +214,7 @@ class RemoteServer(AskedServer):
 
     def unanswered(self, error: Exception) -> TidegateError:
         return SettingsError(
-            f"{self.address} does not answer ({error or type(error).__name__}). Check --server and that it is running."
+            f"{self.address} does not answer ({_reason(error)}). Check --server and that it is running."
         )
 
     def refusal(self, status: int, answer_bytes: bytes, path: str) -> ApiProblem:
@@ -230,6 +231,17 @@ class RemoteServer(AskedServer):
             f"{refused}. Put a valid one into an environment variable and name it with --api-key env:NAME. Its operator makes keys with "
             "`tidegate keys create --org NAME`.",
         )
+
+
+def _reason(error: Exception) -> str:
+    """Say why a server does not answer as the system says it, without the addresses and options of the attempt."""
+    if isinstance(error, TimeoutError):
+        return f"nothing came within {TIMEOUT_S:g} s"
+    if not isinstance(error, OSError):
+        return str(error) or type(error).__name__
+    # What a name server answers has a number of its own, which is below zero.
+    code = error.errno or 0
+    return os.strerror(code) if code > 0 else error.strerror or str(error)
 
 
 def remote(settings: Settings) -> RemoteServer | None:

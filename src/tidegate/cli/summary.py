@@ -1,6 +1,5 @@
 """What a run tells at its end: once for people, once for scripts, both from the same facts."""
 
-import re
 from collections.abc import Sequence
 
 import msgspec
@@ -8,15 +7,16 @@ import msgspec
 from tidegate.cli import terminal
 from tidegate.cli.failures import Cause
 from tidegate.cli.input_file import Targets
+from tidegate.core.answers.failed_place import split_place, with_place
 from tidegate.core.nouns import Job
 from tidegate.core.states import JobState
+from tidegate.core.wording import in_words
 
 ALL_SUCCEEDED, SOME_FAILED, UNUSABLE = 0, 1, 2
 ERRORS_SHOWN_MAX = 10
 CAUSES_SHOWN_MAX = 5
-FUTILE = "every request failed from the first on, so no more are sent; --no-check goes on"
+FUTILE = "each of the first requests failed, so no more are sent; --no-check goes on"
 MESSAGE_CHARS_MAX = 120
-_LINE = re.compile(r" \((?:line|row) [0-9]+(?: of [^()]*)?\)$")
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -123,15 +123,17 @@ def cause_lines(causes: Sequence[Cause]) -> list[str]:
     width = max((len(f"{cause.count:,}") for cause in shown), default=0)
     lines = [f"         {cause.count:>{width},} x {cause.words}: {_example(cause)}" for cause in shown]
     if len(causes) > len(shown):
-        lines.append(f"         and {len(causes) - len(shown):,} more causes")
+        lines.append(f"         and {in_words(len(causes) - len(shown), 'more cause')}")
     return lines
 
 
 def _example(cause: Cause) -> str:
-    message, line = cause.message, _LINE.search(cause.message)
+    message = cause.message
     if len(message) > MESSAGE_CHARS_MAX:
         # Where it stands is the end of a message, and worth more than what is cut off before it.
-        message = f"{message[:MESSAGE_CHARS_MAX].rstrip()}…{line[0] if line else ''}"
+        text, place = split_place(message)
+        cut = f"{text[:MESSAGE_CHARS_MAX].rstrip()}…"
+        message = with_place(cut, place) if place else cut
     return f"{message} (as {cause.custom_id[:40]})" if cause.custom_id else message
 
 
@@ -156,7 +158,7 @@ def _counts(ending: Ending) -> str:
             when += f", {ending.found_done_count:,} done before"
     ended = "" if job.state is JobState.COMPLETED else f" [{job.state}]"
     failed = f", {ending.not_answered_count:,} failed" if ending.not_answered_count else ""
-    return f"done     {job.answered_count:,} of {terminal.in_words(job.item_count, 'item')} succeeded{failed}{ended}, {when}"
+    return f"done     {job.answered_count:,} of {in_words(job.item_count, 'item')} succeeded{failed}{ended}, {when}"
 
 
 def _refused(ending: Ending) -> str:

@@ -112,11 +112,6 @@ def show_json_line(value: object) -> None:
     sys.stdout.flush()
 
 
-def in_words(count: int, noun: str, plural: str = "") -> str:
-    """`1 item`, `2,000 items`."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
 def short(count: int) -> str:
     """A number of tokens in a few letters: 9,999, 12.3k, 4.5M."""
     for size, letter in _THOUSANDS:

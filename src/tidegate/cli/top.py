@@ -13,6 +13,7 @@ from tidegate.cli import options, server_client, terminal
 from tidegate.cli.deployments import STATES
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import TidegateError
+from tidegate.core.wording import in_words
 
 EVERY_S = 2.0
 ROWS_MAX = 12
@@ -68,7 +69,7 @@ async def _follow(asked: server_client.AskedServer, console: Console) -> None:
 def picture(overview: dict[str, Any]) -> RenderableType:
     """Return the overview as it is drawn; nothing in it can upset a terminal."""
     alive = overview["workers_alive"]
-    head = Text(f"{terminal.in_words(alive, 'worker')} alive", style="bold" if alive else "bold red")
+    head = Text(f"{in_words(alive, 'worker')} alive", style="bold" if alive else "bold red")
     if not alive:
         head.append(": nothing runs until one is started (tidegate worker)")
     batches = [

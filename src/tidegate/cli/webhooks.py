@@ -12,6 +12,7 @@ from tidegate.core import ids
 from tidegate.core.errors import SettingsError
 from tidegate.core.states import DeliveryState
 from tidegate.core.webhooks import EVENT_TYPES, WebhookDelivery, WebhookEndpoint
+from tidegate.core.wording import in_words
 from tidegate.settings import Settings
 
 PAGE_COUNT_MAX = 100
@@ -113,7 +114,7 @@ def replay(
     if as_json:
         terminal.show_json(replayed)
     else:
-        terminal.say(f"{terminal.in_words(len(replayed), 'delivery', 'deliveries')} will be sent again.")
+        terminal.say(f"{in_words(len(replayed), 'delivery', 'deliveries')} will be sent again.")
 
 
 def _endpoint_facts(endpoint: WebhookEndpoint) -> dict[str, object]:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tidegate.core.errors import Ambiguous, BrokenAnswer, RecordedElsewhere, Refused, UpstreamError
 from tidegate.core.job_shape import JobRetry
+from tidegate.core.wording import in_words
 
 # An item fails when so many workers were lost while each ran only this item (`alone_losses`).
 ALONE_LOSSES_MAX = 3
@@ -86,7 +87,7 @@ def decide(
         used = attempts + 1
         allowed = policy.broken_attempts_max if isinstance(error, BrokenAnswer) else policy.attempts_max
         if used >= allowed:
-            tries = "1 try" if used == 1 else f"{used} tries"
+            tries = in_words(used, "try", "tries")
             return GiveUp(error.code, f"{error.message} (given up after {tries})")
     if now_ms >= expires_at_ms:
         return GiveUp("batch_expired", "This request could not be executed before the completion window expired.")

@@ -51,6 +51,20 @@ class _OwnStep:
         return verdict
 
     async def _once(self, body: bytes, about: About) -> bytes | Stop:
+        try:
+            return await self._asked(body, about)
+        except Misunderstood as error:
+            return self._failed("Misunderstood", str(error))
+        except (Overran, OSError) as error:
+            kind = type(error).__name__
+            self._complain("hook_unavailable", kind, _place(error))
+            message = f"{self._rule.name!r} did not answer in time or could not reach what it needs ({kind})."
+            return Stop(HookCode.UNAVAILABLE, message, self._rule.retry_ms)
+        except Exception as error:
+            return self._failed(type(error).__name__, _place(error))
+
+    async def _asked(self, body: bytes, about: About) -> bytes | Stop:
+        """Return what own code says of a body. Its refusals are own code too, so that reading them may fail."""
         name = self._rule.name
         try:
             given = msgspec.json.decode(body)
@@ -66,14 +80,6 @@ class _OwnStep:
             if not 0 <= wait_ms <= hooks.WAIT_MS_MAX:
                 return self._failed("Later", "its wait is not from 0 to 86,400 seconds")
             return Stop(HookCode.DEFERRED, words, int(wait_ms))
-        except Misunderstood as error:
-            return self._failed("Misunderstood", str(error))
-        except (Overran, OSError) as error:
-            self._complain("hook_unavailable", type(error).__name__, _place(error))
-            message = f"{name!r} did not answer in time or could not reach what it needs ({type(error).__name__})."
-            return Stop(HookCode.UNAVAILABLE, message, self._rule.retry_ms)
-        except Exception as error:
-            return self._failed(type(error).__name__, _place(error))
 
     def _failed(self, kind: str, why: str) -> Stop:
         self._complain("hook_failed", kind, why)
@@ -88,8 +94,8 @@ class _OwnStep:
 
 
 def _place(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno}"
 
 
 class _PatternStep:

@@ -77,7 +77,7 @@ class OwnCode:
         if self._loop is None:
             self._loop = _Loop(f"hook {self._name}")
         used = self._loop
-        turned: list[bool] = []
+        turned = threading.Event()
         future = used.submit(_contained(self._function, given), turned)
         waited = asyncio.wrap_future(future)
         try:
@@ -86,7 +86,7 @@ class OwnCode:
         except TimeoutError:
             if waited.done() and not waited.cancelled():
                 return waited.result()
-            if not turned and self._loop is used:
+            if not turned.is_set() and self._loop is used:
                 # It has not turned once in all this time: something in it blocks. The next call has a fresh one.
                 self._left_behind += 1
                 self._loop = None
@@ -165,9 +165,9 @@ class _Loop:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._live, name=name, daemon=True).start()
 
-    def submit(self, work: Coroutine[Any, Any, Any], turned: list[bool]) -> concurrent.futures.Future[Any]:
-        """Run this there. `turned` is added to when the loop gets to it."""
-        self._loop.call_soon_threadsafe(turned.append, True)
+    def submit(self, work: Coroutine[Any, Any, Any], turned: threading.Event) -> concurrent.futures.Future[Any]:
+        """Run this there. `turned` is set when the loop gets to it."""
+        self._loop.call_soon_threadsafe(turned.set)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def end(self, ended: Callable[[], None] = lambda: None) -> None:

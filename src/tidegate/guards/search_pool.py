@@ -36,7 +36,7 @@ class SearchPool:
 
     def close(self) -> None:
         """Begin nothing more. A search under way ends by itself."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)
 
     async def _wait_for_turn(self, tenant: str) -> None:
         turn = asyncio.get_running_loop().create_future()

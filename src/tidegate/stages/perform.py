@@ -19,6 +19,7 @@ from tidegate import failpoints, metrics, tracing
 from tidegate.core import retry
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.answers import answer_checks, results
+from tidegate.core.answers.failed_place import with_place
 from tidegate.core.audio_file import AudioFile
 from tidegate.core.body_rules.caller_fields import FieldFault, FieldRules
 from tidegate.core.body_rules.plain_body import read_plain
@@ -33,6 +34,7 @@ from tidegate.core.ports import Clock, Entropy, FileSource, Upstream
 from tidegate.core.states import Outcome
 from tidegate.core.translate import audio
 from tidegate.core.usage.prices import Price, cost
+from tidegate.core.wording import in_words
 from tidegate.guards.closer_look import look_closely
 from tidegate.guards.guard import Guard
 
@@ -197,7 +199,7 @@ class Performer:
         if len(tries) <= terms.tries_max or self._may_escalate(terms, held.slice, len(tries)):
             text = answer_checks.rejected_text(ended.body) if terms.feedback else ""
             return Again(0, item.attempt_count, "schema_invalid", item.hand_backs, tries, text)
-        message = f"No answer fitted in {len(tries)} {'try' if len(tries) == 1 else 'tries'}. The last one: {problem}."
+        message = f"No answer fitted in {in_words(len(tries), 'try', 'tries')}. The last one: {problem}."
         line = results.error_line(leased.job_id, item.number, item.custom_id, "schema_invalid", message)
         return _ItemEnd(Outcome.FAILED, line, ended.usage, ended.deployment, ended.body, problem)
 
@@ -463,7 +465,7 @@ def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: Answ
 def _invalid_line(job_id: str, item: Item) -> _ItemEnd:
     """Say of a line that cannot be run what ingest found wrong with it."""
     wrong = _invalid.decode(item.body)
-    message, custom_id = f"{wrong.message} (line {wrong.line})", msgspec.json.encode(wrong.custom_id)
+    message, custom_id = with_place(wrong.message, f"line {wrong.line}"), msgspec.json.encode(wrong.custom_id)
     if wrong.status is None:
         return _ItemEnd(Outcome.FAILED, results.error_line(job_id, item.number, custom_id, wrong.code, message))
     body = results.refused_body(message, wrong.code, wrong.param)

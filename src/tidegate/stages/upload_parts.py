@@ -15,6 +15,7 @@ from tidegate.core.nouns import Caller, File, Idempotency, NewFile, PartedUpload
 from tidegate.core.ports import Blobs
 from tidegate.core.problems import no_such_upload, shown_id, upload_not_pending
 from tidegate.core.states import UploadState
+from tidegate.core.wording import in_words
 from tidegate.failpoints import hit
 from tidegate.stages.accept import Reception, Upload
 from tidegate.store.store import Store
@@ -146,7 +147,7 @@ def _chosen(parts: dict[str, UploadPart], part_ids: Sequence[str], size_bytes: i
     chosen = [parts[part_id] for part_id in part_ids]
     sent = sum(part.stamp.size_bytes for part in chosen)
     if sent != size_bytes:
-        message = f"The parts have {sent:,} bytes together, and the upload was created for {size_bytes:,}."
+        message = f"The parts have {in_words(sent, 'byte')} together, and the upload was created for {size_bytes:,}."
         raise ApiProblem(400, "upload_bytes_mismatch", message, param="part_ids")
     return chosen
 

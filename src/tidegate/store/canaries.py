@@ -5,6 +5,7 @@ from enum import Enum, auto
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import FOREVER_MS, Job, LineError
 from tidegate.core.states import JobState
+from tidegate.core.wording import in_words
 from tidegate.store.driver import Tx
 from tidegate.store.flows import wake_flows
 from tidegate.store.job_controls import open_job
@@ -64,11 +65,17 @@ async def end_sample(tx: Tx, job_id: str) -> SampleEnd:
     done = job.answered_count + job.failed_count
     if 1_000_000 * job.failed_count > canary.error_ppm * done:
         share = canary.error_ppm / 1_000_000
-        message = f"{job.failed_count:,} of the {done:,} requests of its canary failed, more than the share of {share:g} that it allows."
+        tried = in_words(done, "request")
+        message = f"{job.failed_count:,} of the {tried} of its canary failed, more than the share of {share:g} that it allows."
         await _stop(tx, job, "failed", message)
         return SampleEnd.STOPPED
     if canary.then == "stop" and done < job.run_count:
-        await _stop(tx, job, "passed", f"The {done:,} requests of its canary are done, and it was to stop then.")
+        await _stop(
+            tx,
+            job,
+            "passed",
+            f"The {in_words(done, 'request of its canary is', 'requests of its canary are')} done, and it was to stop then.",
+        )
         return SampleEnd.STOPPED
     waits = canary.then == "wait" and done < job.run_count
     await tx.all("job_canary_set", id=job_id, state="waiting" if waits else "passed")

@@ -69,6 +69,12 @@ class StoredFiles(Table):
         return file_from(rows[0]) if rows else None
 
     @reads
+    async def file_owner(self, tx: Tx, file_id: str) -> str | None:
+        """Return what the tenant of a file is called, for an operator who knows only the file's id."""
+        row = await tx.one("file_owner", id=file_id)
+        return None if row is None else str(row[0])
+
+    @reads
     async def get_growing_file(self, tx: Tx, tenant_id: str, file_id: str) -> File | None:
         """Return a result file that a running job still writes to."""
         rows = await tx.dicts("file_get_growing", tenant_id=tenant_id, id=file_id)

@@ -7,6 +7,7 @@ from tidegate.core.job_controls import EVERYTHING, JobChange
 from tidegate.core.nouns import Job, LineError
 from tidegate.core.states import JobState
 from tidegate.core.usage.prices import units_text
+from tidegate.core.wording import in_words
 from tidegate.store.driver import Row, Tx
 from tidegate.store.flows import wake_flows
 from tidegate.store.rows import controls_columns, errors_text, job_from
@@ -124,11 +125,11 @@ def _passed(job: Job) -> tuple[str, str] | None:
     if errors.count is not None and job.failed_count > errors.count:
         return (
             "max_errors",
-            f"{job.failed_count:,} requests failed, more than the {errors.count:,} that max_errors allows.",
+            f"{in_words(job.failed_count, 'request')} failed, more than the {errors.count:,} that max_errors allows.",
         )
     if errors.share_ppm == EVERYTHING:
         sent_in_vain = 0 if job.answered_count else job.failed_count - job.unsent_count
-        passed = f"The first {sent_in_vain:,} requests failed, and none succeeded."
+        passed = f"The first {in_words(sent_in_vain, 'request')} failed, and none succeeded."
         return ("max_errors", passed) if sent_in_vain >= errors.after else None
     if errors.share_ppm is None or done < min(errors.after, job.run_count):
         return None
@@ -137,5 +138,5 @@ def _passed(job: Job) -> tuple[str, str] | None:
     share = errors.share_ppm / 1_000_000
     return (
         "max_errors",
-        f"{job.failed_count:,} of {done:,} requests failed, more than the share of {share:g} that max_errors allows.",
+        f"{job.failed_count:,} of {in_words(done, 'request')} failed, more than the share of {share:g} that max_errors allows.",
     )

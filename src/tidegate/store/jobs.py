@@ -28,6 +28,7 @@ from tidegate.core.schedule.explain import ExplainInputs
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JOB_ENDED, JobKind, JobState
 from tidegate.core.webhooks import EndpointShape
+from tidegate.core.wording import in_words
 from tidegate.store.creation_quota import count_creation
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
@@ -114,6 +115,11 @@ class Jobs(Table):
         """The engine's own look at a job."""
         rows = await tx.dicts("job_any", id=job_id)
         return job_from(rows[0]) if rows else None
+
+    @reads
+    async def models_of_job(self, tx: Tx, job_id: str) -> list[str]:
+        """The models that the lines of a job ask for, by name; none before it was ingested."""
+        return [row[0] for row in await tx.all("job_models_named", job_id=job_id)]
 
     @reads
     async def list_jobs(
@@ -461,22 +467,23 @@ async def check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str
     pending = await tx.one("job_pending", tenant_id=caller.tenant_id, share_owner=share, key_id=caller.key_id or "")
     jobs, key_jobs, items = map(int, pending or (0, 0, 0))
     if quotas.pending_jobs_max and jobs >= quotas.pending_jobs_max:
-        raise over_quota(f"You have {jobs} batches waiting or running, and {quotas.pending_jobs_max} are allowed.", 60)
+        have = in_words(jobs, "batch", "batches")
+        raise over_quota(f"You have {have} waiting or running; the limit is {quotas.pending_jobs_max:,}.", 60)
     if quotas.pending_jobs_per_key_max and caller.key_id and key_jobs >= quotas.pending_jobs_per_key_max:
         raise over_quota(
-            f"Your key has {key_jobs} batches waiting or running, and {quotas.pending_jobs_per_key_max} are allowed.",
+            f"Your key has {in_words(key_jobs, 'batch', 'batches')} waiting or running; the limit is {quotas.pending_jobs_per_key_max:,}.",
             60,
         )
     if quotas.queued_items_max and items + line_count > quotas.queued_items_max:
         raise over_quota(
-            f"You have {items:,} requests queued and this file has {line_count:,}; {quotas.queued_items_max:,} are allowed.",
+            f"You have {in_words(items, 'request')} queued and this file has {line_count:,}; the limit is {quotas.queued_items_max:,}.",
             60,
         )
     if quotas.queued_units_max:
         (units,) = await tx.one("tenant_units", tenant_id=caller.tenant_id) or (0,)
         if units >= quotas.queued_units_max:
             raise over_quota(
-                f"You have {units:,} tokens of work queued, and {quotas.queued_units_max:,} are allowed.", 60
+                f"You have {in_words(units, 'token')} of work queued; the limit is {quotas.queued_units_max:,}.", 60
             )
     for period_ms, jobs_max, bytes_max in (
         (_HOUR_MS, quotas.jobs_per_hour_max, 0),

@@ -3,6 +3,7 @@
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Caller, Job, JobRequest, JobStart, Quotas, ResponseInput, ResponseTerms
 from tidegate.core.states import JobKind, JobState
+from tidegate.core.wording import in_words
 from tidegate.store.driver import Tx
 from tidegate.store.files import check_stored_bytes
 from tidegate.store.ingests import start_ingested
@@ -75,7 +76,7 @@ async def _check_pending(tx: Tx, caller: Caller, quotas: Quotas) -> None:
     (pending,) = await tx.one("responses_pending", tenant_id=caller.tenant_id) or (0,)
     if pending >= quotas.pending_responses_max:
         raise over_quota(
-            f"You have {pending:,} background responses waiting or running, and {quotas.pending_responses_max:,} are allowed.",
+            f"You have {in_words(pending, 'background response')} waiting or running; the limit is {quotas.pending_responses_max:,}.",
             10,
         )
 

@@ -18,6 +18,7 @@ from tidegate.core.nouns import (
 )
 from tidegate.core.problems import no_such_upload, upload_not_pending
 from tidegate.core.states import UploadState
+from tidegate.core.wording import in_words
 from tidegate.store.driver import Tx
 from tidegate.store.files import check_stored_bytes, show_file
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
@@ -50,7 +51,7 @@ class StoredUploads(Table):
             return await _upload(tx, tenant_id, earlier) or refuse_forgotten()
         (count,) = await tx.one("upload_count", tenant_id=tenant_id) or (0,)
         if count >= PENDING_MAX:
-            message = f"You have {count:,} pending uploads. Complete or cancel some."
+            message = f"You have {in_words(count, 'pending upload')}. Complete or cancel one."
             raise ApiProblem(429, "too_many_pending_uploads", message, retry_after_s=60)
         await check_stored_bytes(tx, caller, quotas, request.size_bytes)
         await tx.all(

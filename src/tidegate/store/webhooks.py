@@ -20,6 +20,7 @@ from tidegate.core.webhooks import (
     WebhookEndpoint,
     secret_text,
 )
+from tidegate.core.wording import in_words
 from tidegate.store.driver import Row, Tx
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 
@@ -53,7 +54,7 @@ class Webhooks(Table):
             raise ApiProblem(
                 400,
                 "too_many_webhook_endpoints",
-                f"You have {count} webhook endpoints, and {ENDPOINTS_MAX} are allowed. Delete some.",
+                f"You have {in_words(count, 'webhook endpoint')}; the limit is {ENDPOINTS_MAX}. Delete one.",
             )
         await put_endpoint(tx, tenant_id, endpoint_id, shape, secret)
         await remember_object(tx, tenant_id, "webhook_endpoints", idempotency, endpoint_id)

@@ -262,8 +262,7 @@ class LeasedWork:
 
     def _goes(self, stock: _Stock, state: LeasedSliceState, item: Item, now_ms: float) -> None:
         state.in_flight += 1
-        if item.number >= state.sent_to:
-            state.sent_to = item.number + 1
+        state.sent_to = max(state.sent_to, item.number + 1)
         self.in_flight += 1
         stock.goes(now_ms)
 

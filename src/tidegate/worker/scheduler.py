@@ -104,7 +104,7 @@ class Scheduler:
         self._override = ModeOverride()
         self._slice_items = slice_items
         self._follow_ms = follow_ms
-        self._caps_at_ms = 0.0
+        self._caps_at_ms: float | None = None
         self._turns: dict[str, schedule.Turn] = {}
         self._paces: dict[str, ModelPace] = {}
         self._paced_at_ms: dict[str, float] = {}
@@ -124,23 +124,25 @@ class Scheduler:
         override = await self._store.mode_override()
         if override != self._override:
             self._override = override
-            self._policy = self._policies.schedule_policy(override)
-            _tell_config(self._policy)
-            self._caps_at_ms = 0.0
-            log.info("scheduler_switched", mode=self._policy.mode, shadow_mode=self._policy.shadow_mode or "none")
+            policy = self._policies.schedule_policy(override)
+            _tell_config(policy)
+            self._policy = replace(policy, in_flight_units_by_tenant=self._policy.in_flight_units_by_tenant)
+            log.info("scheduler_switched", mode=policy.mode, shadow_mode=policy.shadow_mode or "none")
         now_ms = self._clock.monotonic_ms()
-        caps = self._policies.in_flight_caps
-        if caps and now_ms >= self._caps_at_ms:
-            # A tenant that the settings name may come into being later.
-            self._caps_at_ms = now_ms + _CAPS_KEEP_MS
-            ids = await self._store.tenant_ids(caps)
+        if self._caps_at_ms is None or now_ms >= self._caps_at_ms:
+            # The operator may take caps back, and a tenant that the settings name may come into being later.
+            caps = dict(self._policies.in_flight_caps)
+            ids = await self._store.tenant_ids(caps) if caps else {}
             by_id = {tenant_id: caps[name] for name, tenant_id in ids.items()}
             self._policy = replace(self._policy, in_flight_units_by_tenant=by_id)
+            self._caps_at_ms = now_ms + _CAPS_KEEP_MS
 
     async def choose(self, worker_id: str, room: Room, slices_max: int, trial: Trial | None = None) -> schedule.Choice:
         """One decision. Models without room are passed over unread, so that they never hide one that has some.
 
         `trial` says whether suspects are shown; without one they are."""
+        if self._caps_at_ms is None and self._policies.in_flight_caps:
+            await self.follow()
         begun_ms = self._clock.monotonic_ms()
         if begun_ms >= self._wake_at_ms:
             self._wake_at_ms = begun_ms + _WAKE_EVERY_MS

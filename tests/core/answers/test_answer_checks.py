@@ -9,7 +9,15 @@ import pytest
 
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.answers import answer_checks
-from tidegate.core.answers.answer_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES, InvalidSchema, check_of
+from tidegate.core.answers.answer_checks import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    REJECTED_CHARS_MAX,
+    RESPONSES,
+    InvalidSchema,
+    check_of,
+)
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 TERMS = AnswerTerms(json.dumps(SCHEMA))
@@ -90,7 +98,15 @@ def test_json_without_a_schema_must_be_an_object_and_plain_text_may_be_anything(
 
 
 @pytest.mark.parametrize(
-    "schema", [{"$ref": "https://example.com/a"}, {"type": "objekt"}, {"pattern": "(a{99}){99}"}, "[", 3]
+    "schema",
+    [
+        {"allOf": [{"$ref": "#"}, {"$ref": "#"}]},
+        {"$ref": "https://example.com/a"},
+        {"type": "objekt"},
+        {"pattern": "(a{99}){99}"},
+        "[",
+        3,
+    ],
 )
 def test_a_requests_own_schema_that_cannot_be_used_is_refused(schema: Any) -> None:
     ask = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
@@ -98,6 +114,8 @@ def test_a_requests_own_schema_that_cannot_be_used_is_refused(schema: Any) -> No
         check_of(OWN, json.dumps(ask).encode())
     with pytest.raises(InvalidSchema):
         check_of(OWN, b'{"response_format": 3}')
+    with pytest.raises(InvalidSchema):
+        answer_checks.check_schema(json.dumps(schema))
 
 
 def test_feedback_shows_the_model_its_answer_and_what_is_wrong_with_it() -> None:
@@ -113,3 +131,18 @@ def test_feedback_shows_the_model_its_answer_and_what_is_wrong_with_it() -> None
     assert told(RESPONSES, {"input": "hi"})["input"][0] == said[0]
     assert told(COMPLETIONS, {"prompt": "hi"})["prompt"].startswith("hi\n\n" + BAD)
     assert told(COMPLETIONS, {"prompt": [1, 2]}) == {"prompt": [1, 2]}, "tokens are asked again as they are"
+    first_try = answer_checks.with_feedback(CHAT, json.dumps({"messages": said}).encode(), "wrong", "")
+    assert [turn["role"] for turn in json.loads(first_try)["messages"]] == ["user", "user"]
+
+
+def test_the_model_is_shown_the_first_text_unless_it_is_too_long() -> None:
+    longest = "x" * REJECTED_CHARS_MAX
+    for answer, shown in (
+        ({"choices": chat(BAD)["choices"] + chat(GOOD)["choices"]}, BAD),
+        (message(longest), longest),
+        (message(longest + "x"), ""),
+        ({"content": []}, ""),
+        (chat(None), ""),
+        ({"choices": 3}, ""),
+    ):
+        assert answer_checks.rejected_text(json.dumps(answer).encode()) == shown

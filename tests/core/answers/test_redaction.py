@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.answers.redaction import EventRedactor, KeyRedactor, StreamRedactor, without_account
+from tidegate.core.answers.redaction import LINE_BYTES_MAX, EventRedactor, KeyRedactor, StreamRedactor, without_account
 
 UUID = "1f0c2d3e-1111-2222-3333-444455556666"
 
@@ -45,7 +45,7 @@ def test_other_words_stay(words: str) -> None:
 @pytest.mark.parametrize("key", ["sk-canary-7f3a", "aaab1aaab1aaab2", "Zm9v/YmFy+123=", "a" * 16])
 def test_a_key_is_found_wherever_a_body_is_cut(key: str) -> None:
     redactor = KeyRedactor(key)
-    texts = [key, key[:5] + key, key + key, key[:-1], key.replace("/", "\\/"), "x" + key[:3]]
+    texts = [key, key[:5] + key, key[0] + key, key + key, key[:-1], key.replace("/", "\\/"), "x" + key[:3]]
     body = json.dumps({"said": texts}).encode() + key[:4].encode()
     whole = redactor.whole(body)
     assert key.encode() not in whole
@@ -54,6 +54,12 @@ def test_a_key_is_found_wherever_a_body_is_cut(key: str) -> None:
         stream = StreamRedactor(redactor)
         pieces = [stream.feed(body[at : at + size]) for at in range(0, len(body), size)]
         assert b"".join(pieces) + stream.end() == whole
+
+
+def test_what_cannot_be_the_beginning_of_a_key_is_passed_on_at_once() -> None:
+    stream = StreamRedactor(KeyRedactor("sk-canary-7f3a"))
+    for piece in (b"data: 1\n\n", b"", b"any", b"is", b" not\n"):
+        assert stream.feed(piece) == (b"i" if piece == b"is" else b"s not\n" if piece == b" not\n" else piece)
 
 
 @pytest.mark.parametrize("key", ["", "EMPTY", "none", "not-needed", "x1"])
@@ -90,13 +96,14 @@ def text_of(events: bytes) -> str:
         (["sk-canary-", KEY[:-1], "c"], "sk-canary-***"),
         (["sk-canary-", "7f3a9c sk-canary-7", "f3a9c"], "*** ***"),
         (["so", "me words", " sk-canary-7f3a9"], "some words sk-canary-7f3a9"),
+        (["it i", "s", "k-canary-7f3a9c", " it is"], "it is*** it is"),
     ],
 )
 def test_a_key_that_several_events_spell_is_not_passed_on(size: int, texts: list[str], shown: str) -> None:
     body = b"".join(map(event, texts))
     found = passed(body, size)
     assert text_of(found) == shown
-    assert found.count(b"data: ") == len(texts), "every event is passed on, in order"
+    assert found.count(b"data: ") == found.count(b"}\n\n") == len(texts), "every event is passed on, in order"
 
 
 @pytest.mark.parametrize("size", [1, 11, 1_000])
@@ -115,3 +122,15 @@ def test_an_error_event_does_not_name_the_account(size: int, key: str) -> None:
 def test_other_events_are_passed_on_as_they_are(texts: list[str], size: int) -> None:
     body = b": ping\n\n" + b"".join(map(event, texts)) + b"data: [DONE]"
     assert passed(body, size) == body
+
+
+def test_an_answer_may_name_accounts_beside_a_field_for_errors() -> None:
+    body = b'data: {"error":null,"choices":[{"delta":{"content":"organization org-AbC123dEf456"}}]}\n\n'
+    assert passed(body, 1_000) == body
+
+
+def test_a_line_that_never_ends_is_passed_on_when_it_is_as_long_as_may_be() -> None:
+    redactor = EventRedactor(KeyRedactor(KEY))
+    assert redactor.feed(b"x" * (LINE_BYTES_MAX - 1)) == b""
+    assert redactor.feed(b"y") == b"x" * (LINE_BYTES_MAX - 1) + b"y"
+    assert redactor.feed(b"z\n") == b"z\n"

@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.core.body_rules import media_hosts
+from tidegate.core.body_rules import caller_fields, media_hosts
 from tidegate.core.body_rules.body_names import ENGINE_FIELDS, KNOWN_FIELDS, PROVIDER_FIELDS
-from tidegate.core.body_rules.caller_fields import NAMES_MAX, STRICT, FieldFault, FieldRules, field_fault
+from tidegate.core.body_rules.caller_fields import (
+    NAMES_MAX,
+    OTHER,
+    STRICT,
+    FieldFault,
+    FieldRules,
+    field_fault,
+    rules_for,
+)
 from tidegate.core.body_rules.plain_body import HARMLESS, read_plain
 from tidegate.core.deployments import EngineKind
 
@@ -299,6 +307,26 @@ def test_a_body_of_endless_names_is_refused() -> None:
         assert fault.code == "invalid_request"
 
 
+def test_names_and_objects_are_counted_up_to_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caller_fields, "NAMES_MAX", 6)
+    assert field_fault(written({"a": 1, "b": {"c": 1}, "d": 1}), STRICT) is None
+    for body in ({"a": 1, "b": {"c": 1, "e": 1}, "d": 1}, dict.fromkeys("abcdef", 1)):
+        assert field_fault(written(body), STRICT) is not None
+
+
+def test_rules_are_those_of_the_name_or_else_of_all_others() -> None:
+    named, others = FieldRules(refused=frozenset({"a"})), FieldRules(refused=frozenset({"b"}))
+    assert rules_for({"m": named, OTHER: others}, "m") is named
+    assert rules_for({"m": named, OTHER: others}, "n") is others
+    assert rules_for({"m": named}, "n") is STRICT
+
+
+def test_a_long_odd_name_is_shown_in_part() -> None:
+    fault = field_fault(written({"odd name" * 9: {"file_id": "f"}}), STRICT)
+    assert fault is not None
+    assert fault.param == f"'{'odd name' * 5}'.file_id"
+
+
 @pytest.mark.parametrize(
     ("url", "allowed"),
     [
@@ -367,3 +395,17 @@ VALUES = st.recursive(
 def test_the_quick_look_passes_nothing_that_the_closer_one_refuses(body: dict[str, Any]) -> None:
     if read_plain(written(body)) is not None:
         assert field_fault(written(body), STRICT) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [("http://a.b", True), ("HTTPS://a.b:9", True), ("ftp://a.b", False), ("file:///a", False), (" http://a.b", False)],
+)
+def test_any_host_is_any_web_address(url: str, allowed: bool) -> None:
+    assert media_hosts.is_allowed(url, {"*"}) is allowed
+
+
+def test_an_address_has_a_length_that_is_read() -> None:
+    longest = "https://a.b/".ljust(media_hosts.URL_CHARS_MAX, "x")
+    assert media_hosts.host_of(longest) == "a.b"
+    assert media_hosts.host_of(longest + "x") is None

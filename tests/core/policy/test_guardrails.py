@@ -14,14 +14,12 @@ from tidegate.core.policy.guardrails import (
     PASS,
     Action,
     AnswerShape,
-    Guardrail,
     GuardrailRefusal,
     Length,
     Patterns,
     Transformed,
     Unseen,
     answer_texts,
-    run,
 )
 
 
@@ -43,6 +41,8 @@ def test_length_counts_bytes_and_tokens() -> None:
     assert rail.check_answer(b"x" * 10) is PASS
     assert isinstance(rail.check_answer(b"x" * 11), GuardrailRefusal)
     assert Length().check_prompt(b"x" * 10**6) is PASS
+    assert Length(prompt_bytes_max=100).check_prompt(b"x" * 100) is PASS
+    assert isinstance(Length(prompt_bytes_max=100).check_prompt(b"x" * 101), GuardrailRefusal)
     with pytest.raises(SettingsError):
         Length(prompt_bytes_max=-1)
 
@@ -253,6 +253,22 @@ def test_redaction_changes_the_text_and_not_a_byte_around_it() -> None:
     assert rail.check_prompt(chat("nothing")) is PASS
 
 
+def test_redaction_leaves_words_of_the_api_alone() -> None:
+    rail = Patterns("words", ["secret"], Action.REDACT, replacement="x")
+    text = b'{"model":"secret-1","messages":[{"id":"%b","content":["%b"]}],"stop":"%b"}'
+    assert rail.check_prompt(text % ((b"secret",) * 3)) == Transformed(text % ((b"x",) * 3))
+    spaced = b'{ "object" : "secret", "id"\n:\t"secret" ,"choices" : [ {"text" : "%b"} ]}'
+    assert rail.check_answer(spaced % b"a secret") == Transformed(spaced % b"a x")
+    # What a model says in a field of that name is no word of the API: it cannot be replaced, so it does not pass.
+    assert isinstance(rail.check_answer(b'{"choices":[{"id":"secret"}]}'), GuardrailRefusal)
+
+
+def test_what_is_quick_depends_on_the_body_and_on_the_patterns() -> None:
+    light, heavy = Patterns("light", ["x"]), Patterns("heavy", [r"x\w{900}"])
+    assert (light.is_quick(b"x" * 16_000), light.is_quick(b"x" * 16_001)) == (True, False)
+    assert (heavy.is_quick(b"x" * 1_000), heavy.is_quick(b"x" * 2_000)) == (True, False)
+
+
 def test_a_text_too_long_to_look_at_is_refused_and_not_left_unseen() -> None:
     for action in Action:
         rail = Patterns("words", ["x"], action, text_chars_max=100)
@@ -281,7 +297,9 @@ def test_half_a_character_hides_nothing() -> None:
     assert isinstance(Patterns("p", ["secret"]).check_prompt(b'{"input":"\\ud800 secret"}'), GuardrailRefusal)
     got = Patterns("p", ["secret"], Action.REDACT).check_prompt(b'{"input":"\\ud800 secret"}')
     assert isinstance(got, Transformed)
-    assert "secret" not in json.loads(got.body)["input"]
+    assert json.loads(got.body)["input"] == "\\ud800 [redacted]", "it is written as it was read"
+    got = Patterns("p", ["secret"], Action.REDACT).check_prompt(b'["secret\\ud800x"]')
+    assert got == Transformed(b'["[redacted]\\\\ud800x"]')
 
 
 @given(st.binary(max_size=80))
@@ -301,10 +319,12 @@ def test_a_guardrail_without_sense_is_refused_by_name() -> None:
         lambda: Patterns("empty", []),
         lambda: Patterns("empty", ["a"], text_chars_max=0),
         lambda: Patterns("empty", ["a*"]),
+        lambda: Length(answer_bytes_max=-1),
         lambda: AnswerShape("empty", {"surprise": 1}),
     ):
-        with pytest.raises(SettingsError, match="guardrail 'empty'"):
+        with pytest.raises(SettingsError, match=r"guardrail ('empty'|length)"):
             make()
+    assert Patterns("one", ["a"], text_chars_max=1).check_prompt(b'["b"]') is PASS
 
 
 SHAPE = AnswerShape("person", {"type": "object", "required": ["name"]})
@@ -321,6 +341,7 @@ SHAPE = AnswerShape("person", {"type": "object", "required": ["name"]})
         ({"choices": [{"text": '{"name":1}'}]}, True),
         ({"content": [{"type": "text", "text": '{"na'}, {"type": "text", "text": 'me":1}'}]}, True),
         ({"content": [{"type": "text", "text": "[]"}]}, False),
+        ({"content": ["a", {"type": "thinking", "text": "so"}, {"type": "text", "text": '{"name":1}'}]}, True),
         ({"content": [{"type": "tool_use", "input": {}}]}, True),
         ({"output": [{"type": "message", "content": [{"type": "output_text", "text": '{"name":1}'}]}]}, True),
         ({"output": [{"type": "message", "content": [{"type": "output_text", "text": "{}"}]}]}, False),
@@ -341,14 +362,3 @@ def test_the_text_of_an_answer_fits_its_schema(answer: dict[str, Any], passes: b
 def test_what_is_no_answer_has_no_texts(nothing: Any) -> None:
     assert [text for text in answer_texts(nothing) if text] == []
     assert isinstance(SHAPE.check_answer(b"{"), GuardrailRefusal)
-
-
-def test_one_after_the_other_until_one_refuses() -> None:
-    redact = Patterns("a", ["secret"], Action.REDACT, replacement="public")
-    deny = Patterns("b", ["secret"])
-    rails: list[Guardrail] = [redact, deny]
-    verdict = run([rail.check_prompt for rail in rails], chat("a secret"))
-    assert verdict == Transformed(chat("a public"))
-    assert isinstance(run([rail.check_prompt for rail in reversed(rails)], chat("a secret")), GuardrailRefusal)
-    assert run([rail.check_prompt for rail in rails], chat("fine")) is PASS
-    assert run([], b"") is PASS

@@ -93,3 +93,9 @@ def test_workers_follow_the_replicas() -> None:
     assert worker_replicas([], 256, has_steps=True).count == 1
     assert worker_replicas([(1, 8)], 256, has_steps=False).count == 1
     assert worker_replicas([(4, 128), (1, 1)], 256, has_steps=False).count == 3
+
+
+def test_users_need_a_replica_for_as_many_calls_as_one_takes() -> None:
+    for slots, count in ((1, 3), (2, 2), (3, 1), (0, 3)):
+        found = model_replicas((), 0.0, {Serves.BOTH: PoolLoad(1, 0, 3, slots)})
+        assert found[Serves.BOTH].count == count

@@ -165,6 +165,9 @@ def test_a_jobs_own_progress_says_more_than_what_others_were_served() -> None:
     assert own_rate(Position(500), 400, 2_000, minutes) is None
     # Calls take two seconds: what was done in 11 seconds was done in ten.
     assert own_rate(Position(500), 400, 11_000, minutes) == 40.0
+    assert own_rate(Position(500), 1, 11_000, minutes) == 0.1
+    assert own_rate(Position(500), 300, 3_999, minutes) is None
+    assert own_rate(Position(500), 300, 4_000, minutes) == 100.0
     assert own_rate(Position(500, others=[(1.0, None)]), 400, 11_000, minutes) == 80.0
 
 

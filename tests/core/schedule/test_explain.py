@@ -104,6 +104,15 @@ def inputs(**more: Any) -> reasons.ExplainInputs:
     return replace(reasons.ExplainInputs(0, 1, 3, 0, 0, 0, 0, ()), **more)
 
 
+def test_one_of_a_kind_is_told_in_the_singular() -> None:
+    one = inputs(work_units=1, jobs_ahead=1, slices_ready=1, waiting_reasons=(("budget_spent", 1),))
+    told = " ".join(reasons.explain(replace(job_running(), item_count=1), one))
+    assert "0 of 1 item done" in told
+    assert "It is about 1 token of work" in told
+    assert "1 slice is ready, behind 1 older batch that has slices ready too." in told
+    assert "1 item was tried and waits" in told
+
+
 def test_what_is_in_the_way_comes_before_everything_else() -> None:
     running = job_running()
     assert reasons.causes(running, inputs()) == []

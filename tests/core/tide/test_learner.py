@@ -154,3 +154,16 @@ def test_chats_after_embeddings_are_not_sent_one_by_one() -> None:
     report = run([(place, lambda: SteadyServer(chat_s=2.0))], items)
     assert max(in_flight for *_, in_flight in report.witness.sent[-200:]) == CEILING
     assert report.seconds <= 40
+
+
+def test_a_larger_number_that_is_tried_and_refused_is_given_up_at_once() -> None:
+    """And nothing but the step is: the number below it was not refused."""
+    learner = Learner(64)
+    upstream = Upstream(learner)
+    while learner._trial is None:
+        upstream.rounds(1)
+    believed = learner._limit
+    assert learner.calls > believed
+    upstream.rounds(1, refused=20)
+    learner._refused_share = 0.0
+    assert learner.calls == believed

@@ -196,3 +196,17 @@ def test_garbage_never_raises(garbage: bytes, data: st.DataObject) -> None:
         assert translator.feed(b"data:\n\n") in (b"", b'event: ping\ndata: {"type":"ping"}\n\n')
         run(translator, cut_up(data.draw, b"data: " + garbage + b"\n\n" + garbage))
         assert translator.ended
+
+
+def test_comments_keep_a_client_awake_and_done_ends_the_message_at_once() -> None:
+    def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return b"data: " + json.dumps({"id": "c", "model": "m", "choices": [choice]}).encode() + b"\n\n"
+
+    translator = StreamToAnthropic()
+    assert read_events(translator.feed(b": waiting\n\n")) == [{"type": "ping"}]
+    [start, *_] = read_events(translator.feed(chunk({"role": "assistant", "content": "hi"})))
+    assert (start["type"], start["message"]["usage"]["output_tokens"]) == ("message_start", 0)
+    assert not translator.ended
+    last = read_events(translator.feed(chunk({}, "stop") + b"data: [DONE]\n\n"))
+    assert (last[-1]["type"], translator.ended, translator.end()) == ("message_stop", True, b"")

@@ -197,7 +197,8 @@ class ControlWatch:
             self._broken(f"window: {order.name} expired {expires_at - expired_at} ms too soon")
 
     def _judge_priorities(self, orders: Iterable[Order], calls: list[Witnessed]) -> None:
-        """Of one caller's jobs for one model, those of a higher priority go first, but for what a worker holds already."""
+        """Of one caller's jobs for one model, those of a higher priority go first, but for what a worker holds already. A job that waits
+        for a limit of its own holds up no other."""
         plan = self._plan
         held_max = plan.process_count * plan.slice_items * (plan.slice_count_max + 1)
         rows: list[Any] = self._connection.execute("select id, share_owner from jobs").fetchall()
@@ -206,7 +207,8 @@ class ControlWatch:
         for call in calls:
             sent.setdefault(call.job_id, []).append(call.sent_s)
         for low, high in permutations(orders, 2):
-            if owners[low.job_id] != owners[high.job_id] or low.wishes.priority >= high.wishes.priority:
+            is_ranked = owners[low.job_id] == owners[high.job_id] and low.wishes.priority < high.wishes.priority
+            if not is_ranked or high.limits:
                 continue
             ready_s = max(order.begin_s + order.wishes.ranked_s for order in (low, high)) + _RANKED_S
             early = [at_s for at_s in sent.get(low.job_id, ()) if ready_s < at_s < max(sent.get(high.job_id, [0.0]))]

@@ -282,3 +282,29 @@ async def test_calls_in_flight_are_not_in_the_figure_and_count_too() -> None:
     assert quota.opens_at_ms() == 60_000.0, "7 went out with it and 3 since"
     quota.note(QuotaLeft(requests=4, requests_renew_ms=500), numbers[7], 10, 100.0)
     assert quota.opens_at_ms() == 0.0, "a later answer knows better"
+
+
+def test_what_is_left_is_kept_for_requests_and_for_tokens_apart() -> None:
+    limit = Limit(Period.MINUTE, requests=10, tokens=1_000)
+    quota = Quota()
+    assert (quota.spent_of(limit, 3, 50), quota.opens_at_ms(10**9)) == ((3, 150), 0.0)
+    assert quota.spent_of(Limit(Period.MINUTE, requests=10), 3, 50) == (3, 0)
+    assert quota.spent_of(Limit(Period.MINUTE, tokens=100), 3, 50) == (0, 100)
+    quota.note(QuotaLeft(), quota.count(100), 100, 0.0)
+    assert quota.spent_of(limit, 3, 50) == (3, 150), "an answer that says nothing changes nothing"
+    quota.note(QuotaLeft(tokens=300, tokens_renew_ms=700), quota.count(100), 100, 50.0)
+    assert [quota.opens_at_ms(tokens) for tokens in (300, 301)] == [0.0, 750.0]
+    quota.count(100)
+    assert [quota.opens_at_ms(tokens) for tokens in (200, 201)] == [0.0, 750.0]
+    assert quota.spent_of(limit, 3, 50) == (3, 800)
+    later = quota.count(100)
+    quota.count(100)
+    # Two are on their way that this figure does not know of, one of them after the call that brought it.
+    quota.note(QuotaLeft(requests=1, requests_renew_ms=900, tokens=400, tokens_renew_ms=700), later, 100, 100.0)
+    assert quota.spent_of(limit, 3, 50) == (10, 700)
+    assert [quota.opens_at_ms(tokens) for tokens in (1, 301)] == [1_000.0, 1_000.0]
+    quota.note(QuotaLeft(requests=5), quota.sent, 100, 200.0)
+    assert [quota.opens_at_ms(tokens) for tokens in (300, 301)] == [0.0, 800.0]
+    assert quota.spent_of(limit, 3, 50) == (5, 700)
+    quota.note(QuotaLeft(requests=10, tokens=5_000), quota.sent, 100, 300.0)
+    assert quota.spent_of(limit, 3, 50) == (0, 0), "more may be left than we know of"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 from tidegate.core.audio_file import AudioFile
+from tidegate.core.budgets.budget import TOKENS_MAX
 from tidegate.core.deployments import Deployment, Estimate
 from tidegate.core.input.lines import LineRules, check_line
 from tidegate.core.nouns import Call, Usage
+from tidegate.core.usage.prices import CostRange, Price
+from tidegate.upstream.budgets import token_estimator
 from tidegate.upstream.budgets.token_estimator import TokenEstimator
 
 WORDS = "sea " * 1_000
@@ -58,3 +62,67 @@ def test_no_token_of_a_prompt_is_taken_for_cached_before_an_answer_says_so() -> 
     call = Call("batch_x", 0, "/v1/chat/completions", "m", json.dumps({"model": "m", "prompt": WORDS}).encode(), "k", 0)
     most = Usage(10, 0, 70)
     assert TokenEstimator().likely(call, Deployment("one", "http://one/v1"), most) == most, "at most what it can use"
+
+
+PRICED = Deployment("one", "http://one/v1", price=Price.of("1", output="2", batch_factor="0.5"))
+LETTERS = b"a" * 280 + b"1" * 20
+
+
+def asks(body: bytes = LETTERS, model: str = "m", **more: Any) -> Call:
+    return Call("batch_x", 0, "/v1/embeddings", model, body, "k", 0, **more)
+
+
+def likely(estimator: TokenEstimator, call: Call) -> int:
+    return estimator.likely(call, PRICED, Usage(10**9)).input_tokens
+
+
+def test_money_is_set_aside_for_what_is_likely_and_for_the_most() -> None:
+    body = b'{"max_tokens":100,"prompt":"' + b"a" * 972 + b'"}'
+    call = Call("batch_x", 0, "/v1/completions", "m", body, "k", 0)
+    others = len(body) - len(b"maxtokensprompt") - 972
+    tokens = math.ceil((len(body) - others) * 0.5 + others * 0.8)
+    estimator = TokenEstimator()
+    cost = CostRange(tokens * 1_000 + 100 * 2_000, len(body) * 1_000 + 100 * 2_000)
+    assert estimator.nano(call, PRICED, batch=False) == cost
+    assert estimator.nano(call, PRICED, batch=True) == CostRange(cost.likely // 2, cost.most // 2)
+    assert estimator.nano_unanswered(call, PRICED) == len(body) * 500
+    free = Deployment("free", "http://free/v1")
+    assert (estimator.nano(call, free, batch=False), estimator.nano_unanswered(call, free)) == (CostRange(), 0)
+    dear = Deployment("dear", "http://dear/v1", price=Price(input_nano=10**20))
+    assert estimator.nano(call, dear, batch=False) == CostRange(TOKENS_MAX, TOKENS_MAX)
+
+
+def test_what_a_deployment_counts_in_prompts_is_learned_from_texts_alone() -> None:
+    estimator = TokenEstimator()
+    file = AudioFile("a.wav", "audio/wav", bytes(1_500))
+    assert (likely(estimator, asks()), likely(estimator, asks(audio=file))) == (156, 158)
+    for call, counted in ((asks(b"a" * 255), 9), (asks(), 301), (asks(audio=file), 9)):
+        estimator.learn_prompt(call, PRICED, Usage(counted))
+    assert likely(estimator, asks()) == 156, "too short, fetched, or no text"
+    for counted, expected in ((1, 49), (78, 98), (39, 98), (300, 375)):
+        estimator.learn_prompt(asks(), PRICED, Usage(counted))
+        assert likely(estimator, asks()) == expected, "the most that it ever counted, and a quarter more"
+    assert likely(estimator, asks(b"1" * 300)) == 240, "digits are counted apart from words"
+    estimator.learn_prompt(asks(b"a1" * 128), PRICED, Usage(256))
+    assert likely(estimator, asks(b"1" * 300)) > 300, "half of each is no text of words"
+
+
+def test_few_models_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_estimator, "LEARNED_MAX", 2)
+    estimator = TokenEstimator()
+
+    def known() -> list[bool]:
+        chats = [Call("batch_x", 0, "/v1/chat/completions", model, b"", "k", 0) for model in "abc"]
+        answers = [estimator.tokens(chat, Estimate.LIKELY) == 7 for chat in chats]
+        assert answers == [likely(estimator, asks(model=model)) != 156 for model in "abc"]
+        return answers
+
+    def learn(model: str) -> None:
+        estimator.learn(model, Usage(0, 0, 7))
+        estimator.learn_prompt(asks(model=model), PRICED, Usage(78))
+
+    for model in "aba":
+        learn(model)
+    assert known() == [True, True, False]
+    learn("c")
+    assert known() == [False, False, True]

@@ -17,9 +17,10 @@ def test_an_answer_goes_on_byte_for_byte() -> None:
     assert answer.read(CHAT, body) == (body, Usage())
 
 
-def test_a_pretty_printed_answer_becomes_one_line_with_the_same_meaning() -> None:
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_a_pretty_printed_answer_becomes_one_line_with_the_same_meaning(end: str) -> None:
     said = {"choices": [{"message": {"content": "two\nlines\r\n and a \\n"}}], "usage": {"prompt_tokens": 3}}
-    body = (json.dumps(said, indent=2) + "\r\n").encode()
+    body = (json.dumps(said, indent=2) + "\n").replace("\n", end).encode()
     line, usage = answer.read(CHAT, body)
     assert b"\n" not in line
     assert b"\r" not in line
@@ -103,6 +104,8 @@ def test_more_cached_than_prompt_tokens_are_not_believed() -> None:
         (b'{"choices":[{"logprob":Infinity}]}', "JSON"),
         (b'{"choices":[{}]}{"choices":[{}]}', "JSON"),
         (b'{"choices":[{}]', "JSON"),
+        (b'{"usage":5,"choices":[{}]', "JSON"),
+        (b'{"usage":5,"choices":[{}],"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deep"),
         (b'{"choices":[{"text":"\xff"}]}', "UTF-8"),
         (b'{"choices":[{"text":"\xed\xa0\x80"}]}', "UTF-8"),
         (b'\xef\xbb\xbf{"choices":[{}]}', "JSON"),
@@ -135,6 +138,9 @@ def test_any_bytes_become_one_line_of_json(body: bytes) -> None:
 def test_json_that_fits_is_kept_and_what_is_too_long_is_cut() -> None:
     assert answer.one_line(b'{\n "error": 1}\n', 100) == b'{  "error": 1}'
     assert answer.one_line(b"<html>", 100) == b'"<html>"'
+    assert answer.one_line(b"[1, 2]", 6) == b"[1, 2]"
+    assert answer.one_line(b"[1, 2]", 5) == b'"[1, 2"'
+    assert answer.one_line(b"", 5) == b""
     assert answer.one_line(b"x" * 200, 100) == b'"' + b"x" * 100 + b'"'
 
 

@@ -12,7 +12,7 @@ from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tests.upstream.world import World, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Deployment, HttpLimits, Resource
-from tidegate.core.errors import Throttled, Unavailable, Withheld
+from tidegate.core.errors import LimitsUnavailable, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
 from tidegate.store.limits import StoreLimits
 from tidegate.store.sqlite import SqliteDriver
@@ -20,7 +20,15 @@ from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
-from tidegate.upstream.routing.slots import Capacity, ModelSlots, RoomSignal, SlotDemand, Slots, SlotSharing
+from tidegate.upstream.routing.slots import (
+    UNSEEN_ROUNDS_MAX,
+    Capacity,
+    ModelSlots,
+    RoomSignal,
+    SlotDemand,
+    Slots,
+    SlotSharing,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -381,6 +389,8 @@ class _Asked(MemoryLimits):
         self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
     ) -> dict[str, int]:
         self.in_use.append(dict(in_use))
+        if self.away:
+            raise LimitsUnavailable("the store is away")
         self.one.count(0)
         return {}
 
@@ -452,3 +462,89 @@ def test_a_process_keeps_a_little_more_than_it_uses() -> None:
     one.end()
     one.grant(16)
     assert one.wanted() == 4
+
+
+@pytest.mark.parametrize(
+    ("share", "in_flight", "is_short", "spare", "wanted"),
+    [
+        (2, 0, False, 0, 0),
+        (2, 0, True, 0, 4),
+        (5, 5, True, 0, 10),
+        (0, 3, True, 0, 7),
+        (8, 8, True, 0, 12),
+        (4, 4, False, 0, 6),
+        (4, 4, False, 3, 7),
+        (4, 0, False, 3, 3),
+        (12, 11, False, 9, 12),
+    ],
+)
+def test_as_many_slots_are_asked_for_as_are_likely_to_be_needed(
+    share: int, in_flight: int, is_short: bool, spare: int, wanted: int
+) -> None:
+    one = Slots("one", 12, share)
+    for _ in range(in_flight):
+        one.begin()
+    if is_short:
+        one.note_short()
+    one.keep_spare(spare)
+    assert one.wanted() == wanted
+
+
+def test_slots_that_came_for_one_who_asked_are_kept_until_it_looks_again_and_not_for_ever() -> None:
+    one = Slots("one", 12, 0)
+    wanted = []
+    one.note_asked()
+    for _ in range(UNSEEN_ROUNDS_MAX + 2):
+        wanted.append(one.wanted())
+        one.grant(1)
+    assert wanted == [1] * (UNSEEN_ROUNDS_MAX + 1) + [0]
+    one.note_asked()
+    one.grant(1)
+    one.note_seen()
+    one.grant(1)
+    assert one.wanted() == 0, "it has looked"
+
+
+def test_a_cap_that_is_lifted_is_given_back_once_and_calls_of_a_model_count_before_it_has_one() -> None:
+    slots = ModelSlots({"a": 2}, 5, is_alone=True)
+    for model in ("a", "b", "b"):
+        slots.begin(model)
+    assert (slots.room("a"), slots.room("b"), slots.room("c")) == (1, 2, 2)
+    slots.allow(None)
+    assert [one.name for one in slots.slots()] == ["model:a", "global"]
+    slots.allow({"b": 2})
+    assert (slots.room("a"), slots.room("b")) == (2, 0)
+    assert [(one.name, one.cap, one.in_flight) for one in slots.leaving_slots()] == [("model:a", 2, 0)]
+    assert list(slots.leaving_slots()) == []
+    slots.note_short("b")
+    assert {one.name: one.is_short for one in slots.slots()} == {"model:b": True, "global": False}
+    for model in ("a", "a"):
+        slots.begin(model)
+    slots.note_short("a")
+    assert {one.name: one.is_short for one in slots.slots()} == {"model:b": True, "global": True}
+    for model in ("a", "a", "a", "b", "b"):
+        slots.end(model)
+    assert (slots.room("b"), slots.room("a"), slots._out) == (2, 5, {})
+    free = ModelSlots({}, 0, is_alone=True)
+    free.begin("a")
+    free.end("a")
+    assert (free.has_caps, free.room("a")) == (False, float("inf"))
+
+
+async def test_what_was_asked_for_without_an_answer_may_be_held_and_is_given_back() -> None:
+    """A share that the store gave and this process never heard of would be nobody's."""
+    limits = _Asked(World().clock)
+    demand = SlotDemand(lambda: "me", ModelSlots({}, 0, is_alone=False))
+    sharing = SlotSharing(limits, demand, [limits], RoomSignal(WaitLine()), None)
+    await sharing.close()
+    limits.in_use.clear()
+    assert await sharing._ask(), "an idle process asks nothing, and looks again at once"
+    assert limits.in_use == []
+    limits.one.note_short()
+    limits.away = True
+    with pytest.raises(LimitsUnavailable):
+        await sharing._ask()
+    limits.away = False
+    limits.one.grant(0)
+    await sharing._ask()
+    assert len(limits.in_use) == 2

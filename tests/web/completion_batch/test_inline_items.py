@@ -100,7 +100,7 @@ ITEM = '{"resourceId":"r","request":{}}'
         ('{"items":[' + ITEM + ']"x"}', "invalid_json", None),
         ('{"items":[{"resourceId":"r","request":{]}', "invalid_json", None),
         ('{"items":[{"resourceId":"r","request":{"a":NaN}}]}', "invalid_json", None),
-        ('{"items":[{"resourceId":"r","request":' + "[" * 3_000 + "]" * 3_000 + "}]}", "invalid_json", None),
+        ('{"items":[{"resourceId":"r","request":' + "[" * 100_000 + "]" * 100_000 + "}]}", "invalid_json", None),
         ('{"items":[{"request":{}}]}', "invalid_parameter", "items.0"),
         ('{"items":[{"resourceId":"r"}]}', "invalid_parameter", "items.0"),
         ('{"items":[{"resourceId":1,"request":{}}]}', "invalid_parameter", "items.0"),

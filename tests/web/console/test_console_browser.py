@@ -327,7 +327,7 @@ def test_a_page_follows_only_while_it_is_looked_at(browser: Browser, console: Co
     with page.expect_event("requestfailed", lambda request: request.resource_type == "eventsource"):
         look(page, is_hidden=True)
     stages.finish(console.web, console.batch, {2: b"{}\n"})
-    assert page.locator("#live b").first.text_content() == "in_progress"
+    assert page.locator("#live b").first.text_content() == "in progress"
     with page.expect_request(lambda request: request.resource_type == "eventsource"):
         look(page, is_hidden=False)
     expect(page.locator("#live b").first).to_contain_text("finalizing")
@@ -360,7 +360,7 @@ def test_a_page_outlives_its_server_and_goes_with_its_session(browser: Browser, 
     other.goto("/console")
     other.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("API key")).to_be_visible(timeout=30_000)
-    assert "in_progress" not in page.content()
+    assert "in progress" not in page.content()
 
 
 def test_news_take_away_neither_a_click_nor_a_selection(browser: Browser, console: Console) -> None:
@@ -381,17 +381,17 @@ def test_news_take_away_neither_a_click_nor_a_selection(browser: Browser, consol
     page.get_by_role("button", name="Requeue").hover()
     page.mouse.down()
     with_news(web.store.pause_job)
-    expect(status).to_have_text("in_progress")
+    expect(status).to_have_text("in progress")
     with page.expect_request(f"**/console/batches/{console.batch}/requeue"):
         page.mouse.up()
-    expect(status).to_have_text("in_progress, paused")
+    expect(status).to_have_text("in progress, paused")
     # At once: between finding the heading and marking it, news may put another in its place.
     page.evaluate(
         "getSelection().selectAllChildren([...document.querySelectorAll('#live h2')].find((one) => one.textContent === 'Timeline'))"
     )
     with_news(web.store.resume_job)
-    expect(status).to_have_text("in_progress, paused")
+    expect(status).to_have_text("in progress, paused")
     assert page.evaluate("document.getSelection().toString()") == "Timeline"
     page.evaluate("document.getSelection().removeAllRanges()")
-    expect(status).to_have_text("in_progress")
+    expect(status).to_have_text("in progress")
     assert visit.troubles == []

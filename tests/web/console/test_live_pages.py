@@ -55,7 +55,7 @@ def followed(client: httpx2.Client, path: str) -> Iterator[Iterator[tuple[str, s
 
 
 def status_of(part: str) -> str:
-    found = re.search(r'<p><b class="\w*">([a-z_]+)', part)
+    found = re.search(r'<p><b class="\w*">([a-z ]+)', part)
     assert found
     return found[1]
 
@@ -79,7 +79,7 @@ def test_a_batch_is_followed_to_its_end(console: Console) -> None:
     reader = console.signed_in(console.reader_key)
     with followed(reader, f"/batches/{console.batch}") as told:
         seen = [next(told)]
-        assert status_of(seen[0][1]) == "in_progress"
+        assert status_of(seen[0][1]) == "in progress"
         for status in ("finalizing", "completed"):
             if status == "finalizing":
                 stages.finish(console.web, console.batch, {2: b"{}\n"})

@@ -92,6 +92,22 @@ def test_every_key_of_many_is_reached(console: Console, monkeypatch: pytest.Monk
     assert writer.get(path, params={"after": "x"}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("path", "empty", "query", "unmatched"),
+    [
+        ("audit", "No change was made yet.", "action=batch.cancel", "No change matches."),
+        ("deliveries", "No deliveries yet.", "status=failed", "No delivery matches."),
+    ],
+)
+def test_an_empty_list_tells_whether_a_filter_is_why(
+    console: Console, path: str, empty: str, query: str, unmatched: str
+) -> None:
+    reader = console.signed_in(console.reader_key)
+    everything, filtered = reader.get(f"/console/{path}").text, reader.get(f"/console/{path}?{query}").text
+    assert (empty in everything, unmatched in everything) == (True, False)
+    assert (empty in filtered, unmatched in filtered) == (False, True)
+
+
 def test_two_runs_of_one_file_are_compared(console: Console) -> None:
     owner = console.web.client(console.web.make_key(ORG))
     file_id = upload(owner)

@@ -23,6 +23,7 @@ from tidegate.core.policies import Policies
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
+from tidegate.web.http import auth
 from tidegate.web.http.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
 from tidegate.web.http.failures import Failures
 from tidegate.web.http.loopback import is_loopback, is_sent_without_a_network, require_key
@@ -236,7 +237,7 @@ def test_keys_are_deleted_by_the_operator_alone(web: WebServer) -> None:
 
 def test_expired_to_the_moment(web: WebServer) -> None:
     key = web.make_key("acme", expires_at=web.clock.now_ms() + 60_000)
-    assert get(web, key).status_code == 200
+    assert get(web, key).status_code == get(web, key).status_code == 200
     web.clock.ahead_ms += 60_000
     is_error(get(web, key), REFUSED)
 
@@ -330,6 +331,45 @@ def test_last_used_is_remembered(web: WebServer) -> None:
     get(web, key)
     # It is written beside the answer, not before it.
     wait_until(lambda: web.run(web.store.list_keys(10))[0]["last_used_at"] is not None, 30, "the use to be remembered")
+
+
+def asked(web: WebServer, monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """What the store is asked under this name from now on."""
+    real, seen = getattr(web.store, name), []
+
+    async def ask(*given: str) -> Any:
+        seen.append("".join(given))
+        return await real(*given)
+
+    monkeypatch.setattr(web.store, name, ask)
+    return seen
+
+
+def test_a_key_is_looked_up_and_noted_once_in_a_while_and_few_are_remembered(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "ROWS_MAX", 2)
+    looked_up, noted = asked(web, monkeypatch, "get_key"), asked(web, monkeypatch, "mark_key_used")
+    texts = [web.make_key("acme") for _ in range(3)]
+    first, second, third = (str(keys.public_id_of(text)) for text in texts)
+    for at in (0, 1, 0, 1, 2, 1, 2, 0):
+        assert get(web, texts[at]).status_code == 200
+    assert looked_up == [first, second, third, first]
+    web.clock.ahead_ms += 59_000
+    assert get(web, texts[0]).status_code == 200
+    web.clock.ahead_ms += 1_001
+    assert get(web, texts[0]).status_code == 200
+    assert looked_up[4:] == [first]
+    wait_until(lambda: len(noted) >= 5, 30, "the uses to be noted")
+    assert noted == [first, second, third, first, first]
+
+
+def test_that_there_is_no_key_is_asked_once_in_two_seconds(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = asked(web, monkeypatch, "any_key")
+    for moved_ms, count in ((0, 1), (1_000, 1), (1_001, 2)):
+        web.clock.ahead_ms += moved_ms
+        assert get(web, None).status_code == get(web, None).status_code == 200
+        assert len(looked) == count
 
 
 def test_the_operator_of_this_machine(web: WebServer) -> None:

@@ -65,7 +65,7 @@ CASES = [
     ('{"requests":[{"custom_id":"a","params":{]}', "invalid_json", None),
     ('{"requests":[{"custom_id":"a","params":{"a":"\n"}}]}', "invalid_json", None),
     ('{"requests":[{"custom_id":"a","params":{"a":NaN}}]}', "invalid_json", None),
-    ('{"requests":[{"custom_id":"a","params":' + "[" * 3_000 + "]" * 3_000 + "}]}", "invalid_json", None),
+    ('{"requests":[{"custom_id":"a","params":' + "[" * 100_000 + "]" * 100_000 + "}]}", "invalid_json", None),
     ('{"requests":[{"params":{}}]}', "invalid_parameter", "requests.0"),
     ('{"requests":[{"custom_id":"a"}]}', "invalid_parameter", "requests.0"),
     ('{"requests":[{"custom_id":1,"params":{}}]}', "invalid_parameter", "requests.0"),

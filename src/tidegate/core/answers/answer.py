@@ -177,6 +177,8 @@ def _without_usage(shape: _Shape, body: bytes, wrong: msgspec.ValidationError) -
         decoded = _decode_without_usage(body)
     except msgspec.ValidationError:
         raise NotAnAnswer(f"the upstream's answer has the wrong shape: {_field_only(wrong)}") from None
+    except (msgspec.DecodeError, RecursionError) as broken:
+        raise NotAnAnswer(_why_not_json(body, broken)) from None
     _check_no_error(decoded.error)
     if shape.essential and getattr(decoded, shape.essential) is msgspec.UNSET:
         raise NotAnAnswer(f"the upstream's answer has no `{shape.essential}`")

@@ -56,7 +56,7 @@ class KeyRedactor:
     def __init__(self, key: str) -> None:
         plain = key.encode()
         forms = {plain, plain.replace(b"/", b"\\/"), quote(key, safe="").encode()} if _is_secret(key) else set()
-        self._forms = tuple(sorted(forms, key=len, reverse=True))
+        self._forms = tuple(sorted(forms))
         self._letters = frozenset(b"".join(forms))
         self._text_ends = _text_ends(self._forms)
 
@@ -76,10 +76,10 @@ class KeyRedactor:
 
     def begun(self, data: bytes) -> int:
         """Return how many bytes at the end of the data may be the beginning of a key."""
-        most = 0
-        if not data or data[-1] not in self._letters:
+        if data and data[-1] not in self._letters:
             # The end of an event, nearly always.
-            return most
+            return 0
+        most = 0
         for form in self._forms:
             tail = data[1 - len(form) :]
             at = tail.find(form[0])
@@ -118,15 +118,14 @@ class EventRedactor:
 
     Lines are passed on whole. Events are kept only while their texts end with at least `BEGUN_CHARS_MIN` letters of a key."""
 
-    __slots__ = ("_begun", "_kept", "_key", "_letters", "_lines")
+    __slots__ = ("_begun", "_kept", "_key", "_lines")
 
     def __init__(self, key: KeyRedactor) -> None:
         self._key = key
         self._kept = b""
-        # The beginning of a key that the texts so far end with, and how much of it is in the first line that is kept.
+        # The beginning of a key that the texts so far end with.
         self._begun = b""
-        self._letters = 0
-        # Kept lines: what stands before, in and after their texts.
+        # Kept lines: what stands before, in and after their parts of a key.
         self._lines: list[tuple[bytes, bytes, bytes]] = []
 
     def feed(self, chunk: bytes) -> bytes:
@@ -184,17 +183,15 @@ class EventRedactor:
             text = shown
         if begun < BEGUN_CHARS_MIN:
             return passed + before + text + after
-        self._lines.append((before, text, after))
-        self._letters = min(begun, len(text))
+        at = max(0, len(text) - begun)
+        self._lines.append((before + text[:at], text[at:], after))
         return passed
 
     def _release(self, *, is_key: bool = False) -> bytes:
         """Return the lines that were kept, without what they have of a key."""
         lines, self._lines = self._lines, []
-        if is_key and lines:
-            before, text, after = lines[0]
-            first = (before, text[: len(text) - self._letters], after)
-            lines = [first, *((before, b"", after) for before, _, after in lines[1:])]
+        if is_key:
+            lines = [(before, b"", after) for before, _, after in lines]
         return b"".join([part for line in lines for part in line])
 
 

@@ -152,9 +152,8 @@ class BodyTexts:
         for end in range(1, len(parts) + 1):
             if end < len(parts) and roles[end] == roles[begin]:
                 continue
-            if end - begin > 1:
-                texts = [text for part in parts[begin:end] if (text := _text_of(part))]
-                self.texts += ["".join(texts), "\n".join(texts)] if len(texts) > 1 else ()
+            texts = [text for part in parts[begin:end] if (text := _text_of(part))]
+            self.texts += ["".join(texts), "\n".join(texts)] if len(texts) > 1 else ()
             begin = end
 
     def _text(self, name: str, text: str, beside: dict[str, Any]) -> None:
@@ -169,7 +168,7 @@ class BodyTexts:
             is_file = self._data_url(found[1], text[found.end() :])
         elif name in _FILES and (beside.get("type") == "base64" or _is_base64(text, beside)):
             must_see = len(text) >= FILE_CHARS_MIN or name in _ONLY_FILES or _is_declared(beside)
-            is_file = self._file(text, str(beside.get("media_type") or ""), must_see=must_see) and must_see
+            is_file = self._file(text, str(beside.get("media_type") or ""), must_see=must_see)
         if not is_file or len(text) < FILE_CHARS_MIN:
             self.texts.append(text)
 
@@ -245,10 +244,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _plain(token: bytes) -> str:
-    try:
-        return str(json.loads(token.decode("utf-8", "replace"), strict=False))
-    except ValueError:
-        return token[1:-1].decode("utf-8", "replace")
+    return str(json.loads(token.decode("utf-8", "replace")))
 
 
 def _is_base64(text: str, beside: dict[str, Any]) -> bool:

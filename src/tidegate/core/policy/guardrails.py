@@ -10,7 +10,7 @@ after that is refused. Own guardrails are anything with these two methods; who l
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from tidegate.core.policy.body_texts import BodyTexts, is_api_word, readings
 from tidegate.core.policy.json_schema import Schema
 from tidegate.core.policy.patterns import Finder
 from tidegate.core.usage.estimate import prompt_tokens
+from tidegate.core.wording import in_words
 
 TEXT_CHARS_MAX = 1_000_000
 # What can be looked through at once: a few milliseconds at the worst, by the bytes and by the bytes times the weight of the patterns.
@@ -73,18 +74,6 @@ class Guardrail(Protocol):
         """Before an answer is recorded or handed on."""
 
 
-def run(checks: Sequence[Callable[[bytes], Verdict]], body: bytes) -> Verdict:
-    """Each check in turn, on what the one before it left; the first refusal is the verdict."""
-    now = body
-    for check in checks:
-        verdict = check(now)
-        if isinstance(verdict, GuardrailRefusal):
-            return verdict
-        if isinstance(verdict, Transformed):
-            now = verdict.body
-    return PASS if now is body else Transformed(now)
-
-
 class Length(msgspec.Struct, frozen=True):
     """Bounds of a prompt and of an answer; 0 lifts one. Tokens are the estimate that everything else goes by."""
 
@@ -101,7 +90,7 @@ class Length(msgspec.Struct, frozen=True):
         if self.prompt_bytes_max and len(body) > self.prompt_bytes_max:
             return _too_long("request", f"{len(body)} bytes", f"{self.prompt_bytes_max} bytes")
         if self.prompt_tokens_max and (tokens := prompt_tokens(len(body))) > self.prompt_tokens_max:
-            return _too_long("request", f"about {tokens} tokens", f"{self.prompt_tokens_max} tokens")
+            return _too_long("request", f"about {in_words(tokens, 'token')}", in_words(self.prompt_tokens_max, "token"))
         return PASS
 
     def check_answer(self, body: bytes) -> Verdict:
@@ -214,14 +203,13 @@ class Patterns:
 
 def _values(body: bytes) -> Iterator[tuple[int, int, str, str]]:
     """Each string value of a JSON body: where its token lies, the field that it is of, and what it says."""
-    key, key_end = "", -1
+    key, key_end = "", 0
     for found in _TOKEN.finditer(body):
         if found[1] is not None:
             key, key_end = found[0][1 : found.start(1) - found.start() - 1].decode("utf-8", "replace"), found.end()
             continue
         try:
             text = _decode_text(found[0])
-            text.encode()
         except (msgspec.MsgspecError, UnicodeError):
             # Half a character: the text is looked at as it was written.
             text = found[0][1:-1].decode("utf-8", "replace")

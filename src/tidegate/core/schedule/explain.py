@@ -18,6 +18,7 @@ from tidegate.core.schedule.size import size_class
 from tidegate.core.schedule.snapshot import Why
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.window import spoken
+from tidegate.core.wording import in_words
 
 
 class ExplainInputs(msgspec.Struct, frozen=True):
@@ -115,7 +116,9 @@ def explain(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list
     sentences = [_left(job, inputs)]
     if inputs.work_units:
         size = size_class(inputs.work_units)
-        sentences.append(f"It is about {inputs.work_units:,} tokens of work, done ones included: size class {size}.")
+        sentences.append(
+            f"It is about {in_words(inputs.work_units, 'token')} of work, done ones included: size class {size}."
+        )
     sentences.extend(causes(job, inputs, for_owner=for_owner))
     if job.state is JobState.VALIDATING:
         sentences.append(
@@ -174,7 +177,10 @@ def _held(job: Job, inputs: ExplainInputs) -> str | None:
             "its deadline runs on."
         )
     if job.canary is not None and job.canary.state == "waiting":
-        done = f"{job.answered_count:,} of its {job.canary.items:,} requests were answered, {job.failed_count:,} failed"
+        answered = (
+            f"{job.answered_count:,} of its {in_words(job.canary.items, 'request was', 'requests were')} answered"
+        )
+        done = f"{answered}, {job.failed_count:,} failed"
         return f"Its canary is done ({done}), and it waits for a decision (`tidegate batches canary {job.id} continue`, or `stop`)."
     if job.controls.not_before > inputs.now:
         return (
@@ -202,7 +208,7 @@ def _broken_workers(inputs: ExplainInputs) -> list[str]:
             found.append(f"The worker on {one.host} takes no new work: {one.report.trouble}.")
         elif one.report.trouble and inputs.workers_alive == 0:
             found.append(f"The worker on {one.host} ended {spoken(one.silent_ms)} ago: {one.report.trouble}.")
-    return _few(found, WORKERS_SHOWN_MAX, "workers are in trouble")
+    return _few(found, WORKERS_SHOWN_MAX, "more worker is in trouble", "more workers are in trouble")
 
 
 def _unhealthy(unhealthy: UnhealthyModel, *, for_owner: bool) -> list[str]:
@@ -218,7 +224,7 @@ def _unhealthy(unhealthy: UnhealthyModel, *, for_owner: bool) -> list[str]:
         else:
             text = f"the circuit of deployment {one.deployment} has been open for {spoken(one.for_ms)}{why}."
         found.append(f"{model}: {text}")
-    return _few(found, DEPLOYMENTS_SHOWN_MAX, "deployments are unhealthy")
+    return _few(found, DEPLOYMENTS_SHOWN_MAX, "more deployment is unhealthy", "more deployments are unhealthy")
 
 
 def _spent(budget: SpentBudget, *, for_owner: bool) -> str:
@@ -228,9 +234,9 @@ def _spent(budget: SpentBudget, *, for_owner: bool) -> str:
     return f"{budget.model}: the budget of {budget.name} is used up ({budget.figures}); it allows more {when}."
 
 
-def _few(sentences: list[str], count_max: int, what: str) -> list[str]:
+def _few(sentences: list[str], count_max: int, one: str, several: str) -> list[str]:
     more = len(sentences) - count_max
-    return sentences if more <= 0 else [*sentences[:count_max], f"And {more} more {what}."]
+    return sentences if more <= 0 else [*sentences[:count_max], f"And {in_words(more, one, several)}."]
 
 
 def _waited(inputs: ExplainInputs) -> list[str]:
@@ -246,25 +252,25 @@ def _put_off(reason: str) -> str:
 
 
 def _slices(count: int) -> str:
-    return "1 slice is" if count == 1 else f"{count:,} slices are"
+    return in_words(count, "slice is", "slices are")
 
 
 def _left(job: Job, inputs: ExplainInputs) -> str:
     left_ms = job.expires_at - inputs.now
     time_left = f"{spoken(left_ms)} left" if left_ms > 0 else "its window has passed"
-    return f"It is {job.state}: {job.done_count:,} of {job.item_count:,} items done, {time_left}."
+    state = job.state.replace("_", " ")
+    return f"It is {state}: {job.done_count:,} of {in_words(job.item_count, 'item')} done, {time_left}."
 
 
 def _running(job: Job, inputs: ExplainInputs, *, for_owner: bool) -> list[str]:
     sentences = []
     if inputs.slices_leased and inputs.workers_alive:
-        sentences.append(f"It is running: workers hold {inputs.slices_leased} of its slices.")
+        sentences.append(f"It is running: workers hold {inputs.slices_leased:,} of its slices.")
     elif inputs.slices_leased:
         sentences.append(f"{_slices(inputs.slices_leased)} held by workers that are gone: the next one takes them.")
     if inputs.slices_ready and inputs.jobs_ahead:
-        sentences.append(
-            f"{_slices(inputs.slices_ready)} ready, behind {inputs.jobs_ahead} older batches that have slices ready too."
-        )
+        ahead = in_words(inputs.jobs_ahead, "older batch that has", "older batches that have")
+        sentences.append(f"{_slices(inputs.slices_ready)} ready, behind {ahead} slices ready too.")
     elif inputs.slices_ready and (inputs.spent or inputs.unhealthy or inputs.workers_alive == 0):
         sentences.append(f"{_slices(inputs.slices_ready)} ready.")
     elif inputs.slices_ready:
@@ -277,7 +283,7 @@ def _running(job: Job, inputs: ExplainInputs, *, for_owner: bool) -> list[str]:
             f"{_slices(inputs.slices_resting)} put off for another {spoken(max(0, inputs.rest_ends_in_ms))}{_rest_cause(inputs)}."
         )
     for reason, count in inputs.waiting_reasons:
-        who = "1 item was tried and waits" if count == 1 else f"{count:,} items were tried and wait"
+        who = in_words(count, "item was tried and waits", "items were tried and wait")
         sentences.append(f"{who} to be tried again: {_put_off(reason)}.")
     # Without a worker nothing is served, so there is nothing to foresee.
     for forecast in inputs.forecasts if inputs.workers_alive else ():

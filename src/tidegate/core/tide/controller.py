@@ -20,6 +20,7 @@ from tidegate.core.tide.engine_room import EngineRoom
 from tidegate.core.tide.learner import SAFE_CALLS, Learner
 from tidegate.core.tide.signals import UNLIMITED_TOKENS, Decision, EngineSample, Signals
 from tidegate.core.tide.steps import StepCost
+from tidegate.core.wording import in_words
 
 
 class TidePolicy(msgspec.Struct, frozen=True):
@@ -191,7 +192,7 @@ class Tide:
         if self.policy.yields and self._sampled_at_ms is not None:
             # It showed metrics before, and what else runs may be users: send only a safe number.
             return Decision(min(calls, SAFE_CALLS), QUIET_TOKENS_MAX, 0, "unseen: what else runs there is unknown")
-        return Decision(calls, UNLIMITED_TOKENS, 0, f"learned: {calls} calls")
+        return Decision(calls, UNLIMITED_TOKENS, 0, f"learned: {in_words(calls, 'call')}")
 
 
 def _outside(sample: EngineSample) -> int | None:

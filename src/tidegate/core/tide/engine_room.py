@@ -26,7 +26,7 @@ class EngineRoom:
 
     @property
     def calls(self) -> int:
-        return max(1, int(self._calls))
+        return int(self._calls)
 
     def learn(self, sample: EngineSample, in_flight: int) -> None:
         """Take in one sample, seen while so many of our calls were in flight."""

@@ -6,7 +6,6 @@ Least squares with slow forgetting. The prior keeps it solvable and safe while l
 absurd measurements can do to it: no coefficient leaves a fixed range around what was expected. It knows no units.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 COEFFICIENT_RANGE = 20.0
@@ -36,7 +35,7 @@ class LineFit:
 
     def learn(self, inputs: Three, value: float) -> None:
         """Take in one measurement; one that is no number says nothing."""
-        if not all(math.isfinite(one) and 0.0 <= one < MEASURED_MAX for one in (*inputs, value)):
+        if not all(0.0 <= one < MEASURED_MAX for one in (*inputs, value)):
             return
         for at, one in enumerate(inputs):
             row = self._squares[at]

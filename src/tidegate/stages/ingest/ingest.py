@@ -30,6 +30,7 @@ from tidegate.core.nouns import IngestPlan, IngestSource, JobStart, LineError
 from tidegate.core.policies import Policies
 from tidegate.core.policy.policy_rules import names_allowed
 from tidegate.core.ports import Blobs, Entropy
+from tidegate.core.wording import in_words
 from tidegate.failpoints import hit
 from tidegate.stages.ingest.earlier_job import EarlierJobs, copy_file, earlier_gone, remove_earlier
 from tidegate.store.store import Store
@@ -319,7 +320,8 @@ def _gone(file_id: str) -> LineError:
 def _unreadable(crashes: int) -> LineError:
     return LineError(
         "ingest_failed",
-        f"Reading the input file ended abnormally {crashes} times in a row, so the batch was given up. Split the file into smaller "
+        f"Reading the input file ended abnormally {in_words(crashes, 'time')} in a row, so the batch was given up. "
+        "Split the file into smaller "
         "ones; if that does not help, tell the operator: the reason is in the worker's log.",
         "input_file_id",
     )

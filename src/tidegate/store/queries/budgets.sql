@@ -33,14 +33,14 @@ where w.state = 'alive' or exists (select 1 from slices s where s.worker_id = w.
 
 -- budgets_prune --
 -- A budget in which nothing counts any more is as good as none. A job's lifetime ends with its job.
-delete from budgets where id in (
-    select id from budgets
-    where used_at < now_ms() - :idle_ms
-        and (empty_at < now_ms() or (bound = 'job' and not exists (select 1 from jobs j where j.id = budgets.name)))
-    order by id
-    limit :count_max
-    /*! for update skip locked */
-);
+with picked as (
+    select b.id as picked_id from budgets b
+    where b.used_at < now_ms() - :idle_ms
+        and (b.empty_at < now_ms() or (b.bound = 'job' and not exists (select 1 from jobs j where j.id = b.name)))
+    order by b.id
+    limit :count_max /*! for update skip locked */
+)
+delete from budgets where id in (select picked_id from picked);
 
 -- slots_anchor --
 -- One row per name without a holder, which a transaction locks that shares its slots.
@@ -67,15 +67,15 @@ on conflict (name, worker_id) do update set held = excluded.held, wanted = exclu
 
 -- slots_prune --
 -- Rows of processes that are gone, and anchors that were not shared for long.
-delete from slots where (name, worker_id) in (
-    select s.name, s.worker_id from slots s
+with picked as (
+    select s.name as picked_name, s.worker_id as picked_worker from slots s
     where (s.worker_id <> '' and not exists (select 1 from workers w where w.id = s.worker_id and w.state = 'alive'))
         or (s.worker_id = '' and s.reported_at < now_ms() - :idle_ms
             and not exists (select 1 from slots other where other.name = s.name and other.worker_id <> ''))
     order by s.name, s.worker_id
-    limit :count_max
-    /*! for update of s skip locked */
-);
+    limit :count_max /*! for update of s skip locked */
+)
+delete from slots where (name, worker_id) in (select picked_name, picked_worker from picked);
 
 -- discovered_put --
 -- A side that was not reported this time keeps what was reported before.

@@ -18,6 +18,11 @@ select * from files where tenant_id = :tenant_id and id = :id and state = 'growi
 -- The engine's own look at a file, whatever its state.
 select * from files where id = :id;
 
+-- file_owner --
+-- What the tenant of a file is called, while its owner may see the file.
+select t.name from files f join tenants t on t.id = f.tenant_id
+where f.id = :id and f.state = 'ready' and (f.expires_at is null or f.expires_at > now_ms());
+
 -- file_cursor --
 -- Where a page begins; deleted files still mark a place.
 select created_at, id from files where tenant_id = :tenant_id and id = :id and state <> 'growing';

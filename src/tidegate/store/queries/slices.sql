@@ -6,6 +6,10 @@ insert into job_models (job_id, model, item_count, slice_count, work_units, shar
 values (:job_id, :model, :item_count, :slice_count, :work_units, :share_owner, :queue, :created_at, :expires_at, :due_at, :begin_by, :state,
     :rests_until, :priority);
 
+-- job_models_named --
+-- Lines that cannot be sent have no model.
+select model from job_models where job_id = :job_id and model <> '' order by model;
+
 -- job_models_rest --
 -- The job's own budgets are spent: no worker looks at it before this moment. A shorter rest never overwrites a longer one. Not for
 -- longer than a second when its key was changed a moment ago: the worker that asks for this may not know it.

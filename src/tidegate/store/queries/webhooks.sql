@@ -148,16 +148,17 @@ order by out_count, first_due_at
 limit :count_max;
 
 -- webhook_deliveries_lease --
--- The next deliveries of one tenant. A row that another transaction changes is left to the next pass, so a lease waits for nothing.
+-- The next deliveries of one tenant. A row that another transaction changes is left to the next pass, so a lease waits for nothing. They are
+-- picked apart: as a condition of the update, PostgreSQL may look for them again for each row, and take more than were asked for.
+with picked as (
+    select d.event_id as picked_event, d.endpoint_id as picked_endpoint from webhook_deliveries d
+    where d.state = 'pending' and d.tenant_id = :tenant_id and d.due_at <= now_ms()
+        and (d.worker_id is null or not exists (select 1 from workers a where a.id = d.worker_id and a.state = 'alive'))
+    order by d.due_at, d.event_id
+    limit :count_max /*! for update skip locked */
+)
 update webhook_deliveries set worker_id = :worker_id, lease_token = :token
-where (event_id, endpoint_id) in (
-        select d.event_id, d.endpoint_id from webhook_deliveries d
-        where d.state = 'pending' and d.tenant_id = :tenant_id and d.due_at <= now_ms()
-            and (d.worker_id is null or not exists (select 1 from workers a where a.id = d.worker_id and a.state = 'alive'))
-        order by d.due_at, d.event_id
-        limit :count_max
-        /*! for update skip locked */
-    )
+where (event_id, endpoint_id) in (select picked_event, picked_endpoint from picked)
     and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive')
 returning event_id;
 

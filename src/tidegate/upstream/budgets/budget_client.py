@@ -24,6 +24,7 @@ from tidegate.core.errors import LimitsUnavailable, Overspent, Refused, Withheld
 from tidegate.core.policy.policy_rules import DenialCode
 from tidegate.core.ports import Clock, Limits
 from tidegate.core.usage.prices import CostRange, units_text
+from tidegate.core.wording import in_words
 from tidegate.upstream.budgets.settlements import Settlements
 from tidegate.upstream.budgets.spent_budgets import SpentBudgets
 from tidegate.upstream.http.send_permit import SendPermit
@@ -144,7 +145,7 @@ class BudgetClient:
         elif tokens > terms.tokens_max:
             if is_bound:
                 raise Refused(
-                    f"this request may take {tokens} tokens, and its limits allow {terms.tokens_max} in one period: "
+                    f"this request may take {in_words(tokens, 'token')}, and its limits allow {terms.tokens_max} in one period: "
                     "lower its max_tokens or raise the limit",
                     status=400,
                     code=EXCEEDS_LIMIT,

@@ -11,7 +11,6 @@ import msgspec
 
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Call
-from tidegate.core.ports import Clock
 from tidegate.upstream.calls.feedback import Feedback
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.routing.deployment_state import DeploymentState
@@ -62,7 +61,6 @@ class Admissions:
         feedback: Feedback,
         tides: TideLoop,
         room: RoomSignal,
-        clock: Clock,
     ) -> None:
         self._routes = routes
         self._model_slots = slots
@@ -70,7 +68,6 @@ class Admissions:
         self._feedback = feedback
         self._tides = tides
         self._room = room
-        self._clock = clock
 
     def begin(
         self, route: NameRoute, state: DeploymentState, call: Call, traffic: Traffic | None, now_ms: float
@@ -79,8 +76,7 @@ class Admissions:
         is_probe = state.breaker.is_open
         if is_probe:
             state.breaker.begin_probe(now_ms)
-        is_retry = bool(call.attempt_count) and self._routes.is_retry(state, call, now_ms)
-        attempt = state.budget.count(now_ms, is_retry=is_retry)
+        attempt = state.budget.count(now_ms, is_retry=self._routes.is_retry(state, call, now_ms))
         # A resource may lead to another model by the time the call ends.
         model = route.model_of(call.model)
         admission = Admission(state, call, traffic, model, attempt, is_probe, call.begin_by_ms)

@@ -60,7 +60,7 @@ def choose(
             sticky.append(state)
         if best is None or state.load() < best.load():
             best = state
-    if sticky and len(sticky) > 1:
+    if sticky:
         return stick(sticky, call.prefix_group) or best
     if again is not None and best is None and spent is None and _is_full_elsewhere(view, route, call, tried, now_ms):
         return None

@@ -85,7 +85,7 @@ class Router:
         self._discovered = None if capacity.discovered is None else DiscoveredLimits(capacity.discovered, self._states)
         # The road of a call.
         feedback = Feedback(clock, entropy, view, self._routes, rests, self._backpressure)
-        admissions = Admissions(self._routes, self._model_slots, demand, feedback, self._tides, self._room, clock)
+        admissions = Admissions(self._routes, self._model_slots, demand, feedback, self._tides, self._room)
         notes = LimitNotes(self._budgets, estimator, clock, self._discovered, rests)
         exchange = Exchange(self._budgets, estimator, admissions, notes, clock, patience_ms)
         slot_queue = SlotQueue(view, demand, line, admissions, clock, transport.pool_timeout_s)

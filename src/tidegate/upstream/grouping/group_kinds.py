@@ -14,6 +14,7 @@ from tidegate.core.grouping.chat import ChatBatching, ChatPart, Singly
 from tidegate.core.grouping.embeddings import Part
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.retry import GiveUp
+from tidegate.core.wording import in_words
 from tidegate.upstream.routing.routes import NameRoute
 
 # One item's answer as a call of its own would have got it, or why it has none.
@@ -68,7 +69,7 @@ class EmbeddingGroups:
             return list(embeddings.split(body, [part for part in parts if isinstance(part, Part)]))
         except embeddings.CannotSplit as wrong:
             why = str(wrong)
-        raise BrokenAnswer(f"an answer for {len(parts)} requests cannot be taken apart: {why}")
+        raise BrokenAnswer(f"an answer for {in_words(len(parts), 'request')} cannot be taken apart: {why}")
 
 
 class ChatGroups:

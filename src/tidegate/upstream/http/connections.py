@@ -243,9 +243,11 @@ def make_room_for_connections(limits: HttpLimits) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
+        left = hard - OTHER_FILES_COUNT
+        lower = f", or set http.connections_max, http.kept_alive_max and worker.in_flight_max to at most {left}"
         raise SettingsError(
-            f"connections_max is {limits.connections_max}, which needs {needed} open files, but this process may open "
-            f"{hard}: raise the limit (ulimit -n {needed}, or LimitNOFILE={needed} in the service's unit) "
-            f"or set connections_max to {max(hard - OTHER_FILES_COUNT, 1)}"
+            f"http.connections_max is {limits.connections_max}, which needs {needed} open files, but this process may open "
+            f"{hard}: raise the limit (ulimit -n {needed}, or LimitNOFILE={needed} in the service's unit)"
+            f"{lower if left > 0 else ''}"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

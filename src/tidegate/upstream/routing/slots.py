@@ -170,7 +170,6 @@ class ModelSlots:
         self._lifted: list[Slots] = []
         # All that is out, also of models without a cap: they may get one while it is.
         self._out: dict[str, int] = {}
-        self.has_caps = self._all is not None
         self.allow(model_max)
 
     def allow(self, model_max: Mapping[str, int] | None) -> None:

@@ -23,6 +23,7 @@ from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.engine_metrics import SGLANG, VLLM, MetricNames, Reading, metric_names, read, sample
 from tidegate.core.tide.prefill import PrefillRate
 from tidegate.core.tide.signals import Decision, Ended, EngineSample, Kind, Signals
+from tidegate.core.wording import in_words
 from tidegate.upstream.http.transport import Client
 from tidegate.upstream.tide.peers import GATEWAY_MS, Peers, Users
 
@@ -289,7 +290,7 @@ class DeploymentTide:
         now_ms = self._clock.monotonic_ms()
         has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         workers = int(bool(self._flights) or bool(self._held))
-        why = f"{self.calls} calls ({self.decision.why})" if self._needs_engine else ""
+        why = f"{in_words(self.calls, 'call')} ({self.decision.why})" if self._needs_engine else ""
         if why and self.is_closed:
             why += f", and it has no room for more ({Reason.TIDE_CLOSED})"
         tide = self.calls if self._needs_engine else 0

@@ -132,7 +132,11 @@ class RoutingEditor:
         if not self._is_configured(DEPLOYMENT, name) and not any(
             (one.kind, one.name) == (DEPLOYMENT, name) for one in entries
         ):
-            raise ApiProblem(404, "entry_not_found", f"There is no deployment {name!r}.")
+            raise ApiProblem(
+                404,
+                "entry_not_found",
+                f"There is no deployment {name!r}: `tidegate deployments list` shows what there is.",
+            )
         entry = next((one for one in entries if (one.kind, one.name) == (DRAIN_STATE, name)), None)
         before = DrainState() if entry is None else drain_state(entry.document)
         after = msgspec.structs.replace(

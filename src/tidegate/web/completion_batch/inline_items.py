@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from tidegate.core.usage import estimate
+from tidegate.core.wording import in_words
 from tidegate.web.jobs.inline_list import InlineList, bad, invalid
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -113,7 +114,9 @@ class InlineItems:
     def _line(self, text: bytes) -> bytes:
         param = self._list.param
         if self.count >= self._count_max:
-            raise bad("items", f"`items` has more than {self._count_max:,} items: make several batches of them.")
+            raise bad(
+                "items", f"`items` has more than {in_words(self._count_max, 'item')}: make several batches of them."
+            )
         try:
             if not text.isascii():
                 # What is echoed later must be text.

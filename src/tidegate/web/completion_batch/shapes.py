@@ -10,6 +10,7 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Job, Usage
 from tidegate.core.problems import shown_id
 from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.core.wording import in_words
 
 PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = "PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED"
 NULL = Raw(b"null")
@@ -215,7 +216,7 @@ def error_message(job: Job) -> str | None:
 
 
 def _error_message(job: Job, status: str, failed: int, total: int) -> str | None:
-    return error_message(job) or (f"{failed} of {total} items failed." if status == FAILED else None)
+    return error_message(job) or (f"{failed} of {in_words(total, 'item')} failed." if status == FAILED else None)
 
 
 def completed(entity: ItemEntity, response: Raw, usage: Usage) -> ItemEntity:

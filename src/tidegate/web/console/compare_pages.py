@@ -78,7 +78,7 @@ def _row(
 ) -> tuple[str, str, str, str]:
     """Return a figure of both runs as text, and by how much the second differs."""
     first, second = (value(job) for job in jobs)
-    shown = ["runs" if one is None else words(one) for one in (first, second)]
+    shown = ["still running" if one is None else words(one) for one in (first, second)]
     change = ""
     # What a run that goes on has not done yet is no difference.
     if first is not None and second is not None and first != second and all(job.state in JOB_ENDED for job in jobs):

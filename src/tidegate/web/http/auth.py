@@ -107,9 +107,10 @@ class Authenticator:
         else:
             async with self._doubtful:
                 row, age_ms, matches = await self._look_up(public_id, given)
-        if row is None or not matches or row["revoked_at"] is not None or is_over(row, age_ms):
-            if row is None or row["revoked_at"] is not None or is_over(row, age_ms):
-                self._proven.pop(public_id, None)
+        if row is None or row["revoked_at"] is not None or is_over(row, age_ms):
+            self._proven.pop(public_id, None)
+            raise self._failed(client, public_id)
+        if not matches:
             raise self._failed(client, public_id)
         if not is_allowed(client, row["addresses"]):
             log.warning("key_address_refused", key=public_id, address=client)
@@ -166,7 +167,9 @@ class Authenticator:
             tenant_id = await self._store.tenant_by_name(name)
         if tenant_id is None:
             raise ApiProblem(
-                404, "tenant_not_found", "There is no tenant of this name. `tidegate keys list` shows them."
+                404,
+                "tenant_not_found",
+                f"There is no organization {name[:_TENANT_CHARS_MAX]!r}; `tidegate keys list` shows those that have keys.",
             )
         return Caller(tenant_id, scopes=OPERATOR_SCOPES)
 

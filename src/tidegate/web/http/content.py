@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Blobs
+from tidegate.core.wording import in_words
 from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
 from tidegate.web.http import problems, ranges
@@ -37,7 +38,9 @@ class FileContents:
         except ranges.Unsatisfiable:
             refusal = problems.answer(
                 ApiProblem(
-                    416, "range_not_satisfiable", f"There are {size_bytes:,} bytes; the range begins behind them."
+                    416,
+                    "range_not_satisfiable",
+                    f"It has {in_words(size_bytes, 'byte')}; the range begins behind them.",
                 )
             )
             refusal.headers.update({**headers, "Content-Range": f"bytes */{size_bytes}"})

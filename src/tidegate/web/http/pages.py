@@ -15,6 +15,7 @@ from starlette.routing import Route
 from tidegate.core.nouns import Job
 from tidegate.core.states import JobState
 from tidegate.core.usage.prices import units_text
+from tidegate.core.wording import in_words
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; "
@@ -98,7 +99,7 @@ def health_word(health: Any) -> str:
 
 
 _TEMPLATES.filters.update(number=number, rate=rate, moment=moment, duration=duration, tone=tone, money=units_text)
-_TEMPLATES.filters.update(health_tone=health_tone, health_word=health_word, json_text=json_text)
+_TEMPLATES.filters.update(in_words=in_words, health_tone=health_tone, health_word=health_word, json_text=json_text)
 
 
 def page(template: str, status: int = 200, **values: Any) -> Response:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tidegate.core.errors import ApiProblem
+from tidegate.core.wording import in_words
 from tidegate.upstream.http.wait_line import WaitLine
 
 # An upload waits so long for the end of another one.
@@ -72,7 +73,7 @@ class TenantSlots:
 
 
 def upload_slots(count_max: int) -> TenantSlots:
-    message = f"You have {count_max} uploads under way. Wait until one of them is done."
+    message = f"You have {in_words(count_max, 'upload')} under way. Wait until one of them is done."
     return TenantSlots(count_max, "too_many_uploads", message, 1, UPLOAD_WAIT_S)
 
 
@@ -82,10 +83,10 @@ def dry_run_slots() -> TenantSlots:
 
 
 def lookup_slots(count_max: int) -> TenantSlots:
-    message = f"You look up {count_max} requests of batches at this moment. Wait for one of them."
+    message = f"You look up {in_words(count_max, 'request')} of batches at this moment. Wait for one of them."
     return TenantSlots(count_max, "too_many_lookups", message, 1)
 
 
 def stream_slots(count_max: int) -> TenantSlots:
-    message = f"You have {count_max} event streams open here. Close one of them, or ask for the batch now and then."
+    message = f"You have {in_words(count_max, 'event stream')} open here. Close one of them, or ask for the batch now and then."
     return TenantSlots(count_max, "too_many_streams", message, 5)

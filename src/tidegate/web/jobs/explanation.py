@@ -18,6 +18,7 @@ from tidegate.core.schedule.explain import ExplainInputs, SpentBudget, Unhealthy
 from tidegate.core.schedule.outlooks import Outlook
 from tidegate.core.states import JOB_ENDED
 from tidegate.core.usage.prices import units_text
+from tidegate.core.wording import in_words
 from tidegate.settings import Settings, deployments, resources, schedule_policy, switched
 from tidegate.settings.added import added
 from tidegate.settings.tenants import Tenants
@@ -40,13 +41,15 @@ Bindings = dict[str, list[tuple[Budget, ...]]]
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why a batch runs or waits, in sentences. `waits_for` is the first reason why it stands still; null where none is known."""
+    """Why a batch runs or waits, in sentences. `waits_for` is the first reason why it stands still; null where none is known. `models` are
+    those that its lines ask for."""
 
     object: str
     batch_id: str
     status: str
     waits_for: str | None
     why: list[str]
+    models: list[str]
 
 
 class Explainer:
@@ -61,7 +64,8 @@ class Explainer:
         inputs = await self.inputs(job)
         sentences = explain(job, inputs, for_owner=for_owner)
         reason = waits_for(job, inputs, for_owner=for_owner)
-        return Explanation("batch.explanation", job.id, str(job.state), reason or None, sentences)
+        models = await self._store.models_of_job(job.id)
+        return Explanation("batch.explanation", job.id, str(job.state), reason or None, sentences, models)
 
     async def inputs(self, job: Job) -> ExplainInputs:
         """Return all that is known of why a job runs or waits."""
@@ -184,16 +188,12 @@ def _spent_budget(model: str, budget: Budget, grant: Grant, org: str) -> SpentBu
 
 def _figures(limit: Limit) -> str:
     sides = (
-        None if limit.requests is None else _counted(limit.requests, "request"),
-        None if limit.tokens is None else _counted(limit.tokens, "token"),
+        None if limit.requests is None else in_words(limit.requests, "request"),
+        None if limit.tokens is None else in_words(limit.tokens, "token"),
         None if limit.nano is None else f"{units_text(limit.nano)} of cost",
     )
     period = "in all" if limit.period == "lifetime" else f"a {limit.period}"
     return f"{' and '.join(side for side in sides if side)} {period}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def unhealthy_models(

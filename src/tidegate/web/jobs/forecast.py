@@ -17,6 +17,7 @@ from tidegate.core.schedule.outlooks import ModelOutlook, Outlook
 from tidegate.core.states import JobState
 from tidegate.core.usage import estimate
 from tidegate.core.window import spoken
+from tidegate.core.wording import in_words
 from tidegate.store.file_bytes import file_bytes
 from tidegate.store.rows import limits_from
 from tidegate.web.context import WebContext
@@ -125,19 +126,20 @@ class Forecaster:
             if chance is eta.JobOutlook.IMPOSSIBLE and is_too_many:
                 return (
                     f"Measured by what {model} served lately, this batch cannot be done within {spoken(wanted.window_ms)}: "
-                    f"it has about {outlook.total_units:,} tokens of work. Give it a longer completion_window, or split it."
+                    f"it has about {in_words(outlook.total_units, 'token')} of work. Give it a longer completion_window, or split it."
                 )
         least_ms = await self.least_ms(caller, calls, list(units_by_model), "new", wanted.limits)
         if least_ms is None:
             return (
-                f"Under the limits that bind it, this batch can never be done: they leave fewer than its about {calls:,} requests. "
-                "Split it, or raise the limits."
+                "Under the limits that bind it, this batch can never be done: they leave fewer than its about "
+                f"{in_words(calls, 'request')}. Split it, or raise the limits."
             )
         if least_ms <= wanted.window_ms:
             return None
         return (
-            f"Under the limits that bind it, this batch cannot be done within {spoken(wanted.window_ms)}: about {calls:,} requests take "
-            f"{spoken(least_ms)} at the least. Give it a longer completion_window, split it, or raise the limits."
+            f"Under the limits that bind it, this batch cannot be done within {spoken(wanted.window_ms)}: about "
+            f"{in_words(calls, 'request takes', 'requests take')} {spoken(least_ms)} at the least. "
+            "Give it a longer completion_window, split it, or raise the limits."
         )
 
     async def _sampled(self, file: File) -> list[bytes]:

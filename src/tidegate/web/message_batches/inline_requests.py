@@ -10,6 +10,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from tidegate.core.wording import in_words
 from tidegate.web.jobs.inline_list import InlineList, bad, invalid
 
 CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
@@ -51,7 +52,8 @@ class InlineRequests:
         """The input line of one request; its parameters are the caller's own bytes, on one line."""
         if self.count >= self._count_max:
             raise bad(
-                "requests", f"`requests` has more than {self._count_max:,} requests: make several batches of them."
+                "requests",
+                f"`requests` has more than {in_words(self._count_max, 'request')}: make several batches of them.",
             )
         param = self._list.param
         try:
