@@ -12,7 +12,7 @@ from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World, plan_
 from tests.support.store_verbs import any_file, slice_counts, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
-from tidegate.core.job_lists import JobFilter, JobSort
+from tidegate.core.job_lists import JobFilter
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobRequest, JobStart, LineError, PublishTurns, Quotas
 from tidegate.core.schedule.snapshot import ModelRoom
@@ -121,7 +121,6 @@ async def test_a_deleted_job_still_marks_a_place_in_a_list(world: World) -> None
     assert await world.store.list_jobs(ours, after=gone.id, count_max=10) == page[2:]
     assert await world.store.list_jobs(ours, before=gone.id, count_max=10) == page[:1]
     assert await world.store.search_jobs(ours, waiting, after=gone.id, count_max=10) == page[2:]
-    assert await world.store.search_jobs(ours, waiting, after=gone.id, count_max=10, sort=JobSort.SIZE) is None
     every = await world.store.search_every_job(None, waiting, after=gone.id, count_max=10)
     assert every is not None
     assert [job for job, _ in every] == page[2:]

@@ -88,6 +88,30 @@ async def test_jobs_are_sorted_page_by_page(world: World) -> None:
     assert await store.search_every_job(None, old, after=None, count_max=9, sort=JobSort.COST) == []
 
 
+@pytest.mark.parametrize("sort", list(JobSort))
+async def test_pages_of_a_list_go_on_while_its_jobs_are_deleted(world: World, sort: JobSort) -> None:
+    store, caller, stranger = world.store, await world.caller(), await world.caller("stranger")
+    ours, wanted = caller.tenant_id, JobFilter()
+    for count, nano in ((3, 20), (2, 10), (2, 10), (4, 30)):
+        job = await world.running(caller, *([1] * count), window_ms=DAY_MS - nano)
+        await paid(world, job, (0,), tuple(range(1, count)), nano)
+    listed = await store.search_jobs(ours, wanted, count_max=10, sort=sort)
+    assert listed is not None
+    seen: list[str] = []
+    while page := await store.search_jobs(ours, wanted, after=seen[-1] if seen else None, count_max=1, sort=sort):
+        [gone] = page
+        seen.append(gone.id)
+        token = world.token()
+        assert await store.take_step(gone.id, JobState.FINALIZING, await world.worker(), token)
+        await store.publish_job(gone, token, added=(None, None), rewrites=(None, None), keep_ms=None)
+        await store.forget_job(gone.id)
+        every = await store.search_every_job(None, wanted, after=gone.id, count_max=10, sort=sort)
+        assert [job.id for job, _ in every or []] == [job.id for job in listed[len(seen) :]]
+        assert await store.search_jobs(stranger.tenant_id, wanted, after=gone.id, count_max=1, sort=sort) is None
+    assert seen == [job.id for job in listed]
+    assert len(seen) == 4
+
+
 async def test_an_operator_ends_a_job_that_waits(world: World) -> None:
     job = await world.job(await world.caller("one"))
     store = world.store

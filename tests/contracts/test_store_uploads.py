@@ -8,13 +8,24 @@ import pytest
 
 from tests.contracts.store_world import World
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Caller, Idempotency, NewFile, PartedUpload, Quotas, Stamp, UploadPart, UploadRequest
+from tidegate.core.nouns import (
+    Caller,
+    Idempotency,
+    JoinedParts,
+    NewFile,
+    PartedUpload,
+    Quotas,
+    Stamp,
+    UploadPart,
+    UploadRequest,
+)
 from tidegate.core.states import UploadState
 from tidegate.store import uploads
 
 pytestmark = pytest.mark.anyio
 
 HOUR_MS = 3_600_000
+JOINED = JoinedParts("hash", "ab" * 16)
 
 
 async def begun(
@@ -44,14 +55,16 @@ async def test_parts_become_a_file_in_one_step(world: World) -> None:
         assert (kept.id, kept.stamp) == (part.id, part.stamp)
     assert set(await world.store.upload_parts(caller.tenant_id, upload.id)) == {part.id for part in parts}
     file = await joined(world)
-    completed, unused = await world.store.complete_upload(caller.tenant_id, upload.id, file, "hash")
-    assert (completed.state, completed.file_id, completed.parts_hash) == (UploadState.COMPLETED, file.id, "hash")
+    completed, unused = await world.store.complete_upload(caller.tenant_id, upload.id, file, JOINED)
+    assert (completed.state, completed.file_id, completed.joined) == (UploadState.COMPLETED, file.id, JOINED)
     assert unused == sorted(part.blob_id for part in parts)
     shown = await world.store.get_file(caller.tenant_id, file.id)
     assert shown is not None
     assert (shown.size_bytes, shown.line_count, shown.expires_at) == (30, 3, shown.created_at + 5_000)
     # Asked again, also with another file, it is what it was.
-    again, none = await world.store.complete_upload(caller.tenant_id, upload.id, await joined(world), "other")
+    again, none = await world.store.complete_upload(
+        caller.tenant_id, upload.id, await joined(world), JoinedParts("other", None)
+    )
     assert (again, none) == (completed, [])
     assert sorted(await world.store.condemn_uploads(unused)) == unused
 
@@ -64,7 +77,7 @@ async def test_only_a_pending_upload_changes(world: World) -> None:
         with pytest.raises(ApiProblem, match="No such Upload"):
             await world.store.cancel_upload(tenant_id, upload.id)
         with pytest.raises(ApiProblem, match="No such Upload"):
-            await world.store.complete_upload(tenant_id, upload.id, await joined(world), "hash")
+            await world.store.complete_upload(tenant_id, upload.id, await joined(world), JOINED)
         with pytest.raises(ApiProblem, match="No such Upload"):
             await world.store.upload_parts(tenant_id, upload.id)
     with pytest.raises(ApiProblem, match="No such Upload"):
@@ -76,7 +89,7 @@ async def test_only_a_pending_upload_changes(world: World) -> None:
         await world.store.add_upload_part(caller, await part_of(world, upload))
     file = await joined(world)
     with pytest.raises(ApiProblem, match="'cancelled'"):
-        await world.store.complete_upload(caller.tenant_id, upload.id, file, "hash")
+        await world.store.complete_upload(caller.tenant_id, upload.id, file, JOINED)
     assert await world.store.get_file(caller.tenant_id, file.id) is None
 
 
@@ -89,7 +102,7 @@ async def test_an_upload_that_is_over_time_lets_go_of_its_parts(world: World) ->
     with pytest.raises(ApiProblem, match="'expired'"):
         await world.store.add_upload_part(caller, await part_of(world, upload))
     with pytest.raises(ApiProblem, match="'expired'"):
-        await world.store.complete_upload(caller.tenant_id, upload.id, await joined(world), "hash")
+        await world.store.complete_upload(caller.tenant_id, upload.id, await joined(world), JOINED)
     assert await world.store.overdue_uploads(10) == [(caller.tenant_id, upload.id)]
     assert await world.store.expire_upload(caller.tenant_id, upload.id)
     assert not await world.store.expire_upload(caller.tenant_id, upload.id)
@@ -119,7 +132,7 @@ async def test_a_quota_counts_parts(world: World) -> None:
         with pytest.raises(ApiProblem) as refused:
             await refused_one
         assert refused.value.code == "storage_quota_exceeded"
-    await world.store.complete_upload(caller.tenant_id, upload.id, await joined(world), "hash")
+    await world.store.complete_upload(caller.tenant_id, upload.id, await joined(world), JOINED)
     with pytest.raises(ApiProblem):
         await world.file(caller, size_bytes=1, quotas=quotas)
 
@@ -166,7 +179,7 @@ async def test_of_a_completion_and_a_cancel_at_once_one_wins(world: World) -> No
         part = await world.store.add_upload_part(caller, await part_of(world, upload))
         file = await joined(world)
         ends = await asyncio.gather(
-            world.store.complete_upload(caller.tenant_id, upload.id, file, "hash"),
+            world.store.complete_upload(caller.tenant_id, upload.id, file, JOINED),
             world.store.cancel_upload(caller.tenant_id, upload.id),
             return_exceptions=True,
         )

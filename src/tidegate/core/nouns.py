@@ -79,8 +79,17 @@ class UploadRequest(msgspec.Struct, frozen=True):
     expires_after_ms: int
 
 
+class JoinedParts(msgspec.Struct, frozen=True):
+    """What an upload was completed with: which parts in which order, and the MD5 of their bytes.
+
+    The MD5 is None where an older program joined them."""
+
+    parts_hash: str
+    md5: str | None
+
+
 class PartedUpload(msgspec.Struct, frozen=True):
-    """A file that a caller sends in parts. `parts_hash` says which parts it was completed with."""
+    """A file that a caller sends in parts. `joined` says what it was completed with."""
 
     id: str
     tenant_id: str
@@ -89,7 +98,7 @@ class PartedUpload(msgspec.Struct, frozen=True):
     created_at: int
     expires_at: int
     file_id: str | None
-    parts_hash: str | None
+    joined: JoinedParts | None
 
 
 class UploadPart(msgspec.Struct, frozen=True):

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.core.errors import ApiProblem, BlobMissing, BlobUnavailable
-from tidegate.core.nouns import Caller, File, Idempotency, NewFile, PartedUpload, Quotas, UploadPart, UploadRequest
+from tidegate.core.nouns import (
+    Caller,
+    File,
+    Idempotency,
+    JoinedParts,
+    NewFile,
+    PartedUpload,
+    Quotas,
+    UploadPart,
+    UploadRequest,
+)
 from tidegate.core.ports import Blobs
 from tidegate.core.problems import no_such_upload, shown_id, upload_not_pending
 from tidegate.core.states import UploadState
@@ -66,7 +76,9 @@ class PartedUploads:
     async def complete(
         self, caller: Caller, upload: PartedUpload, part_ids: Sequence[str], md5: str | None
     ) -> tuple[PartedUpload, File | None]:
-        """Make the parts, in this order, one file. Asked again with the same parts, return what they became."""
+        """Make the parts, in this order, one file. Asked again with the same parts, return what they became.
+
+        An `md5` that the file does not have is refused either way."""
         parts_hash = _hash(list(part_ids))
         try:
             if upload.state is UploadState.PENDING:
@@ -77,8 +89,9 @@ class PartedUploads:
             is_other = isinstance(problem, ApiProblem) and problem.code != "upload_not_pending"
             if upload.state is UploadState.PENDING or is_other:
                 raise
-        if upload.parts_hash != parts_hash:
+        if upload.joined is None or upload.joined.parts_hash != parts_hash:
             raise upload_not_pending(upload.state)
+        _check_md5(md5, upload.joined.md5)
         assert upload.file_id is not None
         return upload, await self._store.get_file(caller.tenant_id, upload.file_id)
 
@@ -95,7 +108,8 @@ class PartedUploads:
         parts = _chosen(await self._store.upload_parts(caller.tenant_id, upload.id), part_ids, wanted.size_bytes)
         incoming = await self._reception.begin_upload(wanted.size_bytes)
         try:
-            await self._copy(parts, incoming, md5)
+            joined = JoinedParts(parts_hash, await self._copy(parts, incoming))
+            _check_md5(md5, joined.md5)
             stamp = await incoming.finish()
             file = NewFile(
                 incoming.file_id,
@@ -107,7 +121,7 @@ class PartedUploads:
                 wanted.expires_after_ms,
             )
             completed, unused = await self._reception.replayed(
-                lambda: self._store.complete_upload(caller.tenant_id, upload.id, file, parts_hash)
+                lambda: self._store.complete_upload(caller.tenant_id, upload.id, file, joined)
             )
         except BaseException:
             await incoming.abandon()
@@ -118,21 +132,24 @@ class PartedUploads:
         await self._reception.remove_unused(unused)
         return completed
 
-    async def _copy(self, parts: Sequence[UploadPart], incoming: Upload, md5: str | None) -> None:
-        """Copy the parts one behind the other, and see that each still is what was sent."""
+    async def _copy(self, parts: Sequence[UploadPart], incoming: Upload) -> str:
+        """Copy the parts one behind the other, and see that each still is what was sent. Return the MD5 of all."""
         whole = hashlib.md5(usedforsecurity=False)
         for part in parts:
             digest = hashlib.sha256()
             async for chunk in self._blobs.stream(part.blob_id, 0, part.stamp.size_bytes):
                 digest.update(chunk)
-                if md5 is not None:
-                    whole.update(chunk)
+                whole.update(chunk)
                 await incoming.write(chunk)
             if digest.hexdigest() != part.stamp.sha256:
                 raise BlobUnavailable(f"the bytes of {part.id} are not those that were sent: send this part again")
-        if md5 is not None and whole.hexdigest() != md5:
-            message = f"The parts have the MD5 {whole.hexdigest()}, not {md5}. Check their order, or send them again."
-            raise ApiProblem(400, "md5_mismatch", message, param="md5")
+        return whole.hexdigest()
+
+
+def _check_md5(claimed: str | None, actual: str | None) -> None:
+    if claimed is not None and actual not in (None, claimed):
+        message = f"The parts have the MD5 {actual}, not {claimed}. Check their order, or send them again."
+        raise ApiProblem(400, "md5_mismatch", message, param="md5")
 
 
 def _chosen(parts: dict[str, UploadPart], part_ids: Sequence[str], size_bytes: int) -> list[UploadPart]:

@@ -149,7 +149,8 @@ create table extents (
     primary key (file_id, at)
 ) /*sqlite: without rowid */;
 
--- Files on their way in parts. A pending one lives until `expires_at`; `file_id` is what it became, of the parts that `parts_hash` stands for.
+-- Files on their way in parts. A pending one lives until `expires_at`; `file_id` is what it became, of the parts that `parts_hash` stands for,
+-- and `md5` the MD5 of its bytes.
 create table uploads (
     id text primary key,
     tenant_id text not null,
@@ -162,7 +163,8 @@ create table uploads (
     created_at bigint not null,
     expires_at bigint not null,
     file_id text,
-    parts_hash text
+    parts_hash text,
+    md5 text
 );
 create index uploads_by_tenant on uploads (tenant_id) where state = 'pending';
 create index uploads_by_end on uploads (expires_at);
@@ -319,12 +321,17 @@ create table job_inputs (
 );
 create index job_inputs_by_file on job_inputs (file_id);
 
--- Where batches and webhook endpoints that are gone stood in lists: a page behind one of them begins there for a while.
+-- Where batches and webhook endpoints that are gone stood in lists: a page behind one of them begins there for a while. Lists of batches are
+-- also sorted by the last four columns.
 create table list_places (
     id text primary key,
     tenant_id text not null,
     created_at bigint not null,
-    deleted_at bigint not null
+    deleted_at bigint not null,
+    deadline_at bigint not null default 0,
+    item_count bigint not null default 0,
+    failed_ppm bigint not null default 0,
+    cost_nano bigint not null default 0
 );
 create index list_places_by_age on list_places (deleted_at);
 

@@ -20,14 +20,15 @@ _SORTED_APART = (JobSort.FAILED, JobSort.COST)
 
 
 async def sorted_page(tx: Tx, sort: JobSort, page: dict[str, Any], after: str | None) -> list[tuple[Job, str]] | None:
-    """Return a page of a sorted list. It goes on behind where the job `after` stands now; None when it is gone."""
+    """Return a page of a sorted list. It goes on behind where the job `after` stands now, or stood when it was deleted; None when there was
+    none."""
     is_rising, key = sort is JobSort.DEADLINE, _SORT_KEYS[sort]
     start = (-1, "") if is_rising else _LIST_START
     if after is not None:
-        known = await tx.dicts("job_any", id=after)
+        known = await tx.dicts("job_place", id=after)
         if not known:
             return None
-        start = (key(job_from(known[0])), after)
+        start = (known[0][sort], after)
     place = {"sort_key": start[0], "sort_id": start[1]}
     parts = ("_open", "_ended") if sort in _SORTED_APART else ("",)
     rows = [row for part in parts for row in await tx.dicts(f"jobs_by_{sort}{part}", **page, **place)]

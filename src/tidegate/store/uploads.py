@@ -9,6 +9,7 @@ from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import (
     Caller,
     Idempotency,
+    JoinedParts,
     NewFile,
     PartedUpload,
     Quotas,
@@ -114,7 +115,7 @@ class StoredUploads(Table):
 
     @writes
     async def complete_upload(
-        self, tx: Tx, tenant_id: str, upload_id: str, file: NewFile, parts_hash: str
+        self, tx: Tx, tenant_id: str, upload_id: str, file: NewFile, joined: JoinedParts
     ) -> tuple[PartedUpload, list[str]]:
         """Show the parts, joined to one durable blob, as a file; return the blobs that are needed no more.
 
@@ -126,7 +127,12 @@ class StoredUploads(Table):
         if upload.state is UploadState.COMPLETED:
             return upload, []
         moved = await tx.one(
-            "upload_complete", tenant_id=tenant_id, id=upload_id, file_id=file.id, parts_hash=parts_hash
+            "upload_complete",
+            tenant_id=tenant_id,
+            id=upload_id,
+            file_id=file.id,
+            parts_hash=joined.parts_hash,
+            md5=joined.md5,
         )
         if moved is None:
             raise upload_not_pending(upload.state)
@@ -213,7 +219,7 @@ def _upload_from(row: dict[str, Any]) -> PartedUpload:
         created_at=row["created_at"],
         expires_at=row["expires_at"],
         file_id=row["file_id"],
-        parts_hash=row["parts_hash"],
+        joined=JoinedParts(row["parts_hash"], row["md5"]) if row["parts_hash"] else None,
     )
 
 

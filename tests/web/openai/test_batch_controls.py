@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import httpx2
 import pytest
@@ -136,6 +137,29 @@ def test_lists_are_sorted_by_the_query_and_hold_no_strangers(start_web: object) 
     assert ids(sort="deadline", q=waiting) == [waiting]
     is_error(client.get("/v1/batches", params={"sort": "mood"}), {"status": 400, "param": "sort"})
     is_error(client.get("/v1/batches", params={"sort": "size", "after": theirs}), {"status": 400, "param": "after"})
+
+
+@pytest.mark.parametrize(
+    "query", [{}, {"sort": "size"}, {"sort": "failed"}, {"status": "completed"}, {"q": "in.jsonl"}]
+)
+def test_a_client_that_deletes_what_it_lists_meets_every_batch(start_web: Any, query: dict[str, str]) -> None:
+    web: WebServer = start_web()
+    client, made = web.client(web.make_key("ours")), set()
+    for count in (3, 2, 2):
+        made.add(batch_id := create(client, upload(client))["id"])
+        stages.start(web, batch_id, count)
+        stages.finish(web, batch_id, {0: b"{0}\n"}, dict.fromkeys(range(1, count), b"{bad}\n"))
+        stages.publish(web, batch_id)
+    met: list[str] = []
+    while True:
+        after = {"after": met[-1]} if met else {}
+        page = client.get("/v1/batches", params={**query, **after, "limit": "1"})
+        assert page.status_code == 200, page.text
+        met += [one["id"] for one in page.json()["data"]]
+        if not page.json()["has_more"]:
+            break
+        assert client.delete(f"/v1/batches/{met[-1]}").status_code == 200
+    assert (len(met), set(met)) == (3, made)
 
 
 def test_a_batch_can_be_deleted_once_it_has_ended(web: WebServer, client: httpx2.Client) -> None:

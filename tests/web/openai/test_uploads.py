@@ -58,12 +58,17 @@ def test_parts_sent_at_once_become_one_file_in_the_order_that_is_named(web: WebS
     # Seven parts became one blob.
     assert kept(web)[2] == on_disk - 6
     # A client that missed the answer asks again.
-    assert complete(client, upload["id"], ordered).json() == done
+    for again in ({}, {"md5": md5}, {"md5": md5.upper()}):
+        assert complete(client, upload["id"], ordered, **again).json() == done
+    # The file is not what this client means: it must not take it for its own.
+    is_error(complete(client, upload["id"], ordered, md5="0" * 32), {"status": 400, "code": "md5_mismatch"})
+    is_error(complete(client, upload["id"], ordered, md5="x"), {"status": 400, "code": "invalid_parameter"})
     is_error(complete(client, upload["id"], ordered[:1]), {"status": 400, "code": "upload_not_pending"})
     is_error(send(client, upload["id"], b"late"), {"status": 400, "code": "upload_not_pending"})
     is_error(client.post(f"/v1/uploads/{upload['id']}/cancel"), {"status": 400, "code": "upload_not_pending"})
     client.delete(f"/v1/files/{file['id']}")
-    assert complete(client, upload["id"], ordered).json()["file"] is None
+    assert complete(client, upload["id"], ordered, md5=md5).json()["file"] is None
+    is_error(complete(client, upload["id"], ordered, md5="0" * 32), {"status": 400, "code": "md5_mismatch"})
 
 
 def test_a_cancelled_upload_leaves_nothing(web: WebServer, client: httpx2.Client) -> None:
@@ -87,6 +92,18 @@ def test_two_completions_at_once_make_one_file(web: WebServer, client: httpx2.Cl
     assert {answer.status_code for answer in answers} == {200}, [answer.text for answer in answers]
     assert len({answer.json()["file"]["id"] for answer in answers}) == 1
     wait_until(lambda: kept(web) == (files + 1, unfinished, on_disk + 1), timeout_s=5, what="the rest to go")
+
+
+def test_of_completions_at_once_only_those_with_the_right_md5_get_the_file(client: httpx2.Client) -> None:
+    data = b"x" * 3_000_000
+    upload = begin(client, len(data))
+    part = send(client, upload["id"], data).json()["id"]
+    right, wrong = hashlib.md5(data).hexdigest(), "0" * 32
+    with ThreadPoolExecutor(12) as threads:
+        asked = [right, wrong] * 6
+        answers = list(threads.map(lambda md5: complete(client, upload["id"], [part], md5=md5), asked))
+    assert [answer.status_code for answer in answers] == [200, 400] * 6, [answer.text for answer in answers]
+    assert {answer.json()["error"]["code"] for answer in answers[1::2]} == {"md5_mismatch"}
 
 
 CREATES: list[tuple[dict[str, Any], dict[str, Any]]] = [

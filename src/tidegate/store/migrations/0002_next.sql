@@ -23,7 +23,11 @@ create table list_places (
     id text primary key,
     tenant_id text not null,
     created_at bigint not null,
-    deleted_at bigint not null
+    deleted_at bigint not null,
+    deadline_at bigint not null default 0,
+    item_count bigint not null default 0,
+    failed_ppm bigint not null default 0,
+    cost_nano bigint not null default 0
 );
 create index list_places_by_age on list_places (deleted_at);
 alter table audit add column address text;
@@ -43,3 +47,4 @@ create table ended_sessions (
     nonce text primary key,
     ends_at bigint not null
 );
+alter table uploads add column md5 text;

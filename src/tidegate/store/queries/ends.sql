@@ -100,8 +100,10 @@ limit :count_max;
 delete from job_models where job_id = :job_id;
 
 -- job_place_put --
-insert into list_places (id, tenant_id, created_at, deleted_at)
-select id, tenant_id, created_at, now_ms() from jobs where id = :job_id and kind = 'batch'
+insert into list_places (id, tenant_id, created_at, deleted_at, deadline_at, item_count, failed_ppm, cost_nano)
+select id, tenant_id, created_at, now_ms(), expires_at, item_count,
+    case when item_count > 0 then 1000000 * failed_count / item_count else 0 end, cost_nano
+from jobs where id = :job_id and kind = 'batch'
 on conflict (id) do nothing;
 
 -- list_places_prune --

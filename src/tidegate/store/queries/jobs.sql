@@ -52,6 +52,14 @@ select created_at, id from jobs where tenant_id = :tenant_id and id = :id
 union all
 select created_at, id from list_places where tenant_id = :tenant_id and id = :id;
 
+-- job_place --
+-- Where a batch stands in sorted lists, and where one stood that was deleted.
+select expires_at as deadline, item_count as size,
+    case when item_count > 0 then 1000000 * failed_count / item_count else 0 end as failed, cost_nano as cost
+from jobs where id = :id
+union all
+select deadline_at, item_count, failed_ppm, cost_nano from list_places where id = :id;
+
 -- job_list --
 -- A page of batches: responses are in no list.
 select * from jobs

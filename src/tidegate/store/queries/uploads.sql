@@ -16,7 +16,7 @@ select count(*) from uploads where tenant_id = :tenant_id and state = 'pending';
 
 -- upload_complete --
 -- moves: uploads: pending -> completed
-update uploads set state = 'completed', file_id = :file_id, parts_hash = :parts_hash
+update uploads set state = 'completed', file_id = :file_id, parts_hash = :parts_hash, md5 = :md5
 where tenant_id = :tenant_id and id = :id and state = 'pending' and expires_at > now_ms()
 returning id;
 
