@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import AsyncIterator, Sequence
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from tests.cli.conftest import Desk, behaving, chat
-from tests.support.processes import wait_until
+from tests.cli.conftest import QUICK, Desk, behaving, chat
+from tests.support.processes import Proc, wait_until
 from tests.support.s3 import S3Server
 from tests.support.shims import Shims, preload_env
 from tidegate.cli import places, run_table, tables, template
 from tidegate.cli.answer_columns import AnswerColumns
-from tidegate.cli.input_places import InputPlaces
 from tidegate.cli.tables import RowTable, open_writer
-from tidegate.core.answers import results
-from tidegate.core.answers.failed_place import split_place, with_place
+from tidegate.core.answers.failed_place import split_place
 from tidegate.core.errors import SettingsError
-from tidegate.core.nouns import LineError
+from tidegate.core.job_controls import JobControls, MaxErrors
+from tidegate.core.job_shape import InputPlaces
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "{{ text }}"}], "max_tokens": 8}
 RESULTS = ["answer", "error", "finish_reason", "input_tokens", "output_tokens"]
@@ -247,33 +248,104 @@ def test_lines_of_several_files_are_told_as_their_author_finds_them(desk: Desk) 
     assert told == ["line 2 of a2.jsonl", "line 3 of a2.jsonl"]
 
 
-async def test_only_our_own_words_about_a_line_are_told_anew() -> None:
-    """A template of a model server has lines of its own."""
-    places = InputPlaces(("a(1).jsonl", "b.jsonl"), (0, 5))
-    theirs = results.response_line(
-        "batch_req_1", b'"x"', 400, results.http_error_body(400, b"", "broken (line 7)", "bad")
+def test_a_store_names_lines_of_several_files_and_rows_as_their_author_finds_them(desk: Desk) -> None:
+    """What other commands show of a batch has no numbers of a file that only the run saw."""
+    desk.write([chat(f"a{number}", "say it") for number in range(5)], "a(1).jsonl")
+    unbounded = json.dumps({**json.loads(chat("b2", "say it")), "body": {**CHAT, "max_tokens": "x"}})
+    desk.write([chat("b0", behaving("400")), chat("a3", "say it"), unbounded, "{"], "b.jsonl")
+    asked = ("run", "*.jsonl", "--upstream", desk.engine.url, "-o", "out/results.jsonl", "--model", "m", "--json")
+    (desk.here / "out").mkdir()
+    batch = json.loads(desk.done(*asked, "--invalid-lines", "error_file", code=1).stdout())["batch"]
+    shown = desk.done("batches", "output", batch, "--errors").stdout()
+    messages = {line["custom_id"]: failure_of(line) for line in map(json.loads, shown.splitlines())}
+    assert split_place(messages["a3"]) == (
+        "Line 4 of a(1).jsonl has this custom_id already: give every line one of its own.",
+        "line 2 of b.jsonl",
     )
-    refused = with_place("Line 2 is like it", "line 7")
-    ours = [
-        results.response_line("batch_req_1", b'"x"', 400, results.refused_body(refused, "invalid_request", "model")),
-        results.error_line("batch_1", 1, b'"x (line 7)"', "invalid", refused),
+    assert split_place(messages["b2"])[1] == "line 3 of b.jsonl"
+    assert split_place(messages[None])[1] == "line 4 of b.jsonl"
+    assert sorted(shown.splitlines()) == sorted((desk.here / "out/results.errors.jsonl").read_text().splitlines())
+    write_template(desk, {**CHAT, "max_tokens": "{{n}}"})
+    desk.write([json.dumps({"text": "say it", "n": "x" if number == 2 else 8}) for number in range(5)], "in.jsonl")
+    table = json.loads(begin_and_wait(desk, "in.jsonl", "out.csv", "--json", code=1).stdout())
+    (line,) = desk.done("batches", "output", table["batches"][0], "--errors").stdout().splitlines()
+    assert split_place(failure_of(json.loads(line)))[1] == "row 3"
+
+
+def failure_of(line: dict[str, Any]) -> str:
+    """The message of a failed line."""
+    error = line["error"] or line["response"]["body"]["error"]
+    return str(error["message"])
+
+
+def in_parts(desk: Desk, source: str, *more: str, **variables: str) -> Proc:
+    """`tidegate run` over a table whose parts have ten rows."""
+    code = "import sys; from tidegate.cli import main, run_table; run_table.PART_ROWS_MAX = 10; sys.exit(main())"
+    asked = ["run", source, "--template", "t.json", "--upstream", desk.engine.url, "-o", "out.csv", *more]
+    env = {"PATH": os.environ["PATH"], "HOME": str(desk.here), **QUICK, **variables}
+    return desk.processes.start([sys.executable, "-c", code, *asked], name="run", env=env, cwd=desk.here)
+
+
+def test_a_dry_run_of_a_killed_table_of_several_parts_sums_up_what_is_left(desk: Desk) -> None:
+    write_template(desk)
+    texts = [behaving(f"latency={20 if number < 15 else 60_000}") + f" {number}" for number in range(35)]
+    write_csv(desk.here / "in.csv", [["text"], *([text] for text in texts)])
+    first = in_parts(desk, "in.csv", "--concurrency", "64")
+    wait_until(lambda: "Rows 11 to 20:" in first.stderr() and "5/10" in first.stderr(), what="a part and a half")
+    first.kill()
+    sent = len(desk.called())
+    dry = in_parts(desk, "in.csv", "--dry-run")
+    assert dry.wait() == 0, dry.logs()
+    inputs = [text for text in dry.stderr().splitlines() if text.startswith(("input ", "requests ", "all "))]
+    assert inputs == [
+        "input    rows 1 to 10",
+        "requests 0: nothing would be sent",
+        "input    rows 11 to 20",
+        "requests 5",
+        "input    rows 21 to 30",
+        "requests 10",
+        "input    rows 31 to 35",
+        "requests 5",
+        "all      4 parts of in.csv",
+        "requests 20",
     ]
+    assert "before   15 of 35 requests have an answer; this is about what would still run\n" in dry.stderr()
+    assert dry.stderr().count("Nothing was sent") == 1
+    scripted = in_parts(desk, "in.csv", "--dry-run", "--json")
+    assert scripted.wait() == 0, scripted.logs()
+    told = json.loads(scripted.stdout())
+    assert (told["input"], told["item_count"], told["done_before"], told["valid"]) == ("in.csv", 20, 15, True)
+    assert [part["item_count"] for part in told["parts"]] == [0, 5, 10, 5]
+    assert told["tokens"]["output"]["p95"] == sum(part["tokens"]["output"]["p95"] for part in told["parts"])
+    assert len(desk.called()) == sent
 
-    async def failed() -> AsyncIterator[bytes]:
-        for line in (theirs, *ours):
-            yield line
 
-    same, *changed = [line async for line in places.renumbered(failed())]
-    assert same == theirs
-    told = b"Line 2 of a(1).jsonl is like it (line 2 of b.jsonl)"
-    assert changed == [line.replace(refused.encode(), told) for line in ours]
-    assert split_place(told.decode()) == ("Line 2 of a(1).jsonl is like it", "line 2 of b.jsonl")
-    assert split_place("m (line 3 of a(1).jsonl)") == ("m", "line 3 of a(1).jsonl")
+def test_the_bounds_of_a_table_count_over_all_of_its_parts(desk: Desk) -> None:
+    write_template(desk)
+    failing = {3, 7, 12, 25}
+    texts = [behaving("400") + f" {number}" if number in failing else f"say {number}" for number in range(35)]
+    write_csv(desk.here / "in.csv", [["text"], *([text] for text in texts)])
+    run = in_parts(desk, "in.csv", "--max-errors", "2", "--json")
+    assert run.wait() == 1, run.logs()
+    told = json.loads(run.stdout())
+    assert told["total"] == 20, "two rows of the first part failed, and the next one is too many"
+    larger = in_parts(desk, "in.csv", "--max-errors", "4", "--json")
+    assert larger.wait() == 1, larger.logs()
+    told = json.loads(larger.stdout())
+    assert (told["total"], told["failed"]) == (35, 4)
+
+
+def test_a_cost_bounds_all_parts_of_a_table() -> None:
+    ending = run_table.TableEnding(row_count=10, answered_count=8, cost_nano=700)
+    asked = JobControls(max_cost_nano=1_000, max_errors=MaxErrors(count=5))
+    assert ending.bounds_left(asked) == JobControls(max_cost_nano=300, max_errors=MaxErrors(count=3))
+    share = JobControls(max_errors=MaxErrors(share_ppm=50_000, after=100))
+    assert ending.bounds_left(share) == share
 
 
 def test_a_row_of_a_later_part_keeps_its_number() -> None:
-    error = InputPlaces(rows_before=500_000).error(LineError("invalid_request", "It has no model.", None, 3))
-    assert (error.line, error.message) == (500_003, "It has no model.")
+    places = InputPlaces(rows_before=500_000)
+    assert (places.number(3), places.words(3), places.name(3)) == (500_003, "row 500003", "")
 
 
 @pytest.mark.parametrize(

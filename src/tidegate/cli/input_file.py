@@ -15,7 +15,6 @@ from typing import IO
 
 import msgspec
 
-from tidegate.cli.input_places import AS_WRITTEN, InputPlaces
 from tidegate.cli.results import is_stream
 from tidegate.core import ids
 from tidegate.core.answer_terms import AnswerTerms
@@ -23,6 +22,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.input.line_faults import LineFault, explain, strange_file
 from tidegate.core.input.lines import MIXED
 from tidegate.core.job_controls import Canary, JobControls
+from tidegate.core.job_shape import AS_WRITTEN, InputPlaces
 from tidegate.settings import Settings
 
 PIECE_BYTES = 1 << 20

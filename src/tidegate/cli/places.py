@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from tidegate.cli import results, terminal
 from tidegate.cli.input_file import Targets
-from tidegate.cli.input_places import InputPlaces
 from tidegate.core.errors import BlobMissing, BlobUnavailable, SettingsError
+from tidegate.core.job_shape import InputPlaces
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`tidegate run --dry-run`: what a run would take, without sending anything and without keeping anything."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,25 +21,82 @@ if TYPE_CHECKING:
 ERRORS_SHOWN_MAX = 10
 
 
-def report(errands: Iterable[run_job.Errand], *, as_json: bool) -> int:
-    """Read each input through, print what a run of it would take, and return the exit code. A large table has several."""
-    exit_code = summary.ALL_SUCCEEDED
+class PartEstimate(msgspec.Struct, frozen=True):
+    """What the run of one input would take, and what the same run left before."""
+
+    name: str
+    unit: str
+    estimate: "JobEstimate"
+    before: "run_again.History | None"
+
+    @property
+    def done_before(self) -> int:
+        return 0 if self.before is None else run_again.whole(self.before.jobs).done_count
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.estimate.errors and not self.estimate.refused
+
+    def for_scripts(self) -> dict[str, object]:
+        facts = {"input": self.name, **msgspec.to_builtins(self.estimate)}
+        return {**facts, "done_before": self.done_before, "valid": self.is_valid}
+
+    def for_people(self) -> str:
+        before = "" if self.before is None else f"before   {_left_before(self.before, self.estimate)}\n"
+        return f"input    {self.name}\n{before}{for_people(self.estimate, is_valid=self.is_valid, unit=self.unit)}"
+
+
+def report(errands: Iterable[run_job.Errand], *, as_json: bool, name: str = "") -> int:
+    """Read each input through, print what a run of it would take, and return the exit code. A large table, of this name, has several."""
+    parts = []
     for errand in errands:
-        estimate, history = uvloop.run(_estimate(errand))
-        at = errand.source.places.error
-        estimate.errors, estimate.bad_lines = [*map(at, estimate.errors)], [*map(at, estimate.bad_lines)]
-        is_valid = not estimate.errors and not estimate.refused
-        if not is_valid:
-            exit_code = summary.UNUSABLE
-        if as_json:
-            facts = {"input": errand.source.name, **msgspec.to_builtins(estimate)}
-            done_before = 0 if history is None else run_again.whole(history.jobs).done_count
-            terminal.show_json({**facts, "done_before": done_before, "valid": is_valid, "exit_code": exit_code})
-        else:
-            shown = for_people(estimate, is_valid=is_valid, unit=errand.source.places.unit)
-            before = "" if history is None else f"before   {_left_before(history, estimate)}\n"
-            terminal.say(f"input    {errand.source.name}\n{before}{shown}")
+        part = PartEstimate(errand.source.name, errand.source.places.unit, *uvloop.run(_estimate(errand)))
+        parts.append(part)
+        if not as_json:
+            terminal.say(part.for_people())
+    exit_code = summary.ALL_SUCCEEDED if all(part.is_valid for part in parts) else summary.UNUSABLE
+    if as_json:
+        terminal.show_json({**_for_scripts(parts, name), "exit_code": exit_code})
+        return exit_code
+    if not parts:
+        terminal.say(f"input    {name}\n{for_people(nothing_to_run(), is_valid=True)}")
+    if len(parts) > 1:
+        terminal.say(_total(parts, name))
+    if exit_code:
+        terminal.say("Nothing was sent; fix this and try again.")
+    elif any(part.estimate.item_count for part in parts):
+        terminal.say("Nothing was sent; leave --dry-run out to run it.")
     return exit_code
+
+
+def _for_scripts(parts: Sequence[PartEstimate], name: str) -> dict[str, object]:
+    """One input as it is; several with their sums, and each by itself."""
+    if len(parts) == 1:
+        return parts[0].for_scripts()
+    from tidegate.web.jobs import validation
+
+    total = validation.together([part.estimate for part in parts]) if parts else nothing_to_run()
+    facts = {"input": name, **msgspec.to_builtins(total)}
+    facts |= {"done_before": sum(part.done_before for part in parts), "valid": all(part.is_valid for part in parts)}
+    return {**facts, "parts": [part.for_scripts() for part in parts]}
+
+
+def _total(parts: Sequence[PartEstimate], name: str) -> str:
+    """What all parts take together, without the errors of their lines: each part lists its own."""
+    from tidegate.web.jobs import validation
+
+    total = validation.together([part.estimate for part in parts])
+    is_valid = all(part.is_valid for part in parts)
+    lines = [f"all      {len(parts):,} parts of {name}"]
+    known = [run_again.whole(part.before.jobs) for part in parts if part.before is not None]
+    if known:
+        count = sum(job.item_count for job in known) + sum(
+            part.estimate.item_count for part in parts if part.before is None
+        )
+        answered = f"{sum(job.answered_count for job in known):,} of {in_words(count, 'request')}"
+        lines.append(f"before   {answered} have an answer; this is about what would still run")
+    shown = for_people(replace(total, errors=(), bad_lines=()), is_valid=is_valid) if is_valid else ""
+    return "\n".join([*lines, *([shown] if shown else [])])
 
 
 async def _estimate(errand: run_job.Errand) -> "tuple[JobEstimate, run_again.History | None]":
@@ -87,7 +144,7 @@ async def _rest(
     if not left:
         return None
     source = input_file.read_input(str(path), scratch, errand.settings.limits.file_bytes_max)
-    return replace(source, name=errand.source.name)
+    return replace(source, name=errand.source.name, places=errand.source.places)
 
 
 def nothing_to_run() -> "JobEstimate":
@@ -127,7 +184,7 @@ def for_people(estimate: "JobEstimate", *, is_valid: bool, unit: str = "line") -
     for error in reported[:ERRORS_SHOWN_MAX]:
         place = f"{unit} {error.line}: " if error.line is not None else ""
         lines.append(f"error    {place}{error.message} ({error.code})")
-    if (more := max(len(reported), estimate.bad_count) - ERRORS_SHOWN_MAX) > 0:
+    if reported and (more := max(len(reported), estimate.bad_count) - ERRORS_SHOWN_MAX) > 0:
         lines.append(f"         and {more:,} more")
     if not estimate.errors:
         cost, tokens = estimate.cost, estimate.tokens
@@ -145,6 +202,4 @@ def for_people(estimate: "JobEstimate", *, is_valid: bool, unit: str = "line") -
     for refusal in estimate.refused:
         count = "" if refusal.count is None else f" ({in_words(refusal.count, 'request')})"
         lines.append(f"refused  {refusal.message} [{refusal.code}]{count}")
-    after = "leave --dry-run out to run it" if is_valid else "fix this and try again"
-    lines.append(f"Nothing was sent; {after}.")
     return "\n".join(lines)

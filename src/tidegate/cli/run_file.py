@@ -164,7 +164,8 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
     names = (_place(order.file), order.remote_output or _place(str(target)))
     errand = run_table.TableErrand(table, request, target, settings, run_options, begin, order.where, names)
     if order.is_dry:
-        return run_dry.report((part for part, _ in run_table.parts(errand, scratch)), as_json=order.as_json)
+        each = (part for part, _ in run_table.parts(errand, scratch))
+        return run_dry.report(each, as_json=order.as_json, name=PurePath(order.file).name)
     ending, exit_code = run_table.perform(errand, scratch)
     if ending is None:
         return exit_code

@@ -23,7 +23,7 @@ from tidegate.cli import (
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable
 from tidegate.core.job_controls import FollowUp, JobControls, RetryChoice
-from tidegate.core.job_shape import JobShape
+from tidegate.core.job_shape import AS_WRITTEN, JobShape
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.states import JOB_ENDED
 from tidegate.core.wording import in_words
@@ -95,9 +95,8 @@ async def perform(errand: Errand) -> tuple[summary.Ending, int]:
 
 
 def _ending(errand: Errand, chain: Sequence[Job], took_s: float, found_done_count: int) -> summary.Ending:
-    job, places = run_again.whole(chain), errand.source.places
-    job = replace(job, errors=tuple(map(places.error, job.errors)))
-    return summary.Ending(job, errand.targets, took_s, found_done_count, errand.where, unit=places.unit)
+    job, unit = run_again.whole(chain), errand.source.places.unit
+    return summary.Ending(job, errand.targets, took_s, found_done_count, errand.where, unit=unit)
 
 
 async def _run(
@@ -293,7 +292,11 @@ async def send_in(errand: Errand, parts: "Parts", reception: "Reception") -> Job
         controls=_controls(errand, source.line_count),
         canary=run_options.canary,
         answers=run_options.answers,
-        shape=JobShape(overrides={"model": run_options.model} if run_options.model else {}, dedupe=run_options.dedupe),
+        shape=JobShape(
+            overrides={"model": run_options.model} if run_options.model else {},
+            dedupe=run_options.dedupe,
+            places=None if source.places == AS_WRITTEN else source.places,
+        ),
     )
 
 
@@ -370,10 +373,9 @@ async def _deliver(errand: Errand, ending: summary.Ending, first: Job, parts: "P
     for path in (targets.results, targets.errors):
         if path is not None:
             results.set_aside(path, job_ids)
-    renumbered = errand.source.places.renumbered
-    causes = await failures.causes(renumbered(history.error_lines(parts)))
+    causes = await failures.causes(history.error_lines(parts))
     if targets.errors is not None and causes:
-        await results.save(placed(renumbered(history.error_lines(parts))), targets.errors)
+        await results.save(placed(history.error_lines(parts)), targets.errors)
     elif targets.errors is not None:
         results.remove(targets.errors)
     answers = placed(_answers(history.jobs, parts))

@@ -21,10 +21,11 @@ from msgspec.structs import replace
 from tidegate.cli import input_file, results, run_job, summary, terminal
 from tidegate.cli.answer_columns import AnswerColumns
 from tidegate.cli.failures import Cause, merged
-from tidegate.cli.input_places import InputPlaces
 from tidegate.cli.tables import ROWS_PER_BATCH, RowTable, TableWriter, format_of, open_writer
 from tidegate.cli.template import Row, Template
 from tidegate.core.errors import SettingsError
+from tidegate.core.job_controls import JobControls
+from tidegate.core.job_shape import InputPlaces
 from tidegate.core.states import JOB_ENDED
 from tidegate.core.wording import in_words
 from tidegate.settings import Settings
@@ -58,6 +59,7 @@ class TableEnding(msgspec.Struct):
     found_done_count: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    cost_nano: int = 0
     took_s: float = 0.0
     exit_code: int = summary.ALL_SUCCEEDED
     stopped: str = ""
@@ -71,9 +73,19 @@ class TableEnding(msgspec.Struct):
         self.found_done_count += part.found_done_count
         self.input_tokens += job.usage.input_tokens
         self.output_tokens += job.usage.output_tokens
+        self.cost_nano += job.cost_nano
         self.took_s += part.took_s
         self.exit_code = max(self.exit_code, part.exit_code)
         self.causes = merged((self.causes, part.causes))
+
+    def bounds_left(self, asked: JobControls) -> JobControls:
+        """What the bounds of the whole table leave to its next part."""
+        cost_nano, errors = asked.max_cost_nano, asked.max_errors
+        if cost_nano is not None:
+            cost_nano = max(1, cost_nano - self.cost_nano)
+        if errors is not None and errors.count is not None:
+            errors = replace(errors, count=max(0, errors.count - (self.row_count - self.answered_count)))
+        return replace(asked, max_cost_nano=cost_nano, max_errors=errors)
 
     def for_scripts(self, target: str) -> dict[str, object]:
         return {
@@ -144,6 +156,9 @@ def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]
             writer = open_writer(temporary, format_of(asked.target.name, "written"), asked.table, columns.kinds)
         for errand, row_count in parts(asked, scratch):
             terminal.say(f"Rows {ending.row_count + 1:,} to {ending.row_count + row_count:,}:")
+            if not asked.begin.retry_failed:
+                left = ending.bounds_left(asked.run_options.controls)
+                errand = replace(errand, run_options=replace(errand.run_options, controls=left))
             done, exit_code = uvloop.run(run_job.perform(errand))
             if done.job.state not in JOB_ENDED:
                 return None, exit_code
@@ -211,7 +226,7 @@ def write_part(
         return None
     source = input_file.read_input(str(path), scratch, bytes_max)
     places = InputPlaces(rows_before=number - row_count)
-    return replace(source, name=f"rows to {number:,}", places=places), row_count
+    return replace(source, name=f"rows {number - row_count + 1:,} to {number:,}", places=places), row_count
 
 
 def _join(

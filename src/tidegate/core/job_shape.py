@@ -3,6 +3,7 @@
 These are plain values that are stored with a job and sent to the process that reads its input. What they mean stands where they are used.
 """
 
+from bisect import bisect_right
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +28,41 @@ class InputPart(msgspec.Struct, frozen=True):
     sha256: str = ""
 
 
+class InputPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the lines of an input stand for its author, who sent it in another form than that of one file of lines. `names` are the files
+    that it was joined from, and `starts` the lines before each. `rows_before` are the rows of a table that stand before the input's first
+    line; None: it is no table."""
+
+    names: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()
+    rows_before: int | None = None
+
+    @property
+    def unit(self) -> str:
+        return "line" if self.rows_before is None else "row"
+
+    def number(self, line: int) -> int:
+        """The number of a line in its own file or table."""
+        if self.rows_before is not None:
+            return self.rows_before + line
+        return line - self.starts[self._file(line)] if self.names else line
+
+    def name(self, line: int) -> str:
+        """The file in which a line stands; empty where there is only one."""
+        return self.names[self._file(line)] if self.names else ""
+
+    def words(self, line: int) -> str:
+        """A line as its author finds it: `line 7`, `line 7 of b.jsonl`, `row 7`."""
+        name = self.name(line)
+        return f"{self.unit} {self.number(line)}" + (f" of {name}" if name else "")
+
+    def _file(self, line: int) -> int:
+        return bisect_right(self.starts, line - 1) - 1
+
+
+AS_WRITTEN = InputPlaces()
+
+
 class JobRetry(msgspec.Struct, frozen=True, omit_defaults=True):
     """How failed items of one job are tried again, where that differs from the operator's way. With `codes`, only failures are tried again
     that have one of these codes or HTTP statuses, also some that would otherwise be final."""
@@ -40,7 +76,8 @@ class JobRetry(msgspec.Struct, frozen=True, omit_defaults=True):
 class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a caller asks for when a job is created, and what never changes afterwards. `more_inputs` are the files behind the first.
     Without `output_file_bytes_max` a result file is as large as it gets. `betas` go with every call to an engine of Anthropic's. With
-    `dedupe`, identical requests are run once; with `reuse_from`, lines that this earlier job has answered are not run."""
+    `dedupe`, identical requests are run once; with `reuse_from`, lines that this earlier job has answered are not run. `places` say where
+    lines stand for an author who did not write them as one file."""
 
     defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -50,6 +87,7 @@ class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
     betas: str = ""
     dedupe: bool = False
     reuse_from: str = ""
+    places: InputPlaces | None = None
 
     def levels(self) -> tuple[ParameterLevel, ...]:
         """The job's own parameters, which count more than any of the operator's."""

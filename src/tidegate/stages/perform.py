@@ -137,6 +137,7 @@ class _InvalidLine(msgspec.Struct):
     custom_id: str | None = None
     status: int | None = None
     param: str | None = None
+    place: str = ""
 
 
 _CHAT = "/v1/chat/completions"
@@ -465,7 +466,10 @@ def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: Answ
 def _invalid_line(job_id: str, item: Item) -> _ItemEnd:
     """Say of a line that cannot be run what ingest found wrong with it."""
     wrong = _invalid.decode(item.body)
-    message, custom_id = with_place(wrong.message, f"line {wrong.line}"), msgspec.json.encode(wrong.custom_id)
+    message, custom_id = (
+        with_place(wrong.message, wrong.place or f"line {wrong.line}"),
+        msgspec.json.encode(wrong.custom_id),
+    )
     if wrong.status is None:
         return _ItemEnd(Outcome.FAILED, results.error_line(job_id, item.number, custom_id, wrong.code, message))
     body = results.refused_body(message, wrong.code, wrong.param)

@@ -65,7 +65,11 @@ def test_errors_name_the_file_and_its_own_line(tmp_path: Path) -> None:
         ("duplicate_custom_id", 2),
         ("unsupported_parameter", 3),
     ]
-    assert all(one["message"].startswith("file-1: ") for one in wrong)
+    assert [(one["place"], one["file"]) for one in wrong] == [
+        ("line 1 of file-1", "file-1"),
+        ("line 2 of file-1", "file-1"),
+        ("line 3 of file-1", "file-1"),
+    ]
 
 
 def test_limits_count_the_sum_and_each_file_must_be_what_was_uploaded(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ the form.
 import re
 
 _PLACED = re.compile(r"(.*) \(((?:line|row) [0-9]+(?: of .+)?)\)", re.DOTALL)
-_LINE = re.compile(r"line ([0-9]+)")
 
 
 def with_place(message: str, place: str) -> str:
@@ -19,9 +18,3 @@ def split_place(message: str) -> tuple[str, str]:
     """Return a message without its place, and the place; empty where it names none."""
     found = _PLACED.fullmatch(message)
     return (found[1], found[2]) if found else (message, "")
-
-
-def line_in(place: str) -> int | None:
-    """Return the number in `line 7`; None for any other place."""
-    found = _LINE.fullmatch(place)
-    return int(found[1]) if found else None

@@ -35,10 +35,6 @@ class LineFault(Exception):
         return LineError(self.code, self.message, self.param, line)
 
 
-# The codes of wrong bodies: only refusals of ours have them.
-BODY_FAULTS = frozenset({"invalid_request", "missing_required_parameter", "unsupported_parameter"})
-
-
 class BodyFault(LineFault):
     """Why one request may not run, though the batch may: a parameter of its body. Its caller reads a 400 for this item alone.
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from tidegate.core.input.line_faults import NUMBER_DIGITS_MAX, BodyFault, LineFault, check_exactly, explain, shown
-from tidegate.core.job_shape import InputPart, ParameterLevel
+from tidegate.core.job_shape import AS_WRITTEN, InputPart, InputPlaces, ParameterLevel
 from tidegate.core.usage import estimate
 
 MODEL_BYTES_MAX = 256
@@ -54,7 +54,7 @@ class LineRules(msgspec.Struct, frozen=True):
     `input_sha256` is what the input was when it was accepted; empty holds it to nothing. Where there are `parts`, the input is made of
     them first, with the parameters of `levels` in its lines. With `chosen`, only some of the lines count. With `sample`,
     so many of them come first. With `dedupe`, identical ones are run once, and those that
-    an `earlier` job has answered are not.
+    an `earlier` job has answered are not. Messages name lines as `places` say.
     """
 
     endpoint: str
@@ -81,6 +81,7 @@ class LineRules(msgspec.Struct, frozen=True):
     default_output_tokens: int = 256
     levels: tuple[ParameterLevel, ...] = ()
     parts: tuple[InputPart, ...] = ()
+    places: InputPlaces = AS_WRITTEN
 
 
 class Endpoint(msgspec.Struct, frozen=True):

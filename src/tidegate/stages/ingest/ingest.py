@@ -216,6 +216,8 @@ class IngestStage:
         shape = source.job.shape
         levels = (*rules.levels, *shape.levels())
         rules = replace(rules, input_sha256=source.sha256, levels=levels, dedupe=shape.dedupe)
+        if shape.places is not None:
+            rules = replace(rules, places=shape.places)
         if source.job.canary is not None:
             rules = replace(rules, sample=source.job.canary.items)
         if (choice := source.job.retry_choice) is not None:

@@ -32,7 +32,7 @@ from tidegate.core.nouns import IngestPlan, LineError
 from tidegate.stages.ingest.chosen_lines import copy_chosen
 from tidegate.stages.ingest.ingest_order import order_items
 from tidegate.stages.ingest.ingest_write import WorkInput, duplicate_fault, write_work
-from tidegate.stages.ingest.join_input import ONE_FILE, LinePlaces, changed_input, join_input
+from tidegate.stages.ingest.join_input import LinePlaces, changed_input, join_input
 from tidegate.stages.ingest.same_lines import find_same
 
 READ_BYTES = 256 << 10
@@ -48,7 +48,7 @@ class ChildRequest(msgspec.Struct):
 
 def ingest_file(input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
     """Check the input and write the work file; a plan with errors has no work file and no slices. An input of parts is made first."""
-    places = ONE_FILE
+    places = LinePlaces(rules.places)
     if rules.parts:
         places, unusable = join_input(input_path, rules)
         if unusable is not None:

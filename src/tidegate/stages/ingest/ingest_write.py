@@ -34,7 +34,8 @@ WINDOW_BYTES_IN_ORDER = 256 << 10
 
 class BadItem(msgspec.Struct):
     """A bad line as the work file carries it to the worker that turns it into an item error. `status` is 400 where only the body is
-    wrong: then the line is an answer, as the model server would have given it, and `param` names the parameter."""
+    wrong: then the line is an answer, as the model server would have given it, and `param` names the parameter. `place` is where its
+    author finds the line, whose number in `file` is `line`."""
 
     custom_id: str | None
     code: str
@@ -42,6 +43,8 @@ class BadItem(msgspec.Struct):
     line: int
     status: int | None = None
     param: str | None = None
+    place: str = ""
+    file: str = ""
 
 
 class WorkInput(msgspec.Struct, frozen=True):
@@ -54,7 +57,8 @@ class WorkInput(msgspec.Struct, frozen=True):
 
 
 def duplicate_fault(first: str) -> LineFault:
-    message = f"{first} has this custom_id already: give every line one of its own."
+    """Say that an earlier line, which is named in words, has the same custom_id."""
+    message = f"{first[:1].upper()}{first[1:]} has this custom_id already: give every line one of its own."
     return LineFault("duplicate_custom_id", message, "custom_id")
 
 
@@ -175,8 +179,9 @@ def _bad_items(source: int, scan: Scan, known: WorkInput) -> Iterable[tuple[int,
             scan.check(line)
         except LineFault as fault:
             custom_id = custom_id_of(line, scan.rules.custom_id_bytes_max)
-            message = places.message(fault.message, fault.param, number)
-            yield number, BadItem(custom_id, fault.code, message, places.line(number), *_answer_of(fault))
+            message, answer = places.message(fault.message, fault.param), _answer_of(fault)
+            place = (places.words(number), places.name(number))
+            yield number, BadItem(custom_id, fault.code, message, places.line(number), *answer, *place)
 
 
 def _copies(source: int, scan: Scan, same: SameLines, work: "array[int]") -> Iterator[tuple[list[int], bytes]]:

@@ -4,7 +4,6 @@ An input that is one file and has no such parameters is read where it lies, and 
 """
 
 import os
-from bisect import bisect_right
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -13,48 +12,47 @@ from tidegate.core.input.line_faults import strange_file
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.parameters import BodyShaper, named
 from tidegate.core.input.scan import BOM
-from tidegate.core.job_shape import InputPart
+from tidegate.core.job_shape import AS_WRITTEN, InputPart, InputPlaces
 from tidegate.core.nouns import LineError
 
 READ_BYTES = 256 << 10
 
 
 class LinePlaces:
-    """Where a line of the whole input stands. `starts` are the lines before each file, where there are several."""
+    """Where a line of the whole input stands, and which parameters its author did not write there."""
 
-    def __init__(self, file_ids: list[str], starts: list[int], parameters: frozenset[str]) -> None:
-        self._file_ids = file_ids
-        self._starts = starts
+    def __init__(self, places: InputPlaces, parameters: frozenset[str] = frozenset()) -> None:
+        self._places = places
         self._parameters = parameters
 
     def line(self, line: int) -> int:
-        """The number of a line in its own file."""
-        return line - self._starts[self._part(line)] if self._several else line
+        """The number of a line in its own file or table."""
+        return self._places.number(line)
+
+    def name(self, line: int) -> str:
+        """The file of a line; empty where there is only one."""
+        return self._places.name(line)
 
     def words(self, line: int) -> str:
-        return f"Line {self.line(line)}" + (f" of {self._file_ids[self._part(line)]}" if self._several else "")
+        return self._places.words(line)
 
-    def message(self, message: str, param: str | None, line: int) -> str:
-        """What is wrong with a line, with its file where there are several, and whether its author wrote what is wrong."""
+    def message(self, message: str, param: str | None) -> str:
+        """What is wrong with a line, and whether its author wrote what is wrong."""
         if param is not None and param.removeprefix("body.") in self._parameters:
             message += " The batch's or the operator's defaults and overrides may have set it."
-        return f"{self._file_ids[self._part(line)]}: {message}" if self._several else message
+        return message
 
     def error(self, error: LineError) -> LineError:
+        """What is wrong with a line, with its file where there are several."""
         if error.line is None:
             return error
-        message = self.message(error.message, error.param, error.line)
+        message = in_file(self.name(error.line), self.message(error.message, error.param))
         return LineError(error.code, message, error.param, self.line(error.line))
 
-    @property
-    def _several(self) -> bool:
-        return len(self._starts) > 1
 
-    def _part(self, line: int) -> int:
-        return bisect_right(self._starts, line - 1) - 1
-
-
-ONE_FILE = LinePlaces([], [], frozenset())
+def in_file(name: str, message: str) -> str:
+    """What is wrong with a line, with its file where there are several."""
+    return f"{name}: {message}" if name else message
 
 
 def join_input(target: Path, rules: LineRules) -> tuple[LinePlaces, LineError | None]:
@@ -73,9 +71,10 @@ def join_input(target: Path, rules: LineRules) -> tuple[LinePlaces, LineError | 
                 line_count += lines.count(b"\n")
                 joined.write(lines)
             if reader.error is not None:
-                several = LinePlaces(file_ids, [0] * len(file_ids), frozenset())
-                return ONE_FILE, several.error(reader.error)
-    return LinePlaces(file_ids, starts, named(rules.levels)), None
+                alone = InputPlaces((part.file_id,), (0,)) if len(file_ids) > 1 else rules.places
+                return LinePlaces(AS_WRITTEN), LinePlaces(alone).error(reader.error)
+    places = InputPlaces(tuple(file_ids), tuple(starts)) if len(file_ids) > 1 else rules.places
+    return LinePlaces(places, named(rules.levels)), None
 
 
 class _PartReader:

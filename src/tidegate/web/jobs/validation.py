@@ -14,7 +14,7 @@ import msgspec
 
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane, ingest_bytes
-from tidegate.core.job_shape import InputPart
+from tidegate.core.job_shape import AS_WRITTEN, InputPart
 from tidegate.core.nouns import Caller, File, IngestPlan, JobRequest, LineError
 from tidegate.core.policy.policy_rules import names_allowed
 from tidegate.core.schedule import eta
@@ -27,6 +27,7 @@ from tidegate.stages.ingest.earlier_job import EarlierJobs, earlier_gone, remove
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.stages.ingest.ingest_write import BadItem
 from tidegate.stages.ingest.input_rules import line_rules
+from tidegate.stages.ingest.join_input import in_file
 from tidegate.store.file_bytes import file_bytes
 from tidegate.web.context import WebContext
 from tidegate.web.http.tenant_slots import dry_run_slots
@@ -194,7 +195,8 @@ class JobValidation:
     def _rules(self, caller: Caller, wanted: JobRequest) -> LineRules:
         rules = line_rules(self._settings, wanted.endpoint, wanted.invalid_lines, prefix_order=wanted.prefix_order)
         levels = (*rules.levels, *wanted.shape.levels())
-        rules = msgspec.structs.replace(rules, levels=levels, dedupe=wanted.shape.dedupe)
+        places = wanted.shape.places or AS_WRITTEN
+        rules = msgspec.structs.replace(rules, levels=levels, dedupe=wanted.shape.dedupe, places=places)
         if caller.key_id is None:
             return rules
         return msgspec.structs.replace(rules, models=names_allowed(caller.models, caller.resources, self._model_of))
@@ -230,7 +232,7 @@ def _bad_lines(plan: IngestPlan, work_path: Path, count_max: int) -> list[LineEr
     with work_path.open("rb") as work:
         work.seek(bad[0].work_at)
         items = [_bad_item(text) for text in islice(work, min(count_max, sum(one.count for one in bad)))]
-    return [LineError(item.code, item.message, item.param, item.line) for item in items]
+    return [LineError(item.code, in_file(item.file, item.message), item.param, item.line) for item in items]
 
 
 def _shown(tokens: EstimateRange) -> TokenRange:
@@ -271,10 +273,52 @@ def _eta(outlooks: Sequence[ModelOutlook], least_ms: int) -> EtaSeconds | None:
 
 def _binding(room: CallerLimit, requests: int, tokens: int, nano: int) -> BindingLimit:
     """Return a limit with whether it has too little left for all of the batch."""
-    left = room.remaining
-    binds = (
+    return BindingLimit(room.bound, room.period, room.remaining, _exceeds(room.remaining, requests, tokens, nano))
+
+
+def _exceeds(left: LimitSides, requests: int, tokens: int, nano: int) -> bool:
+    return (
         (left.requests is not None and requests > left.requests)
         or (left.tokens is not None and tokens > left.tokens)
         or (left.cost is not None and nano > nano_of(left.cost))
     )
-    return BindingLimit(room.bound, room.period, left, binds)
+
+
+def together(parts: Sequence[JobEstimate]) -> JobEstimate:
+    """Return what several batches take that run one after another, none of which is sent yet: limits bind that have too little left for
+    all of them."""
+    prompts, answers = (
+        TokenRange(*(sum(one) for one in zip(*map(msgspec.structs.astuple, ranges), strict=True)))
+        for ranges in ([one.tokens.input_range for one in parts], [one.tokens.output for one in parts])
+    )
+    least, likely, most = (sum(map(nano_of, one)) for one in zip(*(_costs(part) for part in parts), strict=True))
+    ends = [part.eta for part in parts if part.eta is not None]
+    run = sum(part.item_count - part.bad_count - part.deduplicated - part.reused for part in parts)
+    needs = (run, prompts.p50 + answers.p50, likely)
+    limits = {(one.bound, one.period): one for part in parts for one in part.limits}
+    refused: dict[tuple[str, str], Refusal] = {}
+    for one in (refusal for part in parts for refusal in part.refused):
+        known = refused.setdefault((one.code, one.message), Refusal(one.code, one.message, None))
+        known.count = known.count if one.count is None else (known.count or 0) + one.count
+    shared = sum((part.shared_prefix_share or 0) * part.tokens.input for part in parts)
+    return JobEstimate(
+        [error for part in parts for error in part.errors],
+        sum(part.item_count for part in parts),
+        sum(part.bad_count for part in parts),
+        [error for part in parts for error in part.bad_lines],
+        sum(part.deduplicated for part in parts),
+        sum(part.reused for part in parts),
+        Tokens(prompts.p50, prompts, answers),
+        CostShown(units_text(least), units_text(likely), units_text(most)),
+        None if len(ends) < len(parts) else EtaSeconds(sum(end.p50 for end in ends), sum(end.p95 for end in ends)),
+        round(shared / prompts.p50, 4) if prompts.p50 else None,
+        [
+            BindingLimit(one.bound, one.period, one.remaining, _exceeds(one.remaining, *needs))
+            for one in limits.values()
+        ],
+        list(refused.values()),
+    )
+
+
+def _costs(part: JobEstimate) -> tuple[str, str, str]:
+    return part.cost.p5, part.cost.p50, part.cost.p95
