@@ -10,15 +10,20 @@ import asyncpg
 import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
+from tests.support.ports import FairDice
 from tests.support.processes import wait_until_async
 from tests.support.store_verbs import lease_slices, slice_counts, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, JobStart, LeasedSlice
+from tidegate.core.operations import OperationScope
 from tidegate.core.schedule import Pick, Why
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
+from tidegate.stages.operate import job_verbs
+from tidegate.store.audit import AuditFilter
 from tidegate.store.driver import Body, Tx
+from tidegate.store.operations import JobVerb, OperationStep
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
 
@@ -27,6 +32,8 @@ pytestmark = pytest.mark.anyio
 T = TypeVar("T")
 ROUNDS = 12
 FOREVER_MS = 10**12
+VERBS = job_verbs(FairDice(), 0)
+CANCEL, RESUME, REQUEUE = VERBS["cancel"], VERBS["resume"], VERBS["requeue"]
 
 
 @pytest.fixture
@@ -444,3 +451,81 @@ async def test_flushes_of_one_flow_at_once_charge_exactly_what_was_new(world: Wo
     assert flow.served == answered * (10 + 2 * 5)
     seen = await world.store.snapshot("nobody", {MODEL: ModelRoom(1)}, slice_items=64, slices_max=1)
     assert sum(job.total_units - job.left_units for job in seen.jobs) == answered * 50
+
+
+async def operating(world: World, verb: JobVerb, action: str, jobs: list[Job]) -> asyncio.Task[None]:
+    """Begin a step of an operation that comes to these jobs in this order."""
+    await world.clock.advance(5)
+    made = await world.store.put_operation(world.id("op"), "operator", OperationScope(action))
+    worker = await world.worker()
+    assert await world.store.take_operation(made.id, worker) is not None
+    step = OperationStep(made, worker, verb, [(job, world.id("aud")) for job in jobs])
+    return asyncio.create_task(world.store.step_operation(step))
+
+
+async def test_an_operation_takes_jobs_in_the_order_of_all_others(world: World, shared_database: str) -> None:
+    """A flush of several jobs takes them by id. An operation that took the newest first would wait for it in a circle."""
+    caller = await world.caller()
+    jobs = sorted([await world.running(caller, 4) for _ in range(2)], key=lambda job: job.id, reverse=True)
+    other: Any = await asyncpg.connect(shared_database)
+    try:
+        async with other.transaction():
+            await other.execute("select id from jobs where id = $1 for no key update", jobs[1].id)
+            stepping = await operating(world, CANCEL, "cancel", jobs)
+            await someone_waits(shared_database)
+            await other.execute("select id from jobs where id = $1 for no key update nowait", jobs[0].id)
+        await stepping
+    finally:
+        await other.close()
+    assert [(await world.look(job)).state for job in jobs] == [JobState.CANCELLING] * 2
+
+
+@pytest.mark.parametrize("action", ["resume", "requeue"])
+async def test_an_operation_takes_flows_in_the_order_of_all_others(
+    world: World, shared_database: str, action: str
+) -> None:
+    """A flush charges flows by model. The jobs of an operation name theirs in any order."""
+    caller = await world.caller()
+    jobs = [await world.ingested(await world.job(caller), plan_of(4, model=model)) for model in ("model-z", "model-a")]
+    if action == "resume":
+        [await world.store.pause_job(caller.tenant_id, job.id) for job in jobs]
+    other: Any = await asyncpg.connect(shared_database)
+    await other.execute("update flows set state = 'asleep', wakes_at = $1", FOREVER_MS * 10)
+    try:
+        async with other.transaction():
+            await other.execute("select served from flows where model = 'model-a' for update")
+            stepping = await operating(world, RESUME if action == "resume" else REQUEUE, action, jobs)
+            await someone_waits(shared_database)
+            await other.execute("select served from flows where model = 'model-z' for update nowait")
+        await stepping
+    finally:
+        await other.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_operations_beside_cancels_and_flushes_of_the_same_jobs(world: World, seed: int) -> None:
+    """No one waits in a circle: a deadlock is not resolved here. Each job is cancelled once, by whoever was first."""
+    rng = random.Random(seed)
+    caller, log = await world.caller(), await world.log()
+    canceller, recorder, retrier = await several(world, 3)
+    for _ in range(ROUNDS):
+        jobs = [await world.running(caller, 2, 2) for _ in range(6)]
+        [await world.store.pause_job(caller.tenant_id, job.id) for job in jobs[::2]]
+        orders = [rng.sample(jobs, len(jobs)) for _ in range(4)]
+        steps = [
+            await operating(world, verb, action, order)
+            for (verb, action), order in zip(((RESUME, "resume"), (CANCEL, "cancel")), orders, strict=False)
+        ]
+
+        async def cancel(order: list[Job] = orders[2]) -> None:
+            for job in order[:3]:
+                await canceller.cancel_job(caller.tenant_id, job.id)
+
+        async def record(store: Store, number: int, order: list[Job] = orders[3]) -> None:
+            await store.record_outcomes([world.answers(log, job, number) for job in order], [], [])
+
+        await asyncio.gather(*steps, cancel(), record(recorder, 0), record(retrier, 1))
+        for job in jobs:
+            assert (await world.look(job)).closing is JobState.CANCELLED
+            noted = await world.store.list_audit(AuditFilter(target=job.id), after=None, count_max=9)
+            assert [one.action for one in noted or ()].count("batch.cancel") <= 1

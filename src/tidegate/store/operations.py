@@ -22,6 +22,8 @@ from tidegate.store.table import JoinedTransaction, Table, reads, writes
 
 _LIST_START = (1 << 62, "")
 _EVERY_JOB = 1 << 40
+# What these do to a job also changes the flows that it belongs to.
+_WAKING = ("resume", "requeue")
 _GONE = ApiProblem(404, "batch_not_found", "The batch was deleted meanwhile.")
 
 JobVerb = Callable[[ChangeableJobs, Job], Awaitable[Job | None]]
@@ -117,9 +119,7 @@ class Operations(Table):
     async def step_operation(self, tx: Tx, step: OperationStep) -> None:
         """Change the next jobs of an operation; a job that refuses stays as it is and counts as failed. LostRace: nothing is changed,
         for the operation ended or another worker has it."""
-        if step.operation.scope.action != RETRY:
-            # Record takes a job's row before its flow's. So does this, of all jobs: a change of the first may hold the flow of the next.
-            await tx.many_returning("job_halt", [(job.id,) for job, _ in step.jobs])
+        await _hold_jobs(tx, step)
         noted: list[NotedChange] = []
         failures = [failure for job, note_id in step.jobs if (failure := await _change(tx, step, job, note_id, noted))]
         last, _ = step.jobs[-1]
@@ -158,6 +158,20 @@ async def _impact(tx: Tx, scope: OperationScope) -> Impact:
 def _columns(scope: OperationScope, place: tuple[int, str], count_max: int) -> dict[str, Any]:
     columns = filter_columns(scope.jobs, place)
     return {**columns, "action": scope.action, "org": scope.org, "count_max": count_max}
+
+
+async def _hold_jobs(tx: Tx, step: OperationStep) -> None:
+    """Hold what a step will change, in the order in which every transaction takes rows: jobs by id, then flows by model. The list of an
+    operation has another order, and a change of its first job may need the flow of the next."""
+    action = step.operation.scope.action
+    if action == RETRY:
+        # It changes no running job. Each retry holds its tenant first, and then the one job that it is made of.
+        return
+    job_ids = sorted((job.id,) for job, _ in step.jobs)
+    await tx.many_returning("job_halt", job_ids)
+    if action in _WAKING:
+        flows = {(row[0], row[1]) for row in await tx.many_returning("job_flows", job_ids)}
+        await tx.many_returning("flow_halt", sorted(flows))
 
 
 async def _change(

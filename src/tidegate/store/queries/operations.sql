@@ -43,6 +43,10 @@ savepoint job_change;
 -- change_undo --
 rollback to savepoint job_change;
 
+-- flow_halt --
+-- A step of an operation holds the flows of all its jobs, in order, before it wakes the first.
+select served from flows where model = :model and share_owner = :share_owner /*! for update */;
+
 -- operation_advance --
 -- More jobs count, and each only counts once: the operation stood before the last of them, and holds its place until this commits.
 update operations set cursor_at = :created_at, cursor_id = :job_id, done_count = done_count + :done, failed_count = failed_count + :failed,
