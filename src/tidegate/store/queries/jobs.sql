@@ -139,6 +139,28 @@ where j.kind = 'batch' and j.state in ('completed', 'failed', 'expired', 'cancel
     and j.created_at < :created_at
 {matches}
 
+-- jobs_matching_few --
+-- The first jobs that match, in no order, and what they are sorted by: their size, their share of failed items in parts of a million, their cost.
+-- The last two are null where a list sorted by them leaves the job out.
+select j.id, j.item_count,
+    case when j.state not in ('validating', 'in_progress', 'cancelling', 'finalizing') then case when j.final_failed_ppm > 0 then j.final_failed_ppm end
+        when j.failed_count > 0 then 1000000 * j.failed_count / j.item_count end as failed_ppm,
+    case when j.state not in ('validating', 'in_progress', 'cancelling', 'finalizing') then case when j.final_cost_nano > 0 then j.final_cost_nano end
+        when j.cost_nano > 0 then j.cost_nano end as nano
+from jobs j
+where j.kind = 'batch'
+{sorted}
+limit :few_max;
+
+-- jobs_named --
+-- Jobs and whose they are. `ids` are the jobs' ids one behind the other, 28 characters each.
+with recursive places (start_at) as (
+    select 1 union all select start_at + 28 from places where start_at + 28 <= length(cast(:ids as text))
+)
+select j.*, t.name as org from places p
+join jobs j on j.id = substr(cast(:ids as text), p.start_at, 28)
+join tenants t on t.id = j.tenant_id;
+
 -- jobs_by_deadline --
 -- Batches that have not ended, the next deadline first.
 select j.*, t.name as org from jobs j
