@@ -12,7 +12,6 @@ from tests.clients.servers import key_of, started
 QUICK = ("openbatch", "batchwizard")
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_two_clients_that_install_in_seconds() -> None:
     try:
