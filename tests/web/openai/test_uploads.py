@@ -151,6 +151,11 @@ def test_a_wrong_part_is_refused_and_nothing_kept(
     assert kept(web) == before
 
 
+def test_a_part_that_is_no_form_is_told_its_field(client: httpx2.Client) -> None:
+    answer = client.post(f"/v1/uploads/{begin(client)['id']}/parts", json={})
+    is_error(answer, {"status": 415, "code": "unsupported_media_type", "says": "curl -F data=@"})
+
+
 def test_a_wrong_completion_leaves_the_upload_pending(client: httpx2.Client) -> None:
     upload, other = begin(client), begin(client)
     part = send(client, upload["id"], b"x" * 30).json()["id"]

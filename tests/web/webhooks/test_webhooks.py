@@ -78,6 +78,11 @@ def test_the_secret_is_shown_when_it_is_made_and_never_again(client: httpx2.Clie
     assert shown[0].json()["signing_secret_hint"].endswith(secret[-4:])
     rotated = client.post(path(endpoint, "/rotate_secret"), json={}).json()
     assert rotated["signing_secret"] != secret
+    # All that a body could say may be left out, and so may the body.
+    assert client.post(path(endpoint, "/rotate_secret")).json()["signing_secret"] not in (
+        secret,
+        rotated["signing_secret"],
+    )
     assert client.delete(path(endpoint)).json() == {
         "id": endpoint["id"],
         "object": "webhook_endpoint.deleted",

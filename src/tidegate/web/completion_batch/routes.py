@@ -183,12 +183,7 @@ class CompletionBatchRoutes:
             webhook=options.webhook,
             door=msgspec.json.encode(notes).decode(),
         )
-        try:
-            job, _ = await self._creation.create(caller, wanted, key)
-        except ApiProblem:
-            await self._reception.take_back_file(caller.tenant_id, file_id, _file_key(key))
-            raise
-        return job
+        return await self._creation.create_inline(caller, wanted, key, _file_key(key))
 
     async def _events_behind(self, job: Job, notes: DoorNotes, position: int) -> ItemEvents | None:
         """The events of a batch behind this position; None when there are no more and will be none."""

@@ -44,7 +44,7 @@ class UploadForm:
         self._field_value = bytearray()
         self._is_ignored = False
         self._parser = MultipartParser(
-            _boundary(content_type),
+            _boundary(content_type, file_field),
             {
                 "on_part_begin": self._on_part_begin,
                 "on_header_field": self._on_header_field,
@@ -139,13 +139,14 @@ class UploadForm:
         self.is_complete = True
 
 
-def _boundary(content_type: str | None) -> bytes:
+def _boundary(content_type: str | None, file_field: str) -> bytes:
     word, parameters = split_parameters((content_type or "").encode("latin-1", "replace"))
     if word != b"multipart/form-data":
         raise ApiProblem(
             415,
             "unsupported_media_type",
-            "Send the file as multipart/form-data, for example: curl -F purpose=batch -F file=@requests.jsonl.",
+            f"Send the bytes as multipart/form-data, in a part named `{file_field}`, for example: curl -F {file_field}=@requests.jsonl"
+            f"{' -F purpose=batch' if file_field == 'file' else ''}.",
             param="Content-Type",
         )
     boundary = parameters.get(b"boundary", b"")

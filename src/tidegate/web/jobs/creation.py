@@ -43,6 +43,18 @@ class JobCreation:
         log.info("job_created", job=job.id, tenant=job.tenant_id, endpoint=job.endpoint, input=job.input_file_id)
         return job, warnings
 
+    async def create_inline(self, caller: Caller, wanted: JobRequest, key: str | None, file_key: str | None) -> Job:
+        """Accept a job whose input came with its create, and was kept under `file_key`; a refusal takes the input back."""
+        try:
+            job, _ = await self.create(caller, wanted, key)
+        except ApiProblem as problem:
+            await self._reception.take_back_file(caller.tenant_id, wanted.input_file_id, file_key)
+            if key is not None and problem.code == "file_not_found":
+                # Another copy of this request was refused, and took back the input that both had.
+                raise _refused_elsewhere() from None
+            raise
+        return job
+
     async def retry(self, caller: Caller, job_id: str, choice: RetryChoice, key: str | None) -> Job | None:
         """Accept a job that runs items of an ended one again; None when there is none."""
         share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
@@ -82,3 +94,8 @@ class JobCreation:
         policy = self._tenants.of(name or "")
         creation = policy.creation_budgets(caller.tenant_id, caller.team, caller.user, caller.key_id, caller.limits)
         return msgspec.structs.replace(quotas, queued_units_max=policy.queued_units_max, creation=creation)
+
+
+def _refused_elsewhere() -> ApiProblem:
+    message = "Another request with this Idempotency-Key was refused at the same moment. Send this one again."
+    return ApiProblem(409, "idempotency_conflict", message, param="Idempotency-Key", retry_after_s=1)

@@ -80,11 +80,7 @@ class MessageBatchRoutes:
         wanted = JobRequest(
             MESSAGES, file.id, window.DAY_MS, window.DEFAULT_TEXT, invalid_lines="error_file", shape=shape
         )
-        try:
-            job, _ = await self._creation.create(caller, wanted, key)
-        except ApiProblem:
-            await self._reception.take_back_file(caller.tenant_id, file.id, file_key)
-            raise
+        job = await self._creation.create_inline(caller, wanted, key, file_key)
         return json_answer(schemas.message_batch(job, file.line_count, self._base(request)))
 
     async def list(self, request: Request, caller: Caller) -> Response:

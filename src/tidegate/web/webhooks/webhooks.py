@@ -186,7 +186,7 @@ class WebhookRoutes:
 
     async def rotate_secret(self, request: Request, caller: Caller) -> Response:
         endpoint_id = (await self._endpoint(request, caller)).id
-        body = await requests.json_body(request, SecretRotation, self._bytes_max)
+        body = await requests.optional_json_body(request, SecretRotation, self._bytes_max)
         secret = self._entropy.token_bytes(SECRET_BYTES)
         keep_ms = OLD_SECRET_MS if body.keep_old_secret_active_for_24_hours else 0
         rotated = await self._reception.replayed(
