@@ -98,8 +98,10 @@ async def opened(settings: Settings, *, read_only: bool = False, is_alone: bool 
 async def _ready_schema(store: Store, settings: Settings, *, read_only: bool) -> None:
     """The embedded store keeps itself current, and an empty database gets its schema; an older one waits for the operator."""
     if not read_only and (not settings.store.is_postgresql or await store.schema_version() == 0):
-        await _migrate(store)
+        await store.migrate()
     await store.require_schema()
+    if not read_only:
+        await _chain_audit(store)
 
 
 async def migrate(settings: Settings) -> list[int]:
@@ -112,12 +114,17 @@ async def migrate(settings: Settings) -> list[int]:
 
 
 async def _migrate(store: Store) -> list[int]:
-    """Bring the store to this program's schema, and chain its audit before anything new is noted: retention removes the chain's first
-    entries, so the oldest must come first."""
+    """Bring the store to this program's schema, and chain its audit."""
     ran = await store.migrate()
-    while ran and await store.chain_audit(CHAINED_AT_ONCE):
-        pass
+    await _chain_audit(store)
     return ran
+
+
+async def _chain_audit(store: Store) -> None:
+    """Chain what programs of an earlier version noted, before anything new is: retention removes the chain's first entries, so the oldest
+    must come first. It also goes on where a migration was cut short."""
+    while await store.chain_audit(CHAINED_AT_ONCE):
+        pass
 
 
 async def is_empty(settings: Settings) -> bool:

@@ -6,16 +6,21 @@ import asyncio
 import hashlib
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
+import apsw
+import asyncpg
 import pytest
 from msgspec.structs import replace
 
 from tests.contracts.store_world import World
+from tests.support.postgres import PostgresServer
 from tidegate.core.audit_chain import AuditEntry, ChainCheck
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import KeepTimes
 from tidegate.stages.tend import retention
 from tidegate.store.audit import AuditFilter, AuditNote
+from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
@@ -135,14 +140,21 @@ DAMAGE = {
 }
 
 
-async def run_sql(world: World, text: str) -> None:
-    """Do to the database what no verb does."""
+GUARDS = ("audit_unchanged", "audit_kept", "audit_chain_goes_on", "audit_chain_kept")
+
+
+async def run_sql(world: World, text: str, *, is_guarded: bool = False) -> None:
+    """Do to the database what no verb does, as its owner, who first takes away what keeps the audit."""
     driver: Any = world.store._driver
     if world.store.dialect == "postgresql":
         pool = await driver._opened()
-        async with pool.acquire() as connection:
+        async with pool.acquire() as connection, connection.transaction():
+            if not is_guarded:
+                await connection.execute("set local session_replication_role = replica")
             await connection.execute(text)
     else:
+        if not is_guarded:
+            [driver._writer.execute(f"drop trigger if exists {name}").fetchall() for name in GUARDS]
         driver._writer.execute(text).fetchall()
 
 
@@ -197,6 +209,46 @@ async def test_a_check_names_the_entry_that_was_changed(world: World, damage: st
     await run_sql(world, sql)
     for count_max in (1, 2, 100):
         assert told(await checked(world.store, count_max=count_max)) == findings
+
+
+REFUSED = {
+    "altered": "update audit set actor = 'somebody' where number = 3",
+    "taken out of the chain": "update audit set number = null where number = 3",
+    "the end of the chain moved back": "update audit_chain set number = 4",
+    "the beginning of the chain moved back": "update audit_chain set pruned_number = 0",
+    "the beginning of the chain moved behind its end": "update audit_chain set pruned_number = 6",
+    "the ends of the chain removed": "delete from audit_chain",
+}
+
+
+@pytest.mark.parametrize("damage", REFUSED)
+async def test_a_store_refuses_to_alter_its_audit(world: World, damage: str) -> None:
+    await noted(world, 5)
+    await world.store.prune_audit(4_500, 1)
+    before = await world.store.audit_entries(0, 10)
+    with pytest.raises((asyncpg.RaiseError, apsw.ConstraintError), match="audit"):
+        await run_sql(world, REFUSED[damage], is_guarded=True)
+    assert await world.store.audit_entries(0, 10) == before
+
+
+async def test_a_delete_leaves_every_entry_that_retention_has_not_come_to(world: World) -> None:
+    """Programs of the first schema prune by age alone, and must not fail where they meet a chain."""
+    await noted(world, 3)
+    before = await world.store.audit_entries(0, 10)
+    for sql in ("delete from audit", "delete from audit where number = 2", "delete from audit where happened_at > 0"):
+        await run_sql(world, sql, is_guarded=True)
+        assert await world.store.audit_entries(0, 10) == before
+    await world.store.prune_audit(1_500, 10)
+    assert [one.number for one in await every_entry(world)] == [3]
+    assert told(await checked(world.store)) == []
+
+
+async def test_postgresql_does_not_empty_its_audit(postgres_world: World) -> None:
+    await noted(postgres_world, 2)
+    for table in ("audit", "audit_chain"):
+        with pytest.raises(asyncpg.RaiseError, match="audit is kept"):
+            await run_sql(postgres_world, f"truncate {table}", is_guarded=True)
+    assert told(await checked(postgres_world.store)) == []
 
 
 async def test_a_chain_whose_hashes_were_computed_anew_does_not_fit_a_hash_noted_elsewhere(world: World) -> None:
@@ -291,3 +343,46 @@ async def test_a_sweep_chains_what_an_earlier_version_wrote_beside_it(world: Wor
     await retention.tend(world.store, KeepTimes())
     check = await checked(world.store)
     assert (told(check), check.number, await world.store.unchained_audit_count()) == ([], 2, 0)
+
+
+RIGHTS = "select, insert, update, delete"
+
+
+async def test_a_role_that_owns_nothing_can_work_and_cannot_take_the_guards_away(
+    postgres_server: PostgresServer,
+) -> None:
+    """As docs/operations.md says: the owner migrates, and the processes run with these rights alone."""
+    url = postgres_server.create_database()
+    owner = Store(PostgresDriver(url, pool_size=2, statement_timeout_ms=20_000, pooler="none"))
+    await owner.migrate()
+    await owner.close()
+    role = f"app_{urlsplit(url).path.strip('/')}"
+    made: Any = await asyncpg.connect(url)
+    await made.execute(f"create role {role} login; grant {RIGHTS} on all tables in schema public to {role}")
+    as_role = url.replace("//postgres@", f"//{role}@")
+    store = Store(PostgresDriver(as_role, pool_size=2, statement_timeout_ms=20_000, pooler="none"))
+    connection: Any = await asyncpg.connect(as_role)
+    try:
+        for number in range(3):
+            await store.note_read(AuditNote(f"aud_{number}", "operator", "batch.item_read", "batch", "b"), {})
+        for sql in (
+            "set session_replication_role = replica",
+            "alter table audit disable trigger all",
+            "drop trigger audit_kept on audit",
+            "drop function keep_audit() cascade",
+            "truncate audit",
+        ):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await connection.execute(sql)
+        with pytest.raises(asyncpg.RaiseError):
+            await connection.execute("update audit set actor = 'somebody'")
+        assert await connection.execute("delete from audit") == "DELETE 0"
+        assert told(await checked(store)) == []
+        await store.prune_audit(-1_000, 2)
+        assert [one.number for one in (await store.audit_entries(0, 10))[1]] == [3]
+    finally:
+        await connection.close()
+        await store.close()
+        await made.execute(f"drop owned by {role}; drop role {role}")
+        await made.close()
+        postgres_server.drop_database(url)

@@ -20,8 +20,10 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes
 from tidegate import storage
 from tidegate.backends import disk
-from tidegate.core.errors import StoreRefused
+from tidegate.core.audit_chain import ChainCheck
+from tidegate.core.errors import StoreRefused, StoreUnavailable
 from tidegate.settings import load
+from tidegate.store.audit import AuditNote
 from tidegate.store.driver import Driver, Migration
 from tidegate.store.postgres import _MIGRATION_LOCK, PostgresDriver
 from tidegate.store.schema import Step, StoreSchema, current_schema
@@ -354,3 +356,37 @@ async def test_the_names_of_new_directories_survive_a_power_cut(
     monkeypatch.setenv("TIDEGATE_STORE_URL", f"sqlite:///{tmp_path}/c/d/store.db")
     async with storage.opened(load(None, tmp_path / "a" / "b", {}).settings):
         assert {tmp_path, tmp_path / "a", tmp_path / "c"} <= synced
+
+
+async def test_a_store_that_goes_away_while_its_old_audit_is_chained_is_chained_oldest_first(
+    private_postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schema is there and the chain is not whole: the next process to open the store goes on before it notes anything."""
+    url = private_postgres_server.create_database()
+    first = Store(postgres(url), StoreSchema(NOW.steps[0].text, NOW.steps[:1]))
+    await first.migrate()
+    rows = ", ".join(f"('aud_{n:04}', {1_000 + n}, 'operator', 'key.create', 'key', 'k')" for n in range(30))
+    await run_sql(first, f"insert into audit (id, happened_at, actor, action, kind, target) values {rows}")  # noqa: S608
+    await first.close()
+    monkeypatch.setattr(storage, "CHAINED_AT_ONCE", 10)
+    chain = Store.chain_audit
+
+    async def chain_and_go(store: Store, count_max: int) -> int:
+        chained = await chain(store, count_max)
+        await asyncio.to_thread(private_postgres_server.stop)
+        return chained
+
+    settings = load(None, tmp_path, {"store.url": url}).settings
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "chain_audit", chain_and_go)
+        with pytest.raises(StoreUnavailable):
+            await storage.migrate(settings)
+    private_postgres_server.start()
+    async with storage.opened(settings) as parts:
+        await parts.store.note_read(AuditNote("aud_new", "operator", "batch.item_read", "batch", "b"), {})
+        check = ChainCheck()
+        ends, entries = await parts.store.audit_entries(0, 100)
+        check.look(ends, entries)
+        check.look(ends, [])
+    assert [one.id for one in entries] == [*(f"aud_{n:04}" for n in range(30)), "aud_new"]
+    assert check.findings == []

@@ -73,8 +73,9 @@ class Audit(Table):
         old = await _old_entries(tx, keep_ms, count_max)
         if old:
             number, entry_hash = old[-1]
-            await tx.all("audit_prune", number=number)
+            # The store keeps every entry behind the beginning of the chain, so that moves first.
             await tx.all("audit_chain_shorten", number=number, hash=entry_hash)
+            await tx.all("audit_prune", number=number)
 
     @writes
     async def chain_audit(self, tx: Tx, count_max: int) -> int:

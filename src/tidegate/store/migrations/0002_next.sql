@@ -43,6 +43,58 @@ create table audit_chain (
     pruned_number bigint not null,
     pruned_hash text not null
 );
+/*sqlite:
+create trigger audit_unchanged before update on audit when old.number is not null
+begin
+    select raise(abort, 'entries of the audit are never changed');
+end;
+create trigger audit_kept before delete on audit when old.number > coalesce((select pruned_number from audit_chain where id = 1), 0)
+begin
+    select raise(ignore);
+end;
+create trigger audit_chain_goes_on before update on audit_chain
+when new.number < old.number or new.pruned_number < old.pruned_number or new.pruned_number > new.number
+begin
+    select raise(abort, 'the chain of the audit only goes on');
+end;
+create trigger audit_chain_kept before delete on audit_chain
+begin
+    select raise(abort, 'the chain of the audit is kept');
+end;
+*/
+/*postgresql:
+create function keep_audit() returns trigger language plpgsql as $$
+begin
+    if tg_op = 'TRUNCATE' then
+        raise exception 'the audit is kept';
+    end if;
+    if old.number is null then
+        return case tg_op when 'DELETE' then old else new end;
+    end if;
+    if tg_op = 'UPDATE' then
+        raise exception 'entries of the audit are never changed';
+    end if;
+    if old.number <= (select pruned_number from audit_chain where id = 1) then
+        return old;
+    end if;
+    raise warning 'entries of the audit are removed by retention alone';
+    return null;
+end $$;
+create function keep_audit_chain() returns trigger language plpgsql as $$
+begin
+    if tg_op <> 'UPDATE' then
+        raise exception 'the chain of the audit is kept';
+    end if;
+    if new.number < old.number or new.pruned_number < old.pruned_number or new.pruned_number > new.number then
+        raise exception 'the chain of the audit only goes on';
+    end if;
+    return new;
+end $$;
+create trigger audit_kept before update or delete on audit for each row execute function keep_audit();
+create trigger audit_not_emptied before truncate on audit for each statement execute function keep_audit();
+create trigger audit_chain_kept before update or delete on audit_chain for each row execute function keep_audit_chain();
+create trigger audit_chain_not_emptied before truncate on audit_chain for each statement execute function keep_audit_chain();
+*/
 create table ended_sessions (
     nonce text primary key,
     ends_at bigint not null
