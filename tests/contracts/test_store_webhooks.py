@@ -13,7 +13,14 @@ from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Job, JobWebhook, LineError
 from tidegate.core.states import DeliveryState, JobState
-from tidegate.core.webhooks import DISABLED_AFTER_MS, EVENT_TYPES, EndpointShape, LeasedDelivery, WebhookEndpoint
+from tidegate.core.webhooks import (
+    DISABLED_AFTER_MS,
+    EVENT_TYPES,
+    EndpointShape,
+    LeasedDelivery,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
 from tidegate.store.webhooks import ENDPOINTS_MAX
 
 pytestmark = pytest.mark.anyio
@@ -409,6 +416,52 @@ async def test_deliveries_come_in_pages(world: World) -> None:
     ):
         paged += page
     assert paged == every
+
+
+async def test_pages_of_deliveries_go_on_while_endpoints_and_jobs_are_deleted(world: World) -> None:
+    caller, stranger, store, worker_id = (
+        await world.caller(),
+        await world.caller("stranger"),
+        world.store,
+        await world.worker(),
+    )
+    first, second = await endpoint(world, caller), await endpoint(world, caller)
+    for _ in range(3):
+        await cancelled(world, caller)
+        await world.clock.advance(1)
+    for leased in await lease(world, worker_id):
+        assert await store.record_webhook(leased, OK, None)
+    every = await deliveries(world, caller)
+    assert len(every) == 6
+
+    async def behind(one: WebhookDelivery, whose: Caller = caller) -> list[WebhookDelivery] | None:
+        return await store.list_webhook_deliveries(whose.tenant_id, None, (one.event_id, one.endpoint_id), 10)
+
+    await store.forget_job(every[0].job_id)
+    assert await behind(every[1]) == every[2:]
+    assert await store.delete_webhook_endpoint(caller.tenant_id, second.id)
+    left = [one for one in every[2:] if one.endpoint_id == first.id]
+    assert len(left) == 2
+    for at, one in enumerate(every):
+        assert await behind(one) == [other for other in left if other in every[at + 1 :]]
+        assert await behind(one, stranger) is None
+        shown = await store.list_every_delivery(None, None, (one.event_id, one.endpoint_id), 10)
+        assert [other for other, _ in shown or []] == await behind(one)
+
+
+async def test_the_place_of_a_delivery_that_outlived_its_job_is_known(world: World) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker()
+    await endpoint(world, caller)
+    jobs = [await cancelled(world, caller) for _ in range(2)]
+    newer, older = await deliveries(world, caller)
+    assert {newer.job_id, older.job_id} == {job.id for job in jobs}
+    await store.forget_job(newer.job_id)
+    assert await deliveries(world, caller) == [newer, older], "it is still to be delivered"
+    for leased in await lease(world, worker_id):
+        if leased.event_id == newer.event_id:
+            assert await store.record_webhook(leased, OK, None)
+    page = await store.list_webhook_deliveries(caller.tenant_id, None, (newer.event_id, newer.endpoint_id), 10)
+    assert [one.event_id for one in page or []] == [older.event_id]
 
 
 async def test_a_deleted_endpoint_takes_its_deliveries_along(world: World) -> None:

@@ -293,6 +293,7 @@ class Jobs(Table):
             "slices_drop_job",
             "job_inputs_forget",
             "job_place_put",
+            "webhook_places_of_job_put",
             "webhook_deliveries_forget",
             "job_forget",
             "webhook_endpoint_forget",

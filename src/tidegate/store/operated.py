@@ -16,10 +16,9 @@ from tidegate.store.jobs import filter_columns, status_group
 from tidegate.store.rows import errors_text, job_from
 from tidegate.store.sorted_jobs import sorted_page
 from tidegate.store.table import Table, reads, writes
-from tidegate.store.webhooks import delivery_from
+from tidegate.store.webhooks import deliveries_start, delivery_from
 
 _LIST_START = (1 << 62, "")
-_DELIVERIES_START = (1 << 62, "", "")
 RATE_MINUTES = 5
 HISTORY_MINUTES = 60
 MODELS_MAX = 1_000
@@ -187,12 +186,9 @@ class OperatedStore(Table):
         self, tx: Tx, org: str | None, state: DeliveryState | None, after: tuple[str, str] | None, count_max: int
     ) -> list[tuple[WebhookDelivery, str]] | None:
         """Return a page of deliveries and whose they are, newest first; None when `after` (event and endpoint) names none."""
-        start = _DELIVERIES_START
-        if after is not None:
-            known = await tx.dicts("delivery_of_anyone", event_id=after[0], endpoint_id=after[1])
-            if not known:
-                return None
-            start = (known[0]["created_at"], *after)
+        start = await deliveries_start(tx, after)
+        if start is None:
+            return None
         created_at, event_id, endpoint_id = start
         rows = await tx.dicts(
             "deliveries_page",

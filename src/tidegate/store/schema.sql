@@ -321,7 +321,7 @@ create table job_inputs (
 );
 create index job_inputs_by_file on job_inputs (file_id);
 
--- Where batches and webhook endpoints that are gone stood in lists: a page behind one of them begins there for a while. Lists of batches are
+-- Where batches, webhook endpoints and deliveries that are gone stood in lists: a page behind one of them begins there for a while. Lists of batches are
 -- also sorted by the last four columns.
 create table list_places (
     id text primary key,

@@ -116,6 +116,7 @@ class Webhooks(Table):
         await tx.all("webhook_endpoint_place_put", tenant_id=tenant_id, id=endpoint_id)
         deleted = await tx.one("webhook_endpoint_delete", tenant_id=tenant_id, id=endpoint_id) is not None
         if deleted:
+            await tx.all("webhook_places_of_endpoint_put", endpoint_id=endpoint_id)
             await tx.all("webhook_deliveries_delete", endpoint_id=endpoint_id)
         return deleted
 
@@ -157,6 +158,7 @@ class Webhooks(Table):
             await tx.all("webhook_endpoint_recovered", id=leased.endpoint_id)
             name = {"event_id": leased.event_id, "endpoint_id": leased.endpoint_id}
             if gone := await tx.one("webhook_delivered_forget", **name):
+                await tx.all("webhook_delivery_place_put", tenant_id=gone[1], created_at=gone[2], **name)
                 await tx.all("webhook_endpoint_forget", job_id=gone[0])
             return DeliveryState.DELIVERED
         if wait_ms is None or endpoint[0] is not None:
@@ -182,12 +184,9 @@ class Webhooks(Table):
         self, tx: Tx, tenant_id: str, state: DeliveryState | None, after: tuple[str, str] | None, count_max: int
     ) -> list[WebhookDelivery] | None:
         """Return a page of a tenant's deliveries, newest first; None when `after` (event and endpoint) names none of them."""
-        start = _DELIVERIES_START
-        if after is not None:
-            known = await tx.dicts("webhook_delivery_get", tenant_id=tenant_id, event_id=after[0], endpoint_id=after[1])
-            if not known:
-                return None
-            start = (known[0]["created_at"], *after)
+        start = await deliveries_start(tx, after, tenant_id)
+        if start is None:
+            return None
         created_at, event_id, endpoint_id = start
         rows = await tx.dicts(
             "webhook_delivery_list",
@@ -215,8 +214,21 @@ class Webhooks(Table):
         """Forget what could not be delivered of some jobs that are gone, and whose events are older than this."""
         gone = await tx.all("webhook_jobs_gone", keep_ms=keep_ms, count_max=count_max)
         for job_id in sorted({row[0] for row in gone}):
+            await tx.all("webhook_places_of_job_put", job_id=job_id)
             await tx.all("webhook_deliveries_drop", job_id=job_id)
             await tx.all("webhook_endpoint_forget", job_id=job_id)
+
+
+async def deliveries_start(
+    tx: Tx, after: tuple[str, str] | None, tenant_id: str | None = None
+) -> tuple[int, str, str] | None:
+    """Return where a page of deliveries begins; None when `after` (event and endpoint) names none, or none of this tenant's."""
+    if after is None:
+        return _DELIVERIES_START
+    known = await tx.one("webhook_delivery_cursor", event_id=after[0], endpoint_id=after[1])
+    if known is None or tenant_id not in (None, known[0]):
+        return None
+    return (known[1], *after)
 
 
 async def put_events(tx: Tx, job_id: str) -> None:

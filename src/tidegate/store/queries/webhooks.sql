@@ -208,6 +208,12 @@ select d.*, e.url from webhook_deliveries d
 join webhook_endpoints e on e.id = d.endpoint_id
 where d.tenant_id = :tenant_id and d.event_id = :event_id and d.endpoint_id = :endpoint_id;
 
+-- webhook_delivery_cursor --
+-- Where a page begins; deliveries that are gone still mark a place.
+select tenant_id, created_at from webhook_deliveries where event_id = :event_id and endpoint_id = :endpoint_id
+union all
+select tenant_id, created_at from list_places where id = cast(:event_id as text) || '.' || cast(:endpoint_id as text);
+
 -- webhook_delivery_list --
 select d.*, e.url from webhook_deliveries d
 join webhook_endpoints e on e.id = d.endpoint_id
@@ -216,6 +222,22 @@ where d.tenant_id = :tenant_id and (cast(:state as text) is null or d.state = :s
         or (d.event_id = :event_id and d.endpoint_id < :endpoint_id))))
 order by d.created_at desc, d.event_id desc, d.endpoint_id desc
 limit :count_max;
+
+-- webhook_places_of_endpoint_put --
+insert into list_places (id, tenant_id, created_at, deleted_at)
+select event_id || '.' || endpoint_id, tenant_id, created_at, now_ms() from webhook_deliveries where endpoint_id = :endpoint_id
+on conflict (id) do nothing;
+
+-- webhook_places_of_job_put --
+insert into list_places (id, tenant_id, created_at, deleted_at)
+select event_id || '.' || endpoint_id, tenant_id, created_at, now_ms() from webhook_deliveries
+where job_id = :job_id and state <> 'pending'
+on conflict (id) do nothing;
+
+-- webhook_delivery_place_put --
+insert into list_places (id, tenant_id, created_at, deleted_at)
+values (cast(:event_id as text) || '.' || cast(:endpoint_id as text), :tenant_id, :created_at, now_ms())
+on conflict (id) do nothing;
 
 -- webhook_deliveries_delete --
 delete from webhook_deliveries where endpoint_id = :endpoint_id;
@@ -229,7 +251,7 @@ delete from webhook_deliveries where job_id = :job_id and state = 'delivered';
 delete from webhook_deliveries
 where event_id = :event_id and endpoint_id = :endpoint_id and state = 'delivered'
     and not exists (select 1 from jobs j where j.id = webhook_deliveries.job_id)
-returning job_id;
+returning job_id, tenant_id, created_at;
 
 -- webhook_jobs_gone --
 -- Jobs that are gone and of which something has been listed as long as they would have been; one may come several times. The moment is
