@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,38 @@ def test_a_store_names_lines_of_several_files_and_rows_as_their_author_finds_the
     assert split_place(failure_of(json.loads(line)))[1] == "row 3"
 
 
+def test_files_of_one_name_are_told_apart(desk: Desk) -> None:
+    for folder in ("d1", "d2"):
+        (desk.here / folder).mkdir()
+        desk.write([chat(f"{folder}-0", "say it"), "{"], f"{folder}/a.jsonl")
+    refused = desk.done("run", "d*/a.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl", code=2).stderr()
+    assert "line 2: d1/a.jsonl: " in refused
+    assert "line 2: d2/a.jsonl: " in refused
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "is_read"),
+    [
+        ("in/*.jsonl", "in/out.jsonl", True),
+        ("*/*.jsonl", "in/../in/out.jsonl", True),
+        ("**/*.jsonl", "in/deep/out.jsonl", True),
+        ("in/*.jsonl", "in/deep/out.jsonl", False),
+        ("in/part-*.jsonl", "in/out.jsonl", False),
+        ("in/a.jsonl", "in/a.jsonl", False),
+        ("s3://bucket/in/*.csv", "s3://bucket/in/out.csv", True),
+        ("s3://bucket/in/*.csv", "s3://bucket/out/out.csv", False),
+        ("s3://bucket/in/*.csv", "in/out.csv", False),
+    ],
+)
+def test_results_are_never_what_the_next_run_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, output: str, *, is_read: bool
+) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match="the next run would read it") if is_read else nullcontext():
+        places.check_apart(output, source)
+
+
 def failure_of(line: dict[str, Any]) -> str:
     """The message of a failed line."""
     error = line["error"] or line["response"]["body"]["error"]
@@ -391,6 +424,7 @@ def test_a_placeholder_alone_keeps_its_type_and_one_in_a_text_is_written_out(tmp
         ("a.csv", f"a\n{'x' * 50}\n", "begins at line 2: a cell has more than 40 characters"),
         ("a.csv", 'a\n"x"y\n', r"begins at line 2: .*write a cell that has commas, quotes or lines"),
         ("a.csv", "a\n1\ncaf\udce9\n", "line 3 is not UTF-8: save the table as UTF-8"),
+        ("a.csv", "\udcff\udcfea\x00\n\x001\x00", "iconv -f UTF-16 -t UTF-8"),
         ("a.jsonl", "[1]\n", "line 1 is no JSON object"),
         ("a.parquet", "no", r"cannot be read as Parquet: .*[^.]\.$"),
         ("a.txt", "x", "is no table that can be read"),

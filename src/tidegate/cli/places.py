@@ -7,11 +7,13 @@ local files. Address and keys are those of `blobs.*`, or the machine's own (AWS_
 import asyncio
 import fnmatch
 import glob
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from tidegate.cli import results, terminal
@@ -38,7 +40,14 @@ def is_pattern(name: str) -> bool:
     return any(sign in name for sign in _PATTERN) and (is_remote(name) or not Path(name).exists())
 
 
-async def bring(name: str, settings: Settings, scratch: Path) -> list[Path]:
+class SourceFile(msgspec.Struct, frozen=True):
+    """A file of an input on this disk, and where its author knows it to be."""
+
+    path: Path
+    place: str
+
+
+async def bring(name: str, settings: Settings, scratch: Path) -> list[SourceFile]:
     """The files that a name means, in the order of their names, on this disk."""
     try:
         return await _bring_objects(name, settings, scratch) if is_remote(name) else _local_files(name)
@@ -48,7 +57,7 @@ async def bring(name: str, settings: Settings, scratch: Path) -> list[Path]:
         raise SettingsError(f"{name} cannot be read: {error}") from None
 
 
-def _local_files(name: str) -> list[Path]:
+def _local_files(name: str) -> list[SourceFile]:
     found = sorted(Path(path) for path in glob.glob(name, recursive=True)) if is_pattern(name) else [Path(name)]
     files = [path for path in found if path.is_file()]
     if not files and Path(name).is_dir():
@@ -59,25 +68,46 @@ def _local_files(name: str) -> list[Path]:
         raise SettingsError(
             f"There is no file {name}; name a file, a pattern such as 'data/*.jsonl', or s3://bucket/key."
         )
-    return files
+    return [SourceFile(path, str(path)) for path in files]
 
 
-async def _bring_objects(name: str, settings: Settings, scratch: Path) -> list[Path]:
+async def _bring_objects(name: str, settings: Settings, scratch: Path) -> list[SourceFile]:
     objects, key = _objects(name, settings)
     keys = await _matching(objects, key) if is_pattern(name) else [key]
     if not keys:
         raise SettingsError(f"No object matches {name}; check the bucket and the pattern.")
-    paths = []
+    files = []
     for number, one in enumerate(keys):
-        path = scratch / f"{number:06}-{Path(one).name}"
+        # Its own directory lets it keep its name, by which messages call it.
+        path = scratch / f"{number:06}" / (Path(one).name or "object")
+        path.parent.mkdir()
         held = await objects.head(one)
         if held is None:
             raise BlobMissing(one)
         with path.open("wb") as stream:
             async for chunk in objects.chunks(one, 0, held.size_bytes):
                 await asyncio.to_thread(stream.write, chunk)
-        paths.append(path)
-    return paths
+        files.append(SourceFile(path, one))
+    return files
+
+
+def check_apart(output: str | None, source: str) -> None:
+    """Refuse results that the same pattern would read as input the next time."""
+    if output is None or not is_pattern(source) or is_remote(source) != is_remote(output):
+        return
+    directory, name = os.path.split(source)
+    if is_remote(source):
+        is_read = fnmatch.fnmatchcase(output, source)
+    else:
+        target = Path(output)
+        parents = [Path(one) for one in glob.glob(directory, recursive=True)] if directory else [Path()]
+        is_read = fnmatch.fnmatchcase(target.name, name) and any(
+            one.is_dir() and one.samefile(target.parent) for one in parents
+        )
+    if is_read:
+        raise SettingsError(
+            f"{output} is a name that {source} matches, so the next run would read it: choose another place with -o."
+        )
 
 
 async def _matching(objects: "Bucket", pattern: str) -> list[str]:
@@ -136,14 +166,14 @@ async def send_both(targets: Targets, name: str, settings: Settings, job_ids: Se
     return shown
 
 
-def joined(paths: Sequence[Path], path: Path) -> InputPlaces:
-    """Write all these files' lines to one file, and return where they come from."""
+def joined(files: Sequence[SourceFile], path: Path) -> InputPlaces:
+    """Write all these files' lines to one file, and return where they come from: by their names, where these tell them apart."""
     starts, lines = [], 0
     with path.open("wb") as stream:
-        for one in paths:
+        for one in files:
             starts.append(lines)
             last = b"\n"
-            with one.open("rb") as source:
+            with one.path.open("rb") as source:
                 while chunk := source.read(_READ_BYTES):
                     stream.write(chunk)
                     lines += chunk.count(b"\n")
@@ -151,7 +181,8 @@ def joined(paths: Sequence[Path], path: Path) -> InputPlaces:
             if last != b"\n":
                 stream.write(b"\n")
                 lines += 1
-    return InputPlaces(tuple(one.name for one in paths), tuple(starts))
+    names = tuple(one.path.name for one in files)
+    return InputPlaces(names if len(set(names)) == len(names) else tuple(one.place for one in files), tuple(starts))
 
 
 def check_address(name: str) -> None:

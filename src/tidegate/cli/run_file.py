@@ -132,14 +132,15 @@ def _input(order: Order, settings: Settings, passing: ExitStack) -> input_file.I
     if order.output is None:
         raise SettingsError(f"{order.file} is no file here to name the results after; say where they go with -o FILE.")
     scratch = passing.enter_context(_scratch(settings))
-    paths = uvloop.run(places.bring(order.file, settings, scratch))
+    files = uvloop.run(places.bring(order.file, settings, scratch))
     if order.output != input_file.STREAM and not order.remote_output:
-        input_file.check_target(Path(order.output), paths, "-o")
+        input_file.check_target(Path(order.output), [one.path for one in files], "-o")
+    places.check_apart(order.output, order.file)
     name = PurePath(order.file).name
-    if len(paths) == 1:
-        return replace(input_file.read_input(str(paths[0]), scratch, bytes_max), name=name)
+    if len(files) == 1:
+        return replace(input_file.read_input(str(files[0].path), scratch, bytes_max), name=name)
     path = scratch / "joined.jsonl"
-    found = places.joined(paths, path)
+    found = places.joined(files, path)
     return replace(input_file.read_input(str(path), scratch, bytes_max), name=name, places=found)
 
 
@@ -147,9 +148,10 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
     order = replace(order, output=_table_output(order))
     scratch = passing.enter_context(_scratch(settings))
     tables.format_of(order.output or "", "written")
-    paths = uvloop.run(places.bring(order.file, settings, scratch))
+    paths = [one.path for one in uvloop.run(places.bring(order.file, settings, scratch))]
     target = Path(_local_output(order, settings, passing) or "")
     input_file.check_target(target, paths, "-o")
+    places.check_apart(order.output, order.file)
     if results.is_stream(target):
         raise SettingsError(f"{target} is no file: rows and their answers need one, so choose another place with -o.")
     table = tables.RowTable(paths)

@@ -4,6 +4,7 @@ Parquet needs `pyarrow`, which comes with `tidegate[tables]` and is loaded only 
 """
 
 import csv
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -102,6 +103,12 @@ def _columns(path: Path, suffix: str) -> list[str]:
     return header
 
 
+def _likely_encoding(path: Path) -> str:
+    """What programs write that do not write UTF-8."""
+    with path.open("rb") as stream:
+        return "UTF-16" if stream.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "WINDOWS-1252"
+
+
 def _csv_reader(stream: IO[str], path: Path) -> Iterator[list[str]]:
     csv.field_size_limit(CELL_CHARS_MAX)
     reader = csv.reader(stream, strict=True)
@@ -113,7 +120,7 @@ def _csv_reader(stream: IO[str], path: Path) -> Iterator[list[str]]:
     except UnicodeDecodeError:
         raise SettingsError(
             f"{path.name}, line {_line_not_utf8(path):,} is not UTF-8: save the table as UTF-8, "
-            f"or convert it, such as with iconv -f WINDOWS-1252 -t UTF-8."
+            f"or convert it, such as with iconv -f {_likely_encoding(path)} -t UTF-8."
         ) from None
     except csv.Error as error:
         raise SettingsError(f"{path.name}, the row that begins at line {begun:,}: {_csv_trouble(error)}") from None
