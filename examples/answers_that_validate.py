@@ -1,4 +1,5 @@
-"""Have every answer of a batch checked against a JSON schema, with the official openai SDK: what does not fit is asked for again.
+"""Have every answer of a batch checked against a JSON schema, with the official openai SDK: what does not fit is asked for again, and then
+of a stronger model.
 
 Install the SDK with `pip install openai`, and start a server, for example:
 
@@ -45,7 +46,9 @@ def main() -> None:
         endpoint="/v1/chat/completions",
         completion_window="24h",
         # What OpenAI's API does not have goes into extra_body.
-        extra_body={"answers": {"schema": "response_format", "tries_max": 2, "feedback": True}},
+        extra_body={
+            "answers": {"schema": "response_format", "tries_max": 2, "feedback": True, "escalate_to": "llama-3-70b"}
+        },
     )
     while batch.status not in ENDED:
         time.sleep(0.5)

@@ -28,6 +28,8 @@ def main() -> None:
         print(limit["bound"], limit["period"], limit["remaining"], "too little" if limit["binds"] else "enough")
     for refusal in checked["refused"]:
         print("refused:", refusal["code"], refusal["message"])
+    room: Any = client.get("/limits", cast_to=object)
+    print("this key has left:", room["data"])
     client.files.delete(file.id)
     print("completed: the input can be run" if checked["valid"] else "the input cannot be run")
 

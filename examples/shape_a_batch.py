@@ -1,5 +1,5 @@
 """Ask for more than the lines of a file, with the official openai SDK: one set of parameters for all requests, two
-files in one batch, and retries of its own.
+files in one batch, retries of its own, and answers in files of bounded size.
 
 Install the SDK with `pip install openai`, and start a server, for example:
 
@@ -38,6 +38,7 @@ def main() -> None:
             "overrides": {"max_tokens": 16},
             "input_file_ids": [file.id for file in files],
             "retry": {"attempts_max": 5, "backoff_ms": 200},
+            "output_file_bytes_max": 16_384,
         },
     )
     print(batch.id, batch.status, batch.tidegate["overrides"])
@@ -46,6 +47,7 @@ def main() -> None:
         time.sleep(0.5)
         batch = client.batches.retrieve(batch.id)
     counts = batch.request_counts
+    print("answers are in", len(batch.tidegate["output_file_ids"]), "files")
     print(batch.status, f"{counts.completed} of {counts.total} answered")
 
 

@@ -185,6 +185,16 @@ def test_several_parts_become_one_table(desk: Desk, monkeypatch: pytest.MonkeyPa
     assert ids == [f"row-{number}" for number in range(1, 26)]
 
 
+def test_the_example_gives_each_row_its_answer(desk: Desk) -> None:
+    example = Path(__file__).parents[2] / "examples" / "rows_with_answers.py"
+    env = {"PATH": os.environ["PATH"], "HOME": str(desk.here), **QUICK, "MODEL_SERVER_URL": desk.engine.url}
+    for _ in range(2):
+        run = desk.processes.start([sys.executable, str(example)], name="example", env=env, cwd=desk.here)
+        assert run.wait(60) == 0, run.logs()
+        assert run.stdout().splitlines()[-1] == "completed: every row has its answer"
+    assert len(desk.called()) == 3
+
+
 def test_tables_and_requests_in_a_bucket(desk: Desk, s3_server: S3Server, s3_bucket: str) -> None:
     write_template(desk)
     where: dict[str, Any] = {

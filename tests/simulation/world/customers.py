@@ -286,6 +286,8 @@ class Customers:
             order.wishes = replace(order.wishes, is_edited=True)
         if dice.random() < plan.strength("job_schema") and order.endpoint != EMBEDDINGS:
             terms = AnswerTerms(SCHEMA, tries_max=dice.choice((0, 1, 2)), feedback=dice.random() < 0.5)
+            if plan.estate.stronger:
+                terms = msgspec.structs.replace(terms, escalate_to=plan.estate.stronger)
             order.wishes = replace(order.wishes, answers=terms)
         # The door that wants events of items takes neither copies nor answers of an earlier job.
         is_copied = order.shape.dedupe or order.wishes.is_edited

@@ -28,7 +28,7 @@ _REDIS_KINDS = ("redis_flush", "redis_fail_over", "redis_away", "redis_lost", "r
 class Estate(msgspec.Struct, frozen=True):
     """`names` are what requests may ask for: models and resources. `override_mode` is a mode that an operator switches to under way.
 
-    `usage_factor` is by how much real prompts exceed their estimate."""
+    `usage_factor` is by how much real prompts exceed their estimate. `stronger` is the model for answers that do not fit."""
 
     models: tuple[str, ...]
     deployments: tuple[Deployment, ...]
@@ -43,6 +43,7 @@ class Estate(msgspec.Struct, frozen=True):
     uses_redis: bool
     usage_factor: int
     endpoints: tuple[str, ...] = (CHAT,)
+    stronger: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:

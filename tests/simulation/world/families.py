@@ -345,6 +345,15 @@ FAMILIES: dict[str, Family] = {
         plan={**_QUICK, "retry_after_s_max": 0.5, "job_count": 3, "item_count_max": 12, "item_count_min": 8, "call_s_max": 0.6},
         estate={**_OPEN, "endpoints": (CHAT,)},
     ),
+    # What does not fit goes to a stronger model, while workers die between two tries.
+    "escalated": Family(
+        {"job_schema": 1.0, "error": 0.05, "kill": 0.04, "store_unknown": 0.1},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 16, "item_count_min": 12, "call_s_max": 0.6},
+        estate={
+            **_OPEN, "endpoints": (CHAT,), "stronger": "omega",
+            "deployments": (*_deployments(1), Deployment("omega-0", "http://omega-0/v1", ("omega",), max_in_flight=6)),
+        },
+    ),
     # What becomes of each item is noted, while leases change hands.
     "doors": Family(
         {"job_door": 1.0, "refuse": 0.15, "cancel": 0.3, "throttle": 0.1, "kill": 0.05, "store_unknown": 0.1},

@@ -9,6 +9,7 @@ import msgspec
 from tests.simulation.world.customers import Order
 from tests.simulation.world.plan import DELAYS, Plan
 from tests.simulation.world.witness import INVALID, Witnessed
+from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.nouns import Usage
 
 Line = dict[str, Any]
@@ -83,7 +84,8 @@ class LineJudge:
             tag = order.source_of(line["custom_id"])
             rejected = [one for one in tries if one["problem"] is not None]
             met = [call for call in calls if call.tag == tag and call.mood == INVALID and call.heard_s is not None]
-            if len(rejected) > terms.tries_max + 1 or len(rejected) > len(met):
+            tries_max = terms.tries_max + 1 + (terms.escalate_to is not None)
+            if len(rejected) > tries_max or len(rejected) > len(met):
                 self._broken(
                     f"schema: {order.name} lists {len(rejected)} answers that do not fit, {len(met)} came: {line}"
                 )
@@ -93,6 +95,8 @@ class LineJudge:
                 self._broken(
                     f"schema: {order.name} lists {len(rejected)} answers that do not fit, and {len(met)} came: {line}"
                 )
+            if terms.escalate_to is not None:
+                self._judge_escalation(order, terms, line, tries)
             for one in rejected:
                 usage = Usage(one["input_tokens"], one["cached_tokens"], one["output_tokens"])
                 if usage != order.usages[tag]:
@@ -101,6 +105,15 @@ class LineJudge:
                     )
                 found.append(usage)
         return found
+
+    def _judge_escalation(self, order: Order, terms: AnswerTerms, line: Line, tries: list[Line]) -> None:
+        """The stronger model is asked when all other tries were in vain, once; and nothing is filed before it was."""
+        stronger = [number for number, one in enumerate(tries) if one["model"] == terms.escalate_to]
+        if stronger not in ([], [terms.tries_max + 1]):
+            self._broken(f"schema: {order.name} asked the stronger model at {stronger}: {line}")
+        is_filed = line["error"] is not None and line["error"]["code"] == "schema_invalid"
+        if is_filed and not stronger:
+            self._broken(f"schema: {order.name} filed an answer that the stronger model was not asked for: {line}")
 
     # ---- what is noted of each item
 

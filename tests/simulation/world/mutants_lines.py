@@ -99,6 +99,16 @@ LINES: dict[str, Mutant] = {
     "misfits_free": Mutant(
         "fitting", "answers that do not fit count as free", patch(Performer, "_paid_try", _pay_for_fitting)
     ),
+    "never_escalated": Mutant(
+        "escalated",
+        "what does not fit is filed before the stronger model was asked",
+        patch(Performer, "_may_escalate", lambda self, terms, leased, tried: False),
+    ),
+    "escalated_twice": Mutant(
+        "escalated",
+        "the stronger model is asked as long as nothing fits",
+        patch(Performer, "_may_escalate", lambda self, terms, leased, tried: tried < terms.tries_max + 3),
+    ),
     "ends_unnoted": Mutant(
         "doors", "what became of items is not noted", patch(outcomes, "record_lines", _note_nothing)
     ),
