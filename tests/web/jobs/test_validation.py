@@ -99,6 +99,23 @@ def test_one_tenants_dry_runs_take_turns_and_keep_nobody_else_waiting(
         assert sorted(done.result()["request_counts"]["total"] for done in waiting) == [3] * 3 + [5_000] * 3
 
 
+@pytest.mark.parametrize(
+    "text", ["größer als früher ", "潮の満ち引き ", 'say "it"\n\n', "C:\\users\\me ", "😀 "], ids=ascii
+)
+def test_how_a_prompt_is_written_down_changes_no_forecast(client: httpx2.Client, text: str) -> None:
+    """JSON writes most characters in two ways, and a model reads them in one."""
+
+    def asked(*, is_escaped: bool) -> bytes:
+        prompts = [{"messages": [{"role": "user", "content": 40 * f"{text}{number}"}]} for number in range(20)]
+        made = [{"custom_id": f"c{n}", "url": CHAT, "body": {"model": "m", **one}} for n, one in enumerate(prompts)]
+        return "".join(json.dumps(one, ensure_ascii=is_escaped) + "\n" for one in made).encode()
+
+    plain, escaped = (validated(client, asked(is_escaped=one))["tokens"]["input"] for one in (False, True))
+    assert abs(escaped - plain) <= 0.15 * plain
+    read = sum(len(40 * f"{text}{number}".encode()) + 33 for number in range(20)) / 4
+    assert abs(plain - read) <= 0.02 * read
+
+
 def test_copies_of_a_request_are_counted_apart_and_take_nothing(client: httpx2.Client) -> None:
     same = b"".join(
         line(number, messages=[{"role": "user", "content": "Say it."}], temperature=0) for number in range(5)

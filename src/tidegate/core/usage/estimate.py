@@ -5,11 +5,24 @@ that costs a hundred times as much, and real usage corrects the estimate later. 
 """
 
 PROMPT_BYTES_PER_TOKEN = 4
+_HIGH_SURROGATES = (b"\\ud8", b"\\ud9", b"\\uda", b"\\udb")
 
 
 def prompt_tokens(prompt_bytes: int) -> int:
     """The prompt's tokens, rounded up."""
     return (prompt_bytes + PROMPT_BYTES_PER_TOKEN - 1) // PROMPT_BYTES_PER_TOKEN
+
+
+def escaped_bytes(text: bytes) -> int:
+    """How many bytes of JSON text a model does not read, because they only write other characters down: `\\n` is one, `\\u00e4` is two."""
+    slashes = text.count(b"\\")
+    if not slashes:
+        return 0
+    marked = text.count(b"\\u") - text.count(b"\\\\u")
+    short = min(marked, text.count(b"\\u0"))
+    # Two of them together write one character of four bytes.
+    pairs = sum(text.count(high) for high in _HIGH_SURROGATES) if marked else 0
+    return 4 * short + 3 * (marked - short) + 2 * pairs + slashes - marked - text.count(b"\\\\")
 
 
 def output_tokens(asked: int | None, choices: int, *, default_tokens: int, tokens_max: int) -> int:

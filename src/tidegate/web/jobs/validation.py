@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -21,7 +22,7 @@ from tidegate.core.schedule import eta
 from tidegate.core.schedule.job_estimate import EstimateRange, ModelLoad, cost_nano, input_tokens, output_tokens
 from tidegate.core.schedule.outlooks import ModelOutlook
 from tidegate.core.schedule.share_owner import share_owner_of
-from tidegate.core.usage.estimate import prompt_tokens
+from tidegate.core.usage.estimate import escaped_bytes, prompt_tokens
 from tidegate.core.usage.prices import nano_of, units_text
 from tidegate.stages.ingest.earlier_job import EarlierJobs, earlier_gone, remove_earlier
 from tidegate.stages.ingest.ingest_file import InputPasses
@@ -37,6 +38,8 @@ from tidegate.web.jobs.limit_rooms import CallerLimit, LimitRooms, LimitSides
 
 # Passes over small and over large inputs that this process makes at once: each of a large one may take a core.
 _PASSES_MAX = 2
+# A prompt that is nothing but escapes of two bytes of text each.
+_READ_SHARE_MIN = 1 / 3
 _bad_item = msgspec.json.Decoder(BadItem).decode
 
 
@@ -128,12 +131,13 @@ class JobValidation:
         is_small = cost_bytes <= self._settings.ingest.small_bytes_max
         lane = IngestLane.SMALL if is_small else IngestLane.LARGE
         async with self._own_turns[lane].taken(caller.tenant_id), self._turns[lane]:
-            plan, bad_lines = await self._plan(caller, wanted, files, lane)
+            plan, bad_lines, escaped = await self._plan(caller, wanted, files, lane)
         if plan.errors:
             return self._unusable(plan, files)
         loads, bad_count = _loads(plan)
         share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
         shared_share = plan.shared_prefix_bytes / plan.prompt_bytes if plan.prompt_bytes else 0.0
+        read_share = _read_share(plan, escaped)
         output, cost = EstimateRange(), EstimateRange()
         outlooks: list[ModelOutlook] = []
         for load in loads:
@@ -141,10 +145,12 @@ class JobValidation:
             outlook = await self._store.forecast(load.model, share_owner, units, self._servers)
             answers = output_tokens(load, outlook.minutes)
             output += answers
-            cost += cost_nano(load, answers, self._router.prices(load.model), shared_share)
+            # What is measured and scheduled are the bytes of requests; what is paid for is what a model reads of them.
+            read = msgspec.structs.replace(load, input_tokens=int(read_share * load.input_tokens))
+            cost += cost_nano(read, answers, self._router.prices(load.model), shared_share)
             outlooks.append(outlook)
         rooms = await self._rooms.of_caller(caller, wanted.limits)
-        prompts = input_tokens(prompt_tokens(plan.prompt_bytes))
+        prompts = input_tokens(prompt_tokens(int(read_share * plan.prompt_bytes)))
         needs = (sum(load.items for load in loads), prompts.p50 + output.p50, cost.p50)
         least_ms = await self._forecaster.least_ms(caller, needs[0], [one.model for one in loads], "new", wanted.limits)
         return JobEstimate(
@@ -168,19 +174,20 @@ class JobValidation:
 
     async def _plan(
         self, caller: Caller, wanted: JobRequest, files: Sequence[File], lane: IngestLane
-    ) -> tuple[IngestPlan, Sequence[LineError]]:
-        """Read the input through; return what was found, and the first lines that would become failed ones."""
+    ) -> tuple[IngestPlan, Sequence[LineError], int]:
+        """Read the input through; return what was found, the first lines that would become failed ones, and how many bytes are escapes."""
+        escaped = 0
         rules = self._rules(caller, wanted)
         with _passing(self._scratch, 2 + len(files)) as (joined_path, work_path, *paths):
             for file, path in zip(files, paths, strict=True):
                 with path.open("xb") as copy:
                     async for chunk in file_bytes(self._store, self._blobs, file.id, 0, file.size_bytes):
-                        await asyncio.to_thread(copy.write, chunk)
+                        escaped += await asyncio.to_thread(_copy, chunk, copy)
             try:
                 if job_id := wanted.shape.reuse_from:
                     earlier = await self._earlier.fetch(caller.tenant_id, job_id, work_path)
                     if earlier is None:
-                        return IngestPlan(0, None, [], 0, 0, 0, [earlier_gone(job_id)]), ()
+                        return IngestPlan(0, None, [], 0, 0, 0, [earlier_gone(job_id)]), (), 0
                     rules = msgspec.structs.replace(rules, earlier=earlier)
                 if len(files) == 1 and not rules.levels:
                     plan = await self._passes(paths[0], work_path, rules, lane)
@@ -188,7 +195,7 @@ class JobValidation:
                     parts = tuple(InputPart(file.id, str(path)) for file, path in zip(files, paths, strict=True))
                     rules = msgspec.structs.replace(rules, parts=parts)
                     plan = await self._passes(joined_path, work_path, rules, lane)
-                return plan, await asyncio.to_thread(_bad_lines, plan, work_path, rules.errors_max)
+                return plan, await asyncio.to_thread(_bad_lines, plan, work_path, rules.errors_max), escaped
             finally:
                 remove_earlier(work_path)
 
@@ -222,6 +229,19 @@ def _passing(scratch: Path, count: int) -> Iterator[list[Path]]:
     finally:
         for path in paths:
             path.unlink(missing_ok=True)
+
+
+def _copy(chunk: bytes, copy: IO[bytes]) -> int:
+    """Write a piece of an input, and return how many of its bytes are escapes."""
+    copy.write(chunk)
+    return escaped_bytes(chunk)
+
+
+def _read_share(plan: IngestPlan, escaped: int) -> float:
+    """Return how much of its prompts' bytes a model reads: all but the escapes, of which lines that are not run have their part."""
+    run_count = sum(one.count for one in plan.slices if one.model)
+    unread = escaped * run_count / max(1, plan.item_count)
+    return max(_READ_SHARE_MIN, 1 - unread / max(1, plan.prompt_bytes))
 
 
 def _bad_lines(plan: IngestPlan, work_path: Path, count_max: int) -> list[LineError]:
