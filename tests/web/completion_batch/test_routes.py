@@ -415,6 +415,15 @@ def test_a_create_that_goes_on_reading_its_events(web: WebServer, client: httpx2
     assert kept(web) == before, "no second batch is paid for"
 
 
+def test_an_empty_id_is_that_of_a_reader_who_has_seen_nothing(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = made(client)["batchId"]
+    client.post(f"{PLACE}/{batch_id}/cancel")
+    assert web.run(web.store.end_unstarted(batch_id))
+    whole = client.get(f"{PLACE}/{batch_id}/events")
+    assert whole.text.startswith("id: 1\n")
+    assert client.get(f"{PLACE}/{batch_id}/events", headers={"Last-Event-ID": ""}).text == whole.text
+
+
 def test_the_head_of_a_stream_does_not_wait_for_it(client: httpx2.Client) -> None:
     answer = client.head(f"{PLACE}/{made(client)['batchId']}/events", timeout=10)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")

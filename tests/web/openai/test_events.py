@@ -211,6 +211,13 @@ def test_positions_are_numbers_that_grow() -> None:
         assert read_position(text) is None
 
 
+def test_an_empty_id_is_that_of_a_reader_who_has_seen_nothing(web: WebServer, client: httpx2.Client) -> None:
+    path = f"/v1/batches/{done_job(web, client)}/events"
+    whole = client.get(path)
+    assert whole.status_code == 200
+    assert client.get(path, headers={"Last-Event-ID": ""}).text == whole.text
+
+
 @pytest.mark.parametrize("last_id", ["x", "-5", "1" * 100, "1e3", "15"])
 def test_an_id_that_is_none_is_refused(web: WebServer, client: httpx2.Client, last_id: str) -> None:
     answer = client.get(f"/v1/batches/{done_job(web, client)}/events", headers={"Last-Event-ID": last_id})

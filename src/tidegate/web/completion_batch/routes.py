@@ -322,7 +322,8 @@ def _all_was_read() -> Response:
 def _last_event(request: Request) -> int:
     """The number of the last event that the caller saw; 0 without one."""
     text = request.headers.get("last-event-id")
-    if text is None:
+    if not text:
+        # An empty id is what an event source has before its first event.
         return 0
     if not _EVENT_NUMBER.fullmatch(text):
         raise _bad_event()

@@ -147,7 +147,8 @@ class EventLog(EventSource):
 
 def _last_position(request: Request) -> EventPosition:
     text = request.headers.get("last-event-id")
-    if text is None:
+    if not text:
+        # An empty id is what an event source has before its first event.
         return EventPosition(step=NO_STATUS)
     position = read_position(text)
     if position is None:
