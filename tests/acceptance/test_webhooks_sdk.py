@@ -15,7 +15,7 @@ from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.receiver import Got, Receiver
 from tests.support.run_directory import RunDirectory
-from tests.support.sdks import openai
+from tests.support.sdks import openai, standardwebhooks
 
 ALLOWED = {"TIDEGATE_CALLBACKS_ALLOW_HOSTS": "127.0.0.1", "TIDEGATE_CALLBACKS_ALLOW_HTTP": "true"}
 WAIT_S = 60.0
@@ -101,6 +101,20 @@ def test_the_sdk_verifies_a_test_and_the_end_of_a_batch(client: Any, receiver: R
     assert event.created_at == client.batches.retrieve(batch.id).completed_at
     with pytest.raises(openai.InvalidWebhookSignatureError):
         client.webhooks.unwrap(got.body + b" ", got.headers, secret=endpoint.signing_secret)
+    client.webhooks.delete(endpoint.id)
+
+
+def test_the_library_of_the_standard_verifies_events_under_both_secrets(client: Any, receiver: Receiver) -> None:
+    endpoint = client.webhooks.create(name="standard", url=receiver.url, event_types=["batch.completed"])
+    rotated = client.webhooks.rotate_secret(endpoint.id, keep_old_secret_active_for_24_hours=True)
+    batch = submit(client)
+    got = received(receiver, batch.id)
+    for secret in (endpoint.signing_secret, rotated.signing_secret):
+        verifier = standardwebhooks.Webhook(secret)
+        assert verifier.verify(got.body, got.headers)["data"] == {"id": batch.id}
+        for body, headers in ((got.body + b" ", got.headers), (got.body, {**got.headers, "webhook-id": "evt_other"})):
+            with pytest.raises(standardwebhooks.WebhookVerificationError):
+                verifier.verify(body, headers)
     client.webhooks.delete(endpoint.id)
 
 

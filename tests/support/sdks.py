@@ -30,3 +30,6 @@ if TYPE_CHECKING:
 else:
     anthropic = Sdk("anthropic")
     openai = Sdk("openai")
+
+# The library of the Standard Webhooks: small, and used by one test.
+standardwebhooks: Any = Sdk("standardwebhooks")
