@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.processes import free_port
 from tests.web.server import WebServer, settings_with
+from tidegate import metrics
+from tidegate.core.errors import StoreUnavailable
 from tidegate.store.census import StoreCensus
 from tidegate.web.gauges import Gauges
 from tidegate.web.scrape import scraped
@@ -84,3 +86,37 @@ def test_no_scrape_waits_long_for_a_census(
         return gauges._counting is None
 
     assert server.run(scraped_meanwhile())
+
+
+def test_a_scrape_shows_nothing_old_of_a_store_that_is_away(
+    start_web: Callable[..., WebServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_web()
+    census, is_away = server.store.census, False
+
+    async def perhaps() -> StoreCensus:
+        if is_away:
+            raise StoreUnavailable("PostgreSQL cannot be used now")
+        return await census()
+
+    monkeypatch.setattr(server.store, "census", perhaps)
+
+    gauges = Gauges(server.context)
+
+    async def is_shown(after_ms: int) -> bool:
+        server.clock.ahead_ms += after_ms
+        await gauges.refresh()
+        while gauges._counting is not None:  # noqa: ASYNC110 - another task takes it
+            await asyncio.sleep(0.001)
+        return bool(metrics.workers._children)
+
+    assert server.run(is_shown(0))
+    is_away = True
+    assert server.run(is_shown(30_000)), "a store that was away for a moment has most likely not changed much"
+    assert not server.run(is_shown(60_000))
+    page = server.client().get("/metrics")
+    assert page.status_code == 200
+    assert "tidegate_process_cpu_seconds_total" in page.text
+    assert "tidegate_workers{" not in page.text
+    is_away = False
+    assert server.run(is_shown(60_000))

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support.ports import HandClock
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
@@ -501,12 +502,14 @@ class Ocean:
     def __init__(self, clock: HandClock) -> None:
         self.store = Store(SqliteDriver(None, clock.now_ms))
         self.away = False
+        self.refused = 0
         self.reported: list[Present] = []
 
     async def report_to_fleet(
         self, worker_id: str, mine: Mapping[str, Present]
     ) -> Mapping[str, Mapping[str, FleetReport]]:
         if self.away:
+            self.refused += 1
             raise StoreUnavailable("away")
         self.reported += mine.values()
         return await self.store.report_to_fleet(worker_id, mine)
@@ -551,6 +554,23 @@ async def test_a_process_with_nothing_to_do_is_not_closed_for_ever_by_what_it_he
         await eventually(lambda: at.router.free_slots("m") > 0, "to go on without word of them")
         at.model.batch.set()
         assert (await at.send()).status == 200
+
+
+async def test_a_store_that_is_away_is_one_line_and_hears_the_rest_when_it_is_back() -> None:
+    async with shared() as (at, ocean):
+        at.send(LONG_BYTES)
+        await eventually(lambda: any(one.calls for one in ocean.reported), "the first report")
+        with capture_logs() as lines:
+            ocean.away = True
+            for count in range(1, 6):
+                at.world.clock.advance(600)
+                await eventually(lambda count=count: ocean.refused >= count, "a report that fails")  # type: ignore[misc]
+            told = len(ocean.reported)
+            ocean.away = False
+            at.world.clock.advance(600)
+            await eventually(lambda: len(ocean.reported) > told, "a report that arrives")
+        told_of = [(one["event"], one["log_level"]) for one in lines if one["event"].startswith("tide_")]
+        assert told_of == [("tide_report_failed", "warning")]
 
 
 async def test_calls_that_other_processes_know_are_not_taken_for_strangers() -> None:

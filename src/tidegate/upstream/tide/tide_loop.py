@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
+from tidegate.core.errors import StoreError
 from tidegate.core.ports import Clock, Fleet, Notices
 from tidegate.upstream.tide.peers import decode_notice, encode_notices
 from tidegate.upstream.tide.tides import DeploymentTide
@@ -42,6 +43,7 @@ class TideLoop:
         self._fleet = fleet
         self._worker_id = worker_id or (lambda: "")
         self._reported_ms = 0.0
+        self._is_reached = True
         self._looks: dict[DeploymentTide, asyncio.Task[None]] = {}
         self._teller: asyncio.Task[None] | None = None
         self._notices = notices if self._is_shared else None
@@ -129,7 +131,15 @@ class TideLoop:
         self._reported_ms = now_ms
         if not mine:
             return
-        self._silent = {name for name, tide in self._tides.items() if tide.is_idle}
-        others = await self._fleet.report_to_fleet(self._worker_id(), mine)
+        idle = {name for name, tide in self._tides.items() if tide.is_idle}
+        try:
+            others = await self._fleet.report_to_fleet(self._worker_id(), mine)
+        except StoreError as error:
+            # Other processes go on for a while with the last report. This process reports again when the store is back.
+            if self._is_reached:
+                log.warning("tide_report_failed", error=str(error))
+            self._is_reached = False
+            return
+        self._silent, self._is_reached = idle, True
         for name, tide in self._tides.items() if self._is_shared else ():
             tide.peers.read(others.get(name, {}))
