@@ -214,6 +214,23 @@ def test_it_fits_a_phone_in_the_dark_and_axe_finds_nothing(browser: Browser, con
     assert reading.troubles == []
 
 
+def test_long_looks_leave_room_for_who_changed_what(browser: Browser, console: Console) -> None:
+    """A key's id or `operator` stands on one line beside the long JSON of a new key."""
+    visit = Visit(browser, console, viewport={"width": 1280, "height": 800})
+    made = console.web.client(console.writer_key).post("/admin/v1/keys", json={"org": "ops", "label": "a label"})
+    assert made.status_code == 200, made.text
+    visit.sign_in(console.writer_key)
+    visit.page.goto("/console/audit")
+    names = visit.page.locator("td.name code")
+    assert names.count() >= 2
+    lines = names.evaluate_all(
+        "all => all.filter(one => one.innerText.length <= 12).map(one => one.getClientRects().length)"
+    )
+    assert lines
+    assert set(lines) == {1}
+    assert visit.troubles == []
+
+
 def test_a_chart_of_one_moment_is_one_of_minutes(browser: Browser, console: Console) -> None:
     visit = Visit(browser, console)
     visit.page.add_init_script(KEEP_CHARTS)
