@@ -81,6 +81,7 @@ def test_a_webhook_of_the_retry_has_a_secret_of_its_own(start_web: Any) -> None:
 def test_a_bad_wish_is_refused(web: WebServer, client: httpx2.Client, body: Any, param: str) -> None:
     answer = client.post("/v1/batches/batch_0000000000000000000000/retry", json=body)
     is_error(answer, {"status": 400, "code": "invalid_parameter", "param": param})
+    assert "must be a list of" in answer.json()["error"]["message"]
 
 
 def test_an_unknown_field_and_no_json_are_refused(client: httpx2.Client) -> None:

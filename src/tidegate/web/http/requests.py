@@ -70,6 +70,7 @@ METADATA_KEY_CHARS_MAX = 64
 METADATA_VALUE_CHARS_MAX = 512
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_ELEMENT = re.compile(r"\[[0-9]+\]$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
 _AT = re.compile(r"(?P<what>.*?) - at `(?:key in )?\$\.?(?P<path>.*)`", re.DOTALL)
@@ -386,8 +387,10 @@ def _mismatch(message: str, kind: Any) -> ApiProblem:
     if not path:
         return _bad(None, "The body must be a JSON object.")
     param = path.removesuffix("[...]")[:_SHOWN_CHARS_MAX]
-    if param in _ALLOWED:
-        return _bad(param, f"`{param}` must be {_ALLOWED[param]}.")
+    # A wrong element is answered with what its whole list may hold.
+    name = _ELEMENT.sub("", param)
+    if name in _ALLOWED:
+        return _bad(param, f"`{name}` must be {_ALLOWED[name]}.")
     return _bad(param, f"`{param}`: {what[0].lower()}{what[1:200]}.")
 
 
