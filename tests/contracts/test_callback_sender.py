@@ -7,12 +7,13 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.proxy import Proxy
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tidegate.backends import callback_sender
 from tidegate.backends.callback_sender import CallbackSender
@@ -117,6 +118,38 @@ async def test_a_receiver_that_hangs_is_given_up(sender: CallbackSender, monkeyp
         reply = await sender.post(receiver.url, b"{}", HEADERS)
         await eventually(lambda: receiver.open_count == 0, "the connection to be closed")
     assert reply.failure == "timed_out"
+
+
+WIRE_FAULTS: dict[str, Callable[[Proxy], None]] = {
+    "the request is cut": lambda wire: wire.cut(10, "up"),
+    "the answer is cut": lambda wire: wire.cut(10, "down"),
+    "the answer is lost": lambda wire: wire.blackhole("down"),
+    "nothing comes through": lambda wire: wire.blackhole(),
+    "the answer crawls": lambda wire: wire.rate(20, "down"),
+    "nobody takes the connection": lambda wire: wire.pause_accept(),
+    "the connection is refused": lambda wire: wire.refuse(),
+}
+
+
+@pytest.mark.parametrize("fault", list(WIRE_FAULTS))
+async def test_what_a_bad_wire_does_is_a_try_that_failed(
+    sender: CallbackSender, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with RawServer() as receiver:
+        wire = Proxy("127.0.0.1", receiver.port)
+        try:
+            url = f"http://{wire.address}/v1"
+            assert (await sender.post(url, b"{}", HEADERS)).is_success
+            with monkeypatch.context() as short:
+                short.setattr(callback_sender, "TOTAL_S", 0.3)
+                WIRE_FAULTS[fault](wire)
+                reply = await sender.post(url, b"{}", HEADERS)
+            assert (reply.is_success, reply.is_gone) == (False, False)
+            assert reply.word in ("timed_out", "connection_failed", "invalid_answer"), reply.word
+            wire.heal()
+            assert (await sender.post(url, b"{}", HEADERS)).is_success
+        finally:
+            wire.close()
 
 
 async def test_a_head_that_trickles_is_given_up(sender: CallbackSender, monkeypatch: pytest.MonkeyPatch) -> None:
