@@ -4,12 +4,14 @@ Only what happens at deployments that share an engine is watched. In the process
 once; the others hear of it through the store. A call that the tide took back may be sent again, twice at most.
 """
 
+import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from tests.simulation.world.customers import Order
 from tests.simulation.world.plan import Plan
 from tests.simulation.world.process import Process
-from tests.simulation.world.witness import Witnessed
+from tests.simulation.world.witness import Visit, Witnessed
 from tidegate.upstream.tide.tides import HAND_BACKS_MAX, shares_engine
 
 # An answer that is not streamed is taken to have its first token by then.
@@ -22,9 +24,20 @@ _HOLDS_UP = frozenset({"pause", "kill", "border_kill", "stop", "power", "poison"
 
 
 class TideWatch:
-    def __init__(self, plan: Plan, users: list[Witnessed], broken: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        users: list[Witnessed],
+        visits: list[Visit],
+        orders: Mapping[str, Order],
+        closed_at_s: Mapping[str, float],
+        broken: Callable[[str], None],
+    ) -> None:
         self._plan = plan
         self._users = users
+        self._visits = visits
+        self._orders = orders
+        self._closed_at_s = closed_at_s
         self._broken = broken
         self._shared = {one.name: one for one in plan.estate.deployments if shares_engine(one)}
         store_troubles = any(kind.startswith(("store_", "redis_", "connect_")) for kind in plan.kinds)
@@ -56,8 +69,7 @@ class TideWatch:
         """Whether a user's need explains that this call was ended; counted, for it may happen to an item twice at most."""
         if not call.aborted or call.deployment not in self._shared:
             return False
-        since_s = call.ended_s - _TOLD_S
-        if not any(self._needs(one, call.deployment) and since_s <= one.ended_s for one in self._waited_for()):
+        if not self._is_needed(call.deployment, call.ended_s):
             return False
         item = (call.job_id, call.number)
         self._taken_back[item] += 1
@@ -65,10 +77,25 @@ class TideWatch:
             self._broken(f"P5: item {call.number} of {call.job_id} was taken back {self._taken_back[item]} times")
         return True
 
-    def _needs(self, user: Witnessed, deployment: str) -> bool:
-        """Whether a user's call may have waited for a slot at this deployment: it stands in line at all that serve its model."""
-        assert user.user is not None
-        return any(one.name == deployment for one in self._plan.estate.serving(user.user.asks_for))
+    def _is_needed(self, deployment: str, at_s: float) -> bool:
+        """Whether a user's call may have waited for a slot at this deployment: it stands in line at all that serve its model.
+
+        So does a response that goes like a user's call once it has waited, whether or not it came to be sent."""
+        since_s = at_s - _TOLD_S
+        users = (
+            visit.user.asks_for
+            for visit in self._visits
+            if not visit.user.is_flex and visit.came_s <= at_s and since_s <= visit.went_s
+        )
+        turned = (
+            json.loads(order.bodies[0])["body"]["model"]
+            for order in self._orders.values()
+            if order.interactive_after_ms is not None
+            and order.asked_s <= at_s
+            and since_s <= self._closed_at_s.get(order.job_id, at_s)
+        )
+        models = {*users, *turned}
+        return any(one.name == deployment for model in models for one in self._plan.estate.serving(model))
 
     def check_end(self, processes: list[Process], calls: list[Witnessed]) -> None:
         """Nothing of a call is left when all have ended: no slot, and no user who is not there. A job may close before its calls end."""

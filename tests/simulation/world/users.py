@@ -18,7 +18,7 @@ from tests.simulation.world.plan import Plan
 from tests.simulation.world.process import Process
 from tests.simulation.world.provider import Provider
 from tests.simulation.world.trace import Trace
-from tests.simulation.world.witness import MARK, User, Witnessed
+from tests.simulation.world.witness import MARK, User, Visit, Witnessed
 from tidegate.core.errors import ApiProblem, HandedBack, UpstreamError
 from tidegate.core.nouns import Call, Caller
 from tidegate.upstream.calls.response import UpstreamResponse
@@ -51,6 +51,7 @@ class Users:
         self._flex_dice = random.Random(f"flex/{plan.seed}")
         self._calls: dict[str, list[Witnessed]] = {}
         self.waiting = 0
+        self.visits: list[Visit] = []
 
     async def come(self, processes: Callable[[], Collection[Process]]) -> None:
         """Send calls for as long as this runs, each to a process that takes some."""
@@ -81,7 +82,8 @@ class Users:
     async def _visit(self, process: Process, user: User, tag: str) -> None:
         """One call. A process that dies takes it along."""
         self.waiting += 1
-        began_s = process.loop.time()
+        visit = Visit(user, process.loop.time())
+        self.visits.append(visit)
         leaves_s = self._dice.uniform(0.05, 3.0) if self._dice.random() < _LEAVES_SHARE else None
         try:
             async with asyncio.timeout(leaves_s):
@@ -95,7 +97,8 @@ class Users:
         except Exception as error:
             self._broken(f"an internal error: {tag} of a user: {error!r}")
         self.waiting -= 1
-        waited_s = process.loop.time() - began_s
+        visit.went_s = process.loop.time()
+        waited_s = visit.went_s - visit.came_s
         if waited_s > _ANSWERED_S_MAX and not _HOLDS_UP & set(self._plan.kinds):
             self._broken(f"users: {tag} waited for {waited_s:.0f} s")
 

@@ -4,6 +4,7 @@ A call for several items is written down once for each of them; one of these lea
 to no job.
 """
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -33,6 +34,15 @@ class User:
     asks_for: str
     is_stream: bool
     is_flex: bool
+
+
+@dataclass(slots=True)
+class Visit:
+    """A user's call as long as somebody waits for it, whether or not it is ever sent."""
+
+    user: User
+    came_s: float
+    went_s: float = math.inf
 
 
 @dataclass(slots=True)

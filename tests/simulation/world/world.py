@@ -104,7 +104,14 @@ class World:
         self.users = Users(plan, self.customers, self.provider, self.trace, self.breaks)
         self.controls = ControlWatch(plan, self.connection, self.customers.by_job, self.loop.time, self.breaks)
         self.turns = TurnWatch(plan, self.customers.by_job, self.breaks)
-        self.tides = TideWatch(plan, self.provider.user_calls, self.breaks)
+        self.tides = TideWatch(
+            plan,
+            self.provider.user_calls,
+            self.users.visits,
+            self.customers.by_job,
+            self.rules.closed_at_s,
+            self.breaks,
+        )
         self.receiver = Receiver(plan, self.customers, self.trace, self.breaks)
         self.judge: Judge | None = None
         self.meter: Meter | None = None
