@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -155,6 +156,20 @@ async def test_an_absent_blob_is_missing(blobs: Blobs, tmp_path: Path) -> None:
             await streamed(blobs, new_id(), 0, count)
     with pytest.raises(BlobMissing):
         await blobs.local_path(new_id(), tmp_path)
+
+
+async def test_work_on_a_disk_that_nobody_waits_for_ends_without_a_word(blobs: Blobs) -> None:
+    """A sweep is cancelled while it looks for a log that was begun and never written."""
+    loop, said = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, context: said.append(context))
+    looking = asyncio.create_task(blobs.recover(new_id()))
+    await asyncio.sleep(0)
+    looking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await looking
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert said == []
 
 
 async def test_an_id_that_exists_is_refused(blobs: Blobs, elsewhere: Blobs, tmp_path: Path) -> None:

@@ -146,6 +146,24 @@ def test_the_database_is_down_while_a_drain_is_written(
     crashing.until_called(called + 1)
 
 
+@pytest.mark.parametrize("waves", [1, 2])
+def test_answers_that_come_while_the_database_is_down_outlive_their_worker(
+    crashing: Site, private_postgres_server: PostgresServer, waves: int
+) -> None:
+    """They lie fsynced in the spool, also those that came while others waited to be committed: the next worker delivers them."""
+    lines = requests(waves * IN_FLIGHT, lambda number: behaving(f"latency={2_000 + 1_500 * (number % waves)}"))
+    more = {**PATIENT, "TIDEGATE_WORKER_IN_FLIGHT_MAX": str(len(lines))}
+    worker = crashing.begin(more=more)
+    batch_id = crashing.submit(lines)
+    crashing.until_called(len(lines))
+    private_postgres_server.stop()
+    wait_until(lambda: len(crashing.items_on_disk()) == len(lines), END_S, "the answers on the disk", poll_s=ASK_S)
+    worker.kill()
+    private_postgres_server.start()
+    crashing.worker(more=more)
+    crashing.judge(batch_id, lines)
+
+
 def test_a_silent_database_stops_new_calls_when_the_lease_is_over(
     cluster: Site, postgres_server: PostgresServer, proxies: Proxies
 ) -> None:

@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -287,16 +287,13 @@ class Site(msgspec.Struct):
     def loss(self) -> Loss:
         """Look at what a worker left that died just now. Ask before another worker starts."""
         self.engine.settle()
-        return Loss(self.item_calls(), frozenset(self._durable_lines()))
+        stored = [] if self.embedded else asyncio.run(self._stored_blobs())
+        return Loss(self.item_calls(), self.items_on_disk() | _items_in(stored))
 
-    def _durable_lines(self) -> Iterator[str]:
-        """Ids of the items whose answers lie, whole, in a log or a spool, recorded or not."""
-        found = [path.read_bytes() for place in ("blobs", "spool") for path in (self.data / place).rglob("blob_*")]
-        for data in found + ([] if self.embedded else asyncio.run(self._stored_blobs())):
-            whole, _, _ = data.rpartition(b"\n")
-            for line in whole.splitlines():
-                if line.startswith(b'{"id":"batch_req_'):
-                    yield str(json.loads(line)["id"])
+    def items_on_disk(self) -> frozenset[str]:
+        """Ids of the items whose answers lie, whole, in a log or a spool of this host, recorded or not."""
+        places = ("blobs", "spool")
+        return _items_in([path.read_bytes() for place in places for path in (self.data / place).rglob("blob_*")])
 
     async def _stored_blobs(self) -> list[bytes]:
         async with opened(self.settings, read_only=True) as parts:
@@ -455,3 +452,8 @@ def _code(line: dict[str, Any]) -> str:
     if line.get("error"):
         return str(line["error"]["code"])
     return str(line["response"]["status_code"])
+
+
+def _items_in(logs: list[bytes]) -> frozenset[str]:
+    whole = (line for data in logs for line in data.rpartition(b"\n")[0].splitlines())
+    return frozenset(str(json.loads(line)["id"]) for line in whole if line.startswith(b'{"id":"batch_req_'))

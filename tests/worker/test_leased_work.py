@@ -41,7 +41,10 @@ class Room:
 
 
 def hand_of(clock: HandClock, free: int = 1) -> LeasedWork:
-    upstream, recorder = cast(Upstream, cast(Any, Room(free))), cast(Recorder, SimpleNamespace(full=False))
+    upstream, recorder = (
+        cast(Upstream, cast(Any, Room(free))),
+        cast(Recorder, SimpleNamespace(full=False, expect=lambda: None)),
+    )
     leased_work = LeasedWork(upstream, clock, recorder, Supervisor())
     leased_work.extend_lease(float("inf"))
     return leased_work

@@ -26,7 +26,7 @@ from tidegate.core.job_controls import JobControls
 from tidegate.core.nouns import Attempts, Finished, ItemVerdict, Job, Placed
 from tidegate.core.ports import LogIds
 from tidegate.core.states import Outcome
-from tidegate.stages.record import FlushLimits, Recorder
+from tidegate.stages.record import SPARE_COUNT, FlushLimits, Recorder
 
 pytestmark = pytest.mark.anyio
 
@@ -55,6 +55,7 @@ async def recording(
 
     limits = FlushLimits(5, 1, 1 << 20, held_bytes_max)
     recorder = Recorder(world.store, blobs, upstream or Script(world), limits, new_blob, asyncio.Event(), LocalWake())
+    recorder.expect()
     running = asyncio.create_task(recorder.run())
     yield recorder
     running.cancel()
@@ -62,9 +63,17 @@ async def recording(
 
 
 async def writing(world: World) -> int:
-    return int(
-        (await world.rows("select count(*) from blobs where state = 'writing' and kind in ('answers', 'errors')"))[0][0]
-    )
+    """How many logs are being written, but for those that are only begun ahead."""
+    counted = "select count(*) from blobs where state = 'writing' and kind in ('answers', 'errors')"
+    return int((await world.rows(counted))[0][0]) - 2 * SPARE_COUNT
+
+
+async def written(world: World) -> list[int]:
+    """How long each log of answers is that lines were written to."""
+    found = [
+        await world.blobs.recover(row[0]) for row in await world.rows("select id from blobs where kind = 'answers'")
+    ]
+    return [size_bytes for size_bytes in found if size_bytes is not None]
 
 
 async def test_a_log_that_moves_on_leaves_no_blob_that_is_written_for_ever(world: World, tmp_path: Any) -> None:
@@ -76,7 +85,7 @@ async def test_a_log_that_moves_on_leaves_no_blob_that_is_written_for_ever(world
             recorder.record(verdict(job, number))
             await recorder.drain()
     assert (await world.look(job)).answered_count == 7
-    assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(7,)]
+    assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(7 + SPARE_COUNT,)]
     assert await writing(world) == 1
     await blobs.close()
 
@@ -114,7 +123,7 @@ async def test_logs_given_up_on_a_full_disk_are_settled_once_their_lines_are_com
             recorder.record(verdict(job, number))
             await recorder.drain()
     assert (await world.look(job)).answered_count == 2
-    assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(6,)]
+    assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(6 + SPARE_COUNT,)]
     assert await writing(world) == 1
 
 
@@ -210,8 +219,7 @@ async def test_a_log_that_begins_late_puts_no_line_of_the_other_down_twice(
         await recorder.drain()
     done = await world.look(job)
     assert (done.answered_count, done.failed_count) == (1, 1)
-    [(blob_id,)] = await world.rows("select id from blobs where kind = 'answers'")
-    assert await world.blobs.recover(blob_id) == len(answered.line)
+    assert await written(world) == [len(answered.line)]
 
 
 async def test_what_is_committed_is_let_go_of_and_reported(world: World) -> None:
@@ -254,8 +262,7 @@ async def test_what_an_unexpected_error_puts_back_is_written_once_more_and_no_mo
         assert not recorder.full
         again.cancel()
     assert (await world.look(job)).answered_count == 1
-    blob_ids = [row[0] for row in await world.rows("select id from blobs where kind = 'answers'")]
-    assert [await world.blobs.recover(blob_id) for blob_id in blob_ids] == [len(answered.line)] * 2
+    assert await written(world) == [len(answered.line)] * 2
 
 
 async def test_a_new_life_writes_to_logs_of_its_own_after_what_waits_is_committed(world: World) -> None:
@@ -271,7 +278,8 @@ async def test_a_new_life_writes_to_logs_of_its_own_after_what_waits_is_committe
             recorder.record(verdict(job, 2))
             await recorder.drain()
     assert (await world.look(job)).answered_count == 3
-    assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(3,)]
+    # Three that were written, those that were begun ahead in the first life, and those of the second.
+    assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(3 + 2 * SPARE_COUNT,)]
 
 
 async def test_a_job_that_a_commit_stopped_is_reported_at_once(world: World) -> None:
@@ -433,3 +441,111 @@ async def test_while_a_disk_or_a_store_is_away_results_are_kept_nothing_new_is_s
                 assert not recorder.full
     assert (ledger.committed, waits) == ([1, 1], slept)
     assert [line["event"] for line in logged] == ["record_postponed"] * 2, "once for each outage"
+
+
+class Halting(Ledger):
+    """A ledger whose commits and seals go on only when they are let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits, self.seals = asyncio.Semaphore(0), asyncio.Semaphore(9)
+        self.begun = 0
+
+    async def seal(self) -> Placed:
+        if self.seals.locked():
+            raise BlobUnavailable("away")
+        await self.seals.acquire()
+        return await super().seal()
+
+    async def record_outcomes(self, flushes: list[Any], *slices: Any) -> list[Any]:
+        self.begun += 1
+        await self.commits.acquire()
+        return await super().record_outcomes(flushes, *slices)
+
+
+@pytest.mark.parametrize("away", ["a silent store", "a store that is away", "objects that are away"])
+async def test_what_comes_while_older_results_wait_is_durable_before_they_are_committed(
+    monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
+    ledger = Halting()
+    if away == "a store that is away":
+        ledger.commits, ledger.store_away = asyncio.Semaphore(9), 1 << 40
+    if away == "objects that are away":
+        ledger.seals = asyncio.Semaphore(0)
+
+    async def appended(size_bytes: int) -> bool:
+        return ledger.appended_bytes == size_bytes
+
+    async def committed() -> bool:
+        return sum(ledger.committed) == 3
+
+    async with noting(ledger, FlushLimits(0, 1, 1_000, 1_500)) as recorder:
+        for number in range(3):
+            recorder.record(plain(number))
+            await until(partial(appended, 10 * (number + 1)), "the line to be durable")
+        assert ledger.committed == []
+        ledger.store_away = 0
+        for _ in range(3):
+            ledger.seals.release()
+            ledger.commits.release()
+        await until(committed, "all three")
+        assert not recorder.full
+
+
+async def test_a_new_life_takes_nothing_before_the_answers_of_the_last_one_are_committed() -> None:
+    """Its slices are lost: leased again, their items would be sent again while their answers wait here."""
+    ledger = Halting()
+
+    async def begun(count: int) -> bool:
+        return ledger.begun == count
+
+    async def open_again() -> bool:
+        return not recorder.full
+
+    async with noting(ledger, FlushLimits(0, 1, 1_000, 1_500)) as recorder:
+        recorder.record(plain(0))
+        await until(partial(begun, 1), "the first commit")
+        recorder.record(plain(1))
+        assert not recorder.full
+        recorder.renew()
+        assert recorder.full
+        ledger.commits.release()
+        await until(partial(begun, 2), "the second commit")
+        assert (ledger.committed, recorder.full) == ([1], True)
+        ledger.commits.release()
+        await until(open_again, "the second answer")
+        # A call of the life before that ends later.
+        recorder.record(plain(2))
+        assert not recorder.full
+        recorder.commit_first()
+        assert recorder.full
+        ledger.commits.release()
+        await until(open_again, "the third answer")
+    assert ledger.committed == [1, 1, 1]
+
+
+async def test_logs_are_begun_ahead_once_results_are_expected() -> None:
+    """A process that runs nothing begins none."""
+    begun: list[str] = []
+
+    async def new_blob(kind: str) -> str:
+        begun.append(kind)
+        return f"blob {len(begun)}"
+
+    async def are_begun() -> bool:
+        return len(begun) == 2 * SPARE_COUNT
+
+    ledger: Any = Ledger()
+    upstream: Any = SimpleNamespace(recorded=list)
+    recorder = Recorder(
+        ledger, ledger, upstream, FlushLimits(0, 1, 1_000, 1_500), new_blob, asyncio.Event(), LocalWake()
+    )
+    running = asyncio.create_task(recorder.run())
+    await turns()
+    assert begun == []
+    recorder.expect()
+    await until(are_begun, "the logs")
+    assert sorted(begun) == ["answers"] * SPARE_COUNT + ["errors"] * SPARE_COUNT
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

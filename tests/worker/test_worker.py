@@ -432,3 +432,30 @@ async def test_an_item_costs_one_row_and_a_share_of_what_is_written_for_many(liv
     assert counts["outcomes"] == 1_024
     assert sum(counts.values()) < 1_024 * 1.5
     assert counts["jobs"] < 1_024 / 8
+
+
+async def test_a_worker_that_was_declared_gone_sends_nothing_again_that_it_has_the_answer_of(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers wait for a store that hangs. They are committed before the next life leases the items that they belong to."""
+    script = Script(live, "m")
+    job = await live.started(chat_lines(8), slice_items=2)
+    gate, record_outcomes = asyncio.Event(), live.store.record_outcomes
+
+    async def hanging(*asked: Any) -> Any:
+        await gate.wait()
+        return await record_outcomes(*asked)
+
+    monkeypatch.setattr(live.store, "record_outcomes", hanging)
+    async with working(live, script, in_flight_max=8) as bench:
+        await until(lambda: _is(len(script.calls) == 8 and not bench.worker._leased_work.in_flight), "eight answers")
+        lost = bench.me.id
+        assert await live.store.declare_gone(lost, leaving=True)
+        assert await live.store.reclaim_slices(lost) == 4
+        # A heartbeat at once.
+        bench.worker._recorder.job_stopped.set()
+        await until(lambda: _is(bench.me.id != lost), "the next life")
+        await until(lambda: _is(bench.worker._recorder.full), "the answers to be waited for")
+        gate.set()
+        await until(ended(live, job), "the job")
+    assert sorted(call.number for call in script.calls) == list(range(8))

@@ -45,8 +45,8 @@ def unavailable(failure: OSError, directory: Path, doing: str) -> BlobUnavailabl
 
 
 async def hop(threads: Executor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do blocking work in a thread. Cancelling stops the waiting, not the work."""
-    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(threads, lambda: work(*args, **kwargs)))
+    """Do blocking work in a thread. Cancelling stops the waiting, not the work; how that ends concerns nobody then."""
+    return await hop_or_undo(threads, lambda: work(*args, **kwargs), lambda done: None)
 
 
 async def hop_or_undo(threads: Executor, work: Callable[[], T], undo: Callable[[T], object]) -> T:

@@ -1,10 +1,12 @@
 """record: finished lines become durable, then committed, then forgotten here.
 
 Lines go to this incarnation's two logs (answers, errors). A log that fails once is abandoned: its lines, which are still in memory, go to a
-fresh one. What the store refuses because the job closed is counted as paid but unused. Nothing here looks inside a line.
+fresh one. While older lines wait for a store that is away, newer ones are made durable all the same; a log's next blob is begun ahead, so
+that it needs no store then. What the store refuses because the job closed is counted as paid but unused. Nothing here looks inside a line.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from itertools import groupby
 from operator import attrgetter
@@ -26,6 +28,8 @@ log = structlog.get_logger()
 _RETRY_S = 0.5
 _RETRY_S_MAX = 5.0
 _KINDS = ("answers", "errors")
+# Blobs that are begun ahead, of each kind: while a store is away one may be sealed and wait to be committed, and another one grow.
+SPARE_COUNT = 2
 
 
 _JOB = attrgetter("job_id")
@@ -79,9 +83,11 @@ class Recorder:
         # What this process sends of a job that it stopped itself should not wait for the next heartbeat.
         self.job_stopped = asyncio.Event()
         self._part = _FlushPart()
+        self._unwritten: deque[_FlushPart] = deque()
         self._appended: list[_FlushPart] = []
         self._logs: dict[str, ResultLog] = {}
         self._blob_ids: dict[str, str] = {}
+        self._spare_blob_ids: dict[str, list[str]] = {kind: [] for kind in _KINDS}
         self._left_blob_ids: list[str] = []
         self._news = asyncio.Event()
         self._due = asyncio.Event()
@@ -89,8 +95,10 @@ class Recorder:
         self._idle.set()
         self._settling: set[tuple[str, int, str]] = set()
         self._held_bytes = 0
+        self._taken_count = self._committed_count = self._awaited_count = 0
         self._appended_s = 0.0
         self._retry_s = _RETRY_S
+        self._is_expecting = False
         self._hurried = False
         self._renewed = False
         self._draining = False
@@ -98,8 +106,18 @@ class Recorder:
 
     @property
     def full(self) -> bool:
-        """Too much waits for a store or a disk that is away: nothing new should be sent."""
-        return self.failing or self._held_bytes > self._limits.held_bytes_max
+        """Nothing new should be taken or sent: too much waits for a store or a disk that is away, or what waits may be leased again."""
+        return (
+            self.failing
+            or self._held_bytes > self._limits.held_bytes_max
+            or self._committed_count < self._awaited_count
+        )
+
+    def expect(self) -> None:
+        """Results will come: begin logs for them while there is a store to ask."""
+        if not self._is_expecting:
+            self._is_expecting = True
+            self._news.set()
 
     def record(self, verdict: ItemVerdict) -> None:
         """Take over an item's finished line: it is made durable and committed with the next flush."""
@@ -107,6 +125,7 @@ class Recorder:
         part.lines["answers" if verdict.finished.outcome is Outcome.ANSWERED else "errors"].append(verdict)
         part.size_bytes += size_bytes
         part.line_count += 1
+        self._taken_count += 1
         self._held_bytes += size_bytes
         if part.line_count >= self._limits.line_count_max or part.size_bytes >= self._limits.size_bytes_max:
             self._due.set()
@@ -144,6 +163,15 @@ class Recorder:
     def renew(self) -> None:
         """A new incarnation begins: its lines go to logs of its own, once what lies in the old ones is committed."""
         self._renewed = True
+        for spares in self._spare_blob_ids.values():
+            self._left_blob_ids += spares
+            spares.clear()
+        self.commit_first()
+
+    def commit_first(self) -> None:
+        """Take nothing new before what is recorded so far is committed: its slices are lost, and leased again its items would be sent."""
+        self._awaited_count = self._taken_count
+        self.hurry()
 
     async def drain(self) -> None:
         """Wait until everything finished so far is committed; from now on nothing waits for more lines."""
@@ -154,18 +182,30 @@ class Recorder:
     async def run(self) -> None:
         """Flush for ever. It ends only when it is cancelled; what fails is tried again."""
         while True:
-            if not self._appended and self._part.is_empty():
+            if self._is_expecting:
+                await self._begin_spares()
+            if self._is_done():
                 await self._news.wait()
             self._news.clear()
             await self._wait_until_due()
-            part, self._part = self._part, _FlushPart()
+            part = self._next_part()
             try:
                 await self._flush(part)
             except Exception:
                 self._put_back(part)
                 raise
-            if self._part.is_empty() and not self._appended:
+            if self._is_done():
                 self._idle.set()
+
+    def _is_done(self) -> bool:
+        return self._part.is_empty() and not self._unwritten and not self._appended
+
+    def _next_part(self) -> _FlushPart:
+        """What is to be written next; it may be empty."""
+        if self._unwritten:
+            return self._unwritten.popleft()
+        part, self._part = self._part, _FlushPart()
+        return part
 
     async def _flush(self, part: _FlushPart) -> None:
         if self._renewed and not self._appended:
@@ -184,7 +224,7 @@ class Recorder:
         """Keep what is not committed after an unexpected error: it goes to new logs when this runs again."""
         whole = _FlushPart()
         taken = self._appended if part in self._appended else [*self._appended, part]
-        for one in [*taken, self._part]:
+        for one in [*taken, *self._unwritten, self._part]:
             for kind in _KINDS:
                 whole.lines[kind] += one.lines[kind]
             whole.attempts += one.attempts
@@ -193,6 +233,7 @@ class Recorder:
             whole.size_bytes += one.size_bytes
             whole.line_count += one.line_count
         self._part, self._appended = whole, []
+        self._unwritten.clear()
         self._release_logs()
 
     def _seal_is_due(self, more_bytes: int = 0) -> bool:
@@ -268,17 +309,37 @@ class Recorder:
                 part.logs[kind] = ready
         await hit("record_durable")
 
+    async def _append_more(self) -> None:
+        """Make durable what came while older lines wait to be committed. What cannot be written now waits in memory as well."""
+        while not (part := self._next_part()).is_empty():
+            try:
+                await self._append(part)
+            except (BlobError, StoreUnavailable):
+                self._unwritten.appendleft(part)
+                return
+            self._appended.append(part)
+
     async def _log(self, kind: str) -> ResultLog:
         if kind not in self._logs:
             self._logs[kind] = await self._blobs.open_log(lambda: self._next_blob(kind))
         return self._logs[kind]
 
     async def _next_blob(self, kind: str) -> str:
-        """A log begins a new blob: everything in the one before it was committed."""
-        fresh = await self._new_blob(kind)
+        """A log begins a new blob. Everything in the one before it is sealed: it is settled with the next commit."""
+        spares = self._spare_blob_ids[kind]
+        fresh = spares.pop() if spares else await self._new_blob(kind)
         self._release_blob(kind)
         self._blob_ids[kind] = fresh
         return fresh
+
+    async def _begin_spares(self) -> None:
+        """Begin the blobs that each log takes next, while there is a store to ask."""
+        try:
+            for kind, spares in self._spare_blob_ids.items():
+                while len(spares) < SPARE_COUNT:
+                    spares.append(await self._new_blob(kind))
+        except StoreUnavailable as error:
+            log.info("log_not_begun", error=str(error), meanwhile="the next results ask for it again")
 
     def _release_blob(self, kind: str) -> None:
         if old := self._blob_ids.pop(kind, None):
@@ -301,11 +362,7 @@ class Recorder:
             self._left_blob_ids.pop()
 
     async def _seal_and_commit(self) -> None:
-        placed = {}
-        for kind in _KINDS:
-            if any(part.lines[kind] for part in self._appended):
-                placed[kind] = await self._sealed(self._logs[kind])
-        parts = self._appended
+        parts, placed = await self._seal()
         flushes = _flushes(parts, placed)
         finished = [key for part in parts for key in part.finished_slices]
         released = [key for part in parts for key in part.released_slices]
@@ -319,17 +376,28 @@ class Recorder:
         self._upstream.recorded(_items(parts))
         self._settling.difference_update(finished, [key[:3] for key in released])
         self._held_bytes -= sum(part.size_bytes for part in parts)
-        self._appended = []
+        self._committed_count += sum(part.line_count for part in parts)
+        # Others may have been appended meanwhile.
+        del self._appended[: len(parts)]
         await self._settle_left()
 
-    async def _sealed(self, ready: ResultLog) -> Placed | None:
-        """What is durable here stays so while an object store is away: the same bytes are sealed when it is back."""
+    async def _seal(self) -> tuple[list[_FlushPart], dict[str, Placed | None]]:
+        """Seal what is appended; say what that is and where it lies. While an object store is away it stays durable here, and more may join
+        it until the first of the logs is sealed."""
+        placed: dict[str, Placed | None] = {}
         while True:
+            parts = list(self._appended)
             try:
-                return await ready.seal()
+                for kind in _KINDS:
+                    if kind not in placed and any(part.lines[kind] for part in parts):
+                        placed[kind] = await self._logs[kind].seal()
             except BlobUnavailable as error:
                 self._complain("results cannot be stored", error, "blobs")
+                if not placed:
+                    await self._append_more()
                 await asyncio.sleep(_RETRY_S)
+            else:
+                return parts, placed
 
     async def _commit(
         self,
@@ -340,13 +408,24 @@ class Recorder:
         """Sealing is done and must not be repeated, so an absent store is waited for here."""
         while True:
             try:
-                recorded = await self._store.record_outcomes(flushes, finished, released)
+                recorded = await self._beside_appends(self._store.record_outcomes(flushes, finished, released))
             except StoreUnavailable as error:
                 self._complain("results cannot be committed", error, "store")
+                await self._append_more()
                 await asyncio.sleep(_RETRY_S)
             else:
                 await hit("record_committed")
                 return recorded
+
+    async def _beside_appends(self, commit: Coroutine[Any, Any, list[Recorded]]) -> list[Recorded]:
+        """Go on appending while a commit takes long: the store may have fallen silent."""
+        task = asyncio.create_task(commit)
+        try:
+            while not (await asyncio.wait({task}, timeout=_RETRY_S))[0]:
+                await self._append_more()
+            return task.result()
+        finally:
+            task.cancel()
 
     async def close(self) -> None:
         for ready in self._logs.values():

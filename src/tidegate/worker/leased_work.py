@@ -28,8 +28,8 @@ AHEAD_MS = 200
 
 class LeasedSliceState(msgspec.Struct, eq=False):
     """One leased slice in this worker's hands; `reading` until its items are here. No item from `sent_to` on was ever sent from here.
-    `answered_number` is the last of its items that a model server answered. With `rests_ms` nothing of it is sent for so long. From
-    `interactive_at_ms` on its items go like interactive calls; `is_interactive` once they do."""
+    `answered_number` is the last of its items that a model server answered. `is_lost`: it is not ours any more. With `rests_ms` nothing of
+    it is sent for so long. From `interactive_at_ms` on its items go like interactive calls; `is_interactive` once they do."""
 
     slice: LeasedSlice
     deadline_ms: float
@@ -51,6 +51,7 @@ class LeasedSliceState(msgspec.Struct, eq=False):
     reading: bool = False
     dropped: bool = False
     closed: bool = False
+    is_lost: bool = False
     settled: bool = False
     aborted: bool = False
     calls: set["asyncio.Task[None]"] = msgspec.field(default_factory=set)
@@ -207,11 +208,12 @@ class LeasedWork:
         """This incarnation was declared gone: nothing more is sent under its leases."""
         self.lease_until_ms = 0.0
         for state in self.state():
-            self._close(state)
+            self._lose(state)
 
     def expect(self, state: LeasedSliceState) -> None:
         """A slice was leased and is being read: heartbeats already count it, so that it can be lost or closed before it is here."""
         leased = state.slice
+        self._recorder.expect()
         state.reading = True
         self._states[leased.job_id, leased.first, leased.token] = state
 
@@ -411,6 +413,11 @@ class LeasedWork:
         state.closed = True
         self.drop(state)
 
+    def _lose(self, state: LeasedSliceState) -> None:
+        """Another worker may run what is left of this slice; its calls go on here, and whichever answer comes first counts."""
+        state.is_lost = True
+        self._close(state)
+
     def cut(self, state: LeasedSliceState) -> int:
         """How many items behind the last one that was sent are still open: they can be given back while the calls go on."""
         leased = state.slice
@@ -460,7 +467,7 @@ class LeasedWork:
         for key in known - listed:
             state = self._states.get(key)
             if state is not None and not state.settled:
-                self._close(state)
+                self._lose(state)
         return [holding for holding in holdings if (holding.job_id, holding.first, holding.token) not in self._states]
 
     def move_deadlines(self, holdings: list[Holding], asked_ms: float) -> None:

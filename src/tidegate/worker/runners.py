@@ -83,6 +83,8 @@ class Runner:
         if isinstance(verdict, ItemVerdict):
             self._recorder.record(verdict)
             state.end_item(item.number, was_answered=bool(verdict.finished.deployment))
+            if state.is_lost:
+                self._recorder.commit_first()
         elif isinstance(verdict, Again):
             self._try_again(state, item, verdict)
         if state.dropped or state.left == state.deferred:

@@ -27,6 +27,8 @@ _BILLED_FAILURES = ("error", "reset", "hang", "broken", "cut")
 _UNBILLED = ("throttle", "away")
 # How many workers a poison item may kill before it fails: its group is halved with each, then it is run alone.
 DEADLY_MAX = 12
+# An answer may come while its item is being leased again, which takes as long as the store takes; so may what waits for a slot.
+_LEASING_S = 2.0
 
 Line = dict[str, Any]
 
@@ -415,6 +417,7 @@ class Judge:
                 )
             if earlier.mood == "ok":
                 self._judge_durable(earlier, later)
+                self._judge_own(earlier, later)
 
     def _has_no_other_way(self, call: Witnessed) -> bool:
         """Whether an item can only go to the deployment that it went to: another one may take it at once."""
@@ -432,6 +435,13 @@ class Judge:
             self._broken(
                 f"P5: call {later.serial} repeats call {earlier.serial}, whose answer was durable at {durable_s:.3f}"
             )
+
+    def _judge_own(self, earlier: Witnessed, later: Witnessed) -> None:
+        """A process that lost its lease and lives commits the answers that it has before it leases their items again."""
+        if earlier.process is not later.process or earlier.heard_s is None:
+            return
+        if later.sent_s > earlier.heard_s + _LEASING_S:
+            self._broken(f"P5: call {later.serial} repeats call {earlier.serial}, whose answer its own process has")
 
     def _judge_wait(self, earlier: Witnessed, later: Witnessed) -> None:
         assert earlier.heard_s is not None
