@@ -45,7 +45,7 @@ def unavailable(failure: OSError, directory: Path, doing: str) -> BlobUnavailabl
 
 
 async def hop(threads: Executor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do blocking work in a thread. Cancelling stops the waiting, not the work; how that ends concerns nobody then."""
+    """Do blocking work in a thread. Cancelling stops the waiting, not the work, and its errors are dropped then."""
     return await hop_or_undo(threads, lambda: work(*args, **kwargs), lambda done: None)
 
 
