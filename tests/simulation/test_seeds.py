@@ -20,7 +20,7 @@ from tidegate.core.schedule import Mode
 # Seeds take as long as they take: beside other work, ten of them came to the limit of a test.
 pytestmark = pytest.mark.timeout(600)
 
-MEETING_COUNT, MEETING_CHUNK = 30, 10
+MEETING_COUNT, MEETING_CHUNK = 30, 15
 DRAWN_COUNT = 160
 FRESH_CHUNKS, FRESH_COUNT, FRESH_BELOW = 2, 10, 2**40
 SOAK_CHUNKS = 16

@@ -98,14 +98,20 @@ class TideWatch:
         return any(one.name == deployment for model in models for one in self._plan.estate.serving(model))
 
     def check_end(self, processes: list[Process], calls: list[Witnessed]) -> None:
-        """Nothing of a call is left when all have ended: no slot, and no user who is not there. A job may close before its calls end."""
-        still_out = {(call.process.name, call.deployment, call.serial) for call in calls if not call.ended}
-        out = Counter((process, deployment) for process, deployment, _ in still_out)
+        """Nothing of a call is left when all have ended: no slot, and no user who is not there. A job may close before its calls end, also
+        before one that goes like a user's."""
+        still_out = {
+            (call.process.name, call.deployment, call.serial, call.is_turned) for call in calls if not call.ended
+        }
+        out = Counter((process, deployment) for process, deployment, _, _ in still_out)
+        turned_out = Counter((process, deployment) for process, deployment, _, is_turned in still_out if is_turned)
         for process in processes:
             if process.dead or process.ended or process.router is None:
                 continue
             for one in process.router.status():
-                left = (max(0, one.in_flight - out[process.name, one.name]), *process.router.interactive(one.name))
+                place = (process.name, one.name)
+                interactive = (max(0, count - turned_out[place]) for count in process.router.interactive(one.name))
+                left = (max(0, one.in_flight - out[place]), *interactive)
                 if any(left):
                     self._broken(f"slots: {process.name} still counts calls at {one.name}: {left}")
 
