@@ -76,6 +76,8 @@ class WebServer:
         self.run(self._open())
 
     def stop(self) -> None:
+        # Streams end first, as they do in a process that gets its signal: a page in a browser would keep its own open.
+        self.stop_asked()
         self.run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
