@@ -54,6 +54,7 @@ def test_a_worker_that_cannot_write_says_so_at_its_start(desk: Desk, postgres_ur
         TIDEGATE_BLOBS_ACCESS_KEY_ID="nobody",
         TIDEGATE_BLOBS_SECRET_ACCESS_KEY="nothing",
     )
+    proc.wait_for_line("blobs_unanswered .*blobs.endpoint")
     proc.wait_for_line("blobs_unwritable", 90)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -80,3 +81,39 @@ async def test_answers_that_cannot_be_kept_are_reported_and_logged_once(live: Wo
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
     assert [one["event"] for one in logged] == ["blobs_unwritable"]
+
+
+async def test_blobs_that_do_not_answer_are_named_before_they_count_as_away(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.worker.reporting.UNANSWERED_S", 0.01)
+    monkeypatch.setattr("tidegate.worker.reporting.EVERY_S", 0.01)
+    monkeypatch.setattr("tidegate.worker.reporting.CHECK_BLOBS_S", 0.01)
+    answers: asyncio.Queue[Exception | None] = asyncio.Queue()
+
+    class Silent:
+        async def check(self) -> None:
+            if error := await answers.get():
+                raise error
+
+    blobs: Any = Silent()
+    reporting = Reporting(live.store, blobs, await registered(live), lambda: (), lambda: None)
+
+    async def says(part: str) -> bool:
+        return any(part in one.trouble for one in await reports(live))
+
+    async def says_nothing() -> bool:
+        return all(not one.trouble for one in await reports(live))
+
+    with capture_logs() as logged:
+        running = asyncio.create_task(reporting.run())
+        try:
+            await until(partial(says, "check blobs.url"), "the report of a silence")
+            answers.put_nowait(BlobUnavailable("refused"))
+            await until(partial(says, "refused"), "the report of a refusal")
+            answers.put_nowait(None)
+            await until(says_nothing, "the end of it")
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    assert [one["event"] for one in logged] == ["blobs_unanswered", "blobs_unwritable"]

@@ -16,6 +16,11 @@ log = structlog.get_logger()
 EVERY_S = 2.0
 # A check of the blobs writes one: it is repeated only while the last one failed.
 CHECK_BLOBS_S = 15.0
+# A store of objects is asked for half a minute before it counts as away. The log says so sooner.
+UNANSWERED_S = 5.0
+_UNANSWERED = (
+    f"the place for files has not answered a test write for {UNANSWERED_S:g} s: check blobs.url and blobs.endpoint"
+)
 DEPLOYMENTS_MAX = 100
 WHY_CHARS_MAX = 300
 
@@ -64,16 +69,30 @@ class Reporting:
 
     async def _check_blobs(self) -> None:
         """Try to write until it works. It may be an outage, so the process goes on and is not ready until it is over."""
+        has_failed = False
         while True:
             try:
-                await self._blobs.check()
+                await self._checked()
                 self._blob_trouble = ""
                 return
             except (BlobError, OSError) as error:
-                if not self._blob_trouble:
+                if not has_failed:
                     log.error("blobs_unwritable", why=str(error))
+                has_failed = True
                 self._blob_trouble = f"it cannot keep answers: {str(error)[:WHY_CHARS_MAX]}"
             await asyncio.sleep(CHECK_BLOBS_S)
+
+    async def _checked(self) -> None:
+        """Check the blobs once, and say so when that takes long."""
+        checking = asyncio.create_task(self._blobs.check())
+        try:
+            done, _ = await asyncio.wait({checking}, timeout=UNANSWERED_S)
+            if not done and not self._blob_trouble:
+                log.warning("blobs_unanswered", why=_UNANSWERED)
+                self._blob_trouble = f"it cannot keep answers: {_UNANSWERED}"
+            await checking
+        finally:
+            checking.cancel()
 
 
 def troubles(deployments: Iterable[DeploymentStatus]) -> tuple[DeploymentTrouble, ...]:
