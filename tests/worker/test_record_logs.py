@@ -549,3 +549,34 @@ async def test_logs_are_begun_ahead_once_results_are_expected() -> None:
     assert sorted(begun) == ["answers"] * SPARE_COUNT + ["errors"] * SPARE_COUNT
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_what_an_unexpected_error_meets_while_older_results_wait_is_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
+    ledger = Halting()
+    append = ledger.append
+
+    async def begun() -> bool:
+        return ledger.begun == 1
+
+    async def breaks(data: bytes) -> None:
+        raise RuntimeError("a fault of ours")
+
+    async with noting(ledger, FlushLimits(0, 1, 1_000, 1_500)) as recorder:
+        recorder.record(plain(0))
+        await until(begun, "the first commit")
+        monkeypatch.setattr(ledger, "append", breaks)
+        recorder.record(plain(1))
+
+        async def is_put_back() -> bool:
+            return recorder._part.line_count == 2
+
+        await until(is_put_back, "both lines to be put back")
+        monkeypatch.setattr(ledger, "append", append)
+        ledger.commits = asyncio.Semaphore(9)
+        again = asyncio.create_task(recorder.run())
+        await recorder.drain()
+        again.cancel()
+    assert sum(ledger.committed) == 2

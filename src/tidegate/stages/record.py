@@ -314,9 +314,12 @@ class Recorder:
         while not (part := self._next_part()).is_empty():
             try:
                 await self._append(part)
-            except (BlobError, StoreUnavailable):
+            except BaseException as error:
+                # Also after an unexpected error: these lines are in no other place.
                 self._unwritten.appendleft(part)
-                return
+                if isinstance(error, BlobError | StoreUnavailable):
+                    return
+                raise
             self._appended.append(part)
 
     async def _log(self, kind: str) -> ResultLog:
