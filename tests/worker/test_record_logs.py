@@ -580,3 +580,37 @@ async def test_what_an_unexpected_error_meets_while_older_results_wait_is_writte
         await recorder.drain()
         again.cancel()
     assert sum(ledger.committed) == 2
+
+
+async def test_a_store_that_falls_silent_as_the_next_log_is_begun_keeps_no_line_from_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
+    ledger, asked, gate = Ledger(), list[str](), asyncio.Event()
+
+    async def new_blob(kind: str) -> str:
+        asked.append(kind)
+        if len(asked) > 1:
+            await gate.wait()
+        return f"blob {len(asked)}"
+
+    async def is_asked() -> bool:
+        return len(asked) > 1
+
+    async def is_durable() -> bool:
+        return ledger.appended_bytes == 10
+
+    upstream: Any = SimpleNamespace(recorded=list)
+    world = cast(Any, ledger)
+    recorder = Recorder(world, world, upstream, FlushLimits(0, 1, 1_000, 1_500), new_blob, asyncio.Event(), LocalWake())
+    recorder.expect()
+    running = asyncio.create_task(recorder.run())
+    await until(is_asked, "the store to be asked for more")
+    recorder.record(plain(0))
+    await until(is_durable, "the line to be durable")
+    assert ledger.committed == []
+    gate.set()
+    await recorder.drain()
+    assert ledger.committed == [1]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

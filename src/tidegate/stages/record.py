@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -31,6 +31,8 @@ _KINDS = ("answers", "errors")
 # Blobs that are begun ahead, of each kind: while a store is away one may be sealed and wait to be committed, and another one grow.
 SPARE_COUNT = 2
 
+
+T = TypeVar("T")
 
 _JOB = attrgetter("job_id")
 _PLACE = attrgetter("job_id", "number")
@@ -340,7 +342,7 @@ class Recorder:
         try:
             for kind, spares in self._spare_blob_ids.items():
                 while len(spares) < SPARE_COUNT:
-                    spares.append(await self._new_blob(kind))
+                    spares.append(await self._beside_appends(self._new_blob(kind)))
         except StoreUnavailable as error:
             log.info("log_not_begun", error=str(error), meanwhile="the next results ask for it again")
 
@@ -420,9 +422,9 @@ class Recorder:
                 await hit("record_committed")
                 return recorded
 
-    async def _beside_appends(self, commit: Coroutine[Any, Any, list[Recorded]]) -> list[Recorded]:
-        """Go on appending while a commit takes long: the store may have fallen silent."""
-        task = asyncio.create_task(commit)
+    async def _beside_appends(self, question: Coroutine[Any, Any, T]) -> T:
+        """Go on appending while an answer of the store takes long: it may have fallen silent."""
+        task = asyncio.create_task(question)
         try:
             while not (await asyncio.wait({task}, timeout=_RETRY_S))[0]:
                 await self._append_more()
