@@ -1,4 +1,4 @@
-"""A rolling upgrade: the program of the first schema version and this one at work on one database, with batches in flight."""
+"""A rolling upgrade: the wheel of the first schema version and today's at work on one database, with batches in flight."""
 
 from __future__ import annotations
 
@@ -16,25 +16,55 @@ SLOW = behaving("latency=1500")
 # The last commit whose `schema.sql` is `migrations/0001_first.sql`.
 FIRST = "f199d86c3ee099d740995268b9522c2b0933d1b1"
 REPOSITORY = Path(__file__).resolve().parents[2]
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+
+
+class InstalledWheel:
+    """A wheel that was built from a tree of the sources and installed in a directory; only its dependencies come from elsewhere."""
+
+    def __init__(self, sources: Path, place: Path) -> None:
+        self._installed = place / "installed"
+        wheels = place / "wheels"
+        built = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(sources))
+        subprocess.run([*PIP, "wheel", *built], cwd=place, check=True)
+        [wheel] = wheels.glob("tidegate-*.whl")
+        subprocess.run([*PIP, "install", "--no-deps", "--target", str(self._installed), str(wheel)], check=True)
+
+    def start(self, site: Site, *args: str, name: str) -> Proc:
+        env = {**site.environment(), "PYTHONPATH": str(self._installed)}
+        where = [sys.executable, "-c", "import tidegate; print(tidegate.__file__)"]
+        loaded = subprocess.run(where, env=env, cwd=site.directory, capture_output=True, text=True, check=True).stdout
+        assert Path(loaded.strip()).is_relative_to(self._installed), "the command runs what the wheel holds"
+        data = site.directory / f"{self._installed.parent.name}-data"
+        command = [sys.executable, "-u", "-m", "tidegate", *args, "--data", str(data)]
+        return site.processes.start(command, name=name, env=env, cwd=site.directory)
 
 
 @pytest.fixture
-def first_version(tmp_path: Path) -> Path:
-    """The program of the first schema version, as it was committed."""
-    tree = tmp_path / "first"
-    tree.mkdir()
-    archived = subprocess.run(["git", "archive", FIRST, "src"], cwd=REPOSITORY, capture_output=True, check=False)
+def first_wheel(tmp_path: Path) -> InstalledWheel:
+    """The wheel of the first schema version, built from its commit."""
+    tree = tmp_path / "first" / "sources"
+    tree.mkdir(parents=True)
+    archived = subprocess.run(["git", "archive", FIRST], cwd=REPOSITORY, capture_output=True, check=False)
     if archived.returncode != 0:
-        pytest.skip(f"the history of the repository is not here: {archived.stderr.decode()}")
+        pytest.fail(
+            f"This test builds the wheel of commit {FIRST[:8]}, which is not in this checkout: {archived.stderr.decode().strip()}. "
+            "Run it in a clone with the whole history (`git fetch --unshallow` completes one)."
+        )
     subprocess.run(["tar", "-x", "-C", str(tree)], input=archived.stdout, check=True)
-    return tree / "src"
+    return InstalledWheel(tree, tree.parent)
 
 
-def run_first(site: Site, tree: Path, *args: str, name: str = "") -> Proc:
-    """Start a command of the first version, from its own files."""
-    env = {**site.environment(), "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-u", "-m", "tidegate", *args, "--data", str(site.directory / "first-data")]
-    return site.processes.start(command, name=name or f"first-{args[0]}", env=env)
+@pytest.fixture
+def new_wheel(tmp_path: Path) -> InstalledWheel:
+    """Today's wheel."""
+    place = tmp_path / "new"
+    place.mkdir()
+    return InstalledWheel(REPOSITORY, place)
+
+
+def listening(api: Proc) -> str:
+    return api.wait_for_line(r"tidegate listening on (http://\S+)", 60).group(1)
 
 
 def running(worker: Proc) -> Proc:
@@ -44,36 +74,36 @@ def running(worker: Proc) -> Proc:
 
 @pytest.mark.soak
 def test_two_versions_work_side_by_side_with_batches_in_flight(
-    cluster: Site, first_version: Path, postgres_url: str
+    cluster: Site, first_wheel: InstalledWheel, new_wheel: InstalledWheel, postgres_url: str
 ) -> None:
     cluster.env["TIDEGATE_STORE_URL"] = postgres_url
-    old_api = run_first(cluster, first_version, "api")
-    old_url = cluster.url = old_api.wait_for_line(r"tidegate listening on (http://\S+)", 60).group(1)
-    old_worker = running(run_first(cluster, first_version, "worker"))
+    old_api = first_wheel.start(cluster, "api", name="old-api")
+    old_url = cluster.url = listening(old_api)
+    old_worker = running(first_wheel.start(cluster, "worker", name="old-worker"))
     assert _stamps(cluster) == ("1", "1")
     lines = requests(40, lambda number: f"{number} {SLOW}")
     in_flight = cluster.submit(lines)
     cluster.until_called(4)
 
-    migrated = cluster.processes.start(cluster.command("migrate"), name="migrate", env=cluster.environment())
+    migrated = new_wheel.start(cluster, "migrate", name="migrate")
     assert migrated.wait(60) == 0, migrated.logs()
     assert _stamps(cluster) == (str(current_schema().version), "1"), "every step since the first version is additive"
     # The old processes go on, and an old one may still start.
     assert cluster.batch(in_flight)["status"] == "in_progress"
     by_old_after = cluster.submit(requests(4))
     assert cluster.ended(by_old_after).batch["status"] == "completed"
-    late = running(run_first(cluster, first_version, "worker", name="late-old"))
+    late = running(first_wheel.start(cluster, "worker", name="late-old-worker"))
 
-    cluster.api()
+    new_url = cluster.url = listening(new_wheel.start(cluster, "api", name="new-api"))
     by_new = cluster.submit(requests(4))
     assert cluster.ended(by_new).batch["status"] == "completed", "an old worker runs what a new API accepted"
     assert {row["input_tokens"] for row in cluster.rows("select input_tokens from rates")} == {0}
 
-    cluster.worker(name="new-worker")
+    running(new_wheel.start(cluster, "worker", name="new-worker"))
     for old in (old_worker, late):
         old.terminate()
         assert old.wait(60) == 0, old.logs()
-    new_url, cluster.url = cluster.url, old_url
+    cluster.url = old_url
     by_old = cluster.submit(requests(4))
     assert cluster.ended(by_old).batch["status"] == "completed", "a new worker runs what an old API accepted"
     assert max(row["input_tokens"] for row in cluster.rows("select input_tokens from rates")) > 0
