@@ -1,7 +1,7 @@
 """Verbs about blobs and the files that are made of them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.job_shape import WHOLE, parts_from
@@ -129,9 +129,10 @@ class StoredFiles(Table):
                 "A batch that is still validating reads this file. Wait until it is in progress, or cancel it first.",
                 param="file_id",
             )
-        await release_extents(tx, file_id)
-        if deleted[1] is not None:
-            await _delete_whole(tx, tenant_id, deleted[1])
+        wholes = [] if deleted[1] is None else await _delete_wholes(tx, tenant_id, deleted[1])
+        await hold_blobs(tx, (file_id, *wholes))
+        for one in (file_id, *wholes):
+            await release_extents(tx, one)
         return True
 
     @writes
@@ -244,23 +245,33 @@ class StoredFiles(Table):
         return await tx.one("blob_get", id=blob_id) is not None
 
 
-async def _delete_whole(tx: Tx, tenant_id: str, job_id: str) -> None:
-    """The results of a job that were cut into parts go with the last part."""
+async def _delete_wholes(tx: Tx, tenant_id: str, job_id: str) -> list[str]:
+    """The results of a job that were cut into parts go with the last part. Return which of them went just now."""
     rows = await tx.dicts("job_any", id=job_id)
     parts = parts_from(rows[0]["parts"]) if rows else WHOLE
+    gone = []
     for whole_id, part_ids in (
         ((rows[0]["output_file_id"], parts.output), (rows[0]["error_file_id"], parts.error)) if rows else ()
     ):
         if not part_ids or any([await tx.one("file_is_shown", id=part_id) for part_id in part_ids]):
             continue
         if await tx.one("file_delete", tenant_id=tenant_id, id=whole_id) is not None:
-            await release_extents(tx, whole_id)
+            gone.append(whole_id)
+    return gone
 
 
 async def release_extents(tx: Tx, file_id: str) -> None:
     """Let go of a file's pieces and of the blobs behind them. The file's row is held by the caller."""
     removed = await tx.all("extent_delete", file_id=file_id, from_at=-1, to_at=_LAST)
     await _release_blobs(tx, [Extent(*row) for row in removed])
+
+
+async def hold_blobs(tx: Tx, file_ids: Iterable[str | None]) -> None:
+    """Hold the blobs behind these files in order of their ids, before the first of them changes. The files' rows are held by the caller.
+
+    Logs hold lines of many jobs. So transactions about different jobs need the same blobs, and must take them in one order."""
+    pieces = await tx.many_returning("extent_blobs", [(one,) for one in file_ids if one])
+    await tx.many_returning("blob_hold", sorted({(row[0],) for row in pieces}))
 
 
 async def _release_blobs(tx: Tx, removed: list[Extent]) -> None:

@@ -31,7 +31,7 @@ from tidegate.core.webhooks import EndpointShape
 from tidegate.core.wording import in_words
 from tidegate.store.creation_quota import count_creation
 from tidegate.store.driver import Row, Tx
-from tidegate.store.files import release_extents
+from tidegate.store.files import hold_blobs, release_extents
 from tidegate.store.job_controls import check_not_before
 from tidegate.store.job_events import begin_events
 from tidegate.store.retry_files import drop_retry_files, forget_retry
@@ -274,15 +274,18 @@ class Jobs(Table):
         rows = await tx.dicts("job_any", id=job_id)
         if not rows or JobState(rows[0]["state"]) not in JOB_ENDED:
             return
+        job = job_from(rows[0])
+        for one in sorted({job_id, job.retry_of or job_id}):
+            await tx.one("job_halt", id=one)
         own_input = rows[0]["input_file_id"] if JobKind(rows[0]["kind"]) is not JobKind.BATCH else None
-        await forget_retry(tx, job_from(rows[0]))
-        parts = parts_from(rows[0]["parts"]).all
-        for file_id in (
-            *parts,
-            own_input,
-            *(rows[0][name] for name in ("output_file_id", "error_file_id", "merged_file_id")),
-        ):
-            if file_id and await tx.one("file_delete", tenant_id=rows[0]["tenant_id"], id=file_id):
+        results = (job.output_file_id, job.error_file_id, job.merged_file_id)
+        own_files = [one for one in (*parts_from(rows[0]["parts"]).all, own_input, *results) if one]
+        held = [*own_files, job.retry_file_id] if job.retry_file_id else own_files
+        await tx.many_returning("file_lock", sorted((one,) for one in held))
+        await hold_blobs(tx, held)
+        await forget_retry(tx, job)
+        for file_id in own_files:
+            if await tx.one("file_delete", tenant_id=job.tenant_id, id=file_id):
                 await release_extents(tx, file_id)
         for name in (
             "outcomes_forget",

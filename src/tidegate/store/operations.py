@@ -16,7 +16,9 @@ from tidegate.core.states import OperationState
 from tidegate.store.audit import AuditNote, AuditWitness, NotedChange, put_changes
 from tidegate.store.changeable_jobs import ChangeableJobs
 from tidegate.store.driver import Tx
+from tidegate.store.files import hold_blobs
 from tidegate.store.jobs import filter_columns
+from tidegate.store.retries import hold_retries
 from tidegate.store.rows import job_from
 from tidegate.store.table import JoinedTransaction, Table, reads, writes
 
@@ -24,6 +26,8 @@ _LIST_START = (1 << 62, "")
 _EVERY_JOB = 1 << 40
 # What these do to a job also changes the flows that it belongs to.
 _WAKING = ("resume", "requeue")
+# It shows result files, whose parts and merged files need the blobs of the whole.
+_ABANDON = "abandon"
 _GONE = ApiProblem(404, "batch_not_found", "The batch was deleted meanwhile.")
 
 JobVerb = Callable[[ChangeableJobs, Job], Awaitable[Job | None]]
@@ -161,14 +165,18 @@ def _columns(scope: OperationScope, place: tuple[int, str], count_max: int) -> d
 
 
 async def _hold_jobs(tx: Tx, step: OperationStep) -> None:
-    """Hold what a step will change, in the order in which every transaction takes rows: jobs by id, then flows by model. The list of an
-    operation has another order, and a change of its first job may need the flow of the next."""
+    """Hold what a step will change, in the order in which every transaction takes rows: tenants, jobs, files and blobs by id, then flows by
+    model. The list of an operation has another order, and a change of its first job may need the flow of the next."""
     action = step.operation.scope.action
     if action == RETRY:
-        # It changes no running job. Each retry holds its tenant first, and then the one job that it is made of.
+        await hold_retries(tx, [job for job, _ in step.jobs])
         return
     job_ids = sorted((job.id,) for job, _ in step.jobs)
     await tx.many_returning("job_halt", job_ids)
+    if action == _ABANDON:
+        results = {one for job, _ in step.jobs for one in (job.output_file_id, job.error_file_id) if one}
+        await tx.many_returning("file_lock", sorted((one,) for one in results))
+        await hold_blobs(tx, results)
     if action in _WAKING:
         flows = {(row[0], row[1]) for row in await tx.many_returning("job_flows", job_ids)}
         await tx.many_returning("flow_halt", sorted(flows))

@@ -13,7 +13,7 @@ from tidegate.core.nouns import Job, JobFlush, LineError, Recorded, Rewrite, Unr
 from tidegate.core.states import JOB_ENDED, JobState, Outcome
 from tidegate.store.canaries import SampleEnd, end_sample, let_go
 from tidegate.store.driver import Row, Tx
-from tidegate.store.files import release_extents
+from tidegate.store.files import hold_blobs, release_extents
 from tidegate.store.flow_accounting import FlowAccounting
 from tidegate.store.job_controls import stop_job_over
 from tidegate.store.job_events import record_lines
@@ -98,6 +98,8 @@ class Outcomes(Table):
             if rows and job_from(rows[0]).state in JOB_ENDED:
                 return
             raise LostRace(f"{job.id} is published by someone else")
+        if any(rewrites) or job.merged_file_id or job.shape.output_file_bytes_max:
+            await _hold_results(tx, job)
         places = ((job.output_file_id, job.output_bytes), (job.error_file_id, job.error_bytes))
         for (file_id, at), one, rewrite in zip(places, added, rewrites, strict=True):
             if one:
@@ -133,6 +135,7 @@ class Outcomes(Table):
                 f"This batch is {job.state}; only one that is finalizing can be abandoned. A running one can be cancelled.",
                 param="batch_id",
             )
+        await _hold_results(tx, job)
         await _show_files(tx, job, keep_ms)
         await show_merged(tx, job, keep_ms)
         await tx.all("slices_drop_job", job_id=job_id)
@@ -147,6 +150,13 @@ class Outcomes(Table):
         """Outcomes in order of number: (number, outcome, at, size in bytes)."""
         rows = await tx.all("outcomes_page", job_id=job_id, from_number=from_number, count_max=count_max)
         return [(row[0], row[1], row[2], row[3]) for row in rows]
+
+
+async def _hold_results(tx: Tx, job: Job) -> None:
+    """Hold the result files of a job that ends and the blobs behind them, in the order in which every transaction takes rows."""
+    results = [one for one in (job.output_file_id, job.error_file_id) if one]
+    await tx.many_returning("file_lock", sorted((one,) for one in results))
+    await hold_blobs(tx, results)
 
 
 async def _show_files(tx: Tx, job: Job, keep_ms: int | None) -> None:

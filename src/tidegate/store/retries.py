@@ -1,5 +1,7 @@
 """Verbs about retries: items of an ended job that run again as a new job."""
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec.structs import replace
 
@@ -10,6 +12,7 @@ from tidegate.core.problems import batch_not_ended, batch_not_retryable
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JOB_ENDED, JobKind
 from tidegate.store.driver import Tx
+from tidegate.store.files import hold_blobs
 from tidegate.store.jobs import check_quotas, put_job
 from tidegate.store.retry_files import put_retried_by, share_file
 from tidegate.store.rows import file_from, job_from
@@ -51,6 +54,22 @@ class Retries(Table):
         return job
 
 
+async def hold_retries(tx: Tx, jobs: Sequence[Job]) -> None:
+    """Hold everything that retries of these jobs will need, in the order in which every transaction takes rows. One by one, each would hold
+    its tenant first and the blobs of its files last, before the next asks for another tenant."""
+    await tx.many_returning("tenant_lock", sorted({(job.tenant_id,) for job in jobs}))
+    await tx.many_returning("job_halt", sorted((job.id,) for job in jobs))
+    results = {one for job in jobs for one in (job.error_file_id, _answers_id(job)) if one}
+    inputs = {one for job in jobs for one in (job.input_file_id, *job.shape.more_inputs)}
+    await tx.many_returning("file_lock", sorted((one,) for one in results | inputs))
+    await hold_blobs(tx, results)
+
+
+def _answers_id(first: Job) -> str | None:
+    """The file of all answers so far: those of a retry's whole chain."""
+    return first.output_file_id if first.retry_of is None else first.merged_file_id
+
+
 async def _same_retry(tx: Tx, first: Job, retry: FollowUp) -> Job | None:
     """The retry of the same items that was made before; one that ended before it ran anything counts for nothing."""
     for job_id in first.retried_by:
@@ -68,9 +87,10 @@ async def _put_retry(
     inputs = [await _held_file(tx, caller, one, "input") for one in (first.input_file_id, *first.shape.more_inputs)]
     size_bytes = sum(one.size_bytes for one in inputs)
     errors = await _held_file(tx, caller, first.error_file_id, "error")
-    answers_id = first.output_file_id if first.retry_of is None else first.merged_file_id
+    answers_id = _answers_id(first)
     answers = None if answers_id is None else await _held_file(tx, caller, answers_id, "output")
     await check_quotas(tx, caller, quotas, share_owner, (size_bytes, count))
+    await hold_blobs(tx, (errors.id, answers_id))
     size = ingest_bytes(size_bytes, sum(one.line_count for one in inputs))
     await put_job(tx, caller, retry.job_id, _request(first, retry), share_owner, size)
     await share_file(tx, retry.job_id, errors, retry.retry_file_id, caller.tenant_id, "retry")

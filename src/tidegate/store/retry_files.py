@@ -62,12 +62,11 @@ async def drop_retry_files(tx: Tx, job_id: str) -> None:
 
 
 async def forget_retry(tx: Tx, job: Job) -> None:
-    """A job is forgotten: let go of the lines that name what it runs, and take it out of what the first job names."""
+    """A job is forgotten: let go of the lines that name what it runs, and take it out of what the first job names. Both jobs are held."""
     if job.retry_of is None:
         return
     if job.retry_file_id is not None:
         await _drop(tx, job.retry_file_id)
-    await tx.one("job_halt", id=job.retry_of)
     for row in await tx.dicts("job_any", id=job.retry_of):
         left = [one for one in job_from(row).retried_by if one != job.id]
         await put_retried_by(tx, job.retry_of, left)

@@ -30,6 +30,10 @@ set uses = uses + :uses,
 where id = :id and state in ('writing', 'kept')
 returning worker_id;
 
+-- blob_hold --
+-- Who changes several blobs holds all of them first, by id.
+select id from blobs where id = :id /*! for update */;
+
 -- blob_recorded_to --
 -- How far a log was recorded: what lies before is a replay.
 select recorded_to from blobs where id = :id;

@@ -122,6 +122,10 @@ where file_id = :file_id and at + size_bytes > :from_at
 order by at
 limit :count_max;
 
+-- extent_blobs --
+-- The blobs that hold pieces of a file.
+select distinct blob_id from extents where file_id = :file_id;
+
 -- extent_delete --
 delete from extents where file_id = :file_id and at >= :from_at and at < :to_at returning at, size_bytes, blob_id, blob_at;
 

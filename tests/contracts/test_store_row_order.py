@@ -1,0 +1,136 @@
+"""Transactions that need several rows take them in one order: tenants, jobs, files and blobs, each by id.
+
+Logs hold lines of many jobs. So transactions about jobs of different tenants meet at the logs' blobs, and in different orders would wait
+for each other."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.contracts.store_world import Log, World, line
+from tests.contracts.test_store_races import VERBS, operating, someone_waits
+from tests.contracts.test_store_retries import FAILED, retried
+from tidegate.core.nouns import Caller, Job, Rewrite
+from tidegate.core.states import JobState
+
+pytestmark = pytest.mark.anyio
+
+Verb = Callable[[], Awaitable[Any]]
+
+
+@pytest.fixture
+async def world(postgres_world: World) -> World:
+    return postgres_world
+
+
+async def takes_in_order(url: str, table: str, ids: Sequence[str | None], verb: Verb) -> None:
+    """Run a verb while the first of these rows is held: it waits there, and holds none of the later ones."""
+    first, *later = sorted(one for one in ids if one)
+    assert later
+    other: Any = await asyncpg.connect(url)
+    locked = f"select id from {table} where id = $1 for update"  # noqa: S608 - names of our own
+    try:
+        async with other.transaction():
+            await other.execute(locked, first)
+            running = asyncio.ensure_future(verb())
+            await someone_waits(url)
+            for one in later:
+                await other.execute(f"{locked} nowait", one)
+        await running
+    finally:
+        await other.close()
+
+
+async def logs_in_order(world: World, *kinds: str) -> list[Log]:
+    """Logs of these kinds, the later ones with higher ids."""
+    logs = [await world.log(kinds[0])]
+    for kind in kinds[1:]:
+        while (log := await world.log(kind)).blob_id < logs[-1].blob_id:
+            pass
+        logs.append(log)
+    return logs
+
+
+async def finalizing(world: World, caller: Caller, answers: Log, errors: Log, **wishes: Any) -> tuple[Job, str]:
+    """A job of which one item was answered and one failed, and the token that may publish it."""
+    job, worker, token = await world.running(caller, 2, **wishes), await world.worker(), world.token()
+    [held] = await world.lease(worker, job)
+    await world.answer(answers, job, 0)
+    await world.record(world.errors(errors, job, 1, token=held.token))
+    assert await world.store.take_step(job.id, JobState.FINALIZING, worker, token)
+    return await world.look(job), token
+
+
+async def ended(world: World, caller: Caller, answers: Log, errors: Log) -> Job:
+    job, token = await finalizing(world, caller, answers, errors)
+    await world.store.publish_job(job, token, keep_ms=None)
+    return await world.look(job)
+
+
+async def test_a_retry_takes_blobs_by_id(world: World, shared_database: str) -> None:
+    answers, errors = await logs_in_order(world, "answers", "errors")
+    job = await ended(world, await world.caller(), answers, errors)
+    logs = [answers.blob_id, errors.blob_id]
+    await takes_in_order(shared_database, "blobs", logs, lambda: retried(world, job, FAILED))
+
+
+async def test_a_forgotten_job_lets_go_of_blobs_by_id(world: World, shared_database: str) -> None:
+    errors, answers = await logs_in_order(world, "errors", "answers")
+    job = await ended(world, await world.caller(), answers, errors)
+    logs = [answers.blob_id, errors.blob_id]
+    await takes_in_order(shared_database, "blobs", logs, lambda: world.store.forget_job(job.id))
+
+
+async def test_a_forgotten_retry_takes_jobs_by_id(world: World, shared_database: str) -> None:
+    first = await ended(world, await world.caller(), await world.log(), await world.log("errors"))
+    made = await retried(world, first, FAILED)
+    while made.id > first.id:
+        await world.store.cancel_job(first.tenant_id, made.id)
+        assert await world.store.end_unstarted(made.id)
+        made = await retried(world, first, FAILED)
+    await world.store.cancel_job(first.tenant_id, made.id)
+    assert await world.store.end_unstarted(made.id)
+    await takes_in_order(shared_database, "jobs", [first.id, made.id], lambda: world.store.forget_job(made.id))
+
+
+async def test_an_ordered_job_lets_go_of_blobs_by_id(world: World, shared_database: str) -> None:
+    errors, answers = await logs_in_order(world, "errors", "answers")
+    job, token = await finalizing(world, await world.caller(), answers, errors, ordered=True)
+
+    async def rewrite(number: int, word: str) -> Rewrite:
+        placed = (await world.log("compacted")).append([line(job.id, number, word)])
+        return Rewrite(placed, array("I", [number]), array("q", [0]))
+
+    rewrites = (await rewrite(0, "answer"), await rewrite(1, "error"))
+    logs = [answers.blob_id, errors.blob_id]
+    await takes_in_order(
+        shared_database, "blobs", logs, lambda: world.store.publish_job(job, token, rewrites=rewrites, keep_ms=None)
+    )
+
+
+async def test_an_operation_of_retries_takes_tenants_jobs_files_and_blobs_by_id(
+    world: World, shared_database: str
+) -> None:
+    """The jobs of an operation come newest first, whoever owns them and wherever their results lie."""
+    logs = [(await world.log(), await world.log("errors")) for _ in range(4)]
+    callers = [await world.caller(name) for name in ("acme", "bond", "corp", "dome")]
+    for kind in ("tenants", "jobs", "files", "blobs"):
+        jobs = [await ended(world, caller, *pair) for caller, pair in zip(callers, logs, strict=True)]
+        rows: dict[str, list[str | None]] = {
+            "tenants": [job.tenant_id for job in jobs],
+            "jobs": [job.id for job in jobs],
+            "files": [one for job in jobs for one in (job.input_file_id, job.output_file_id, job.error_file_id)],
+            "blobs": [log.blob_id for pair in logs for log in pair],
+        }
+
+        async def step(jobs: list[Job] = jobs) -> None:
+            await (await operating(world, VERBS["retry"], "retry", jobs))
+
+        await takes_in_order(shared_database, kind, rows[kind], step)
+        assert [len((await world.look(job)).retried_by) for job in jobs] == [1] * 4
