@@ -12,6 +12,7 @@ import typer.main
 
 from tidegate.cli.app import app
 from tidegate.cli.command_table import COMMANDS
+from tidegate.cli.loading import CALLS_MODELS_WITH
 
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
 
@@ -73,6 +74,15 @@ def test_the_table_says_what_the_command_says(name: str) -> None:
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     assert command.help.strip().splitlines()[0] == COMMANDS[name].words
     assert len(COMMANDS[name].words) <= 62, "longer lines would be broken at 80 columns"
+
+
+def test_what_a_run_loads_beside_its_http_client_holds_no_part_of_that_client() -> None:
+    """Two threads that load one package through different modules may meet half of a module."""
+    listed = "import sys, tidegate.cli.run_file, tidegate.cli.input_file; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, timeout=60, check=True)
+    loaded = done.stdout.split()
+    assert "tidegate.cli.run_file" in loaded
+    assert [name for name in loaded if name.split(".")[0] == CALLS_MODELS_WITH] == []
 
 
 def test_help_loads_no_command() -> None:

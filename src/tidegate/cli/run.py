@@ -45,8 +45,11 @@ def run(
 
     Example: tidegate run requests.jsonl --upstream http://localhost:8000/v1 -o results.jsonl
     """
-    from tidegate.cli import run_file
-    from tidegate.cli.input_file import RunOptions
+    from tidegate.cli.loading import http_client_loaded
+
+    with http_client_loaded():
+        from tidegate.cli import run_file
+        from tidegate.cli.input_file import RunOptions
 
     names = options.NAMES if upstream else options.NAMES | {"upstream.url": "OPENAI_BASE_URL"}
     upstream, api_key = run_file.named_upstream(upstream, api_key)
