@@ -29,6 +29,12 @@ class NoModels(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(400)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing on the terminal of the tests."""
 
@@ -56,6 +62,44 @@ def test_a_server_that_cannot_serve_this_is_told_before_the_first_call(
     proc = desk.done("run", "requests.jsonl", "--upstream", strange_server + path, "-o", "r.jsonl", code=2)
     assert all(word in proc.stderr() for word in [*words, "--no-check"]), proc.stderr()
     assert not (desk.here / "r.jsonl").exists()
+
+
+def with_models(desk: Desk, **deployments: dict[str, str]) -> tuple[str, ...]:
+    """A run over a configuration with one deployment for each of these models."""
+    models = {name: {"deployments": [one]} for name, one in deployments.items()}
+    (desk.here / "c.yaml").write_text(json.dumps({"models": models}))
+    return ("run", "requests.jsonl", "--config", "c.yaml", "-o", "r.jsonl")
+
+
+def test_a_model_without_a_deployment_is_told_before_the_first_call(desk: Desk) -> None:
+    desk.write([chat("a", "hi"), chat("b", "hi").replace('"m"', '"mm"')])
+    run = with_models(desk, m={"url": desk.engine.url}, other={"url": desk.engine.url})
+    told = desk.done(*run, code=2).stderr()
+    assert "no deployment of the model 'mm', which line 2 of requests.jsonl asks for; it has m, other." in told
+    assert "--no-check" in told
+    told = desk.done(*run, "--model", "none", code=2).stderr()
+    assert "no deployment of the model 'none', which --model names; it has m, other." in told
+    assert not (desk.here / "r.jsonl").exists()
+    assert desk.engine.calls() == []
+    desk.done(*run, "--no-check", code=1)
+    assert [one["custom_id"] for one in desk.results("r.jsonl")] == ["a"]
+    [failed] = desk.results("r.errors.jsonl")
+    assert (failed["custom_id"], failed["error"]["code"]) == ("b", "model_not_found")
+
+
+def test_a_model_that_its_deployments_server_does_not_list_is_told_before_the_first_call(
+    desk: Desk, strange_server: str
+) -> None:
+    desk.write_requests(3)
+    place = {"url": f"{strange_server}/lists/v1"}
+    told = desk.done(*with_models(desk, m=place), code=2).stderr()
+    assert "/lists/v1 does not serve the model 'm', which line 1 of requests.jsonl asks for; it serves llama" in told
+    told = desk.done(*with_models(desk, m={**place, "upstream_model": "lama"}), code=2).stderr()
+    assert "does not serve under the name 'lama' the model 'm'" in told
+    assert "upstream_model" in told
+    # Its server knows the model by a name that it lists, or may know it by one that it does not, as Azure does: both are called.
+    for more in ({"upstream_model": "llama"}, {"engine": "openai", "upstream_model": "mine"}):
+        desk.done(*with_models(desk, m={**place, **more}), "--fresh", code=1)
 
 
 def test_what_is_wrong_with_an_option_is_told_under_its_own_name(desk: Desk) -> None:

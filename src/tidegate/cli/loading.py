@@ -1,6 +1,5 @@
 """How a command that calls model servers starts sooner: what takes long to load is loaded beside its own modules."""
 
-import asyncio  # noqa: F401: whole before a second thread may ask for a part of it
 import importlib
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ def http_client_loaded() -> Iterator[None]:
     takes a tenth of a start and does not keep Python from going on.
 
     The block must not load any part of that package: two threads that enter a package through different modules may meet half of one."""
+    # Both threads need it, so it is whole before there are two.
+    importlib.import_module("asyncio")
     loading = threading.Thread(target=importlib.import_module, args=(CALLS_MODELS_WITH,), name="load")
     loading.start()
     try:

@@ -4,11 +4,13 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from tidegate.cli import input_file
+from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import SettingsError
 from tidegate.core.queues import QueueState
 from tidegate.settings import Settings, deployments
 
 if TYPE_CHECKING:
+    from tidegate.upstream.calls.router import Router
     from tidegate.upstream.routing.probe import Probe
 
 SHOWN_MAX = 8
@@ -17,10 +19,12 @@ UNLISTED_MAX = 8
 _ANYWAY = "--no-check sends the requests all the same."
 
 
-async def check_upstream(settings: Settings, source: input_file.Input, model: str | None) -> None:
-    """Refuse a model server that is not there, is none, refuses our key, or does not serve a model that is asked for."""
+async def check_upstream(settings: Settings, router: "Router", source: input_file.Input, model: str | None) -> None:
+    """Refuse a model that is not served, and a model server that is not there, is none or refuses our key."""
     from tidegate import service
 
+    # What the configuration alone tells needs no server to be there.
+    await AskedModels(settings, router).check(source, model)
     probes = await service.probe_upstreams(settings)
     queues = [state for _, state in await service.queue_states(deployments(settings))]
     if any(isinstance(state, QueueState) for state in queues):
@@ -40,7 +44,7 @@ async def check_upstream(settings: Settings, source: input_file.Input, model: st
         raise SettingsError(
             f"{urls} answers, but not as a model server: {probes[0].message or 'it lists no model'}. Fix --upstream; {_ANYWAY}"
         )
-    await _check_models(settings, source, model, probes)
+    await AskedModels(settings, router, probes).check(source, model)
 
 
 def _not_a_model_server(urls: str, status: int) -> str:
@@ -51,34 +55,75 @@ def _not_a_model_server(urls: str, status: int) -> str:
     return f"{urls} answers GET /v1/models with status {status}. {hint}; {_ANYWAY}"
 
 
-async def _serves_all(settings: Settings, names: Sequence[str], listed: Collection[str]) -> bool:
-    """Whether a server has every one of these, which are few."""
-    from tidegate import service
+class AskedModels:
+    """Whether the model servers of a run serve the models that its lines ask for, as far as their answers and the configuration tell."""
 
-    unlisted = [name for name in names if name not in listed]
-    return len(unlisted) <= UNLISTED_MAX and all([await service.knows_model(settings, name) for name in unlisted])
+    def __init__(self, settings: Settings, router: "Router", probes: Sequence["Probe"] = ()) -> None:
+        self._settings = settings
+        self._router = router
+        self._probes = {probe.deployment: probe for probe in probes}
+
+    async def check(self, source: input_file.Input, model: str | None) -> None:
+        """Refuse the first model of the lines, or the one for all of them, that is not served."""
+        perhaps = [name.decode(errors="replace") for name in source.perhaps_models]
+        if not model and await self._serves_all(perhaps):
+            return
+        for name, line in ({model: 0} if model else input_file.models_of(source.path)).items():
+            if fault := await self._fault(name):
+                whose = "" if source.places.names or source.places.rows_before is not None else f" of {source.name}"
+                place = f"{source.places.words(line)}{whose} asks for" if line else "--model names"
+                who, rest = fault
+                raise SettingsError(f"{who} the model {name!r}, which {place}; {rest}; {_ANYWAY}")
+
+    async def _serves_all(self, names: Sequence[str]) -> bool:
+        """Whether every one of these is served; where many look as if they were not, the lines are read instead."""
+        doubtful = [name for name in names if self._denied_by(name) != ()]
+        return len(doubtful) <= UNLISTED_MAX and not any([await self._fault(name) for name in doubtful])
+
+    def _denied_by(self, name: str) -> Sequence[Deployment] | None:
+        """The deployments of a name, where none of them lists it; none where one does or its answer leaves it open. None: there is none."""
+        if not self._router.knows(name):
+            return None
+        own = [one for one in deployments(self._settings) if name in one.models]
+        if not own and name not in self._router.names():
+            own = [one for one in deployments(self._settings) if not one.models]
+        # A named route may fall back to other models.
+        is_open = name in self._settings.resources or not all(self._denies(one, name) for one in own)
+        return () if is_open else own
+
+    def _denies(self, one: Deployment, name: str) -> bool:
+        """Whether a server lists its models, all of them, and this is none of them. One that was configured for a model by name may know it
+        by a name that it does not list, as Azure does, where its engine is OpenAI's."""
+        probe = self._probes.get(one.name)
+        if probe is None or not probe.models or not probe.is_whole or (one.models and one.engine is EngineKind.OPENAI):
+            return False
+        return (one.upstream_model or name) not in probe.models
+
+    async def _fault(self, name: str) -> tuple[str, str] | None:
+        """Why a model cannot be run, in words that go around its name; None when it can."""
+        from tidegate import service
+
+        denying = self._denied_by(name)
+        if denying is None:
+            served = _some([other for other in self._router.names() if self._router.knows(other)])
+            return (
+                "The configuration has no deployment of",
+                f"it has {served or 'none that takes batches'}. Fix the name, or add it under models",
+            )
+        sent_names = {one.upstream_model or name for one in denying}
+        if not denying or any([await service.knows_model(self._settings, sent) for sent in sent_names]):
+            return None
+        urls = ", ".join(dict.fromkeys(one.url for one in denying))
+        listed = _some({model for one in denying for model in self._probes[one.name].models})
+        if not denying[0].models:
+            return (
+                f"{urls} does not serve",
+                f"it serves {listed}. Fix the name, or choose one for all lines with --model",
+            )
+        sent = denying[0].upstream_model
+        known = f" under the name {sent!r}" if sent else ""
+        return f"{urls} does not serve{known}", f"it serves {listed}. Fix the name, or its upstream_model under models"
 
 
-async def _check_models(
-    settings: Settings, source: input_file.Input, model: str | None, probes: Sequence["Probe"]
-) -> None:
-    """Where one address serves every model, the models of the lines must be among those that it lists or knows by name."""
-    from tidegate import service
-
-    if settings.models or not settings.upstream.url or not all(probe.is_whole for probe in probes):
-        return
-    listed = {name for probe in probes for name in probe.models}
-    perhaps = [name.decode(errors="replace") for name in source.perhaps_models]
-    if not model and await _serves_all(settings, perhaps, listed):
-        return
-    asked = {model: 0} if model else input_file.models_of(source.path)
-    for name, line in asked.items():
-        if name in listed or await service.knows_model(settings, name):
-            continue
-        shown = ", ".join(sorted(listed)[:SHOWN_MAX]) + (", …" if len(listed) > SHOWN_MAX else "")
-        whose = "" if source.places.names or source.places.rows_before is not None else f" of {source.name}"
-        place = f"{source.places.words(line)}{whose} asks for" if line else "--model names"
-        raise SettingsError(
-            f"{settings.upstream.url} does not serve the model {name!r}, which {place}; it serves {shown}. "
-            f"Fix the name, or choose one for all lines with --model; {_ANYWAY}"
-        )
+def _some(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:SHOWN_MAX]) + (", …" if len(names) > SHOWN_MAX else "")

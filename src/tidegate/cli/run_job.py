@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tidegate.service import Working
     from tidegate.stages.accept import Reception
     from tidegate.storage import Parts
+    from tidegate.upstream.calls.router import Router
 
 T = TypeVar("T")
 
@@ -109,7 +110,7 @@ async def _run(
             return [job], 0
     history = await _known_history(errand, working, stopping)
     again = [] if history is None else _retries(errand, history)
-    await _check_and_say(errand, history, again)
+    await _check_and_say(errand, working.router, history, again)
     if history is None:
         job = await _watch(await _begin(errand, working), working, stopping)
         return [job], job.copied.reused
@@ -135,12 +136,12 @@ def _retries(errand: Errand, history: run_again.History) -> list[tuple[Job, Retr
 
 
 async def _check_and_say(
-    errand: Errand, history: run_again.History | None, again: Sequence[tuple[Job, RetryChoice]]
+    errand: Errand, router: "Router", history: run_again.History | None, again: Sequence[tuple[Job, RetryChoice]]
 ) -> None:
     """Check the model server if anything is to be sent, and say what an earlier run left."""
     is_done = history is not None and history.is_ended and not again
     if not is_done and errand.begin.is_checked and not errand.begin.wait:
-        await run_check.check_upstream(errand.settings, errand.source, errand.run_options.model)
+        await run_check.check_upstream(errand.settings, router, errand.source, errand.run_options.model)
     if history is None:
         return
     found = run_again.whole(history.jobs)
