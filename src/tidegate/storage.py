@@ -17,12 +17,13 @@ from tidegate.backends.disk import make_directories
 from tidegate.backends.scratch import scratch_directory
 from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy, boot_id, boot_ms
 from tidegate.core import ids
-from tidegate.core.errors import StoreError
+from tidegate.core.errors import StoreError, StoreTaken
 from tidegate.core.nouns import DEFAULT_TENANT
 from tidegate.core.ports import Blobs, Clock, Entropy, Notices, Wakes
 from tidegate.settings import Settings, local_path
 from tidegate.settings.added import Added, added
 from tidegate.stages.tend import clock as clock_tend
+from tidegate.store import sqlite
 from tidegate.store.driver import Driver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.sqlite_clock import EmbeddedClock
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 # Entries of the audit in one transaction while a store is brought to a newer schema.
 CHAINED_AT_ONCE = 1_000
+# How long a process that wants an embedded store to itself waits for a command that writes there.
+COMMAND_LOOK_S, COMMAND_LOOKS = 0.05, 60
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -66,7 +69,9 @@ async def opened(settings: Settings, *, read_only: bool = False, is_alone: bool 
         make_directories(settings.data_dir)
         if not settings.store.is_postgresql:
             make_directories(local_path(settings.store.location).parent)
-    store = Store(_driver(settings, clock, read_only=read_only, is_shared=not is_alone))
+    store = Store(
+        await _alone(settings, clock) if is_alone else _driver(settings, clock, read_only=read_only, is_shared=True)
+    )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         await _ready_schema(store, settings, read_only=read_only)
@@ -134,6 +139,21 @@ async def is_empty(settings: Settings) -> bool:
         return await store.schema_version() == 0
     finally:
         await store.close()
+
+
+async def _alone(settings: Settings, clock: Clock) -> Driver:
+    """The driver of a process that has an embedded store to itself. A command that writes there is done in a moment: it is waited for."""
+    for _ in range(COMMAND_LOOKS):
+        try:
+            return _driver(settings, clock, read_only=False)
+        except StoreTaken:
+            await asyncio.sleep(COMMAND_LOOK_S)
+    return _driver(settings, clock, read_only=False)
+
+
+def is_taken(settings: Settings) -> bool:
+    """Return whether another process has the embedded store of these settings to itself."""
+    return not settings.store.is_postgresql and sqlite.is_taken(local_path(settings.store.location))
 
 
 def _driver(settings: Settings, clock: Clock, *, read_only: bool, is_shared: bool = False) -> Driver:

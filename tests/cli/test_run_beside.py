@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cli.conftest import Desk, behaving, chat
@@ -82,3 +85,32 @@ def test_a_server_has_the_directory_to_itself(desk: Desk) -> None:
     second = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
     assert second.wait() == 2
     assert f"another process (pid {run.pid}) already writes" in second.stderr()
+
+
+@contextmanager
+def store_taken(desk: Desk) -> Iterator[None]:
+    """Have the data directory's store as a server has it that does not listen yet."""
+    (desk.here / ".tidegate").mkdir(mode=0o700)
+    with (desk.here / ".tidegate" / "tidegate.db.writer").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_command_waits_for_a_server_that_is_starting(desk: Desk) -> None:
+    with store_taken(desk):
+        early = desk.start("keys", "create", "--org", "first")
+        wait_until(lambda: has_loaded_sqlite(early.pid), what="the command to come to the store")
+        assert early.running, early.logs()
+    assert early.wait(WAIT_S) == 0, early.logs()
+    server = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
+    desk.done("keys", "create", "--org", "second")
+    server.wait_for_line("^tidegate listening on")
+    listed = json.loads(desk.done("keys", "list", "--json").stdout())
+    assert {one["org"] for one in listed} == {"first", "second"}
+    server.terminate()
+    assert server.wait() == 0
+
+
+def has_loaded_sqlite(pid: int) -> bool:
+    """Whether a process has what it opens the store with."""
+    return "apsw" in Path(f"/proc/{pid}/maps").read_text()

@@ -15,7 +15,9 @@ import pytest
 from tests.contracts.store_world import DAY_MS, Clock, World
 from tests.support.processes import Processes, wait_until
 from tests.support.shims import Shims, preload_env
+from tidegate import storage
 from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
+from tidegate.settings import load
 from tidegate.store.driver import Tx
 from tidegate.store.queries import schema_for, statements
 from tidegate.store.schema import current_schema
@@ -392,3 +394,16 @@ def test_runs_of_a_file_are_found_by_the_file() -> None:
     asked = statements()["runs_of_file"]
     plan = [row[3] for row in connection.execute(f"explain query plan {asked.sql}", dict.fromkeys(asked.parameters))]
     assert plan[0] == "SEARCH j USING INDEX jobs_by_input (input_file_id=?)", plan
+
+
+async def test_a_process_that_wants_the_store_alone_waits_for_a_command_that_writes(tmp_path: Path) -> None:
+    settings = load(None, tmp_path, {}, {}).settings
+    async with storage.opened(settings):
+        server = storage.opened(settings, is_alone=True)
+        starting = asyncio.ensure_future(server.__aenter__())
+        await asyncio.sleep(0)
+        assert not starting.done()
+    await starting
+    assert storage.is_taken(settings)
+    await server.__aexit__(None, None, None)
+    assert not storage.is_taken(settings)

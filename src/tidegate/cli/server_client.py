@@ -4,6 +4,7 @@ With PostgreSQL every process may write, so a command writes itself. A server el
 """
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 ANSWER_BYTES_MAX = 1 << 20
 TIMEOUT_S = 30.0
+STARTS_WITHIN_S = 10.0
+LOOK_EVERY_S = 0.05
 PAGE_COUNT_MAX = 100
 LISTED_MAX = 10_000
 UNKNOWN_URL = "unknown_url"
@@ -253,7 +256,7 @@ def remote(settings: Settings) -> RemoteServer | None:
 
 def any_server(settings: Settings) -> AskedServer:
     """Return the server that a command needs: the one elsewhere, or the one that runs over the data directory."""
-    found = remote(settings) or running_server(settings)
+    found = remote(settings) or _started_server(settings)
     if found is None:
         raise SettingsError(
             f"No server runs over {settings.data_dir}. Start one with `tidegate serve`, name its data directory with "
@@ -277,7 +280,18 @@ def asked(settings: Settings) -> AskedServer | None:
     """The server that must be asked, elsewhere or here; None when this command may write itself."""
     if (elsewhere := remote(settings)) is not None:
         return elsewhere
-    return None if settings.store.is_postgresql else running_server(settings)
+    return None if settings.store.is_postgresql else _started_server(settings)
+
+
+def _started_server(settings: Settings) -> "ServerClient | None":
+    """The server that runs on this machine over this data directory. One that is starting has the store before it can be asked: it is
+    waited for."""
+    from tidegate import storage
+
+    give_up_s = time.monotonic() + STARTS_WITHIN_S
+    while (found := running_server(settings)) is None and storage.is_taken(settings) and time.monotonic() < give_up_s:
+        time.sleep(LOOK_EVERY_S)
+    return found
 
 
 def running_server(settings: Settings) -> ServerClient | None:

@@ -4,7 +4,8 @@ TidegateError
 ├── StoreError
 │   ├── StoreUnavailable      the database cannot be reached, or it is unknown whether a commit happened: replay later
 │   │   └── StoreFull         its disk is full: nothing was written
-│   └── StoreRefused          the database is there but unsafe to use: wrong version, unsafe settings, a second writer
+│   └── StoreRefused          the database is there but unsafe to use: wrong version, unsafe settings
+│       └── StoreTaken        another process writes to it that may be starting, or done in a moment
 ├── LostRace                  a guarded move found its row moved on: someone else was first
 ├── BlobError
 │   ├── BlobUnavailable       the bytes cannot be reached or written now: try again later
@@ -52,6 +53,10 @@ class StoreFull(StoreUnavailable):
 
 
 class StoreRefused(StoreError):
+    pass
+
+
+class StoreTaken(StoreRefused):
     pass
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
+from tidegate.core.errors import StoreFull, StoreRefused, StoreTaken, StoreUnavailable
 from tidegate.store.driver import Body, Missing, Row, Tx
 from tidegate.store.queries import bulk_for_sqlite, is_insert, statements
 from tidegate.store.schema import STAMPS
@@ -307,19 +307,37 @@ def _make_private(path: Path) -> None:
             one.chmod(0o600)
 
 
+def is_taken(path: Path) -> bool:
+    """Return whether a process has this database to itself, as a server does from its first moment on."""
+    try:
+        descriptor = os.open(_lock_file(path), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(path.name + ".writer")
+
+
 def _lock_writers(path: Path, *, is_shared: bool) -> int:
     """Take an advisory lock on a file beside the database, for this process alone or for all that share it; the kernel drops it when this
     process dies."""
-    name = path.with_name(path.name + ".writer")
-    descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(_lock_file(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(descriptor)
-        raise StoreRefused(
-            f"another process (pid {holder}) already writes to {path}. "
-            "Stop it, give this one its own --data directory, or move to PostgreSQL for several processes."
+        raise StoreTaken(
+            f"another process (pid {holder}) already writes to {path}. If it is starting or stopping, try again in a moment; otherwise "
+            "stop it, give this one its own --data directory, or move to PostgreSQL for several processes."
         ) from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
