@@ -35,6 +35,7 @@ from tidegate.core.ports import Blobs, BlobWriter, Clock, Entropy
 from tidegate.core.states import JobKind
 from tidegate.core.webhooks import SECRET_BYTES
 from tidegate.failpoints import hit
+from tidegate.stages.running_keys import RunningKeys
 from tidegate.store.store import Store
 
 T = TypeVar("T")
@@ -48,7 +49,8 @@ _FIRST_LINE = (1).to_bytes(4, "little")
 
 
 class Reception:
-    """Takes in files and jobs for one process. `worker_id` says under which incarnation a blob is begun."""
+    """Takes in files and jobs for one process. `worker_id` says under which incarnation a blob is begun. A door holds the
+    Idempotency-Key of a create among the `running_keys` from its head until it is made."""
 
     def __init__(
         self, store: Store, blobs: Blobs, clock: Clock, entropy: Entropy, worker_id: Callable[[], str]
@@ -59,6 +61,7 @@ class Reception:
         self._entropy = entropy
         self._worker_id = worker_id
         self._unwanted: set[str] = set()
+        self.running_keys = RunningKeys()
 
     async def begin_upload(self, size_bytes_max: int, over: ApiProblem | None = None) -> "Upload":
         """Return a blob with a row, ready to take bytes; too many are refused with `over`."""

@@ -7,6 +7,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidegate.stages.accept import Reception
+from tidegate.stages.running_keys import RunningKeys
 from tidegate.web import scrape
 from tidegate.web.admin.audit import AuditRoutes
 from tidegate.web.admin.autoscale import AutoscaleRoutes
@@ -78,11 +79,12 @@ class AppPart:
 class Api(Starlette):
     """Routes behind one door. It turns whatever is raised into an answer, so Starlette's layers that would do so are left out."""
 
-    def __init__(self, routes: Sequence[Route], context: WebContext, room: BodyRoom) -> None:
+    def __init__(self, routes: Sequence[Route], context: WebContext, room: BodyRoom, running_keys: RunningKeys) -> None:
         super().__init__(routes=routes)
         # A redirect would send a caller's key to wherever the Host header says.
         self.router.redirect_slashes = False
         self.room = room
+        self.running_keys = running_keys
         self._door = RequestDoor(
             self.router, clock=context.clock, entropy=context.entropy, room=room, shapes=ERROR_SHAPES
         )
@@ -138,4 +140,5 @@ def build_app(context: WebContext) -> Api:
         [*guarded, *pages, *Health(context, serves_api=True).routes(), scrape.local_route(Gauges(context))],
         context,
         room,
+        reception.running_keys,
     )

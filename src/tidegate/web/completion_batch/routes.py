@@ -81,32 +81,36 @@ class CompletionBatchRoutes:
         requests.require_json(request)
         position = _last_event(request)
         async with contextlib.AsyncExitStack() as slot:
-            async with self._slots.uploads.taken(caller.tenant_id), self._received(request, caller) as (upload, items):
-                options = read_options(items.finish(), self._context.settings.callbacks.rules())
-                if options.type == SYNC:
-                    if position and key is None:
-                        raise _new_batch_has_no_events()
-                    # A batch whose stream would be refused is not made.
-                    await slot.enter_async_context(self._slots.streams.taken(caller.tenant_id))
-                file = await upload.keep(
-                    caller,
-                    purpose="batch",
-                    filename=FILENAME,
-                    expires_after_ms=self._context.settings.retention.file_s * 1000,
-                    idempotency_key=_file_key(key),
-                    quotas=self._context.settings.limits.quotas(),
+            async with self._reception.running_keys.held(caller.tenant_id, "batches", key):
+                async with (
+                    self._slots.uploads.taken(caller.tenant_id),
+                    self._received(request, caller) as (upload, items),
+                ):
+                    options = read_options(items.finish(), self._context.settings.callbacks.rules())
+                    if options.type == SYNC:
+                        if position and key is None:
+                            raise _new_batch_has_no_events()
+                        # A batch whose stream would be refused is not made.
+                        await slot.enter_async_context(self._slots.streams.taken(caller.tenant_id))
+                    file = await upload.keep(
+                        caller,
+                        purpose="batch",
+                        filename=FILENAME,
+                        expires_after_ms=self._context.settings.retention.file_s * 1000,
+                        idempotency_key=_file_key(key),
+                        quotas=self._context.settings.limits.quotas(),
+                    )
+                notes = DoorNotes(
+                    workspace,
+                    environment,
+                    options.type,
+                    items.count,
+                    items.estimated_tokens,
+                    caller.user,
+                    options.shown_capacity,
+                    _callback_shown(options),
                 )
-            notes = DoorNotes(
-                workspace,
-                environment,
-                options.type,
-                items.count,
-                items.estimated_tokens,
-                caller.user,
-                options.shown_capacity,
-                _callback_shown(options),
-            )
-            job = await self._make(caller, file.id, options, notes, key)
+                job = await self._make(caller, file.id, options, notes, key)
             if options.type == SYNC:
                 events = await self._events_behind(job, notes, position)
                 return _all_was_read() if events is None else EventStream(self._watch, slot.pop_all(), job, events)

@@ -67,20 +67,21 @@ class MessageBatchRoutes:
         requests.require_json(request)
         # No caller's key has a space in it, so none of an upload of the caller's own is this one.
         file_key = f"{key} {FILENAME}" if key else None
-        async with self._slots.taken(caller.tenant_id), self._received(request) as upload:
-            file = await upload.keep(
-                caller,
-                purpose="batch",
-                filename=FILENAME,
-                expires_after_ms=self._keep_s * 1000,
-                idempotency_key=file_key,
-                quotas=self._limits.quotas(),
+        async with self._reception.running_keys.held(caller.tenant_id, "batches", key):
+            async with self._slots.taken(caller.tenant_id), self._received(request) as upload:
+                file = await upload.keep(
+                    caller,
+                    purpose="batch",
+                    filename=FILENAME,
+                    expires_after_ms=self._keep_s * 1000,
+                    idempotency_key=file_key,
+                    quotas=self._limits.quotas(),
+                )
+            shape = JobShape(betas=_item_betas(request))
+            wanted = JobRequest(
+                MESSAGES, file.id, window.DAY_MS, window.DEFAULT_TEXT, invalid_lines="error_file", shape=shape
             )
-        shape = JobShape(betas=_item_betas(request))
-        wanted = JobRequest(
-            MESSAGES, file.id, window.DAY_MS, window.DEFAULT_TEXT, invalid_lines="error_file", shape=shape
-        )
-        job = await self._creation.create_inline(caller, wanted, key, file_key)
+            job = await self._creation.create_inline(caller, wanted, key, file_key)
         return json_answer(schemas.message_batch(job, file.line_count, self._base(request)))
 
     async def list(self, request: Request, caller: Caller) -> Response:

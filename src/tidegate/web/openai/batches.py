@@ -69,17 +69,19 @@ class BatchRoutes:
 
     async def create(self, request: Request, caller: Caller) -> Response:
         key = requests.idempotency_key(request)
-        body = await requests.json_body(request, requests.BatchCreate, self._settings.limits.body_bytes_max)
-        wanted = requests.job_request(body, self._settings)
-        if body.validate_only:
-            return json_answer(schemas.validation(await self._validation.validate(caller, wanted)))
-        job, warnings = await self._creation.create(caller, wanted, key)
+        async with self._reception.running_keys.held(caller.tenant_id, "batches", key):
+            body = await requests.json_body(request, requests.BatchCreate, self._settings.limits.body_bytes_max)
+            wanted = requests.job_request(body, self._settings)
+            if body.validate_only:
+                return json_answer(schemas.validation(await self._validation.validate(caller, wanted)))
+            job, warnings = await self._creation.create(caller, wanted, key)
         return json_answer(schemas.batch(job, Forecast(warnings=warnings), await self._webhook_secret(job)))
 
     async def retry(self, request: Request, caller: Caller) -> Response:
         job_id, key = self._job_id(request), requests.idempotency_key(request)
-        body = await requests.optional_json_body(request, RetryWish, self._settings.limits.body_bytes_max)
-        job = await self._creation.retry(caller, job_id, retry_choice(body), key)
+        async with self._reception.running_keys.held(caller.tenant_id, "retries", key):
+            body = await requests.optional_json_body(request, RetryWish, self._settings.limits.body_bytes_max)
+            job = await self._creation.retry(caller, job_id, retry_choice(body), key)
         if job is None:
             raise no_such_batch(job_id)
         return json_answer(schemas.batch(job, signing_secret=await self._webhook_secret(job)))

@@ -143,14 +143,15 @@ class WebhookRoutes:
 
     async def create(self, request: Request, caller: Caller) -> Response:
         key = requests.idempotency_key(request)
-        body = await requests.json_body(request, EndpointCreate, self._bytes_max)
-        shape = self._shape(body.name, body.url, body.event_types)
-        idempotency = Idempotency(key, sha256(msgspec.json.encode(body)).hexdigest()) if key else None
-        endpoint_id = ids.make("whk", self._entropy.token_bytes(ids.RANDOM_BYTES))
-        secret = self._entropy.token_bytes(SECRET_BYTES)
-        made = await self._reception.replayed(
-            lambda: self._store.create_webhook_endpoint(caller.tenant_id, endpoint_id, shape, secret, idempotency)
-        )
+        async with self._reception.running_keys.held(caller.tenant_id, "webhook_endpoints", key):
+            body = await requests.json_body(request, EndpointCreate, self._bytes_max)
+            shape = self._shape(body.name, body.url, body.event_types)
+            idempotency = Idempotency(key, sha256(msgspec.json.encode(body)).hexdigest()) if key else None
+            endpoint_id = ids.make("whk", self._entropy.token_bytes(ids.RANDOM_BYTES))
+            secret = self._entropy.token_bytes(SECRET_BYTES)
+            made = await self._reception.replayed(
+                lambda: self._store.create_webhook_endpoint(caller.tenant_id, endpoint_id, shape, secret, idempotency)
+            )
         return json_answer(_endpoint_object(made, shows_secret=True))
 
     async def list(self, request: Request, caller: Caller) -> Response:
