@@ -63,7 +63,7 @@ def test_endpoints_from_creation_to_deletion(client: Any) -> None:
     types = hooks.event_types.list()
     assert types.object == "list"
     batches = ["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
-    assert types.data == [*batches, "response.completed", "response.failed", "response.cancelled"]
+    assert types.data == [*batches, *(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))]
     made = hooks.create(name="mine", url="https://hooks.example.com/a", event_types=["batch.completed"])
     for model in (made, hooks.retrieve(made.id)):
         # The SDK builds what it is given without a look; its own types are the judge here.
@@ -138,3 +138,24 @@ def test_a_batch_brings_a_webhook_of_its_own(client: Any, receiver: Receiver) ->
     secret = batch.to_dict()["tidegate"]["webhook"]["signing_secret"]
     got = received(receiver, batch.id)
     assert client.webhooks.unwrap(got.body, got.headers, secret=secret).data.id == batch.id
+
+
+def test_a_response_that_was_cut_ends_as_incomplete(client: Any, receiver: Receiver) -> None:
+    wants = ["response.completed", "response.incomplete", "response.failed", "response.cancelled"]
+    endpoint = client.webhooks.create(name="responses", url=receiver.url, event_types=wants)
+    narrow = client.webhooks.create(name="complete", url=receiver.url, event_types=["response.completed"])
+    whole = client.responses.create(model="m", input="Hello", background=True)
+    cut = client.responses.create(model="m", input="Hello there", background=True, max_output_tokens=1)
+    for made, status in ((whole, "completed"), (cut, "incomplete")):
+        assert client.responses.retrieve(made.id, extra_headers={"Prefer": "wait=30"}).status == status
+        got = received(receiver, made.id)
+        secret = endpoint.signing_secret if status == "incomplete" else None
+        if secret is not None:
+            event = client.webhooks.unwrap(got.body, got.headers, secret=secret)
+            type(event).model_validate(event.to_dict(), strict=True)
+        assert json.loads(got.body)["type"] == f"response.{status}"
+    told = client.get("/webhook_deliveries", cast_to=dict[str, Any])["data"]
+    heard = {(one["webhook_endpoint_id"], one["event_type"]) for one in told if one["webhook_endpoint_id"] == narrow.id}
+    assert heard == {(narrow.id, "response.completed")}
+    for made in (endpoint, narrow):
+        client.webhooks.delete(made.id)

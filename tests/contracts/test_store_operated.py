@@ -12,7 +12,7 @@ from tests.contracts.store_world import DAY_MS, MODEL, World, plan_of
 from tests.contracts.test_store_publish import closed, publish
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_lists import JobFilter, JobSort
-from tidegate.core.nouns import Job, JobFlush, PublishTurns
+from tidegate.core.nouns import Job, JobEnd, JobFlush, PublishTurns
 from tidegate.core.operations import OperationScope
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
@@ -71,7 +71,7 @@ async def test_jobs_are_sorted_page_by_page(world: World, few_max: int, monkeypa
     await paid(world, done, (0,), (1,), nano=30)
     token = world.token()
     assert await store.take_step(done.id, JobState.FINALIZING, await world.worker(), token)
-    await store.publish_job(await world.look(done), token, added=(None, None), rewrites=(None, None), keep_ms=None)
+    await store.publish_job(await world.look(done), token, added=(None, None), rewrites=(None, None), end=JobEnd(None))
 
     async def listed(sort: JobSort, org: str | None = None, words: str | None = None) -> list[str]:
         found: list[str] = []
@@ -112,7 +112,7 @@ async def test_pages_of_a_list_go_on_while_its_jobs_are_deleted(world: World, so
         seen.append(gone.id)
         token = world.token()
         assert await store.take_step(gone.id, JobState.FINALIZING, await world.worker(), token)
-        await store.publish_job(gone, token, added=(None, None), rewrites=(None, None), keep_ms=None)
+        await store.publish_job(gone, token, added=(None, None), rewrites=(None, None), end=JobEnd(None))
         await store.forget_job(gone.id)
         every = await store.search_every_job(None, wanted, after=gone.id, count_max=10, sort=sort)
         assert [job.id for job, _ in every or []] == [job.id for job in listed[len(seen) :]]

@@ -13,7 +13,7 @@ from tests.contracts.store_world import World, line, plan_of
 from tests.support.store_verbs import any_file, slice_counts
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.job_shape import CopiedItems, JobShape
-from tidegate.core.nouns import Idempotency, Job, LineError, PublishTurns, Rewrite, UnrunLines
+from tidegate.core.nouns import Idempotency, Job, JobEnd, LineError, PublishTurns, Rewrite, UnrunLines
 from tidegate.core.states import FileState, JobState, Outcome
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +48,7 @@ async def publish(world: World, job: Job, token: str, **parts: Any) -> None:
     added = (parts.get("answers"), parts.get("rest"))
     rewrites = (parts.get("output"), parts.get("errors"))
     keep_ms = parts.get("keep_ms")
-    await world.store.publish_job(job, token, added=added, rewrites=rewrites, keep_ms=keep_ms)
+    await world.store.publish_job(job, token, added=added, rewrites=rewrites, end=JobEnd(keep_ms))
 
 
 async def unused_blobs(world: World) -> int:

@@ -14,7 +14,7 @@ from tests.support.ports import FairDice
 from tests.support.processes import wait_until_async
 from tests.support.store_verbs import lease_slices, slice_counts, start_job
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import Job, JobFlush, JobStart, LeasedSlice
+from tidegate.core.nouns import Job, JobEnd, JobFlush, JobStart, LeasedSlice
 from tidegate.core.operations import OperationScope
 from tidegate.core.schedule import Pick, Why
 from tidegate.core.schedule.share_owner import tenant_owner
@@ -142,7 +142,7 @@ async def test_cancel_racing_completion_ends_in_exactly_one(world: World) -> Non
         await world.store.close_job(job.id, FOREVER_MS)
         assert await world.store.take_step(job.id, JobState.FINALIZING, worker, "t")
         job = await world.look(job)
-        await world.store.publish_job(job, "t", keep_ms=None)
+        await world.store.publish_job(job, "t", end=JobEnd(None))
         ended = await world.judge(job)
         assert ended.answered_count == 1
         assert ended.state is (JobState.CANCELLED if isinstance(told, Job) else JobState.COMPLETED)
@@ -262,7 +262,7 @@ async def test_compacting_a_file_while_it_is_deleted_leaks_nothing(world: World)
         old, text = await world.extents(job.output_file_id), await world.content(job.output_file_id)
         await world.store.take_step(job.id, JobState.FINALIZING, worker, "t")
         job = await world.look(job)
-        await world.store.publish_job(job, "t", keep_ms=None)
+        await world.store.publish_job(job, "t", end=JobEnd(None))
         copy = await world.log("compacted")
         placed = copy.append([text[: old[2].at]])
         calls = [

@@ -9,8 +9,19 @@ from msgspec.structs import replace
 
 from tests.contracts.store_world import DAY_MS, MODEL, World, plan_of
 from tidegate.core.errors import ApiProblem, StoreUnavailable
-from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, JobStart, Quotas, ResponseInput, ResponseTerms
+from tidegate.core.nouns import (
+    Caller,
+    Idempotency,
+    Job,
+    JobEnd,
+    JobRequest,
+    JobStart,
+    Quotas,
+    ResponseInput,
+    ResponseTerms,
+)
 from tidegate.core.states import JobKind, JobState
+from tidegate.core.webhooks import BATCH_EVENT_TYPES, RESPONSE_EVENT_TYPES, EndpointShape
 
 pytestmark = pytest.mark.anyio
 
@@ -99,7 +110,7 @@ async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: Worl
     await world.store.close_job(job.id, 0)
     token = world.token()
     await world.store.take_step(job.id, JobState.FINALIZING, worker_id, token)
-    await world.store.publish_job(await world.look(job), token, keep_ms=None)
+    await world.store.publish_job(await world.look(job), token, end=JobEnd(None))
     assert await world.store.deleted_responses(10) == [job.id]
     await world.store.forget_job(job.id)
     assert await world.store.any_job(job.id) is None
@@ -130,3 +141,22 @@ async def test_a_response_that_has_waited_long_enough_is_listed_until_it_is_leas
     assert await world.store.long_waiting_responses(10) == [(job.id, MODEL)]
     await world.store.cancel_job(caller.tenant_id, job.id)
     assert await world.store.long_waiting_responses(10) == []
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete", "failed"])
+async def test_the_event_of_a_response_names_how_its_answer_ended(world: World, status: str) -> None:
+    caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
+    stranger = await world.caller("stranger")
+    for tenant_id, wanted in ((caller.tenant_id, RESPONSE_EVENT_TYPES), (stranger.tenant_id, BATCH_EVENT_TYPES)):
+        shape = EndpointShape("one", "https://hooks.example.com/a", wanted)
+        await world.store.create_webhook_endpoint(tenant_id, world.id("whk"), shape, b"s" * 32)
+    assert await world.store.wants_response_events(caller.tenant_id)
+    assert not await world.store.wants_response_events(stranger.tenant_id)
+    job = await ask.accept(world, caller, worker_id)
+    assert await world.lease(worker_id, job)
+    assert (await world.answer(await world.log(worker_id=worker_id), job, 0)).complete
+    token = world.token()
+    assert await world.store.take_step(job.id, JobState.FINALIZING, worker_id, token)
+    await world.store.publish_job(await world.look(job), token, end=JobEnd(None, status))
+    told = await world.store.list_webhook_deliveries(caller.tenant_id, None, None, 10)
+    assert [one.event_type for one in told or []] == [f"response.{status}"]

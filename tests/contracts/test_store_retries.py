@@ -12,7 +12,7 @@ from tests.contracts.test_store_publish import closed, rest_of
 from tests.support.store_verbs import any_file
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_controls import Canary, FollowUp, JobControls, MaxErrors, RetryChoice
-from tidegate.core.nouns import Caller, Idempotency, Job, JobWebhook, LineError, Quotas
+from tidegate.core.nouns import Caller, Idempotency, Job, JobEnd, JobWebhook, LineError, Quotas
 from tidegate.core.states import FileState, JobState
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ async def ended(world: World, **counts: Any) -> Job:
     """A cancelled job with two answers, an error and two items that never ran."""
     job, _, token = await closed(world, **{"answered": 2, "failed": 1, "rest": 2} | counts)
     rest = await rest_of(world, job, 3, 4) if job.done_count < job.item_count else None
-    await world.store.publish_job(job, token, added=(None, rest), keep_ms=None)
+    await world.store.publish_job(job, token, added=(None, rest), end=JobEnd(None))
     return await world.look(job)
 
 
@@ -49,7 +49,7 @@ async def finished_retry(world: World, job: Job, *, answered: int = 2) -> Job:
         await world.record(world.errors(await world.log("errors"), job, *range(answered, 2), token=held.token))
     job, token = await world.look(job), world.token()
     assert await world.store.take_step(job.id, JobState.FINALIZING, worker, token)
-    await world.store.publish_job(job, token, keep_ms=None)
+    await world.store.publish_job(job, token, end=JobEnd(None))
     return await world.look(job)
 
 

@@ -14,7 +14,7 @@ from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.errors import ApiProblem
 from tidegate.core.input.turns import ingest_bytes
 from tidegate.core.job_shape import CopiedItems, JobShape
-from tidegate.core.nouns import Caller, Job, PublishTurns
+from tidegate.core.nouns import Caller, Job, JobEnd, PublishTurns
 from tidegate.core.states import JobState
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,7 @@ async def test_answers_of_others_of_open_jobs_and_of_none_are_refused(world: Wor
     terms = AnswerTerms("{}")
     assert await refused(world, caller, earlier, answers=terms) == (400, "invalid_parameter", "reuse_from")
     nothing, _, token = await closed(world, answered=0, failed=2, rest=0)
-    await world.store.publish_job(nothing, token, keep_ms=None)
+    await world.store.publish_job(nothing, token, end=JobEnd(None))
     assert await refused(world, caller, nothing) == (400, "invalid_parameter", "reuse_from")
     await world.store.delete_file(earlier.tenant_id, earlier.output_file_id or "")
     assert await refused(world, caller, earlier) == (400, "invalid_parameter", "reuse_from")

@@ -6,7 +6,7 @@ from array import array
 
 from tests.support.store_verbs import lease_slices, start_job
 from tests.web.server import WebServer, fresh_id
-from tidegate.core.nouns import Finished, IngestPlan, JobFlush, JobStart, Placed, SlicePlan, UnrunLines, Usage
+from tidegate.core.nouns import Finished, IngestPlan, JobEnd, JobFlush, JobStart, Placed, SlicePlan, UnrunLines, Usage
 from tidegate.core.states import JobState, Outcome
 
 MODEL = "m"
@@ -75,7 +75,7 @@ def publish(web: WebServer, job_id: str, rest: dict[int, bytes] | None = None, o
             placed = await blob(web, "rest", b"".join(rest.values()))
             kind = outcome or Outcome.CANCELLED
             ending = UnrunLines(placed, array("I", rest), [kind] * len(rest), array("I", map(len, rest.values())))
-        await web.store.publish_job(job, token, added=(None, ending), keep_ms=3_600_000)
+        await web.store.publish_job(job, token, added=(None, ending), end=JobEnd(3_600_000))
 
     web.run(go())
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.web.calls import LINES, upload
 from tests.web.server import WebServer
+from tidegate import failpoints
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.stages import accept, running_keys
 
@@ -211,12 +212,11 @@ def test_a_response_in_the_background_is_held_too(web: WebServer, monkeypatch: p
     monkeypatch.setattr(running_keys, "WAIT_S", 0.05)
     client = web.client(web.make_key(ORG))
     may_go_on = asyncio.Event()
-    hit = accept.hit
 
     async def wait_at(name: str, content: bytes = b"") -> None:
         if name == "upload_blob_durable":
             await may_go_on.wait()
-        await hit(name, content)
+        await failpoints.hit(name, content)
 
     monkeypatch.setattr(accept, "hit", wait_at)
 

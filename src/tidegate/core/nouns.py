@@ -583,6 +583,13 @@ class Idempotency(msgspec.Struct, frozen=True):
     body_hash: str
 
 
+class JobEnd(msgspec.Struct, frozen=True):
+    """How a job is published: how long its results are kept, and what its answer calls itself if the job is a response."""
+
+    keep_ms: int | None = None
+    response_status: str = "completed"
+
+
 class KeepTimes(msgspec.Struct, frozen=True):
     """How long things are kept after a job's end, and how many rows a round of upkeep takes."""
 

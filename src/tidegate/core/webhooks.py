@@ -18,7 +18,7 @@ from tidegate.core.states import JOB_ENDED, DeliveryState
 
 BATCH_EVENT_TYPES = tuple(f"batch.{state}" for state in ("completed", "failed", "expired", "cancelled"))
 assert {f"batch.{state}" for state in JOB_ENDED} == set(BATCH_EVENT_TYPES)
-RESPONSE_EVENT_TYPES = tuple(f"response.{status}" for status in ("completed", "failed", "cancelled"))
+RESPONSE_EVENT_TYPES = tuple(f"response.{status}" for status in ("completed", "incomplete", "failed", "cancelled"))
 EVENT_TYPES = (*BATCH_EVENT_TYPES, *RESPONSE_EVENT_TYPES)
 SECRET_BYTES = 32
 SECRET_PREFIX = "whsec_"

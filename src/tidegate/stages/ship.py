@@ -12,9 +12,10 @@ import msgspec
 import structlog
 
 from tidegate import metrics, tracing
+from tidegate.core.answers.outcome_lines import COMPLETED, read_line
 from tidegate.core.answers.results import never_ran_line
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
-from tidegate.core.nouns import Job, KeepTimes, Placed, PublishTurns, Rewrite, UnrunLines
+from tidegate.core.nouns import Job, JobEnd, KeepTimes, Placed, PublishTurns, Rewrite, UnrunLines
 from tidegate.core.ports import Blobs, Entropy
 from tidegate.core.states import JobKind, JobState, Outcome
 from tidegate.core.usage.prices import units_text
@@ -30,6 +31,7 @@ from tidegate.stages.publish_lines import (
     RunLines,
 )
 from tidegate.stages.stage_leases import StageLeases
+from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -100,9 +102,8 @@ class Ship:
             with tracing.step_of(job):
                 added: Added = await self._added(job, fresh) if job.done_count < job.item_count else (None, None)
                 rewrites = await self._ordered(job, fresh, added) if job.ordered else (None, None)
-            await self._store.publish_job(
-                job, token, added=added, rewrites=rewrites, keep_ms=self._keep.results_ms(job)
-            )
+                end = JobEnd(self._keep.results_ms(job), await self._response_status(job))
+            await self._store.publish_job(job, token, added=added, rewrites=rewrites, end=end)
             self._steps.end(token)
             await hit("publish_committed")
             ended = await self._store.any_job(job_id)
@@ -127,6 +128,16 @@ class Ship:
                 self._postponed.add(job_id)
         await fresh.give_up()
         return False
+
+    async def _response_status(self, job: Job) -> str:
+        """What the answer of a response calls itself. It is read only where someone is told."""
+        if job.kind is not JobKind.RESPONSE or not job.answered_count or job.output_file_id is None:
+            return COMPLETED
+        if not await self._store.wants_response_events(job.tenant_id):
+            return COMPLETED
+        reading = file_bytes(self._store, self._blobs, job.output_file_id, 0, job.output_bytes)
+        line = b"".join([chunk async for chunk in reading])
+        return read_line(line).response_status()
 
     async def _added(self, job: Job, fresh: PublishBlobs) -> tuple[UnrunLines | None, UnrunLines | None]:
         """Write the lines of the items that were not run: those for the output file, and those for the error file."""

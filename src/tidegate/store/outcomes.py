@@ -9,7 +9,7 @@ from itertools import accumulate
 from msgspec.structs import replace
 
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import Job, JobFlush, LineError, Recorded, Rewrite, UnrunLines, Usage
+from tidegate.core.nouns import Job, JobEnd, JobFlush, LineError, Recorded, Rewrite, UnrunLines, Usage
 from tidegate.core.states import JOB_ENDED, JobState, Outcome
 from tidegate.store.canaries import SampleEnd, end_sample, let_go
 from tidegate.store.driver import Row, Tx
@@ -72,7 +72,7 @@ class Outcomes(Table):
         *,
         added: tuple[UnrunLines | None, UnrunLines | None] = (None, None),
         rewrites: tuple[Rewrite | None, Rewrite | None] = (None, None),
-        keep_ms: int | None,
+        end: JobEnd,
     ) -> None:
         """The end of a job: lines of what was not run, rewritten files if order was asked for, visible files, the end state. Of both pairs
         the first is for the output file."""
@@ -113,11 +113,11 @@ class Outcomes(Table):
             ]
             place = (job.error_bytes, rest.placed.size_bytes)
             await record_lines(tx, job.id, (job.output_bytes, 0), place, items)
-        await _show_files(tx, job, keep_ms)
-        await show_merged(tx, job, keep_ms)
+        await _show_files(tx, job, end.keep_ms)
+        await show_merged(tx, job, end.keep_ms)
         await tx.all("slices_drop_job", job_id=job.id)
         await tx.all("blob_release", id=job.work_blob_id, uses=1)
-        await put_events(tx, job.id)
+        await put_events(tx, job.id, end.response_status)
 
     @writes
     async def abandon_job(self, tx: Tx, tenant_id: str, job_id: str, keep_ms: int | None) -> Job | None:

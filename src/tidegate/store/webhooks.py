@@ -72,6 +72,11 @@ class Webhooks(Table):
         return _endpoint_from(rows[0]) if rows else None
 
     @reads
+    async def wants_response_events(self, tx: Tx, tenant_id: str) -> bool:
+        """Whether anyone is told how this tenant's responses end."""
+        return await tx.one("webhook_responses_wanted", tenant_id=tenant_id) is not None
+
+    @reads
     async def list_webhook_endpoints(
         self, tx: Tx, tenant_id: str, after: str | None, count_max: int
     ) -> list[WebhookEndpoint] | None:
@@ -231,9 +236,10 @@ async def deliveries_start(
     return (known[1], *after)
 
 
-async def put_events(tx: Tx, job_id: str) -> None:
-    """Write the events of a job's end into the outbox; called in the transaction that ends it."""
-    await tx.all("webhook_events_put", job_id=job_id)
+async def put_events(tx: Tx, job_id: str, response_status: str = "completed") -> None:
+    """Write the events of a job's end into the outbox; called in the transaction that ends it. `response_status` is what the answer of a
+    response calls itself."""
+    await tx.all("webhook_events_put", job_id=job_id, response_status=response_status)
 
 
 async def put_endpoint(

@@ -251,10 +251,13 @@ def test_a_model_for_batches_alone_takes_no_turn_to_interactive(start_web: Calla
 
 AFTER = "interactive_after_seconds"
 BAD_AFTER: dict[str, Any] = {"status": 400, "code": "invalid_parameter", "param": AFTER}
+BAD_TIER: dict[str, Any] = {"status": 400, "code": "invalid_parameter", "param": "service_tier"}
+BAD_TIERS: tuple[object, ...] = ("gold", "", "FLEX", "flex ", 5, True, [], ["flex"], {})
 NOT_SECONDS: tuple[object, ...] = (-1, 86_401, 1.5, "5", True, [], {}, 10**30)
 BAD_BODIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**ASK, "stream": True}, {"status": 400, "code": "unsupported_parameter", "param": "stream"}),
     ({**ASK, "store": False}, {"status": 400, "code": "invalid_parameter", "param": "store"}),
+    *(({**ASK, "service_tier": wrong}, BAD_TIER) for wrong in BAD_TIERS),
     ({**ASK, "background": 1}, {"status": 400, "code": "invalid_parameter", "param": "background"}),
     ({**ASK, "background": "true"}, {"status": 400, "code": "invalid_parameter", "param": "background"}),
     *(({**ASK, AFTER: wrong}, BAD_AFTER) for wrong in NOT_SECONDS),
@@ -270,6 +273,12 @@ BAD_BODIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("body", "wanted"), BAD_BODIES, ids=[str(number) for number in range(len(BAD_BODIES))])
 def test_bad_bodies(client: httpx2.Client, body: dict[str, Any], wanted: dict[str, Any]) -> None:
     is_error(client.post(PATH, json=body), wanted)
+
+
+@pytest.mark.parametrize("tier", [None, "auto", "default", "flex", "priority", "scale"])
+def test_every_known_tier_is_taken_and_the_answer_says_which_served(client: httpx2.Client, tier: str | None) -> None:
+    answer = client.post(PATH, json={**ASK, "service_tier": tier})
+    assert (answer.status_code, answer.json()["service_tier"]) == (200, "flex"), answer.text
 
 
 @pytest.mark.parametrize("name", ["x", "resp_", "resp_" + "0" * 21, "resp_" + "ü" * 22, "batch_" + "0" * 22, "A" * 300])

@@ -9,6 +9,15 @@ from tidegate.core.states import Outcome
 _OUTCOME_OF = {code: outcome for outcome, (code, _) in NEVER_RAN.items()}
 
 
+# How a response may end; one that says nothing of it is complete.
+COMPLETED = "completed"
+_RESPONSE_ENDS = (COMPLETED, "incomplete", "failed", "cancelled")
+
+
+class _ResponseBody(msgspec.Struct):
+    status: msgspec.Raw = msgspec.Raw()
+
+
 class ItemError(msgspec.Struct):
     code: str | None = None
     message: str = ""
@@ -47,6 +56,16 @@ class OutcomeLine(msgspec.Struct):
         except msgspec.MsgspecError:
             return ItemError()
 
+    def response_status(self) -> str:
+        """How the answer of a response says that it ended."""
+        if self.response is None:
+            return COMPLETED
+        try:
+            said = msgspec.json.decode(_decode_response(self.response.body).status)
+        except msgspec.MsgspecError:
+            return COMPLETED
+        return said if said in _RESPONSE_ENDS else COMPLETED
+
     def failure_code(self) -> str:
         """The code that a line of the error file is found by; `http_` and the status where a model server named none."""
         failure = self.failure()
@@ -67,6 +86,7 @@ class OutcomeLine(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(OutcomeLine).decode
+_decode_response = msgspec.json.Decoder(_ResponseBody).decode
 _decode_error = msgspec.json.Decoder(_FailureBody).decode
 
 

@@ -87,13 +87,17 @@ select 'evt_' || substr(j.id, 7), e.id, j.tenant_id, j.id, j.event_type,
 from (
     select id, tenant_id, coalesce(completed_at, failed_at, expired_at, cancelled_at) as ended_at,
         case when kind = 'batch' then 'batch.' || state when state = 'cancelled' then 'response.cancelled'
-            when answered_count > 0 then 'response.completed' else 'response.failed' end as event_type
+            when answered_count > 0 then 'response.' || cast(:response_status as text) else 'response.failed' end as event_type
     from jobs
     where id = :job_id and kind in ('batch', 'response') and state in ('completed', 'failed', 'expired', 'cancelled')
 ) j
 join webhook_endpoints e on (e.job_id is null and e.tenant_id = j.tenant_id) or e.job_id = j.id
 where ',' || e.event_types || ',' like '%,' || j.event_type || ',%'
 on conflict do nothing;
+
+-- webhook_responses_wanted --
+-- Whether an endpoint of the tenant wants to hear of responses.
+select 1 from webhook_endpoints where tenant_id = :tenant_id and job_id is null and event_types like '%response.%' limit 1;
 
 -- webhook_wanted_of_job --
 -- What the callback of a job wants to hear.

@@ -16,6 +16,8 @@ from tidegate.web.gateway.dialects import RESPONSES
 from tidegate.web.http.intake import Intake
 
 FLEX = "flex"
+# The tiers of OpenAI's clients. In the background all of them are served alike, and the answer says how.
+TIERS = ("auto", "default", FLEX, "priority", "scale")
 READ_HERE_BYTES_MAX = 1 << 20
 
 # Two readers could take such a body for two different requests, and one of them decides whose money is spent.
@@ -105,7 +107,7 @@ def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> Inte
         raise ApiProblem(400, "invalid_parameter", message, param="model")
     is_flex, is_background = read.service_tier == FLEX, _is_background(read.background, endpoint)
     if is_background:
-        _check_background(body, is_stream=bool(read.stream))
+        _check_background(body, read.service_tier, is_stream=bool(read.stream))
     after_s = None
     if plain is None and endpoint == RESPONSES:
         after_s = _interactive_after_s(body, is_background=is_background)
@@ -142,7 +144,11 @@ def _interactive_after_s(body: bytes, *, is_background: bool) -> int | None:
         raise ApiProblem(400, "invalid_parameter", message, param=INTERACTIVE_AFTER) from None
 
 
-def _check_background(body: bytes, *, is_stream: bool) -> None:
+def _check_background(body: bytes, tier: object, *, is_stream: bool) -> None:
+    if tier is not None and tier not in TIERS:
+        # It is not passed on, so no model server would say so.
+        message = f"`service_tier` must be one of {', '.join(TIERS)}; in the background it may also be left out."
+        raise ApiProblem(400, "invalid_parameter", message, param="service_tier")
     if is_stream:
         message = (
             "A background response has no stream: leave `stream` out, and read the answer with GET /v1/responses/{id}."

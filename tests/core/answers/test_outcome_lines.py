@@ -1,0 +1,33 @@
+"""What a line of a result file says of its item."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tidegate.core.answers.outcome_lines import read_line
+
+
+def line(body: Any) -> bytes:
+    return json.dumps(
+        {"id": "i", "custom_id": "c", "response": {"status_code": 200, "body": body}, "error": None}
+    ).encode()
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete", "failed", "cancelled"])
+def test_a_response_says_how_it_ended(status: str) -> None:
+    assert read_line(line({"object": "response", "status": status})).response_status() == status
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"status": None}, {"status": 7}, {"status": "x"}, {"status": ["failed"]}, [], "x", 1]
+)
+def test_an_answer_that_says_nothing_of_its_end_is_complete(body: Any) -> None:
+    assert read_line(line(body)).response_status() == "completed"
+
+
+def test_a_line_without_an_answer_has_no_other_end() -> None:
+    text = json.dumps({"id": "i", "custom_id": "c", "response": None, "error": {"code": "x", "message": "y"}})
+    assert read_line(text.encode()).response_status() == "completed"
