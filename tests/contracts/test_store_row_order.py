@@ -16,7 +16,7 @@ import pytest
 from tests.contracts.store_world import Log, World, line
 from tests.contracts.test_store_races import VERBS, operating, someone_waits
 from tests.contracts.test_store_retries import FAILED, retried
-from tidegate.core.nouns import Caller, Job, Rewrite
+from tidegate.core.nouns import Caller, Job, JobEnd, Rewrite
 from tidegate.core.states import JobState
 
 pytestmark = pytest.mark.anyio
@@ -69,7 +69,7 @@ async def finalizing(world: World, caller: Caller, answers: Log, errors: Log, **
 
 async def ended(world: World, caller: Caller, answers: Log, errors: Log) -> Job:
     job, token = await finalizing(world, caller, answers, errors)
-    await world.store.publish_job(job, token, keep_ms=None)
+    await world.store.publish_job(job, token, end=JobEnd(None))
     return await world.look(job)
 
 
@@ -110,7 +110,7 @@ async def test_an_ordered_job_lets_go_of_blobs_by_id(world: World, shared_databa
     rewrites = (await rewrite(0, "answer"), await rewrite(1, "error"))
     logs = [answers.blob_id, errors.blob_id]
     await takes_in_order(
-        shared_database, "blobs", logs, lambda: world.store.publish_job(job, token, rewrites=rewrites, keep_ms=None)
+        shared_database, "blobs", logs, lambda: world.store.publish_job(job, token, rewrites=rewrites, end=JobEnd(None))
     )
 
 
