@@ -1,4 +1,4 @@
-"""Idempotency-Keys whose first request is still under way in this process: a copy of it waits a moment, then is told to come again.
+"""Idempotency-Keys whose first request is still under way in this process: a copy of it waits a moment, then gets a 409.
 
 The store makes one object of all copies, whatever happens here. This only says so early, and in the words of the key's draft standard.
 """
@@ -14,7 +14,7 @@ WAIT_S = 2.0
 RETRY_AFTER_S = 1
 
 
-class _Turn:
+class _KeyTurn:
     """The turn of one key. It is kept while a request has it or waits for it."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class _Turn:
 
 class RunningKeys:
     def __init__(self) -> None:
-        self._turns: dict[tuple[str, str, str], _Turn] = {}
+        self._turns: dict[tuple[str, str, str], _KeyTurn] = {}
 
     def names(self) -> list[tuple[str, str, str]]:
         """Return the tenant, the route and the key of every request that has a key now or waits for one."""
@@ -38,7 +38,7 @@ class RunningKeys:
             yield
             return
         name = (tenant_id, route, key)
-        turn = self._turns.setdefault(name, _Turn())
+        turn = self._turns.setdefault(name, _KeyTurn())
         turn.request_count += 1
         try:
             try:

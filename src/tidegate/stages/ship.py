@@ -130,7 +130,7 @@ class Ship:
         return False
 
     async def _response_status(self, job: Job) -> str:
-        """What the answer of a response calls itself. It is read only where someone is told."""
+        """What the answer of a response calls itself. It is read only where a webhook reports it."""
         if job.kind is not JobKind.RESPONSE or not job.answered_count or job.output_file_id is None:
             return COMPLETED
         if not await self._store.wants_response_events(job.tenant_id):

@@ -73,7 +73,7 @@ class Webhooks(Table):
 
     @reads
     async def wants_response_events(self, tx: Tx, tenant_id: str) -> bool:
-        """Whether anyone is told how this tenant's responses end."""
+        """Whether a webhook of this tenant wants to know how its responses end."""
         return await tx.one("webhook_responses_wanted", tenant_id=tenant_id) is not None
 
     @reads

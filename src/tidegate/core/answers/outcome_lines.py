@@ -61,10 +61,10 @@ class OutcomeLine(msgspec.Struct):
         if self.response is None:
             return COMPLETED
         try:
-            said = msgspec.json.decode(_decode_response(self.response.body).status)
+            status = msgspec.json.decode(_decode_response(self.response.body).status)
         except msgspec.MsgspecError:
             return COMPLETED
-        return said if said in _RESPONSE_ENDS else COMPLETED
+        return status if status in _RESPONSE_ENDS else COMPLETED
 
     def failure_code(self) -> str:
         """The code that a line of the error file is found by; `http_` and the status where a model server named none."""
