@@ -15,15 +15,18 @@ import functools
 import resource
 import select
 import ssl
+from collections.abc import Coroutine
 from time import monotonic
 from typing import Any
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ConnectionKey
+from aiohttp.http_parser import RawResponseMessage
 
 from tidegate.core.deployments import HttpLimits, Tls
 from tidegate.core.errors import SettingsError
+from tidegate.upstream.http.plain_answer import PlainBody, PlainHead, read_plain_answer
 
 # Beside upstream connections a process has a store, blobs, listeners, logs and the control client.
 OTHER_FILES_COUNT = 256
@@ -35,6 +38,10 @@ READ_BUFFER_BYTES = 64 * 1024
 
 # Linux tells a peer's goodbye apart from its words; elsewhere only a full hang-up is seen.
 _GOODBYE = getattr(select, "POLLRDHUP", 0)
+
+
+Head = RawResponseMessage | PlainHead
+Body = aiohttp.StreamReader | PlainBody
 
 
 class _PollFd(ctypes.Structure):
@@ -50,7 +57,10 @@ _poll.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int)
 
 
 class Connection(ResponseHandler):
-    """One connection, with aiohttp's parser of answers behind it."""
+    """One connection, with aiohttp's parser of answers behind it, which is made for the answers that are not plain."""
+
+    # The limits of an answer of which nothing has come yet.
+    _awaited: HttpLimits | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -83,17 +93,32 @@ class Connection(ResponseHandler):
 
     def expect_answer(self, limits: HttpLimits) -> None:
         """What comes from here on is parsed as one answer, and no rest of an earlier one is part of it."""
-        self.set_response_params(
-            read_until_eof=True,
-            read_bufsize=READ_BUFFER_BYTES,
-            max_line_size=limits.header_bytes_max,
-            max_field_size=limits.header_bytes_max,
-            max_headers=limits.header_count_max,
-        )
+        self._awaited = limits
+
+    def data_received(self, data: bytes) -> None:
+        limits = self._awaited
+        if limits is not None:
+            self._awaited = None
+            answer = read_plain_answer(data, limits)
+            if answer is not None:
+                self.feed_data(answer)  # type: ignore[arg-type]
+                return
+            self.set_response_params(
+                read_until_eof=True,
+                read_bufsize=READ_BUFFER_BYTES,
+                max_line_size=limits.header_bytes_max,
+                max_field_size=limits.header_bytes_max,
+                max_headers=limits.header_count_max,
+            )
+        super().data_received(data)
+
+    def answer(self) -> Coroutine[Any, Any, tuple[Head, Body]]:
+        """The head of the next answer, and where its body comes from."""
+        return self.read()
 
     def expect_nothing(self) -> None:
         # Without a parser even half a line out of turn is kept, and so it is seen.
-        self._parser = None
+        self._awaited = self._parser = None
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         # aiohttp says this after every read and has the parser look again, though nothing was paused.

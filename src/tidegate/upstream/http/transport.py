@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 import aiohttp
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.http_parser import RawResponseMessage
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -26,8 +25,9 @@ from tidegate.core.deployments import AUDIO_PATH, Deployment, EngineKind, HttpLi
 from tidegate.core.errors import UpstreamError
 from tidegate.upstream.http import classify
 from tidegate.upstream.http.connection_slots import ConnectionSlots
-from tidegate.upstream.http.connections import Connection, Connections, tls_context
+from tidegate.upstream.http.connections import Body, Connection, Connections, Head, tls_context
 from tidegate.upstream.http.in_flight import InFlightCall, TimeoutSweep
+from tidegate.upstream.http.plain_answer import PlainBody
 from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
 from tidegate.upstream.http.streams import RedactedPayload, Stream
 
@@ -241,7 +241,7 @@ class AiohttpTransport:
                     if connection is None:
                         connection = await self.connections.open(template.request)
                     message, payload = await self._ask(template, connection, request, flight, permit)
-                    if payload.is_eof():
+                    if isinstance(payload, PlainBody) or payload.is_eof():
                         answer = payload.read_nowait()
                         if len(answer) > self.limits.response_bytes_max:
                             raise classify.AnswerTooLarge(message.code, self.limits.response_bytes_max)
@@ -337,7 +337,7 @@ class AiohttpTransport:
         request: UpstreamRequest,
         flight: InFlightCall,
         permit: SendPermit | None,
-    ) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
+    ) -> tuple[Head, Body]:
         """Write the request, and wait for the head of its answer."""
         connection.expect_answer(self.limits)
         assert connection.transport is not None
@@ -349,7 +349,7 @@ class AiohttpTransport:
         for chunk in chunks:
             write(chunk)
         try:
-            message, payload = await connection.read()
+            message, payload = await connection.answer()
         except (aiohttp.ClientError, OSError):
             if template.confirms_handshakes is not False and connection.is_unconfirmed():
                 raise classify.HandshakeRejected from None
@@ -361,7 +361,7 @@ class AiohttpTransport:
             hints += 1
             if hints > HINTS_MAX:
                 raise HttpProcessingError(message="more early hints than any server needs")
-            message, payload = await connection.read()
+            message, payload = await connection.answer()
         flight.answered(message.code)
         return message, payload
 
@@ -395,7 +395,7 @@ class AiohttpTransport:
         return classify.failure(wrong, sent=flight.sent)
 
 
-def _shown(message: RawResponseMessage, key: KeyRedactor) -> Mapping[str, str]:
+def _shown(message: Head, key: KeyRedactor) -> Mapping[str, str]:
     """Return the headers of an answer. A redirect may quote our key in the address that it names, and that address is shown."""
     where = message.headers.get("Location") if 300 <= message.code <= 399 else None
     if where is None or not key:
