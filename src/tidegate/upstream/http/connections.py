@@ -26,7 +26,7 @@ from aiohttp.http_parser import RawResponseMessage
 
 from tidegate.core.deployments import HttpLimits, Tls
 from tidegate.core.errors import SettingsError
-from tidegate.upstream.http.plain_answer import PlainBody, PlainHead, read_plain_answer
+from tidegate.upstream.http.plain_answer import WholeBody, WholeHead, read_plain_answer
 
 # Beside upstream connections a process has a store, blobs, listeners, logs and the control client.
 OTHER_FILES_COUNT = 256
@@ -40,8 +40,8 @@ READ_BUFFER_BYTES = 64 * 1024
 _GOODBYE = getattr(select, "POLLRDHUP", 0)
 
 
-Head = RawResponseMessage | PlainHead
-Body = aiohttp.StreamReader | PlainBody
+Head = RawResponseMessage | WholeHead
+Body = aiohttp.StreamReader | WholeBody
 
 
 class _PollFd(ctypes.Structure):

@@ -26,12 +26,12 @@ _OTHER_WAYS = tuple(
 _WITHOUT_BODY = (204, 304)
 
 
-class PlainHead(NamedTuple):
+class WholeHead(NamedTuple):
     code: int
     headers: CIMultiDict[str]
 
 
-class PlainBody:
+class WholeBody:
     """The body of an answer that is here already."""
 
     __slots__ = ("_data",)
@@ -47,7 +47,7 @@ class PlainBody:
         return self.read_nowait()
 
 
-def read_plain_answer(data: bytes, limits: HttpLimits) -> tuple[PlainHead, PlainBody] | None:
+def read_plain_answer(data: bytes, limits: HttpLimits) -> tuple[WholeHead, WholeBody] | None:
     """Return the answer that these bytes are, from the first to the last; None when the parser has to look."""
     head = _HEAD.match(data)
     if head is None:
@@ -65,4 +65,4 @@ def read_plain_answer(data: bytes, limits: HttpLimits) -> tuple[PlainHead, Plain
     if headers.get(_CONNECTION, _KEPT) != _KEPT:
         return None
     code = int(status)
-    return None if code in _WITHOUT_BODY else (PlainHead(code, headers), PlainBody(data[begin:]))
+    return None if code in _WITHOUT_BODY else (WholeHead(code, headers), WholeBody(data[begin:]))

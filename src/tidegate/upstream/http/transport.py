@@ -27,7 +27,7 @@ from tidegate.upstream.http import classify
 from tidegate.upstream.http.connection_slots import ConnectionSlots
 from tidegate.upstream.http.connections import Body, Connection, Connections, Head, tls_context
 from tidegate.upstream.http.in_flight import InFlightCall, TimeoutSweep
-from tidegate.upstream.http.plain_answer import PlainBody
+from tidegate.upstream.http.plain_answer import WholeBody
 from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
 from tidegate.upstream.http.streams import RedactedPayload, Stream
 
@@ -241,7 +241,7 @@ class AiohttpTransport:
                     if connection is None:
                         connection = await self.connections.open(template.request)
                     message, payload = await self._ask(template, connection, request, flight, permit)
-                    if isinstance(payload, PlainBody) or payload.is_eof():
+                    if isinstance(payload, WholeBody) or payload.is_eof():
                         answer = payload.read_nowait()
                         if len(answer) > self.limits.response_bytes_max:
                             raise classify.AnswerTooLarge(message.code, self.limits.response_bytes_max)
