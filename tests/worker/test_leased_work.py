@@ -515,3 +515,25 @@ def test_jobs_that_close_and_deadlines_that_move_change_only_what_is_held_of_the
     assert leased_work.close_job("job") == [state]
     assert (state.may_begin(), other.may_begin()) == (False, True)
     assert [entry[0] for entry in leased_work.queued()] == [other]
+
+
+@pytest.mark.parametrize(("free", "model", "called"), [(0, "m", 0), (2, "m", 2), (9, "m", 5), (0, "", 5)])
+async def test_only_as_many_look_again_as_may_send(free: int, model: str, called: int) -> None:
+    leased_work = hand_of(HandClock(), free)
+    runners = [asyncio.ensure_future(leased_work.next()) for _ in range(8)]
+    await asyncio.sleep(0)
+    looks = 0
+    take = leased_work.take
+
+    def look() -> tuple[LeasedSliceState, Item] | None:
+        nonlocal looks
+        looks += 1
+        return take()
+
+    leased_work.take = look  # type: ignore[method-assign]
+    leased_work.add(slice_of(5, model), items(5))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert looks == called
+    for runner in runners:
+        runner.cancel()

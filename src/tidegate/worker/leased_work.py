@@ -336,19 +336,26 @@ class LeasedWork:
                     self.wake_one()
 
     def wake(self) -> None:
-        """Something changed: let as many look again as there are items to take."""
+        """Something changed: let as many look again as there are items that may go."""
         now_ms = self._clock.monotonic_ms()
         if self._turning:
             self._turn_interactive(now_ms)
         # Callers choose the names of models: what is not needed must not pile up.
         for model in [name for name, stock in self._stocks.items() if stock.is_unused(now_ms)]:
             del self._stocks[model]
-        waiting = sum(len(stock.queue) for stock in self._stocks.values())
-        while self._parked and waiting:
+        may_go = sum(self._may_go(model, stock) for model, stock in self._stocks.items()) if self._parked else 0
+        while self._parked and may_go:
             future = self._parked.popleft()
             if not future.done():
                 future.set_result(None)
-                waiting -= 1
+                may_go -= 1
+
+    def _may_go(self, model: str, stock: _Stock) -> int:
+        """How many of these items may be sent now, as far as the upstream is concerned: at most as many as may, at least one if any may."""
+        queue = stock.queue
+        if not queue or not model or queue[0][0].is_interactive or not self._upstream.knows(model):
+            return len(queue)
+        return min(len(queue), self._upstream.free_slots(model))
 
     def _turn_interactive(self, now_ms: float) -> None:
         """Put items that have waited long enough in front: they need no slot of background work. Where no deployment takes interactive

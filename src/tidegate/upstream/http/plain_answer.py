@@ -5,8 +5,8 @@ connections that end, and whatever looks odd. It costs several times as much, mo
 """
 
 import re
-from typing import NamedTuple
 
+import msgspec
 from multidict import CIMultiDict, istr
 
 from tidegate.core.deployments import HttpLimits
@@ -26,7 +26,7 @@ _OTHER_WAYS = tuple(
 _WITHOUT_BODY = (204, 304)
 
 
-class WholeHead(NamedTuple):
+class WholeHead(msgspec.Struct, frozen=True):
     code: int
     headers: CIMultiDict[str]
 

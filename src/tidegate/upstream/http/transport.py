@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 import aiohttp
+import msgspec
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
@@ -41,7 +42,7 @@ HINTS_MAX = 1_024
 ONE_WRITE_BYTES_MAX = 64 * 1024
 
 
-class UpstreamRequest(NamedTuple):
+class UpstreamRequest(msgspec.Struct, frozen=True, gc=False):
     """What is asked: a POST with a body, a GET without.
 
     `headers` are more header lines, each with its line end. `attempt` is how many calls with this key counted before.
@@ -132,10 +133,10 @@ class RequestTemplate:
 
     def chunks(self, request: UpstreamRequest) -> tuple[bytes, ...]:
         """The whole request, ready to be written."""
-        _, idempotency_key, body, headers, _ = request
+        body, headers = request.body, request.headers
         if body is None:
             return (self.get_head,)
-        key = idempotency_key.encode()
+        key = request.idempotency_key.encode()
         size = len(body)
         if size <= ONE_WRITE_BYTES_MAX:
             return (b"%b%b\r\n%bContent-Length: %d\r\n\r\n%b" % (self.post_head, key, headers, size, body),)
