@@ -386,3 +386,15 @@ async def test_a_role_that_owns_nothing_can_work_and_cannot_take_the_guards_away
         await made.execute(f"drop owned by {role}; drop role {role}")
         await made.close()
         postgres_server.drop_database(url)
+
+
+async def test_a_page_behind_an_entry_that_was_pruned_meanwhile_is_the_rest(world: World) -> None:
+    await noted(world, 4)
+    newest_first = [one.id for one in await world.store.list_audit(ANY, after=None, count_max=10) or ()]
+    await world.store.prune_audit(0, 2)
+    # What was older went with it.
+    assert await world.store.list_audit(ANY, after=newest_first[2], count_max=10) == []
+    rest = await world.store.list_audit(ANY, after=newest_first[0], count_max=10)
+    assert [one.id for one in rest or ()] == [newest_first[1]]
+    assert await world.store.list_audit(ANY, after=world.id("aud"), count_max=10) is None
+    assert told(await checked(world.store)) == []

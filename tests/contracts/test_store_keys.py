@@ -278,3 +278,16 @@ async def test_a_session_that_ended_before_its_time_is_remembered_until_it_would
     await world.clock.advance(1_500)
     await world.store.prune_sessions(500)
     assert [await world.store.is_session_ended(nonce) for nonce in ("n1", "n2")] == [False, True]
+
+
+async def test_a_page_goes_on_behind_a_key_that_was_deleted_meanwhile(world: World) -> None:
+    tenant = await world.store.put_tenant(world.id("tenant"), "acme")
+    for name in ("a", "b", "c", "d"):
+        await put(world, name, tenant)
+        await world.clock.advance(1)
+    first = await world.store.key_page(None, after=None, count_max=2)
+    assert [key["id"] for key in first or ()] == ["d", "c"]
+    assert await world.store.delete_key("c")
+    rest = await world.store.key_page("acme", after="c", count_max=9)
+    assert [key["id"] for key in rest or ()] == ["b", "a"]
+    assert await world.store.key_page(None, after="z", count_max=2) is None

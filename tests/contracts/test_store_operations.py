@@ -194,3 +194,21 @@ async def test_an_operators_retry_counts_as_the_same_share(world: World) -> None
     made = await retry(world.store, FairDice(), first, FAILED_ITEMS)
     assert made is not None
     assert (made.retry_of, made.share_owner) == (first.id, "key:k")
+
+
+async def test_a_page_goes_on_behind_an_operation_that_was_pruned_meanwhile(world: World) -> None:
+    store, made = world.store, []
+    for _ in range(4):
+        made.append((await store.put_operation(world.id("op"), "operator", PAUSE)).id)
+        await world.clock.advance(1_000)
+    await store.cancel_operation(made[2])
+    await world.clock.advance(1_000)
+    await store.prune_operations(500)
+    assert await store.get_operation(made[2]) is None
+    rest = await store.list_operations(after=made[2], count_max=9)
+    assert [one.id for one in rest or ()] == [made[1], made[0]]
+    assert await store.list_operations(after=world.id("op"), count_max=9) is None
+    # A place is kept for a while, and no longer.
+    await world.clock.advance(2 * DAY_MS + 1_000)
+    await store.prune_files(0, 10)
+    assert await store.list_operations(after=made[2], count_max=9) is None

@@ -21,6 +21,7 @@ from tidegate.core.webhooks import (
     WebhookDelivery,
     WebhookEndpoint,
 )
+from tidegate.store import webhooks
 from tidegate.store.webhooks import ENDPOINTS_MAX
 
 pytestmark = pytest.mark.anyio
@@ -545,3 +546,86 @@ async def test_what_could_not_be_delivered_of_a_deleted_job_is_listed_as_long_as
         assert await store.record_webhook(one, OK, None) is DeliveryState.DELIVERED
     assert [one.job_id for one in await deliveries(world, caller)] == [kept.id]
     assert await store.webhook_endpoint_of_job(caller.tenant_id, kept.id) is not None
+
+
+async def delivered(world: World, caller: Caller, worker_id: str, jobs: int, endpoints: int) -> list[WebhookDelivery]:
+    """Deliveries that arrived, newest first: one of each job at each endpoint."""
+    for number in range(endpoints):
+        await endpoint(world, caller, name=f"e{number}")
+    for _ in range(jobs):
+        await cancelled(world, caller)
+        await world.clock.advance(1)
+    for one in await lease(world, worker_id):
+        assert await world.store.record_webhook(one, OK, None) is DeliveryState.DELIVERED
+    found = await deliveries(world, caller)
+    assert len(found) == jobs * endpoints
+    return found
+
+
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many deliveries each transaction deletes from now on; two are one piece."""
+    sizes: list[int] = []
+    mark = webhooks._mark_places
+
+    async def watched(tx: Any, gone: Any) -> int:
+        sizes.append(len(gone))
+        return await mark(tx, gone)
+
+    monkeypatch.setattr(webhooks, "DELETED_AT_ONCE", 2)
+    monkeypatch.setattr(webhooks, "_mark_places", watched)
+    return sizes
+
+
+async def test_deliveries_of_a_deleted_job_go_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, worker_id = await world.caller(), await world.worker(10 * LEASE_MS)
+    first, *_ = every = await delivered(world, caller, worker_id, jobs=1, endpoints=5)
+    sizes = pieces(monkeypatch)
+    await world.store.forget_job(first.job_id)
+    assert await deliveries(world, caller) == []
+    assert (sum(sizes), max(sizes)) == (5, 2)
+    for one in every:
+        place = (one.event_id, one.endpoint_id)
+        assert await world.store.list_webhook_deliveries(caller.tenant_id, None, place, 10) == []
+
+
+async def test_deliveries_of_a_running_job_stay(world: World) -> None:
+    caller, worker_id = await world.caller(), await world.worker(10 * LEASE_MS)
+    job = await world.job(caller, webhook=JobWebhook(URL, EVENT_TYPES, FIRST))
+    await delivered(world, caller, worker_id, jobs=1, endpoints=1)
+    before = await deliveries(world, caller)
+    await world.store.forget_job(job.id)
+    assert await world.store.any_job(job.id) is not None
+    assert await deliveries(world, caller) == before
+
+
+async def test_deliveries_of_a_deleted_endpoint_go_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, worker_id = await world.caller(), await world.worker(10 * LEASE_MS)
+    every = await delivered(world, caller, worker_id, jobs=5, endpoints=1)
+    await cancelled(world, caller)
+    sizes = pieces(monkeypatch)
+    endpoint_id = every[0].endpoint_id
+    stranger = await world.caller("stranger")
+    assert not await world.store.delete_webhook_endpoint(stranger.tenant_id, endpoint_id)
+    assert len(await deliveries(world, caller)) == 6
+    assert await world.store.delete_webhook_endpoint(caller.tenant_id, endpoint_id)
+    assert await deliveries(world, caller) == []
+    assert (sum(sizes), max(sizes)) == (6, 2)
+    for one in every:
+        place = (one.event_id, one.endpoint_id)
+        assert await world.store.list_webhook_deliveries(caller.tenant_id, None, place, 10) == []
+
+
+async def test_what_gone_jobs_left_is_pruned_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * LEASE_MS)
+    for number in range(5):
+        await endpoint(world, caller, name=f"e{number}")
+    job = await cancelled(world, caller)
+    for one in await lease(world, worker_id):
+        assert await store.record_webhook(one, BROKEN, None) is DeliveryState.FAILED
+    await store.forget_job(job.id)
+    assert len(await deliveries(world, caller)) == 5
+    await world.clock.advance(1_000)
+    sizes = pieces(monkeypatch)
+    await store.prune_webhooks(999, 1)
+    assert await deliveries(world, caller) == []
+    assert (sum(sizes), max(sizes)) == (5, 2)

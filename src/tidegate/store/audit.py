@@ -75,6 +75,7 @@ class Audit(Table):
             number, entry_hash = old[-1]
             # The store keeps every entry behind the beginning of the chain, so that moves first.
             await tx.all("audit_chain_shorten", number=number, hash=entry_hash)
+            await tx.all("audit_places_put", number=number)
             await tx.all("audit_prune", number=number)
 
     @writes

@@ -39,7 +39,7 @@ from tidegate.store.reuse import reused_bytes
 from tidegate.store.rows import controls_columns, errors_text, file_from, job_from, searched_text
 from tidegate.store.sorted_jobs import sorted_page
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
-from tidegate.store.webhooks import put_endpoint, put_events
+from tidegate.store.webhooks import forget_some_deliveries, put_endpoint, put_events
 
 _LIST_START = (1 << 62, "")
 _HOUR_MS = 3600 * 1000
@@ -266,11 +266,21 @@ class Jobs(Table):
         """Jobs that ended longer ago than their records are kept."""
         return await self._ids("jobs_ended_before", count_max, keep_ms=keep_ms)
 
-    @writes
-    async def forget_job(self, tx: Tx, job_id: str) -> None:
+    async def forget_job(self, job_id: str) -> None:
         """Remove a job's records and let go of its result files, and of the input that was made for a response.
 
-        Events that were not delivered by then still are, and go when they have arrived; what could not be delivered stays listed."""
+        Events that were not delivered by then still are, and go when they have arrived; what could not be delivered stays listed. What was
+        delivered goes first, a piece at a time: no transaction is long because a batch had an event for each of its items."""
+        while await self._forget_deliveries(job_id):
+            continue
+        await self._forget_records(job_id)
+
+    @writes
+    async def _forget_deliveries(self, tx: Tx, job_id: str) -> bool:
+        return await forget_some_deliveries(tx, job_id)
+
+    @writes
+    async def _forget_records(self, tx: Tx, job_id: str) -> None:
         rows = await tx.dicts("job_any", id=job_id)
         if not rows or JobState(rows[0]["state"]) not in JOB_ENDED:
             return
@@ -287,6 +297,8 @@ class Jobs(Table):
         for file_id in own_files:
             if await tx.one("file_delete", tenant_id=job.tenant_id, id=file_id):
                 await release_extents(tx, file_id)
+        # Those that arrived since the last piece.
+        await forget_some_deliveries(tx, job_id)
         for name in (
             "outcomes_forget",
             "attempts_forget",
@@ -296,8 +308,6 @@ class Jobs(Table):
             "slices_drop_job",
             "job_inputs_forget",
             "job_place_put",
-            "webhook_places_of_job_put",
-            "webhook_deliveries_forget",
             "job_forget",
             "webhook_endpoint_forget",
         ):

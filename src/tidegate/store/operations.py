@@ -15,7 +15,7 @@ from tidegate.core.operations import RETRY, Impact, JobOperation, OperationFailu
 from tidegate.core.states import OperationState
 from tidegate.store.audit import AuditNote, AuditWitness, NotedChange, put_changes
 from tidegate.store.changeable_jobs import ChangeableJobs
-from tidegate.store.driver import Tx
+from tidegate.store.driver import Row, Tx
 from tidegate.store.files import hold_blobs
 from tidegate.store.jobs import filter_columns
 from tidegate.store.retries import hold_retries
@@ -76,13 +76,12 @@ class Operations(Table):
     @reads
     async def list_operations(self, tx: Tx, *, after: str | None, count_max: int) -> list[JobOperation] | None:
         """Return a page of operations, newest first; None when `after` names none."""
-        created_at, start_id = _LIST_START
+        start: Row | None = _LIST_START
         if after is not None:
-            known = await tx.dicts("operation_get", id=after)
-            if not known:
-                return None
-            created_at, start_id = known[0]["created_at"], after
-        rows = await tx.dicts("operation_page", created_at=created_at, id=start_id, count_max=count_max)
+            start = await tx.one("operation_cursor", id=after)
+        if start is None:
+            return None
+        rows = await tx.dicts("operation_page", created_at=start[0], id=start[1], count_max=count_max)
         return [_operation_from(row) for row in rows]
 
     @writes
@@ -149,7 +148,8 @@ class Operations(Table):
     @writes
     async def prune_operations(self, tx: Tx, keep_ms: int) -> None:
         """Forget operations that ended so long ago."""
-        await tx.all("operations_prune", keep_ms=keep_ms)
+        if gone := await tx.all("operations_prune", keep_ms=keep_ms):
+            await tx.many("operation_place_put", [(row[0], row[1]) for row in gone])
 
 
 async def _impact(tx: Tx, scope: OperationScope) -> Impact:

@@ -321,8 +321,8 @@ create table job_inputs (
 );
 create index job_inputs_by_file on job_inputs (file_id);
 
--- Where batches, webhook endpoints and deliveries that are gone stood in lists: a page behind one of them begins there for a while. Lists of batches are
--- also sorted by the last four columns.
+-- Where batches, webhook endpoints, deliveries, operations and audit entries that are gone stood in lists: a page behind one of them begins there for a
+-- while. Operations and audit entries have no tenant. Lists of batches are also sorted by the last four columns.
 create table list_places (
     id text primary key,
     tenant_id text not null,

@@ -4,6 +4,7 @@ The outbox is written by the verbs that end a job, in their transaction: see `pu
 endpoint of their owner's, and with a delivery that is leased.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ from tidegate.store.driver import Row, Tx
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 
 ENDPOINTS_MAX = 100
+# So many deliveries are deleted in one transaction: a tenth of a second of the store's time.
+DELETED_AT_ONCE = 1_000
 _ENDPOINTS_START = (1 << 62, "")
 _DELIVERIES_START = (1 << 62, "", "")
 _DELIVERY_COLUMNS = (
@@ -115,14 +118,26 @@ class Webhooks(Table):
         await tx.one("webhook_secret_rotate", tenant_id=tenant_id, id=endpoint_id, secret=secret, keep_ms=keep_ms)
         return await _endpoint(tx, tenant_id, endpoint_id)
 
+    async def delete_webhook_endpoint(self, tenant_id: str, endpoint_id: str) -> bool:
+        """Delete an endpoint and what was to be delivered there. False: there is no such endpoint.
+
+        What is not on its way any more goes first, a piece at a time."""
+        if await self.webhook_endpoint(tenant_id, endpoint_id) is not None:
+            while await self._delete_ended(tenant_id, endpoint_id) == DELETED_AT_ONCE:
+                continue
+        return await self._delete_endpoint(tenant_id, endpoint_id)
+
     @writes
-    async def delete_webhook_endpoint(self, tx: Tx, tenant_id: str, endpoint_id: str) -> bool:
-        """Delete an endpoint and what was to be delivered there. False: there is no such endpoint."""
+    async def _delete_ended(self, tx: Tx, tenant_id: str, endpoint_id: str) -> int:
+        name = {"tenant_id": tenant_id, "endpoint_id": endpoint_id}
+        return await _mark_places(tx, await tx.all("webhook_ended_delete", count_max=DELETED_AT_ONCE, **name))
+
+    @writes
+    async def _delete_endpoint(self, tx: Tx, tenant_id: str, endpoint_id: str) -> bool:
         await tx.all("webhook_endpoint_place_put", tenant_id=tenant_id, id=endpoint_id)
         deleted = await tx.one("webhook_endpoint_delete", tenant_id=tenant_id, id=endpoint_id) is not None
         if deleted:
-            await tx.all("webhook_places_of_endpoint_put", endpoint_id=endpoint_id)
-            await tx.all("webhook_deliveries_delete", endpoint_id=endpoint_id)
+            await _mark_places(tx, await tx.all("webhook_deliveries_delete", endpoint_id=endpoint_id))
         return deleted
 
     @reads
@@ -214,14 +229,22 @@ class Webhooks(Table):
         rows = await tx.dicts("webhook_delivery_get", **name)
         return delivery_from(rows[0]) if rows else None
 
-    @writes
-    async def prune_webhooks(self, tx: Tx, keep_ms: int, count_max: int) -> None:
+    async def prune_webhooks(self, keep_ms: int, count_max: int) -> None:
         """Forget what could not be delivered of some jobs that are gone, and whose events are older than this."""
+        for job_id in await self._gone_jobs(keep_ms, count_max):
+            while await self._drop_deliveries(job_id) == DELETED_AT_ONCE:
+                continue
+
+    @reads
+    async def _gone_jobs(self, tx: Tx, keep_ms: int, count_max: int) -> list[str]:
         gone = await tx.all("webhook_jobs_gone", keep_ms=keep_ms, count_max=count_max)
-        for job_id in sorted({row[0] for row in gone}):
-            await tx.all("webhook_places_of_job_put", job_id=job_id)
-            await tx.all("webhook_deliveries_drop", job_id=job_id)
-            await tx.all("webhook_endpoint_forget", job_id=job_id)
+        return sorted({row[0] for row in gone})
+
+    @writes
+    async def _drop_deliveries(self, tx: Tx, job_id: str) -> int:
+        dropped = await tx.all("webhook_deliveries_drop", job_id=job_id, count_max=DELETED_AT_ONCE)
+        await tx.all("webhook_endpoint_forget", job_id=job_id)
+        return await _mark_places(tx, dropped)
 
 
 async def deliveries_start(
@@ -234,6 +257,19 @@ async def deliveries_start(
     if known is None or tenant_id not in (None, known[0]):
         return None
     return (known[1], *after)
+
+
+async def _mark_places(tx: Tx, gone: Sequence[Row]) -> int:
+    """Note where these deliveries stood in lists. Return how many there are."""
+    if gone:
+        await tx.many("webhook_delivery_place_put", [tuple(row) for row in gone])
+    return len(gone)
+
+
+async def forget_some_deliveries(tx: Tx, job_id: str) -> bool:
+    """Forget some of what was delivered of a job that has ended. False: that was the last."""
+    gone = await tx.all("webhook_deliveries_forget", job_id=job_id, count_max=DELETED_AT_ONCE)
+    return await _mark_places(tx, gone) == DELETED_AT_ONCE
 
 
 async def put_events(tx: Tx, job_id: str, response_status: str = "completed") -> None:

@@ -50,11 +50,19 @@ where number is not null
 order by number
 limit :count_max;
 
+-- audit_places_put --
+insert into list_places (id, tenant_id, created_at, deleted_at)
+select id, '', happened_at, now_ms() from audit where number <= :number
+on conflict (id) do nothing;
+
 -- audit_prune --
 delete from audit where number <= :number;
 
 -- audit_cursor --
-select happened_at, id from audit where id = :id;
+-- Where a page begins; entries that were pruned still mark a place.
+select happened_at, id from audit where id = :id
+union all
+select created_at, id from list_places where tenant_id = '' and id = :id;
 
 -- audit_list --
 select id, happened_at, actor, action, kind, target, before, after, address, number, hash from audit

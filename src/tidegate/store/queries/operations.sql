@@ -64,5 +64,14 @@ returning id;
 -- moves: operations: running -> cancelled
 update operations set state = 'cancelled', ended_at = now_ms() where id = :id and state = 'running' returning id;
 
+-- operation_cursor --
+-- Where a page begins; operations that were pruned still mark a place.
+select created_at, id from operations where id = :id
+union all
+select created_at, id from list_places where tenant_id = '' and id = :id;
+
+-- operation_place_put --
+insert into list_places (id, tenant_id, created_at, deleted_at) values (:id, '', :created_at, now_ms()) on conflict (id) do nothing;
+
 -- operations_prune --
-delete from operations where ended_at < now_ms() - :keep_ms;
+delete from operations where ended_at < now_ms() - :keep_ms returning id, created_at;

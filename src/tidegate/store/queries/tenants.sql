@@ -56,7 +56,8 @@ order by k.created_at, k.id
 limit :count_max;
 
 -- key_cursor --
-select created_at, id from keys where id = :id and deleted_at is null;
+-- Where a page begins; deleted keys still mark a place.
+select created_at, id from keys where id = :id;
 
 -- key_page --
 select k.id, t.name as tenant, k.label, k.team, k.user_name, k.scopes, k.models, k.created_at, k.expires_at, k.revoked_at, k.last_used_at,

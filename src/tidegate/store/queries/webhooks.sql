@@ -227,28 +227,33 @@ where d.tenant_id = :tenant_id and (cast(:state as text) is null or d.state = :s
 order by d.created_at desc, d.event_id desc, d.endpoint_id desc
 limit :count_max;
 
--- webhook_places_of_endpoint_put --
-insert into list_places (id, tenant_id, created_at, deleted_at)
-select event_id || '.' || endpoint_id, tenant_id, created_at, now_ms() from webhook_deliveries where endpoint_id = :endpoint_id
-on conflict (id) do nothing;
-
--- webhook_places_of_job_put --
-insert into list_places (id, tenant_id, created_at, deleted_at)
-select event_id || '.' || endpoint_id, tenant_id, created_at, now_ms() from webhook_deliveries
-where job_id = :job_id and state <> 'pending'
-on conflict (id) do nothing;
-
 -- webhook_delivery_place_put --
 insert into list_places (id, tenant_id, created_at, deleted_at)
 values (cast(:event_id as text) || '.' || cast(:endpoint_id as text), :tenant_id, :created_at, now_ms())
 on conflict (id) do nothing;
 
 -- webhook_deliveries_delete --
-delete from webhook_deliveries where endpoint_id = :endpoint_id;
+delete from webhook_deliveries where endpoint_id = :endpoint_id returning event_id, endpoint_id, tenant_id, created_at;
+
+-- webhook_ended_delete --
+-- Some of what an endpoint has got, or will never get.
+delete from webhook_deliveries where (event_id, endpoint_id) in (
+    select d.event_id, d.endpoint_id from webhook_deliveries d
+    where d.endpoint_id = :endpoint_id and d.tenant_id = :tenant_id and d.state <> 'pending'
+    limit :count_max
+)
+returning event_id, endpoint_id, tenant_id, created_at;
 
 -- webhook_deliveries_forget --
--- What is still to be delivered outlives its job, and what could not be delivered is listed for a while.
-delete from webhook_deliveries where job_id = :job_id and state = 'delivered';
+-- Some of what was delivered of a job that has ended. What is still to be delivered outlives its job, and what could not be delivered is
+-- listed for a while.
+delete from webhook_deliveries where (event_id, endpoint_id) in (
+    select d.event_id, d.endpoint_id from webhook_deliveries d
+    where d.job_id = :job_id and d.state = 'delivered'
+        and exists (select 1 from jobs j where j.id = d.job_id and j.state in ('completed', 'failed', 'expired', 'cancelled'))
+    limit :count_max
+)
+returning event_id, endpoint_id, tenant_id, created_at;
 
 -- webhook_delivered_forget --
 -- An event that outlived its job has arrived.
@@ -267,4 +272,8 @@ order by d.created_at
 limit :count_max;
 
 -- webhook_deliveries_drop --
-delete from webhook_deliveries where job_id = :job_id and state <> 'pending';
+-- Some of what was listed of a job that is gone.
+delete from webhook_deliveries where (event_id, endpoint_id) in (
+    select d.event_id, d.endpoint_id from webhook_deliveries d where d.job_id = :job_id and d.state <> 'pending' limit :count_max
+)
+returning event_id, endpoint_id, tenant_id, created_at;
