@@ -97,6 +97,8 @@ def test_a_model_that_its_deployments_server_does_not_list_is_told_before_the_fi
     told = desk.done(*with_models(desk, m={**place, "upstream_model": "lama"}), code=2).stderr()
     assert "does not serve under the name 'lama' the model 'm'" in told
     assert "upstream_model" in told
+    for path, said in (("/none/v1", "Fix its url under models"), ("/wrong", "write url: http://HOST:PORT/v1")):
+        assert said in desk.done(*with_models(desk, m={"url": strange_server + path}), code=2).stderr()
     # Its server knows the model by a name that it lists, or may know it by one that it does not, as Azure does: both are called.
     for more in ({"upstream_model": "llama"}, {"engine": "openai", "upstream_model": "mine"}):
         desk.done(*with_models(desk, m={**place, **more}), "--fresh", code=1)

@@ -210,6 +210,7 @@ def test_tables_fit_a_terminal_of_80_columns(desk: Desk) -> None:
         "config": "server.port",
         "config --explain": "a whole number from 0 to 65,535",
         "verify " + batch: "every promise holds",
+        "usage": "cost",
     }
     for command, first in whole.items():
         shown = Terminal(desk, 80, arguments=tuple(command.split()))

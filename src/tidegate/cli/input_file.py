@@ -7,6 +7,7 @@ batch, whatever happened to the first; keys and speed are no part of it.
 import hashlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -136,7 +137,12 @@ def read_input(file: str, spool_dir: Path, bytes_max: int) -> Input:
                 return _spooled(stream, path.name, spool_dir, bytes_max)
             return _hashed(stream, path, path.name, bytes_max, None)
     except FileNotFoundError:
-        raise SettingsError(f"There is no file {path}; name a JSONL file, or - for stdin.") from None
+        if file.startswith(("http://", "https://")):
+            raise SettingsError(
+                f"{file} is an address, and only files are read, s3:// and az:// too. Pass it on: curl -sSf {shlex.quote(file)} | tidegate "
+                "run - -o FILE …"
+            ) from None
+        raise SettingsError(f"There is no file {file}; name a JSONL file, or - for stdin.") from None
     except OSError as error:
         raise SettingsError(f"{file} cannot be read: {error.strerror or error}.") from None
 

@@ -34,24 +34,32 @@ async def check_upstream(settings: Settings, router: "Router", source: input_fil
         messages = [probe.message for probe in probes] + [f"its queue cannot be reached ({away})" for away in queues]
         why = messages[0] if messages[0].endswith("?") else f"{messages[0].rstrip('.')}."
         raise SettingsError(
-            f"Nothing answers at {urls}: {why} Start the model server or fix --upstream; --wait waits for it."
+            f"Nothing answers at {urls}: {why} Start the model server or fix {_named_by(settings)}; --wait waits for it."
         )
     if all(probe.status == 401 for probe in probes):
-        raise SettingsError(f"The model server refuses us: {probes[0].message}. Name a key with --api-key env:NAME.")
+        key = "Fix api_key under models" if settings.models else "Name a key with --api-key env:NAME"
+        raise SettingsError(f"The model server refuses us: {probes[0].message}. {key}.")
     if all(probe.reachable and probe.status != 200 for probe in probes):
-        raise SettingsError(_not_a_model_server(urls, probes[0].status))
+        raise SettingsError(_not_a_model_server(settings, urls, probes[0].status))
     if all(probe.reachable and not probe.models for probe in probes):
         raise SettingsError(
-            f"{urls} answers, but not as a model server: {probes[0].message or 'it lists no model'}. Fix --upstream; {_ANYWAY}"
+            f"{urls} answers, but not as a model server: {probes[0].message or 'it lists no model'}. "
+            f"Fix {_named_by(settings)}; {_ANYWAY}"
         )
     await AskedModels(settings, router, probes).check(source, model)
 
 
-def _not_a_model_server(urls: str, status: int) -> str:
+def _named_by(settings: Settings) -> str:
+    """Where the address of a model server stands, as its author knows it."""
+    return "its url under models" if settings.models else "--upstream"
+
+
+def _not_a_model_server(settings: Settings, urls: str, status: int) -> str:
     if status == 404:
-        hint = "Model servers have it under /v1: write --upstream http://HOST:PORT/v1"
+        example = "url: http://HOST:PORT/v1" if settings.models else "--upstream http://HOST:PORT/v1"
+        hint = f"Model servers have it under /v1: write {example}"
     else:
-        hint = "Is it the address of a model server? Fix --upstream"
+        hint = f"Is it the address of a model server? Fix {_named_by(settings)}"
     return f"{urls} answers GET /v1/models with status {status}. {hint}; {_ANYWAY}"
 
 
