@@ -332,7 +332,10 @@ def test_a_run_restarts_its_worker_after_a_bug_and_ends_well(desk: Desk) -> None
         (["run", "--upstream", "http://h/v1"], "Name the file"),
         (["run", "requests.jsonl", "-i", "requests.jsonl", "--upstream", "http://h/v1"], "named twice"),
         (["run", "noise.jsonl", "--upstream", "http://h/v1"], "noise.jsonl cannot be run"),
-        (["run", "-i", "https://h/a.jsonl", "--upstream", "http://h/v1"], "curl -sSf https://h/a.jsonl | tidegate run -"),
+        (
+            ["run", "-i", "https://h/a.jsonl", "--upstream", "http://h/v1"],
+            "curl -sSf https://h/a.jsonl | tidegate run -",
+        ),
         (["run", "rows.csv", "--upstream", "http://h/v1"], "rows.csv is a table: say with --template"),
         (["run", "a.jsonl", "b.jsonl", "--upstream", "http://h/v1"], "a pattern in quotes"),
         (["verify", "batch_nonsense"], "That is no batch id"),
