@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, cast
 
 import httpx2
@@ -11,7 +14,9 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
+from tests.web import stages
 from tests.web.server import CONTROL_TOKEN, WebServer
+from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.web.admin.keys import KeyWish
 from tidegate.web.http.requests import BatchCreate
 from tidegate.web.openapi.operations import OPERATIONS
@@ -63,8 +68,90 @@ def test_a_hostile_host_is_not_part_of_a_page(client: httpx2.Client) -> None:
 
 
 SOAKED = [pytest.mark.soak, pytest.mark.timeout(1_800)]
+CREATE = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+ENDED = 2
+COMPLETION_BATCH = {
+    "type": "ASYNC",
+    "items": [{"resourceId": "m", "request": {"messages": [{"role": "user", "content": "x"}]}}],
+}
+UPLOAD = {"bytes": 9, "filename": "a", "mime_type": "text/plain", "purpose": "batch"}
+ENDPOINT = {"name": "x", "url": "https://example.com/hook", "event_types": ["batch.completed"]}
+MESSAGES = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
 
 
+def result_line(number: int) -> bytes:
+    line = {
+        "id": f"batch_req_{number}",
+        "custom_id": f"c{number}",
+        "response": None,
+        "error": {"code": "x", "message": "x"},
+    }
+    return msgspec.json.encode(line) + b"\n"
+
+
+class Things:
+    """What the server has, so that calls come to more than `not found`: fresh ones for each operation, in turn of every state."""
+
+    def __init__(self, web: WebServer, client: httpx2.Client) -> None:
+        self._web = web
+        self._client = client
+
+    def made(self, parameters: list[str], turn: int) -> dict[str, str]:
+        """Return the ids of things that were just made, for these path parameters."""
+        makers: dict[str, Callable[[], str]] = {
+            "file_id": self._file,
+            "upload_id": lambda: self._post("/v1/uploads", UPLOAD),
+            "batch_id": lambda: self._batch(turn),
+            "custom_id": lambda: "c0",
+            "model": lambda: "m",
+            "message_batch_id": lambda: self._post(
+                "/v1/messages/batches", {"requests": [{"custom_id": "a", "params": MESSAGES}]}
+            ),
+            "workspace_id": lambda: "default",
+            "environment_id": lambda: "prod",
+            "completion_batch_id": self._completion_batch,
+            "item_id": lambda: "0",
+            "webhook_endpoint_id": lambda: self._post("/v1/webhook_endpoints", ENDPOINT),
+            "operation_id": lambda: self._operate("operations", {"action": "pause", "filter": {"q": "none"}}),
+            "name": lambda: "configured",
+            "key_id": lambda: self._operate("keys", {"org": "default"}),
+        }
+        return {name: makers[name]() for name in parameters if name in makers}
+
+    def _file(self) -> str:
+        lines = "".join(
+            f'{{"custom_id": "c{n}", "method": "POST", "url": "/v1/chat/completions", "body": {{"model": "m", "messages": []}}}}\n'
+            for n in range(2)
+        )
+        made = self._client.post("/v1/files", files={"file": ("a.jsonl", lines)}, data={"purpose": "batch"})
+        assert made.status_code == 200, made.text
+        return str(made.json()["id"])
+
+    def _batch(self, turn: int) -> str:
+        """A batch that is validating, runs, or ended."""
+        batch_id = self._post("/v1/batches", {**CREATE, "input_file_id": self._file()})
+        if turn % 3:
+            stages.start(self._web, batch_id, 2)
+        if turn % 3 == ENDED:
+            stages.finish(self._web, batch_id, {0: result_line(0)}, {1: result_line(1)})
+            stages.publish(self._web, batch_id)
+        return batch_id
+
+    def _completion_batch(self) -> str:
+        made = self._client.post("/v1/completion-batch/default/prod", json=COMPLETION_BATCH)
+        assert made.status_code == 201, made.text
+        return str(made.json()["batchId"])
+
+    def _operate(self, path: str, body: Any) -> str:
+        return self._post(f"/admin/v1/{path}", body, headers=OPERATOR)
+
+    def _post(self, path: str, body: Any, **more: Any) -> str:
+        made = self._client.post(path, json=body, **more)
+        assert made.status_code in (200, 201), (path, made.text)
+        return str(made.json()["id"])
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["any id", "existing ids"])
 @pytest.mark.parametrize(
     ("mode", "examples"),
     [
@@ -73,12 +160,26 @@ SOAKED = [pytest.mark.soak, pytest.mark.timeout(1_800)]
         pytest.param(GenerationMode.NEGATIVE, 25, marks=SOAKED),
     ],
 )
-def test_no_described_call_breaks_the_server(web: WebServer, mode: GenerationMode, examples: int) -> None:
-    """Calls as they are described, and calls that break their description somewhere."""
+def test_no_described_call_breaks_the_server(
+    start_web: Callable[..., WebServer], mode: GenerationMode, examples: int, existing: bool
+) -> None:
+    """Calls as they are described, and calls that break their description somewhere; with any id, and with ids of what is there."""
+    place = ModelDeployment("http://127.0.0.1:9/v1", name="configured")
+    web = start_web(models={"m": ModelSettings((place,))})
     described = schemathesis.openapi.from_url(f"{web.url}/openapi.json")
     operations = [cast(Any, found).ok() for found in described.get_all_operations()]
     assert len(operations) > 80
-    for operation in operations:
+    key = web.make_key("default")
+    headers = {**OPERATOR, "Authorization": f"Bearer {key}"}
+    things = Things(web, web.client(key))
+    statuses: Counter[int] = Counter()
+    for turn, operation in enumerate(operations):
+        parameters = re.findall(r"{(\w+)", operation.path)
+        # The events of what goes on have no end.
+        is_endless = operation.path.endswith("/events") and "completion_batch_id" in parameters
+        if existing and (not parameters or is_endless):
+            continue
+        given_path = things.made(parameters, ENDED if operation.path.endswith("/events") else turn) if existing else {}
 
         @given(case=operation.as_strategy(generation_mode=mode))
         @settings(
@@ -89,7 +190,11 @@ def test_no_described_call_breaks_the_server(web: WebServer, mode: GenerationMod
             database=None,
         )
         def call(case: Any) -> None:
-            answer = case.call(headers=OPERATOR, timeout=30)
-            assert answer.status_code < 500, (case.method, case.path, answer.text)
+            case.path_parameters |= given_path  # noqa: B023 - called before the next turn
+            answer = case.call(headers=headers, timeout=30)
+            assert answer.status_code < 500, (case.method, case.formatted_path, answer.text)
+            statuses[answer.status_code] += 1
 
         call()
+    if existing and mode is GenerationMode.POSITIVE:
+        assert statuses[200] > statuses[404], statuses

@@ -269,7 +269,9 @@ class IngestStage:
             job = await self._store.any_job(step.job_id)
             metrics.count_job_end(job)
             tracing.end_job(job)
-            log.warning("job_failed", job=step.job_id, why=errors[0].message, problems=len(errors))
+            # Its message may quote the line, which is its owner's alone.
+            first = errors[0]
+            log.warning("job_failed", job=step.job_id, why=first.code, line=first.line, problems=len(errors))
         else:
             await self._end_lost(step.job_id, step.token)
 
