@@ -244,6 +244,21 @@ def test_a_chart_of_one_moment_is_one_of_minutes(browser: Browser, console: Cons
     assert visit.troubles == []
 
 
+def test_figures_and_what_needs_a_look_stand_above_the_charts(browser: Browser, console: Console) -> None:
+    """There is a chart for each deployment: on a phone, twenty of them are twenty screens."""
+    console.web.rewrite("update jobs set step_failures = 3")
+    visit = Visit(browser, console)
+    visit.sign_in(console.reader_key)
+    expect(visit.page.locator("figure canvas").first).to_be_visible()
+    tops = [
+        visit.page.locator(place).first.evaluate("(one) => one.getBoundingClientRect().top")
+        for place in ("h1", "#now", "h2.attention", "div.attention", "#charts", "h2:text-is('Processes')")
+    ]
+    assert tops == sorted(tops)
+    visit.keep("light-needs-a-look")
+    assert visit.troubles == []
+
+
 @pytest.mark.soak
 def test_charts_follow_the_load_and_stop_when_the_page_is_hidden(browser: Browser, start_web: Any, axe: str) -> None:
     """Deployments of hostile names too; without script the tables show the same."""
