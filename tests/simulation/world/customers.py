@@ -9,14 +9,16 @@ import msgspec
 from msgspec.structs import replace
 
 from tests.simulation.world.disk import Disk
-from tests.simulation.world.estate import EMBEDDINGS, RACE_SLOTS, UNKNOWN_MODEL, Shape
+from tests.simulation.world.estate import CHAT, EMBEDDINGS, MESSAGES, RACE_SLOTS, UNKNOWN_MODEL, Shape
 from tests.simulation.world.plan import Plan
 from tests.simulation.world.provider import usage_of
 from tests.simulation.world.trace import Trace
 from tidegate.core import ids
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.budgets.budget import Limit
+from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import ApiProblem
+from tidegate.core.input.lines import MIXED
 from tidegate.core.job_controls import (
     NO_CONTROLS,
     Canary,
@@ -95,7 +97,8 @@ class Order(msgspec.Struct):
     what each really takes; a line that is no request has neither. `wishes` is what its caller does to it while it runs. `retry_of` is the
     order of which it runs some lines again. `copies` are lines that are the same request as another: which. `reuse_of` is the order whose
     input was edited, and `unchanged` are the lines that are in both. A response with `interactive_after_ms` goes like a user's call once
-    it has waited so long; it was asked for first at `asked_s` and accepted at `accepted_s`."""
+    it has waited so long; it was asked for first at `asked_s` and accepted at `accepted_s`. `endpoints` are those of the lines of a job
+    that has several."""
 
     name: str
     caller: Caller
@@ -126,6 +129,11 @@ class Order(msgspec.Struct):
     asked: dict[str, str] = msgspec.field(default_factory=dict)
     usages: dict[str, Usage] = msgspec.field(default_factory=dict)
     units: dict[str, int] = msgspec.field(default_factory=dict)
+    endpoints: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def endpoint_of(self, tag: str) -> str:
+        """Where a line is to be sent; in a job of several endpoints each line says so itself."""
+        return self.endpoints.get(tag, self.endpoint)
 
     def source_of(self, custom_id: str) -> str:
         """The line whose request a line is: its own, or that of which it is a copy."""
@@ -165,6 +173,7 @@ class Customers:
         self._lines = random.Random(f"lines/{plan.seed}")
         self._ranks = random.Random(f"ranks/{plan.seed}")
         self._deletes = random.Random(f"deletes/{plan.seed}")
+        self._mixed = random.Random(f"mixed/{plan.seed}")
 
     async def prepare(self) -> None:
         """Upload every input; jobs are created later, at their moments."""
@@ -293,6 +302,10 @@ class Customers:
         is_copied = order.shape.dedupe or order.wishes.is_edited
         if dice.random() < plan.strength("job_door") and not is_copied:
             order.wishes, order.ordered = replace(order.wishes, door="{}"), False
+        if self._mixed.random() < plan.strength("job_mixed") and not is_copied and order.wishes.answers is None:
+            order.endpoint, order.shape = MIXED, PLAIN
+            if self._mixed.random() < 0.7:
+                order.wishes, order.ordered = replace(order.wishes, door="{}"), False
 
     def _draw_wishes(self, order: Order, *, is_odd: bool) -> Wishes:
         dice, plan = self._wishes, self._plan
@@ -370,31 +383,40 @@ class Customers:
         content = f"{tag} {'x' * dice.choice((0, 0, 20, 120))}"
         max_tokens = dice.choice((2, 8, 40))
         body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": content}]}
-        if order.endpoint == EMBEDDINGS:
+        if order.endpoint == MIXED:
+            order.endpoints[tag] = self._mixed.choice(self._spoken())
+        endpoint = order.endpoint_of(tag)
+        if endpoint == EMBEDDINGS:
             body, max_tokens = {"model": model, "input": content}, 0
         else:
             body["max_tokens"] = max_tokens
         shape = order.shape
-        if shape.defaults and order.endpoint != EMBEDDINGS and self._shapes.random() < 0.5:
+        if shape.defaults and endpoint != EMBEDDINGS and self._shapes.random() < 0.5:
             del body["max_tokens"]
             max_tokens = shape.defaults["max_tokens"]
-        if order.endpoint != EMBEDDINGS:
+        if endpoint != EMBEDDINGS:
             max_tokens = shape.overrides.get("max_tokens", max_tokens)
-        if shape.dedupe and order.endpoint != EMBEDDINGS:
+        if shape.dedupe and endpoint != EMBEDDINGS:
             body["temperature"] = 0
         self._note_request(order, tag, body, max_tokens)
         self.runnable_count += model != UNKNOWN_MODEL
 
+    def _spoken(self) -> tuple[str, ...]:
+        """What every engine of the estate can be asked; messages and chat are translated, embeddings are not."""
+        engines = {one.engine for one in self._plan.estate.deployments}
+        return (CHAT, MESSAGES) if EngineKind.ANTHROPIC in engines else (CHAT, MESSAGES, EMBEDDINGS)
+
     def _note_request(self, order: Order, tag: str, body: dict[str, object], max_tokens: int) -> None:
         """Add a line with this request, which really takes so many tokens at most."""
-        content = body["input"] if order.endpoint == EMBEDDINGS else body["messages"][0]["content"]  # type: ignore[index]
+        endpoint = order.endpoint_of(tag)
+        content = body["input"] if endpoint == EMBEDDINGS else body["messages"][0]["content"]  # type: ignore[index]
         order.requests[tag] = body
         order.asked[tag] = str(body["model"])
         order.units[tag] = work_units(len(msgspec.json.encode(body.get("messages", content))), max_tokens)
         order.usages[tag] = usage_of(str(content), max_tokens, self._plan.estate.usage_factor)
         order.custom_ids.append(f"id-{tag}")
         order.tags.append(tag)
-        order.bodies.append(msgspec.json.encode({"custom_id": f"id-{tag}", "url": order.endpoint, "body": body}))
+        order.bodies.append(msgspec.json.encode({"custom_id": f"id-{tag}", "url": endpoint, "body": body}))
 
     def add_request(self, order: Order, dice: random.Random) -> None:
         """Give an order that comes without a file its one request."""

@@ -19,6 +19,8 @@ from tidegate.settings.tenants import TenantPolicy
 
 _NAMES = ("alpha", "beta", "gamma", "delta")
 UNKNOWN_MODEL = "nobody"
+# The shape of the answers of each endpoint.
+ANSWER_MEMBER = {"/v1/chat/completions": "choices", "/v1/embeddings": "data", "/v1/messages": "stop_reason"}
 CHAT, EMBEDDINGS, MESSAGES = "/v1/chat/completions", "/v1/embeddings", "/v1/messages"
 # No request of a customer reserves or takes more than this.
 CALL_TOKENS_MAX = 400

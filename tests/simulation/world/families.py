@@ -360,6 +360,12 @@ FAMILIES: dict[str, Family] = {
         plan={**_QUICK, "job_count": 4, "item_count_max": 12, "item_count_min": 8, "slice_items": 2, "call_s_max": 1.0},
         estate={**_OPEN, "endpoints": (CHAT,)},
     ),
+    # The items of one job go to several endpoints, while leases change hands and slices are split.
+    "mixed": Family(
+        {"job_mixed": 1.0, "kill": 0.15, "throttle": 0.2, "error": 0.05, "store_unknown": 0.05},
+        plan={**_QUICK, "job_count": 3, "item_count_max": 16, "item_count_min": 10, "slice_items": 3, "call_s_max": 1.0},
+        estate={**_OPEN, "endpoints": (CHAT,), "deployments": _deployments(2, max_in_flight=4, upstream_max_batch_inputs=4)},
+    ),
     # Jobs of one item are accepted by processes that die.
     "background": Family(
         {"background": 1.0, "kill": 0.08, "border_kill": 0.02, "store_unknown": 0.2, "store_fail": 0.05},

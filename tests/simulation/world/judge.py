@@ -10,7 +10,7 @@ import msgspec
 
 from tests.simulation.world.customers import Order
 from tests.simulation.world.disk import Disk
-from tests.simulation.world.estate import EMBEDDINGS, UNKNOWN_MODEL
+from tests.simulation.world.estate import ANSWER_MEMBER, EMBEDDINGS, UNKNOWN_MODEL
 from tests.simulation.world.line_judge import LineJudge
 from tests.simulation.world.plan import DEATHS, DELAYS, Plan
 from tests.simulation.world.rules import Rules
@@ -311,16 +311,21 @@ class Judge:
             if call is None or call.mood != "ok" or call.tag != source or call.heard_s is None:
                 self._broken(f"P3: {order.name} has an answer that nobody gave: {line}")
                 return []
-            if order.endpoint != EMBEDDINGS and _said_usage(line["response"]["body"]) != call.usage:
+            endpoint = order.endpoint_of(call.tag)
+            if ANSWER_MEMBER[endpoint] not in line["response"]["body"]:
+                self._broken(f"endpoint: {order.name} has an answer that is none of {endpoint}: {line}")
+                return []
+            if endpoint != EMBEDDINGS and _said_usage(line["response"]["body"]) != call.usage:
                 self._broken(f"usage: {order.name} has an answer that says another usage than its call: {line}")
-            if order.endpoint != EMBEDDINGS and order.usages[call.tag] != call.usage:
+            if endpoint != EMBEDDINGS and order.usages[call.tag] != call.usage:
                 self._broken(f"parameters: {order.name} was sent with other parameters than its caller wants: {line}")
             used.add((call.serial, call.tag))
         usages = [by_mark[mark].usage for mark in used]
         usages += self._lines.rejected_usages(order, good, bad, calls)
         counted = (sum(usage.input_tokens for usage in usages), sum(usage.output_tokens for usage in usages))
         # What a call for several items took is divided between them, and one of them may have been answered before.
-        is_divided = order.endpoint == EMBEDDINGS and not all(_is_whole(by_mark[mark], used, calls) for mark in used)
+        is_shared = any(order.endpoint_of(tag) == EMBEDDINGS for _, tag in used)
+        is_divided = is_shared and not all(_is_whole(by_mark[mark], used, calls) for mark in used)
         if (job["input_tokens"], job["output_tokens"]) != counted and not is_divided:
             self._broken(f"usage: {order.name} counts {job['input_tokens']} input tokens, its answers say otherwise")
         unused = [

@@ -4,11 +4,13 @@ from typing import Any
 
 import msgspec
 
+from tests.simulation.world.estate import CHAT
 from tests.simulation.world.planting import Mutant, both, patch, sql
 from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.grouping import chat, embeddings
 from tidegate.core.translate import answers, usage
 from tidegate.interactive_usage import InteractiveUsageBook
+from tidegate.store import slices
 from tidegate.upstream.calls import exchange
 from tidegate.upstream.calls.named_calls import NamedCalls
 from tidegate.upstream.grouping import groups
@@ -19,6 +21,7 @@ _begin_interactive = DeploymentState.begin_interactive
 _end_interactive = DeploymentState.end_interactive
 _add = InteractiveUsageBook.add
 _joined = groups._joined
+_put_ready = slices._put_ready
 _split = chat.split
 _open = NamedCalls.open
 _begin = tides.DeploymentTide.begin
@@ -61,6 +64,10 @@ def _open_as_users(self: NamedCalls, route: Any, call: Any, traffic: Any) -> Any
 
 def _begin_for_a_while(self: tides.DeploymentTide, key: str, body: bytes, hand_backs: int = 0, *kind: Any) -> Any:
     return _begin(self, key, body, hand_backs, *kind)
+
+
+async def _put_as_chat(tx: Any, job_id: str, model: str, endpoint: str, chunks: Any) -> None:
+    await _put_ready(tx, job_id, model, CHAT, chunks)
 
 
 DOORS: dict[str, Mutant] = {
@@ -110,6 +117,17 @@ DOORS: dict[str, Mutant] = {
     ),
     "messages_overcounted": Mutant(
         "messages", "a translated answer counts too much", patch(answers, "usage_to_anthropic", _twice_the_usage)
+    ),
+    "slices_sent_as_chat": Mutant(
+        "mixed",
+        "every slice is sent to the endpoint of chat",
+        both(
+            sql("slices_lease", "lease_token, endpoint, first", "lease_token, '/v1/chat/completions', first"),
+            sql("slices_of_token", "lease_token, endpoint, first", "lease_token, '/v1/chat/completions', first"),
+        ),
+    ),
+    "parts_sent_as_chat": Mutant(
+        "mixed", "the parts of a slice that is cut forget its endpoint", patch(slices, "_put_ready", _put_as_chat)
     ),
     "delivery_unproven": Mutant(
         "webhooks", "whatever a receiver says, the event counts as delivered", patch(CallbackReply, "is_success", True)
