@@ -28,7 +28,7 @@ Key = Annotated[
 ]
 LIMIT_HELP = "At most so much in one period (requests, tokens, cost, batches, bytes); may be repeated."
 ADDRESSES_HELP = "Addresses or ranges it may be used from, such as 10.0.0.0/8"
-ENVIRONMENTS_HELP = "Environments of completion batches it may use; it then opens these and interactive calls only"
+ENVIRONMENTS_HELP = "Environments it may use; it then opens what has environments, and interactive calls"
 NewLimits = Annotated[
     list[str] | None,
     typer.Option("--limit", metavar="minute:requests=10,tokens=500", help=LIMIT_HELP, show_default="none"),

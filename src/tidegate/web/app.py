@@ -57,6 +57,21 @@ ERROR_SHAPES: problems.ErrorShapes = {
 }
 
 
+# The names of doors in metrics, by where their paths begin. The first that fits counts.
+DOOR_NAMES = (
+    ("/v1/files", "files"),
+    ("/v1/uploads", "uploads"),
+    ("/v1/batches", "batches"),
+    ("/v1/messages/batches", "messages"),
+    (completion_batch.PREFIX, completion_batch.DOOR_NAME),
+    ("/v1/webhook", "webhooks"),
+    ("/v1/responses", "responses"),
+    ("/v1/", "interactive"),
+    ("/admin/", "admin"),
+    ("/control/", "admin"),
+)
+
+
 # What only operators use: on the API's port where that is this machine's alone, else on a listener of its own.
 ADMIN_PATHS = ("/admin/", "/console")
 SHARED_PATHS = ("/static/",)
@@ -86,7 +101,12 @@ class Api(Starlette):
         self.room = room
         self.running_keys = running_keys
         self._door = RequestDoor(
-            self.router, clock=context.clock, entropy=context.entropy, room=room, shapes=ERROR_SHAPES
+            self.router,
+            clock=context.clock,
+            entropy=context.entropy,
+            room=room,
+            shapes=ERROR_SHAPES,
+            names=DOOR_NAMES,
         )
 
     def build_middleware_stack(self) -> ASGIApp:

@@ -39,6 +39,8 @@ PREFIX = "/v1/completion-batch/"
 PATH = PREFIX + "{workspace_id}/{environment_id}"
 ONE = PATH + "/{completion_batch_id}"
 SCOPE = "completion-batch"
+# What it is called in metrics.
+DOOR_NAME = "completion_batch"
 FILENAME = "completion_batch.jsonl"
 WRITE_BYTES = 65_536
 PIECE_BYTES = 32_768

@@ -37,30 +37,30 @@ _SINGLE = (
     b"x-api-key",
     b"x-tidegate-control",
 )
-_DOORS = (
-    ("/v1/files", "files"),
-    ("/v1/uploads", "uploads"),
-    ("/v1/batches", "batches"),
-    ("/v1/messages/batches", "messages"),
-    ("/v1/completion-batch", "completion_batch"),
-    ("/v1/webhook", "webhooks"),
-    ("/v1/responses", "responses"),
-    ("/v1/", "interactive"),
-    ("/admin/", "admin"),
-    ("/control/", "admin"),
-)
 _ALWAYS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
 )
 
 
+# Where the paths of each front door begin, and its name in metrics. The first that fits counts.
+DoorNames = tuple[tuple[str, str], ...]
+
+
 class RequestDoor:
     def __init__(
-        self, app: ASGIApp, *, clock: Clock, entropy: Entropy, room: BodyRoom, shapes: problems.ErrorShapes
+        self,
+        app: ASGIApp,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        room: BodyRoom,
+        shapes: problems.ErrorShapes,
+        names: DoorNames,
     ) -> None:
-        """`shapes` are how doors write their refusals."""
+        """`shapes` are how doors write their refusals, and `names` what they are called in metrics."""
         self._app = app
+        self._names = names
         self._shapes = shapes
         self._room = room
         self._clock = clock
@@ -111,14 +111,9 @@ class RequestDoor:
                 intake.open_call.leave()
 
     def _count(self, path: str, status: int, begun_ms: float) -> None:
-        door = _door_of(path)
+        door = next((name for start, name in self._names if path.startswith(start)), metrics.OTHER)
         metrics.api_requests.of(door, f"{status // 100}xx").inc()
         metrics.api_seconds.of(door).observe((self._clock.monotonic_ms() - begun_ms) / 1000)
-
-
-def _door_of(path: str) -> str:
-    """Which front door a path belongs to, as a label."""
-    return next((door for start, door in _DOORS if path.startswith(start)), metrics.OTHER)
 
 
 def _check_head(scope: Scope) -> None:
