@@ -70,6 +70,11 @@ def test_beside_a_server_that_was_told_its_upstream_by_an_option_it_asks_the_ser
     assert f"the server that runs here uses {desk.engine.url}: healthy" in said
     assert "healthy" in desk.done("deployments", "list").stdout()
     assert serving.proc.running
+    # None of its calls has met that yet, so to the server it is still healthy.
+    desk.engine.proc.kill()
+    desk.engine.proc.wait()
+    said = desk.done("doctor").stdout()
+    assert f"the server that runs here uses {desk.engine.url}, which does not answer us" in said
 
 
 def test_a_route_that_leads_nowhere_any_more_is_found(prepared: Desk) -> None:

@@ -345,6 +345,16 @@ def test_explain_says_why_a_batch_runs_or_not(serving: Serving) -> None:
     assert "closing as cancelled" in said["why"][1]
 
 
+def test_explain_names_a_model_server_that_only_the_server_was_told_of(serving: Serving) -> None:
+    """The server has it by an option, so the settings of the command name none."""
+    desk = serving.desk
+    desk.engine.proc.kill()
+    desk.engine.proc.wait()
+    batch = serving.submit([chat(f"c{number}", "hi") for number in range(40)])
+    named = "the circuit of deployment upstream has been open for"
+    wait_until(lambda: named in desk.done("explain", batch).stdout(), 60, "the cause in the explanation")
+
+
 def test_explain_says_what_the_scheduler_would_do(serving: Serving) -> None:
     desk = serving.desk
     batch = serving.submit([chat(f"slow{number}", behaving("slow=60000")) for number in range(400)])

@@ -16,6 +16,7 @@ from tidegate.settings.capacity import ModelTerms
 
 if TYPE_CHECKING:
     from tidegate.upstream.routing.probe import Probe
+    from tidegate.web.admin.deployments import RoutingShown
 
 NAMES_SHOWN_MAX = 5
 CHAT = "/v1/chat/completions"
@@ -59,10 +60,7 @@ async def findings(settings: Settings, known: RoutingExamined) -> AsyncIterator[
     if not known.deployments:
         used = [one for one in await shown(settings) if one.kind == "deployment"] if known.has_server else []
         for one in used:
-            where = one.url if one.name == "upstream" else f"{one.name} at {one.url}"
-            text = f"the server that runs here uses {where}: {STATES.get(one.state, one.state) or 'not tried yet'}"
-            grade = Grade.OK if one.state in ("", "closed", "resting") else Grade.WARNING
-            yield DoctorFinding("upstream", grade, text, "" if grade is Grade.OK else "its log says why")
+            yield await _used(settings, one)
         if used:
             return
         to_do = "name one with --upstream http://HOST:PORT/v1, under models in a --config file, or by `tidegate deployments add`"
@@ -81,6 +79,21 @@ async def findings(settings: Settings, known: RoutingExamined) -> AsyncIterator[
     for resource in known.resources:
         for finding in _led(resource, known, answers):
             yield finding
+
+
+async def _used(settings: Settings, one: "RoutingShown") -> DoctorFinding:
+    """A deployment of the server that runs here. Its key is not known to this command, so it is only asked whether it is there."""
+    from tidegate import service
+
+    where = one.url if one.name == "upstream" else f"{one.name} at {one.url}"
+    text = f"the server that runs here uses {where}: {STATES.get(one.state, one.state) or 'not tried yet'}"
+    if one.state not in ("", "closed", "resting"):
+        return DoctorFinding("upstream", Grade.WARNING, text, "its log says why; `tidegate top` too")
+    [probe] = await service.probe_upstreams(settings, [Deployment(one.name, one.url)])
+    if not probe.reachable:
+        text = f"the server that runs here uses {where}, which does not answer us: {probe.message}"
+        return DoctorFinding("upstream", Grade.WARNING, text, "start it, or name another to the server")
+    return DoctorFinding("upstream", Grade.OK, text)
 
 
 def _tried(one: Deployment, probe: "Probe", *, is_added: bool) -> DoctorFinding:

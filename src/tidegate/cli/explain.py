@@ -7,13 +7,16 @@ import typer
 import uvloop
 
 from tidegate.cli import batches, options, remote_batches, server_client, terminal
+from tidegate.cli.deployments import shown
+from tidegate.core.deployments import Deployment, Resource
+from tidegate.core.errors import TidegateError
 from tidegate.core.nouns import Job
 from tidegate.core.schedule import explain as reasons
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.added import added
 
 if TYPE_CHECKING:
-    from tidegate.web.jobs.explanation import Explanation
+    from tidegate.web.jobs.explanation import Explanation, Places
 
 
 def explain(
@@ -74,6 +77,25 @@ async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> 
             # Nothing is sent: no key of a deployment is looked up.
             found = added(settings, [(one.kind, one.name, one.document) for one in entries], looks_up=False)
             router.replace([*deployments(settings), *found.deployments], [*resources(settings), *found.resources])
-            return job, await Explainer(parts.store, parts.blobs, lambda: settings, router).inputs(job)
+            elsewhere = await _places_of_server(settings)
+            return job, await Explainer(parts.store, parts.blobs, lambda: settings, router, elsewhere).inputs(job)
         finally:
             await router.close()
+
+
+async def _places_of_server(settings: Settings) -> "Places":
+    """What the server on this machine has by settings that this command was not given, such as its --upstream."""
+    if deployments(settings) or server_client.running_server(settings) is None:
+        return [], []
+    try:
+        found = [one for one in await shown(settings) if one.origin == "settings"]
+    except TidegateError:
+        # It is stopping, say: then less is known.
+        return [], []
+    places = [
+        Deployment(one.name, one.url, models=(one.model,) if one.model else ())
+        for one in found
+        if one.kind == "deployment"
+    ]
+    routes = [Resource(one.name, one.model, fallbacks=tuple(one.fallbacks)) for one in found if one.kind == "resource"]
+    return places, routes

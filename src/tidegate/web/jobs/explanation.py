@@ -53,11 +53,21 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class Explainer:
-    def __init__(self, store: Store, blobs: Blobs, settings: Callable[[], Settings], router: Router) -> None:
+    """`elsewhere` are deployments and resources that a server has by settings which this process was not given."""
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        settings: Callable[[], Settings],
+        router: Router,
+        elsewhere: Places | None = None,
+    ) -> None:
         self._store = store
         self._blobs = blobs
         self._read_settings = settings
         self._router = router
+        self._elsewhere = elsewhere or ([], [])
 
     async def explanation(self, job: Job, *, for_owner: bool) -> Explanation:
         """Explain a job to the operator, or to its owner without what only the operator may know."""
@@ -110,7 +120,11 @@ class Explainer:
         """Return every deployment and resource, configured or added at run time, without looking up any key."""
         _, entries = await self._store.routing()
         found = added(settings, [(one.kind, one.name, one.document) for one in entries], looks_up=False)
-        return [*deployments(settings), *found.deployments], [*resources(settings), *found.resources]
+        more_deployments, more_resources = self._elsewhere
+        return (
+            [*deployments(settings), *found.deployments, *more_deployments],
+            [*resources(settings), *found.resources, *more_resources],
+        )
 
     async def _bound(self, settings: Settings, job: Job, models: Sequence[str]) -> Bindings:
         """The budgets that bind the batch at each model, for each deployment that could take its calls."""
