@@ -126,6 +126,7 @@ def test_lines_may_name_different_endpoints(desk: Desk) -> None:
             chat("chat", "hi"),
             line("embed", "/v1/embeddings", input="hi"),
             line("score", "/v1/score", text_1="hi", text_2=["ho", "hu"]),
+            line("queries", "/v1/score", queries="hi", documents=["ho", "hu"]),
             line("rerank", "/v1/rerank", query="hi", documents=["ho", "hu"]),
             line("classify", "/v1/classify", input=["hi"]),
             line("pool", "/v1/pooling", input="hi"),
@@ -136,11 +137,12 @@ def test_lines_may_name_different_endpoints(desk: Desk) -> None:
     )
     engine = ["--upstream", desk.engine.url]
     done = desk.done("run", "-i", "requests.jsonl", "-o", "results.jsonl", *engine, "--json", code=1)
-    assert (said_summary(done)["succeeded"], said_summary(done)["failed"]) == (7, 2)
+    assert (said_summary(done)["succeeded"], said_summary(done)["failed"]) == (8, 2)
     bodies = {str(one["custom_id"]): one["response"]["body"] for one in desk.results()}
     assert bodies["chat"]["choices"]
     assert len(bodies["embed"]["data"]) == len(bodies["pool"]["data"]) == len(bodies["classify"]["data"]) == 1
-    assert [one["index"] for one in bodies["score"]["data"]] == [0, 1]
+    for name in ("score", "queries"):
+        assert [one["index"] for one in bodies[name]["data"]] == [0, 1]
     assert {one["index"] for one in bodies["rerank"]["results"]} == {0, 1}
     assert bodies["heard"]["received"] == {"name": "audio.wav", "bytes": 4, "sha256": sha256(b"RIFF").hexdigest()}
     assert bodies["heard"]["fields"] == {"model": "m", "language": "en"}

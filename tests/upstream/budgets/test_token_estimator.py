@@ -24,6 +24,9 @@ WORDS = "sea " * 1_000
     ("endpoint", "texts"),
     [
         ("/v1/score", {"text_1": WORDS, "text_2": [WORDS, WORDS]}),
+        ("/v1/score", {"queries": WORDS, "documents": [WORDS, WORDS]}),
+        ("/v1/score", {"queries": WORDS, "items": [WORDS, WORDS]}),
+        ("/v1/score", {"data_1": WORDS, "data_2": [WORDS, WORDS]}),
         ("/v1/rerank", {"query": WORDS, "documents": [WORDS, WORDS]}),
     ],
 )

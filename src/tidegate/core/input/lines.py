@@ -135,6 +135,10 @@ class Body(msgspec.Struct, gc=False):
     text_2: Raw = NOTHING
     query: Raw = NOTHING
     documents: Raw = NOTHING
+    queries: Raw = NOTHING
+    items: Raw = NOTHING
+    data_1: Raw = NOTHING
+    data_2: Raw = NOTHING
 
 
 class LineRequest(msgspec.Struct, gc=False):
@@ -187,7 +191,7 @@ _decode_tools = msgspec.json.Decoder(list[_ToolType] | None).decode
 
 # Keys whose second mention would let us and the upstream read different requests. Those that only an estimate reads are common names
 # of a tool's parameters, too.
-_ESTIMATED_KEYS = ("text_1", "text_2", "query", "documents")
+_ESTIMATED_KEYS = ("text_1", "text_2", "query", "documents", "queries", "items", "data_1", "data_2")
 _READ_KEYS = frozenset(
     key.encode() for key in (*LineRequest.__struct_fields__, *Body.__struct_fields__) if key not in _ESTIMATED_KEYS
 )
@@ -261,7 +265,7 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> InputLine:
     fixed = bytes(body.tools) + bytes(body.instructions) + bytes(body.system)
     if endpoint.prompt is None:
         # What each of the documents, or the second text, is compared with.
-        fixed += bytes(body.query) + bytes(body.text_1)
+        fixed += b"".join(map(bytes, (body.query, body.text_1, body.queries, body.data_1)))
     counted = input_count if endpoint.counts_inputs else 0
     return InputLine(request.custom_id, model, path, key, at, len(prompt), fixed, output, counted)
 
@@ -313,7 +317,7 @@ def _prompt_of(body: Body, endpoint: Endpoint) -> tuple[str, Raw]:
             message = f"Requests to this endpoint need body.{endpoint.prompt}: add it."
             raise BodyFault("missing_required_parameter", message, f"body.{endpoint.prompt}")
         return endpoint.prompt, prompt
-    for key in ("messages", "input", "prompt", "documents", "text_2"):
+    for key in ("messages", "input", "prompt", "documents", "text_2", "items", "data_2"):
         if value := getattr(body, key):
             return key, value
     return "", NOTHING

@@ -135,10 +135,20 @@ class _ModerationRequest(msgspec.Struct):
     model: str = "omni-moderation-latest"
 
 
+_Texts = str | list[str]
+
+
 class _ScoreRequest(msgspec.Struct):
+    """The two sides of a comparison, under any of the names that vLLM takes."""
+
     model: str
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: _Texts | None = None
+    text_2: _Texts | None = None
+    data_1: _Texts | None = None
+    data_2: _Texts | None = None
+    queries: _Texts | None = None
+    documents: _Texts | None = None
+    items: _Texts | None = None
 
 
 class _RerankRequest(msgspec.Struct):
@@ -293,11 +303,19 @@ def moderation_ask(body: bytes) -> SimulatedRequest:
 def score_ask(body: bytes) -> SimulatedRequest:
     """Scores: one for each pair of texts."""
     seen = _score.decode(body)
-    left = [seen.text_1] if isinstance(seen.text_1, str) else seen.text_1
-    right = [seen.text_2] if isinstance(seen.text_2, str) else seen.text_2
+    left = _side(seen.text_1, seen.data_1, seen.queries)
+    right = _side(seen.text_2, seen.data_2, seen.documents, seen.items)
     if len(left) not in (1, len(right)) or not right:
         raise BadAsk("text_1 must be one text, or as many as text_2", "text_1")
     return _paired(body, seen.model, list(zip(left * (len(right) // len(left)), right, strict=True)))
+
+
+def _side(*given: _Texts | None) -> list[str]:
+    """The texts under the one of these names that a request uses."""
+    for texts in given:
+        if texts is not None:
+            return [texts] if isinstance(texts, str) else texts
+    raise BadAsk("Object missing required field `text_1` or `text_2`")
 
 
 def rerank_ask(body: bytes) -> SimulatedRequest:
