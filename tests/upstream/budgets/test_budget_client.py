@@ -13,7 +13,7 @@ from tests.support.ports import HandClock
 from tests.upstream.limits import LASTS_MS, MemoryLimits
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, LimitRoom, Period, SideRoom
 from tidegate.core.errors import Withheld
-from tidegate.upstream.budgets.budget_client import BudgetClient
+from tidegate.upstream.budgets.budget_client import CONTENDED_ASK_MAX, BudgetClient
 from tidegate.upstream.http.send_permit import SendPermit
 
 pytestmark = pytest.mark.anyio
@@ -167,3 +167,27 @@ async def test_what_the_limits_have_left_is_known_from_the_last_answer(limits: G
     limits.clock.advance(1_000)
     assert budget_client.rooms(TENANT) == [room.later(1_000)]
     await budget_client.close()
+
+
+async def test_a_budget_that_was_spent_of_late_is_asked_for_a_little_at_a_time(
+    budget_client: BudgetClient, limits: GatedLimits
+) -> None:
+    wide = (Budget(LimitBound.TENANT, "acme", (Limit(Period.MINUTE, 100, None),)),)
+    terms = budget_client.terms(wide)
+    limits.gate.set()
+    asked: list[int] = []
+    debit = limits.debit
+
+    async def counted(asks: Sequence[BudgetRequest]) -> list[Grant]:
+        asked.extend(ask.requests for ask in asks)
+        return await debit(asks)
+
+    limits.debit = counted  # type: ignore[method-assign]
+    first = [asyncio.create_task(budget_client.take(terms, 0, is_bound=False)) for _ in range(101)]
+    await asyncio.gather(*first, return_exceptions=True)
+    assert max(asked) > CONTENDED_ASK_MAX
+    asked.clear()
+    limits.clock.advance(max(budget_client.spent().values()) - limits.clock.monotonic_ms() + 1)
+    later = [asyncio.create_task(budget_client.take(terms, 0, is_bound=False)) for _ in range(CONTENDED_ASK_MAX + 1)]
+    await asyncio.gather(*later)
+    assert asked == [CONTENDED_ASK_MAX, 1]
