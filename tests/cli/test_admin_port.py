@@ -32,6 +32,9 @@ def test_operators_and_callers_have_ports_of_their_own(desk: Desk) -> None:
         for path in ADMIN:
             # Not even its own key shows the admin API where callers are, and nothing says that it exists.
             assert status(public, path, operator) == status(public, "/no/such/path", operator) == 404, path
+        # A proxy beside the server calls it as a program of this machine would.
+        assert status(public, "/metrics") == 404
+        assert status(private, "/metrics") == 200
         assert status(private, "/admin/v1/overview", operator) == 200
         assert status(private, "/admin/v1/overview", caller) == 403
         assert status(private, "/admin/v1/overview") == 401
@@ -48,5 +51,6 @@ def test_without_its_port_the_admin_api_is_nowhere_but_on_this_machine(desk: Des
     public = serve.wait_for_line(r"listening on http://[^:\s]+(:\d+)").group(1)
     headers = {"Authorization": f"Bearer {key}"}
     assert httpx2.get(f"http://127.0.0.1{public}/admin/v1/overview", headers=headers).status_code == 404
+    assert httpx2.get(f"http://127.0.0.1{public}/metrics").status_code == 404
     # Commands come through the socket in the data directory.
     assert desk.done("workers").stdout()

@@ -73,7 +73,7 @@ DOOR_NAMES = (
 
 
 # What only operators use: on the API's port where that is this machine's alone, else on a listener of its own.
-ADMIN_PATHS = ("/admin/", "/console")
+ADMIN_PATHS = ("/admin/", "/console", "/metrics")
 SHARED_PATHS = ("/static/",)
 
 

@@ -1,4 +1,5 @@
-"""Where metrics are read: a small listener of its own, away from the public port, and on the API for programs on this machine.
+"""Where metrics are read: a small listener of its own, away from the public port, and for programs on this machine where the
+admin API is.
 
 A scraper learns how much is done, never for which tenant: see what labels may be in `metrics.py`.
 """
@@ -25,7 +26,7 @@ PATH = "/metrics"
 
 
 def local_route(gauges: Gauges) -> Route:
-    """The route on the API's own port: to anyone but a program on this machine it does not exist."""
+    """The route beside the admin API: to anyone but a program on this machine it does not exist."""
 
     async def shown_here(request: Request) -> Response:
         if not _is_from_here(request) or any(name in request.headers for name in FORWARDED):
