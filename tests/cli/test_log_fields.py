@@ -63,3 +63,22 @@ def test_a_traceback_cannot_upset_a_terminal_or_a_parser(capsys: pytest.CaptureF
     line = _logged(capsys, "json", hostile + "\nsecond line")
     assert json.loads(line)["exception"].endswith("second line")
     assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("tg_live_Ab3dE5gH" + "x" * 43, "tg_live_Ab3dE5gH***"),
+        ("sk-proj-0123456789abcdef", "sk-***"),
+        ("Authorization: Bearer eyJhbGciOi.J9.x1", "Authorization: Bearer ***"),
+        ("bearer authentication", "bearer authentication"),
+        ("sk-learn, tg_live_", "sk-learn, tg_live_"),
+    ],
+)
+def test_a_key_that_a_library_or_a_server_quotes_is_not_shown(
+    capsys: pytest.CaptureFixture[str], form: str, key: str, shown: str
+) -> None:
+    said = _logged(capsys, form, f"refused with {key}!")
+    assert f"refused with {shown}!" in said
+    assert shown == key or key not in said

@@ -1,6 +1,7 @@
 """How log lines look: to stderr, one line each, fields capped, nothing in them that a terminal or a parser would obey."""
 
 import logging
+import re
 import sys
 import time
 from collections import Counter
@@ -22,6 +23,8 @@ _KNOWN_MAX = 1_000
 _LIMITED_LEVELS = ("warning", "error", "critical")
 # What differs from one time to the next, though it is the same thing that happens again.
 _WORDS = ("error", "problem", "fault", "message", "request_id")
+# No field is meant to hold a key: this is the second net, for what a library or a server says. A key's first characters say whose it is.
+_KEYS = re.compile(r"(tg_live_[0-9A-Za-z]{0,8}|\bsk-|\b[Bb]earer (?=\S*[0-9]))[\w.~+/=-]{12,}")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -87,10 +90,10 @@ def configure(settings: Settings, *, quiet: bool = False) -> None:
         structlog.processors.format_exc_info,
         _capped,
     ]
-    if settings.logging.format == "json":
-        processors.append(structlog.processors.JSONRenderer())
-    else:
-        processors.append(_as_text)
+    processors += [
+        structlog.processors.JSONRenderer() if settings.logging.format == "json" else _as_text,
+        _without_keys,
+    ]
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(max(level, logging.ERROR) if quiet else level),
@@ -126,6 +129,10 @@ def _capped_trace(trace: str) -> str:
             break
         kept.append(line)
     return "\n".join(reversed(kept))
+
+
+def _without_keys(logger: WrappedLogger, method: str, line: str) -> str:
+    return _KEYS.sub(r"\1***", line)
 
 
 def _as_text(logger: WrappedLogger, method: str, event: EventDict) -> str:
