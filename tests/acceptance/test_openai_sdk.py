@@ -351,6 +351,7 @@ def test_our_own_wishes_fit_through_the_sdk(client: openai.OpenAI) -> None:
         "shape_a_batch.py",
         "same_and_changed_lines.py",
         "canary_and_retry.py",
+        "cancel_a_batch.py",
     ],
 )
 def test_examples_of_the_sdk_run_to_their_end(client: openai.OpenAI, example: str) -> None:
