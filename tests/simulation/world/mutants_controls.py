@@ -154,7 +154,7 @@ CONTROLS: dict[str, Mutant] = {
     "deleted_events_dropped": Mutant(
         "deleted",
         "events of a deleted job that were not delivered are dropped",
-        sql("webhook_deliveries_forget", " and state = 'delivered'", ""),
+        sql("webhook_deliveries_forget", " and d.state = 'delivered'", ""),
     ),
     "deleted_attempts_left": Mutant(
         "deleted",
