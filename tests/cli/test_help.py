@@ -92,6 +92,17 @@ def test_help_loads_no_command() -> None:
     assert not {"uvloop", "msgspec", "rich", "tidegate.settings", "tidegate.cli.run"} & set(loaded)
 
 
+@pytest.mark.parametrize("command", ["serve", "run"])
+def test_what_draws_is_loaded_only_for_a_terminal(command: str) -> None:
+    listed = (
+        f"import sys, tidegate.cli.app as a\nlist(a.LazyCommands().commands[{command!r}].params)\nprint(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stdout.split())
+    assert {"structlog", f"tidegate.cli.{command}"} <= loaded
+    assert {"rich", "pygments"} & loaded == set()
+
+
 @pytest.mark.parametrize("command", [("batches", "list"), ("keys", "create", "--org", "acme")])
 def test_a_command_that_looks_into_the_store_loads_no_client_of_servers(
     command: tuple[str, ...], tmp_path: Path

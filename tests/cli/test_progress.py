@@ -1,5 +1,6 @@
 """Progress is a pure picture of a snapshot: rate, time left, tokens; nothing that the clock of the test could change."""
 
+import sys
 from io import StringIO
 
 import pytest
@@ -7,8 +8,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from docs.pictures import Screen
-from tidegate.cli import terminal
-from tidegate.cli.progress import BarDisplay, LineDisplay, ProgressPace, ProgressSnapshot, display, picture, words
+from tidegate.cli.progress import LineDisplay, ProgressPace, ProgressSnapshot, display, words
+from tidegate.cli.progress_bar import BarDisplay, picture
 from tidegate.core.nouns import Usage
 from tidegate.core.states import JobState
 
@@ -63,14 +64,18 @@ def test_eighty_columns_show_what_is_done_what_failed_and_why_it_waits() -> None
     assert "\x1b[31m10 failed" in console.file.getvalue(), "failures are red"  # type: ignore[attr-defined]
 
 
-def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, kind in (("dumb", LineDisplay), ("xterm", BarDisplay)):
-        monkeypatch.setenv("TERM", name)
-        console = Console(file=StringIO(), force_terminal=True)
-        monkeypatch.setattr(terminal, "stderr", lambda console=console: console)
-        shown = display()
-        shown.close()
-        assert isinstance(shown, kind)
+class ATerminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("name", "kind"), [("dumb", LineDisplay), ("xterm", BarDisplay)])
+def test_a_dumb_terminal_gets_lines(name: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", name)
+    monkeypatch.setattr(sys, "stderr", ATerminal())
+    shown = display()
+    shown.close()
+    assert isinstance(shown, kind)
 
 
 def test_before_the_input_is_read_nothing_is_counted() -> None:

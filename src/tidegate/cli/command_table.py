@@ -8,6 +8,8 @@ import typer
 import typer.core
 import typer.main
 
+from tidegate.cli.loading import load_logging
+
 EXAMPLE = "Example: "
 # Before a paragraph it tells click to print its lines as they are.
 UNWRAPPED = "\b"
@@ -105,6 +107,7 @@ class LazyCommands(typer.core.TyperGroup):
 
 
 def _load(name: str, entry: Entry) -> Any:
+    load_logging()
     found = getattr(import_module(f"tidegate.cli.{entry.module}"), entry.attribute)
     parent = typer.Typer(rich_markup_mode=None, add_completion=False)
     parent.callback()(lambda: None)

@@ -1,20 +1,13 @@
-"""The progress of one batch as a picture: pure functions of a snapshot, and the two places where they are drawn.
+"""The progress of one batch in words: pure functions of a snapshot, and a plain line now and then.
 
-On a terminal it is one line that redraws itself; elsewhere it is a plain line now and then. Both go to stderr, so that
-stdout stays the caller's.
+On a terminal it is one line that redraws itself (`progress_bar.py`). Both go to stderr, so that stdout stays the caller's.
 """
 
-import re
+import sys
 from collections import deque
 from typing import Protocol
 
 import msgspec
-from rich.console import Console, RenderableType
-from rich.constrain import Constrain
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from tidegate.cli import terminal
 from tidegate.core.nouns import Job, Usage
@@ -24,9 +17,6 @@ RATE_OVER_S = 20.0
 # A shorter time says nothing of a pace.
 RATE_AFTER_S = 0.5
 LINE_EVERY_S = 5.0
-BAR_WIDTH = 32
-CTRL_C_CELLS = len("^C")
-_TIMES = re.compile(r"(?:[0-9]+[dhms])+")
 _DOING = {
     JobState.VALIDATING: "reading the input",
     JobState.IN_PROGRESS: "running",
@@ -92,47 +82,30 @@ class ProgressPace:
 
 def words(now: ProgressSnapshot, pace: ProgressPace) -> str:
     """The whole picture as one plain line: what matters most comes first, for a narrow terminal cuts the rest."""
-    return " · ".join(text for text, _ in _facts(now, pace))
+    return " · ".join(text for text, _ in facts(now, pace))
 
 
-def _facts(now: ProgressSnapshot, pace: ProgressPace) -> list[tuple[str, str]]:
+def facts(now: ProgressSnapshot, pace: ProgressPace) -> list[tuple[str, str]]:
     """Return what is shown, each part with its style."""
     trouble = [(f"waiting: {terminal.clean(now.trouble)}", "yellow")] if now.trouble else []
     if now.state is JobState.VALIDATING or not now.item_count:
         return [(_DOING.get(now.state, str(now.state)), ""), *trouble]
     share = 100 * now.done_count / now.item_count
-    facts = [(f"{now.done_count:,}/{now.item_count:,}", ""), (f"{int(share)} %", "")]
+    found = [(f"{now.done_count:,}/{now.item_count:,}", ""), (f"{int(share)} %", "")]
     if now.failed_count:
-        facts.append((now.failures, "red"))
-    facts += trouble
+        found.append((now.failures, "red"))
+    found += trouble
     if now.state is not JobState.IN_PROGRESS:
-        facts.append((_DOING.get(now.state, str(now.state)), ""))
+        found.append((_DOING.get(now.state, str(now.state)), ""))
     elif pace.per_s is not None:
-        facts.append((f"{_rate(pace.per_s)} items/s", ""))
+        found.append((f"{_rate(pace.per_s)} items/s", ""))
         left_s = pace.left_s(now)
         if left_s is not None and not now.trouble:
-            facts.append((f"{terminal.duration(left_s)} left", ""))
+            found.append((f"{terminal.duration(left_s)} left", ""))
     if now.usage.input_tokens or now.usage.output_tokens:
         tokens = f"tokens {terminal.short(now.usage.input_tokens)} in, {terminal.short(now.usage.output_tokens)} out"
-        facts.append((tokens, ""))
-    return facts
-
-
-def picture(now: ProgressSnapshot, pace: ProgressPace, width: int = 200) -> RenderableType:
-    """The same with a bar before it, for a terminal; a narrow one has a short bar."""
-    grid = Table.grid(padding=(0, 1))
-    total = now.item_count if now.item_count and now.state is not JobState.VALIDATING else None
-    bar = ProgressBar(
-        total=total,
-        completed=now.done_count,
-        width=max(8, min(BAR_WIDTH, width // 6)),
-        pulse=total is None,
-        animation_time=now.at_s,
-    )
-    text = Text(" · ", overflow="ellipsis", no_wrap=True).join(Text(*fact) for fact in _facts(now, pace))
-    text.overflow, text.no_wrap = "ellipsis", True
-    grid.add_row(bar, text)
-    return grid
+        found.append((tokens, ""))
+    return found
 
 
 class Display(Protocol):
@@ -147,35 +120,6 @@ class Display(Protocol):
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-
-
-class BarDisplay:
-    """One line of a terminal that redraws itself and is gone at the end."""
-
-    def __init__(self, console: Console) -> None:
-        self._pace = ProgressPace()
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._live.start()
-        self._explained = ""
-
-    def show(self, now: ProgressSnapshot) -> None:
-        self._pace.add(now)
-        # A terminal shows the keys of Ctrl-C behind the bar: a bar that left no room for them could not be cleared.
-        width = self._live.console.width - CTRL_C_CELLS
-        self._live.update(Constrain(picture(now, self._pace, width), width), refresh=True)
-
-    def say(self, text: str) -> None:
-        self._live.console.print(Text(terminal.clean(text)))
-
-    def explain(self, cause: str) -> None:
-        # How long it lasts changes with every look, and is no other cause.
-        without_times = _TIMES.sub("#", cause)
-        if without_times != self._explained:
-            self._explained = without_times
-            self.say(f"Waiting: {cause}")
-
-    def close(self) -> None:
-        self._live.stop()
 
 
 class LineDisplay:
@@ -207,8 +151,13 @@ class LineDisplay:
 
 def display() -> Display:
     """The display that fits where stderr leads."""
+    if not sys.stderr.isatty():
+        return LineDisplay()
+    # What draws takes a while to load.
+    from tidegate.cli.progress_bar import BarDisplay
+
     console = terminal.stderr()
-    return BarDisplay(console) if console.is_terminal and not console.is_dumb_terminal else LineDisplay()
+    return LineDisplay() if console.is_dumb_terminal else BarDisplay(console)
 
 
 def _rate(per_s: float) -> str:

@@ -5,11 +5,13 @@ It knows no command and no engine: only words, numbers and the two streams.
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console
-from rich.text import Text
+
+# What draws and measures takes a while to load, and most commands of a script, and every server, do without.
+if TYPE_CHECKING:
+    from rich.console import Console
 
 VALUE_CHARS_MAX = 2_000
 GAP = "  "
@@ -26,30 +28,47 @@ def clean(text: object) -> str:
     return shown if len(str(text)) <= VALUE_CHARS_MAX else f"{shown}…"
 
 
-def stderr() -> Console:
+def stderr() -> "Console":
     """The console for people; colours only on a terminal."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
     """A sentence for the person at the terminal."""
-    stderr().print(Text("\n".join(clean(line) for line in text.splitlines())))
+    _say("", "", *text.splitlines())
 
 
 def warn(text: str) -> None:
-    stderr().print(Text.assemble(("warning: ", "yellow"), clean(text)))
+    _say("warning: ", "yellow", text)
 
 
 def fail(text: str) -> None:
     """The one clean line (or one per problem) that an error becomes."""
+    _say("tidegate: ", "bold red", *(text.splitlines() or [""]))
+
+
+def _say(head: str, style: str, *lines: str) -> None:
+    """Write these lines to stderr, each with its head."""
+    if not sys.stderr.isatty():
+        sys.stderr.write("".join(f"{head}{clean(line)}\n" for line in lines))
+        sys.stderr.flush()
+        return
+    from rich.text import Text
+
     console = stderr()
-    for line in text.splitlines() or [""]:
-        console.print(Text.assemble(("tidegate: ", "bold red"), clean(line)))
+    for line in lines:
+        console.print(Text.assemble((head, style), clean(line)))
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Aligned columns on stdout. A terminal that is too narrow gets shorter texts and fewer columns, the first ones; where stdout leads
     elsewhere nothing is cut, and scripts ask for --json."""
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.text import Text
+
     cells = [list(headings), *([clean(value) for value in row] for row in rows)]
     console = Console(highlight=False, soft_wrap=True)
     widths = [max(cell_len(row[column]) for row in cells) for column in range(len(headings))]
@@ -63,6 +82,10 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 def show_facts(facts: Sequence[tuple[str, object]]) -> None:
     """Names and values on stdout, one a line. On a terminal a long value goes on below itself."""
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(highlight=False, soft_wrap=True)
     names = [clean(name) for name, _ in facts]
     first = max((cell_len(name) for name in names), default=0)
@@ -97,6 +120,8 @@ def _line(widths: Sequence[int]) -> int:
 
 def _cut(text: str, width: int) -> str:
     """Return a text that takes at most so many cells."""
+    from rich.cells import cell_len, set_cell_size
+
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
 
 
