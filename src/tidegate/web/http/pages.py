@@ -54,7 +54,9 @@ def number(count: int) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Write a rate: a digit behind the point only where it tells something."""
+    """Write a rate: digits behind the point only where they tell something."""
+    if 0 < per_second < 1:
+        return f"{per_second:.2f}"
     return f"{per_second:,.1f}" if 0 < per_second < 100 else f"{per_second:,.0f}"
 
 
