@@ -175,9 +175,9 @@ class Jobs(Table):
     async def cancel_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
         """Ask a job to stop; asking twice is fine, asking a job that ended or is ending is a problem. None: no such job."""
         await tx.one("job_halt", id=job_id)
-        await cancel_open(tx, tenant_id, job_id)
-        rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
-        if not rows:
+        # The row of a job that runs comes with its change: each question more waits for a busy process's turn.
+        rows = await cancel_open(tx, tenant_id, job_id) or await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
+        if not rows or rows[0]["kind"] == JobKind.DELETED:
             return None
         job = job_from(rows[0])
         if job.closing is not JobState.CANCELLED and job.state is not JobState.CANCELLED:
@@ -415,12 +415,14 @@ async def put_job(
         await tx.all("job_canary_put", id=job_id, items=canary.items, error_ppm=canary.error_ppm, then_do=canary.then)
 
 
-async def cancel_open(tx: Tx, tenant_id: str, job_id: str) -> None:
-    """Have a job close that is open and does not close yet. Its row is held by the caller."""
-    if await tx.one("job_cancel_running", tenant_id=tenant_id, id=job_id) is None:
-        await tx.one("job_cancel_waiting", tenant_id=tenant_id, id=job_id)
-    else:
+async def cancel_open(tx: Tx, tenant_id: str, job_id: str) -> list[dict[str, Any]]:
+    """Have a job close that is open and does not close yet; return its row if it runs. The row is held by the caller."""
+    rows = await tx.dicts("job_cancel_running", tenant_id=tenant_id, id=job_id)
+    if rows:
         await tx.all("job_models_close", job_id=job_id)
+    else:
+        await tx.one("job_cancel_waiting", tenant_id=tenant_id, id=job_id)
+    return rows
 
 
 async def _put_webhook(tx: Tx, tenant_id: str, job_id: str, webhook: JobWebhook | None) -> str | None:

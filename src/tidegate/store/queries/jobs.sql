@@ -329,7 +329,7 @@ select id from jobs where id = :id /*! for update */;
 -- moves: jobs: in_progress -> cancelling
 update jobs set state = 'cancelling', closing = 'cancelled', closing_at = now_ms(), cancelling_at = now_ms()
 where tenant_id = :tenant_id and id = :id and state = 'in_progress' and closing is null
-returning id;
+returning *;
 
 -- job_cancel_waiting --
 -- A job that was not ingested yet is asked to close; it ends when no ingest holds it.
