@@ -7,6 +7,7 @@ from typing import Any
 from tests.support.store_verbs import lease_slices
 from tidegate.core.schedule import Why
 from tidegate.core.schedule.share_owner import tenant_owner
+from tidegate.core.states import JobKind
 from tidegate.store.driver import Tx
 from tidegate.store.store import Store
 from tidegate.store.table import SLICE_COLUMNS
@@ -21,7 +22,7 @@ JOB_ZEROS = (
 )  # fmt: skip
 _JOB = (
     "id", "tenant_id", "endpoint", "input_file_id", "window_text", "state", "created_at", "expires_at", "begun_at", "invalid_lines",
-    "errors", "item_count", "work_blob_id", "output_file_id", "error_file_id", "share_owner", "queue",
+    "errors", "item_count", "work_blob_id", "output_file_id", "error_file_id", "share_owner", "queue", "kind",
 )  # fmt: skip
 _JOB_MODEL = (
     "job_id", "model", "item_count", "slice_count", "work_units", "share_owner", "created_at", "expires_at", "due_at", "begun_at",
@@ -116,6 +117,7 @@ def _job(tenant: int, model: str, slices: int, now: int) -> tuple[Any, ...]:
         f"err_{_id(tenant, model)}",
         tenant_owner(owner),
         "default",
+        JobKind.BATCH,
         *[0] * len(JOB_ZEROS),
     )
 
