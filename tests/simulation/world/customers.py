@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tests.simulation.world.disk import Disk
+from tests.simulation.world.dry_runs import DryRuns
 from tests.simulation.world.estate import CHAT, EMBEDDINGS, MESSAGES, RACE_SLOTS, UNKNOWN_MODEL, Shape
 from tests.simulation.world.plan import Plan
 from tests.simulation.world.provider import usage_of
@@ -153,8 +154,9 @@ def race_window_ms(plan: Plan) -> int:
 
 
 class Customers:
-    def __init__(self, plan: Plan, store: Store, disk: Disk, trace: Trace) -> None:
+    def __init__(self, plan: Plan, store: Store, disk: Disk, trace: Trace, dry_runs: DryRuns) -> None:
         self._plan = plan
+        self._dry_runs = dry_runs
         self._store = store
         self._disk = disk
         self._trace = trace
@@ -174,6 +176,7 @@ class Customers:
         self._ranks = random.Random(f"ranks/{plan.seed}")
         self._deletes = random.Random(f"deletes/{plan.seed}")
         self._mixed = random.Random(f"mixed/{plan.seed}")
+        self._checks = random.Random(f"checks/{plan.seed}")
 
     async def prepare(self) -> None:
         """Upload every input; jobs are created later, at their moments."""
@@ -528,6 +531,8 @@ class Customers:
         if not wishes.ranked_s:
             controls = replace(controls, priority=wishes.priority)
         request = replace(self._request(order), controls=controls, canary=wishes.canary)
+        if self._checks.random() < self._plan.strength("job_checked"):
+            await self._dry_runs.ask(order.caller, order.job_id, request)
         for _ in range(self._dice.choice((1, 1, 2))):
             await self._store.create_job(order.caller, order.job_id, request, share_owner=self._share_owner(order))
         self._trace.note("customer", "created", order.name, order.job_id)

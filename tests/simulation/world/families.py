@@ -267,6 +267,12 @@ FAMILIES: dict[str, Family] = {
         plan={**_QUICK, "job_count": 6, "item_count_max": 10, "shaped": True},
         estate={**_OPEN, "endpoints": (CHAT,)},
     ),
+    # Callers ask before they make a job, while others run.
+    "checked": Family(
+        {"job_checked": 1.0, "job_same": 0.3, "odd_input": 0.3, "kill": 0.03, "store_unknown": 0.05},
+        plan={**_QUICK, "job_count": 6, "item_count_max": 10, "shaped": True},
+        estate={**_OPEN, "endpoints": (CHAT,)},
+    ),
     # Jobs are cancelled while calls hang, and a cancel aborts at once what a deadline would let go on.
     "cancelled_at_once": Family(
         {"cancel": 1.0, "hang": 0.3, "slow": 0.5},

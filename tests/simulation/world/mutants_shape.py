@@ -1,9 +1,24 @@
 """Planted bugs of the shape of a job's work."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
 from tests.simulation.world.planting import Mutant, patch, sql
 from tidegate.core.job_shape import JobShape, ParameterLevel
+from tidegate.web.jobs import validation
 from tidegate.worker.call_rules import LeasedCallRules
 from tidegate.worker.heartbeat import CloseGrace
+
+_unusable = validation.JobValidation._unusable
+
+
+@contextmanager
+def _left_behind(scratch: Path, count: int) -> Iterator[list[Path]]:
+    yield [scratch / f"left-{number}-{len(list(scratch.iterdir()))}" for number in range(count)]
+
 
 SHAPE: dict[str, Mutant] = {
     "defaults_replace": Mutant(
@@ -30,5 +45,17 @@ SHAPE: dict[str, Mutant] = {
         "cancelled_at_once",
         "calls of a cancelled job go on for as long as those of any other that closes",
         patch(CloseGrace, "of", lambda self, closing: self.closing_ms),
+    ),
+    "faults_untold": Mutant(
+        "checked",
+        "a dry run does not tell what is wrong with an input",
+        patch(
+            validation.JobValidation,
+            "_unusable",
+            lambda self, plan, files: msgspec.structs.replace(_unusable(self, plan, files), errors=()),
+        ),
+    ),
+    "passes_left": Mutant(
+        "checked", "a dry run leaves the files of its pass behind", patch(validation, "_passing", _left_behind)
     ),
 }

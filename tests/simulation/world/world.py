@@ -20,6 +20,7 @@ from tests.simulation.world.control_watch import ControlWatch
 from tests.simulation.world.customers import Customers, Order
 from tests.simulation.world.disk import Disk, ProcessBlobs
 from tests.simulation.world.driver import ProcessDriver, now
+from tests.simulation.world.dry_runs import DryRuns
 from tests.simulation.world.engine import build_road, build_worker
 from tests.simulation.world.fairness import Fairness
 from tests.simulation.world.judge import Judge
@@ -99,7 +100,8 @@ class World:
         self.rules.on_ended = self._job_ended
         self.work_files = WorkFiles(self.connection, self.disk)
         self.provider = Provider(self.loop, self.weather, self.trace, self._check_call, self.work_files.number_of)
-        self.customers = Customers(plan, self._store, self.disk, self.trace)
+        self.dry_runs = DryRuns(plan, self._store, self.disk, scratch, self.connection, self.breaks)
+        self.customers = Customers(plan, self._store, self.disk, self.trace, self.dry_runs)
         self.background = BackgroundCallers(plan, self.customers, self.trace)
         self.users = Users(plan, self.customers, self.provider, self.trace, self.breaks)
         self.controls = ControlWatch(plan, self.connection, self.customers.by_job, self.loop.time, self.breaks)
@@ -184,6 +186,7 @@ class World:
                 self._check_published(order.job_id)
         self.judge.judge(self.customers.orders)
         self.controls.judge(self.judge, self.provider.calls)
+        self.dry_runs.judge()
         self.receiver.judge(self.connection, self.judge.gone)
         self.users.judge(self.connection)
 
