@@ -19,7 +19,7 @@ _TIMES = re.compile(r"(?:[0-9]+[dhms])+")
 
 
 def picture(now: ProgressSnapshot, pace: ProgressPace, width: int = 200) -> RenderableType:
-    """The same with a bar before it, for a terminal; a narrow one has a short bar."""
+    """The words of a progress with a bar before them; a narrow terminal has a short bar."""
     grid = Table.grid(padding=(0, 1))
     total = now.item_count if now.item_count and now.state is not JobState.VALIDATING else None
     bar = ProgressBar(

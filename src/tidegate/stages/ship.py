@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from tidegate import metrics, tracing
-from tidegate.core.answers.outcome_lines import COMPLETED, read_line
+from tidegate.core.answers.outcome_lines import COMPLETED, response_status
 from tidegate.core.answers.results import never_ran_line
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
 from tidegate.core.nouns import Job, JobEnd, KeepTimes, Placed, PublishTurns, Rewrite, UnrunLines
@@ -137,7 +137,7 @@ class Ship:
             return COMPLETED
         reading = file_bytes(self._store, self._blobs, job.output_file_id, 0, job.output_bytes)
         line = b"".join([chunk async for chunk in reading])
-        return read_line(line).response_status()
+        return response_status(line)
 
     async def _added(self, job: Job, fresh: PublishBlobs) -> tuple[UnrunLines | None, UnrunLines | None]:
         """Write the lines of the items that were not run: those for the output file, and those for the error file."""

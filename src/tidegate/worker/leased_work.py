@@ -351,7 +351,7 @@ class LeasedWork:
                 may_go -= 1
 
     def _may_go(self, model: str, stock: _Stock) -> int:
-        """How many of these items may be sent now, as far as the upstream is concerned: at most as many as may, at least one if any may."""
+        """How many of these items may be sent now, as far as the upstream is concerned."""
         queue = stock.queue
         if not queue or not model or queue[0][0].is_interactive or not self._upstream.knows(model):
             return len(queue)

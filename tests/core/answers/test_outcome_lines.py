@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.answers.outcome_lines import read_line
+from tidegate.core.answers.outcome_lines import read_line, response_status
 
 
 def line(body: Any) -> bytes:
@@ -31,3 +31,8 @@ def test_an_answer_that_says_nothing_of_its_end_is_complete(body: Any) -> None:
 def test_a_line_without_an_answer_has_no_other_end() -> None:
     text = json.dumps({"id": "i", "custom_id": "c", "response": None, "error": {"code": "x", "message": "y"}})
     assert read_line(text.encode()).response_status() == "completed"
+
+
+@pytest.mark.parametrize("text", [b"", b"\x00\xff", b'{"id": 1}', b'{"id": "\xff"}', line({"status": "failed"})[:-9]])
+def test_a_damaged_line_holds_nothing_up(text: bytes) -> None:
+    assert response_status(text) == "completed"

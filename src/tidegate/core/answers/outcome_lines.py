@@ -93,3 +93,11 @@ _decode_error = msgspec.json.Decoder(_FailureBody).decode
 def read_line(text: bytes) -> OutcomeLine:
     """Read one line of a result file."""
     return _decode(text)
+
+
+def response_status(text: bytes) -> str:
+    """How the answer in this line of a result file says that it ended. A line that is damaged says nothing, and must hold nothing up."""
+    try:
+        return read_line(text).response_status()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return COMPLETED
