@@ -88,8 +88,10 @@ async def run(
     stop: asyncio.Event,
     on_ready: Callable[[Started], None],
     file: SettingsFile | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> None:
-    """Run one process of Tidegate until `stop` is set. `on_ready` is called when it has started; changes of `file` are followed."""
+    """Run one process of Tidegate until `stop` is set. `on_ready` is called when it has started; changes of `file` are followed. `on_wait`
+    is told which process has the store, where another one has it still."""
     from tidegate.web.gauges import Gauges
     from tidegate.web.health import Health
     from tidegate.web.scrape import scraped
@@ -97,7 +99,8 @@ async def run(
     failpoints.arm(settings.failpoints)
     metrics.pin(models=settings.models, deployments=[one.name for one in deployments(settings)])
     metrics.build_info.of(__version__).set(1)
-    async with _traced(), opened(settings, is_alone=True) as alone, _noticed(alone) as parts, AsyncExitStack() as stack:
+    opening = opened(settings, is_alone=True, on_wait=on_wait)
+    async with _traced(), opening as alone, _noticed(alone) as parts, AsyncExitStack() as stack:
         if roles.api:
             await _ready_keys(parts)
         await _bury_predecessors(parts)

@@ -4,7 +4,7 @@ It loads no more than that, for a command that looks at a batch should take no l
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,10 +59,12 @@ class Parts(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def opened(settings: Settings, *, read_only: bool = False, is_alone: bool = False) -> AsyncIterator[Parts]:
+async def opened(
+    settings: Settings, *, read_only: bool = False, is_alone: bool = False, on_wait: Callable[[str], None] | None = None
+) -> AsyncIterator[Parts]:
     """Open the store and the blobs of these settings, at the current schema, and close them at the end.
 
-    With `is_alone` no other process may write to an embedded store meanwhile."""
+    With `is_alone` no other process may write to an embedded store meanwhile; `on_wait` is told once which process is waited for."""
     clock, entropy = SystemClock(), SystemEntropy()
     if not read_only:
         # What callers send is theirs and the operator's: no other user of this machine may read it.
@@ -70,7 +72,9 @@ async def opened(settings: Settings, *, read_only: bool = False, is_alone: bool 
         if not settings.store.is_postgresql:
             make_directories(local_path(settings.store.location).parent)
     store = Store(
-        await _alone(settings, clock) if is_alone else _driver(settings, clock, read_only=read_only, is_shared=True)
+        await _alone(settings, clock, on_wait)
+        if is_alone
+        else _driver(settings, clock, read_only=read_only, is_shared=True)
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
@@ -141,12 +145,15 @@ async def is_empty(settings: Settings) -> bool:
         await store.close()
 
 
-async def _alone(settings: Settings, clock: Clock) -> Driver:
+async def _alone(settings: Settings, clock: Clock, on_wait: Callable[[str], None] | None) -> Driver:
     """The driver of a process that has an embedded store to itself. A command that writes there is done in a moment: it is waited for."""
-    for _ in range(COMMAND_LOOKS):
+    for look in range(COMMAND_LOOKS):
         try:
             return _driver(settings, clock, read_only=False)
-        except StoreTaken:
+        except StoreTaken as taken:
+            if look == 0 and on_wait is not None:
+                path = local_path(settings.store.location)
+                on_wait(f"Waiting up to {COMMAND_LOOKS * COMMAND_LOOK_S:g} s for {taken.holder} that writes to {path}.")
             await asyncio.sleep(COMMAND_LOOK_S)
     return _driver(settings, clock, read_only=False)
 

@@ -83,8 +83,17 @@ def test_a_server_has_the_directory_to_itself(desk: Desk) -> None:
     run = desk.run()
     wait_until(lambda: len(desk.called()) >= 1, what="the first call")
     second = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
+    second.wait_for_line(rf"^Waiting up to 3 s for another process \(pid {run.pid}\) that writes to \S*tidegate\.db\.$")
     assert second.wait() == 2
     assert f"another process (pid {run.pid}) already writes" in second.stderr()
+
+
+def test_a_server_that_waits_for_the_store_says_so_as_a_line_of_json(desk: Desk) -> None:
+    with store_taken(desk):
+        server = desk.start("serve", "--port", "0", "--upstream", desk.engine.url, TIDEGATE_LOGGING_FORMAT="json")
+        said = json.loads(server.wait_for_line("^.*store_awaited.*$").group(0))
+        assert said["why"].startswith("Waiting up to 3 s for another process (pid unknown)")
+    server.wait_for_line("process_started")
 
 
 @contextmanager
@@ -99,9 +108,10 @@ def store_taken(desk: Desk) -> Iterator[None]:
 def test_a_command_waits_for_a_server_that_is_starting(desk: Desk) -> None:
     with store_taken(desk):
         early = desk.start("keys", "create", "--org", "first")
-        wait_until(lambda: has_loaded_sqlite(early.pid), what="the command to come to the store")
+        early.wait_for_line(r"^Waiting up to 10 s for the server that is starting over \S*\.tidegate\.$")
         assert early.running, early.logs()
     assert early.wait(WAIT_S) == 0, early.logs()
+    assert early.stdout().count("\n") == 1, "the key alone"
     server = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
     desk.done("keys", "create", "--org", "second")
     server.wait_for_line("^tidegate listening on")
@@ -109,8 +119,3 @@ def test_a_command_waits_for_a_server_that_is_starting(desk: Desk) -> None:
     assert {one["org"] for one in listed} == {"first", "second"}
     server.terminate()
     assert server.wait() == 0
-
-
-def has_loaded_sqlite(pid: int) -> bool:
-    """Whether a process has what it opens the store with."""
-    return "apsw" in Path(f"/proc/{pid}/maps").read_text()

@@ -148,5 +148,9 @@ async def _serve(settings: Settings, file: SettingsFile | None, *, api: bool, wo
     words = "Stopping; calls in flight are finished first. Once more stops at once."
     stopping = Stopping(lambda: _say(settings, "process_stopping", words, terminal.say))
     stopping.listen()
-    await service.run(settings, service.Roles(api=api, worker=worker), stopping.asked, on_ready, file)
+
+    def on_wait(words: str) -> None:
+        _say(settings, "store_awaited", words, terminal.say)
+
+    await service.run(settings, service.Roles(api=api, worker=worker), stopping.asked, on_ready, file, on_wait)
     exit_now(0)

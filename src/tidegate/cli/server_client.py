@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from tidegate.cli import terminal
 from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable, TidegateError
 from tidegate.settings import Settings, local_path
 
@@ -288,6 +289,9 @@ def _started_server(settings: Settings) -> "ServerClient | None":
     waited for."""
     from tidegate import storage
 
+    if (found := running_server(settings)) is not None or not storage.is_taken(settings):
+        return found
+    terminal.say(f"Waiting up to {STARTS_WITHIN_S:g} s for the server that is starting over {settings.data_dir}.")
     give_up_s = time.monotonic() + STARTS_WITHIN_S
     while (found := running_server(settings)) is None and storage.is_taken(settings) and time.monotonic() < give_up_s:
         time.sleep(LOOK_EVERY_S)

@@ -57,7 +57,11 @@ class StoreRefused(StoreError):
 
 
 class StoreTaken(StoreRefused):
-    pass
+    """Another process has the store. `holder` says which, in words."""
+
+    def __init__(self, message: str, holder: str = "another process") -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 class LostRace(TidegateError):

@@ -335,9 +335,11 @@ def _lock_writers(path: Path, *, is_shared: bool) -> int:
     except OSError as error:
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(descriptor)
+        named = f"another process (pid {holder})"
         raise StoreTaken(
-            f"another process (pid {holder}) already writes to {path}. If it is starting or stopping, try again in a moment; otherwise "
-            "stop it, give this one its own --data directory, or move to PostgreSQL for several processes."
+            f"{named} already writes to {path}. If it is starting or stopping, try again in a moment; otherwise "
+            "stop it, give this one its own --data directory, or move to PostgreSQL for several processes.",
+            named,
         ) from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
