@@ -5,6 +5,7 @@ counts as `other`, so that no caller can make a series by inventing a name. No t
 one tenant did is in the store. This module knows nothing of who measures or who reads.
 """
 
+import math
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
@@ -319,8 +320,10 @@ ready_unleased_seconds = _gauge(
     "For how long the longest waiting model has had work that is due while no worker leased any of it.",
 )
 deadline_slack_seconds = _gauge(
-    "deadline_slack_seconds", "Least slack among the jobs of the last decision; below 0 one is behind."
+    "deadline_slack_seconds",
+    "Least slack among the jobs that this worker saw waiting; below 0 one is behind, +Inf where none waits.",
 )
+deadline_slack_seconds.set(math.inf)
 
 # ---- leases
 
@@ -363,6 +366,9 @@ oldest_job_age_seconds = _gauges("oldest_job_age_seconds", "Age of the oldest op
 workers = _gauges(
     "workers", "Processes that beat within their leases, and those of them that hold slices.", state=("alive", "active")
 )
+
+# Every process tells these of the whole store, so that over processes they are not to be added up.
+OF_STORE = (jobs, items, oldest_item_age_seconds, queue_jobs, queue_work_units, oldest_job_age_seconds, workers)
 
 # ---- what became of jobs and items here
 

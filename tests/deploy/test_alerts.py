@@ -23,6 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES: list[dict[str, Any]] = yaml.safe_load((ROOT / "deploy/alerts.yaml").read_text())["groups"][0]["rules"]
 PANELS: list[dict[str, Any]] = json.loads((ROOT / "deploy/dashboard.json").read_text())["panels"]
 DECLARED = {one.name: one for one in metrics.declared()}
+EXPRESSIONS = [
+    *(rule["expr"] for rule in RULES),
+    *(target["expr"] for panel in PANELS for target in panel["targets"]),
+]
+OF_THE_STORE = {family.made._name for family in metrics.OF_STORE}
 PARTS = ("_bucket", "_count", "_sum")
 SELECTOR = re.compile(r"(tidegate_\w+)(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)(=~?)"([^"]*)"')
@@ -117,8 +122,12 @@ def _compares(expr: str, scrapes: Scrapes) -> bool:
 
 
 def _value(expr: str, scrapes: Scrapes) -> float | None:
-    if found := re.fullmatch(r"sum\(increase\((.*)\[10m\]\)\)", expr):
-        return sum(value for _, value in scrapes.increase(found[1]))
+    if found := re.fullmatch(r"sum(?: by \(([\w, ]+)\) )?\(increase\((.*)\[10m\]\)\)", expr):
+        sums: dict[tuple[str, ...], float] = {}
+        for labels, value in scrapes.increase(found[2]):
+            group = tuple(labels[name] for name in found[1].split(", ")) if found[1] else ()
+            sums[group] = sums.get(group, 0.0) + value
+        return max(sums.values(), default=None)
     if found := re.fullmatch(r"count\(count by \(([\w, ]+)\) \((.*)\)\)", expr):
         return len({tuple(labels[name] for name in found[1].split(", ")) for labels, _ in scrapes.instant(found[2])})
     if found := re.fullmatch(r"histogram_quantile\(([\d.]+), sum by \(le\) \(rate\((.*)\[10m\]\)\)\)", expr):
@@ -175,9 +184,26 @@ def test_alerts_say_what_is_wrong_and_lead_to_a_runbook() -> None:
         assert int(rule["for"].rstrip("m")) >= 1
 
 
-@pytest.mark.parametrize("expr", [*(rule["expr"] for rule in RULES), *(one["targets"][0]["expr"] for one in PANELS)])
+def test_an_alert_that_speaks_of_labels_keeps_them() -> None:
+    for rule in RULES:
+        spoken = re.search(r"[Tt]he labels? ([a-z_]+)(?: and ([a-z_]+))? say", rule["annotations"]["description"])
+        kept = re.match(r"\w+ by \(([\w, ]+)\)", rule["expr"])
+        named = {name for name in spoken.groups() if name} if spoken else set()
+        assert named <= set(kept[1].split(", ") if kept else ()), rule["alert"]
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS)
 def test_an_expression_names_metrics_and_labels_that_exist(expr: str) -> None:
     for name, matchers in SELECTOR.findall(expr):
         base = name if name in DECLARED else next(name.removesuffix(part) for part in PARTS if name.endswith(part))
         assert base in DECLARED, name
         assert {label for label, _, _ in MATCHER.findall(matchers)} <= set(DECLARED[base].labels)
+        grouped = {label for group in re.findall(r" by \(([\w, ]+)\)", expr) for label in group.split(", ")}
+        assert grouped <= {*DECLARED[base].labels, "le", "instance"}
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS)
+def test_what_every_process_tells_of_the_whole_store_is_not_added_up(expr: str) -> None:
+    for name, _ in SELECTOR.findall(expr):
+        if name in OF_THE_STORE:
+            assert re.search(rf"max(?: by \([\w, ]+\) )?\({name}\b", expr), expr

@@ -19,9 +19,9 @@ OLD_NAMES = Path(__file__).parent / "old_names"
 FORBIDDEN = {"tenant", "key", "user", "org", "id", "batch", "job", "error", "message", "host"}
 # Dimensions that have another name here.
 OUR_LABELS = {"model_group": "model", "tenant_scope": "scope", "service_tier": "tier"}
-FOLDED = {
-    "deltallm_batch_microbatch_retry_delay_seconds": {"category"},
-    "deltallm_batch_chat_microbatch_requests_total": {"status"},
+LABELS_OF_ONE = {
+    "deltallm_batch_microbatch_retry_delay_seconds": {"category": "reason"},
+    "deltallm_batch_chat_microbatch_requests_total": {"status": "outcome"},
 }
 
 
@@ -36,10 +36,7 @@ def old_rows() -> list[list[str]]:
 
 def test_every_metric_of_both_systems_has_an_answer_that_exists() -> None:
     """44 names of DeltaLLM's page and 17 of llm-d's, in one table, each once."""
-    names = [
-        *(OLD_NAMES / "deltallm_metrics.txt").read_text().split(),
-        *(OLD_NAMES / "llm-d_metrics.txt").read_text().split(),
-    ]
+    names = [name for name, _, _ in old_metrics()]
     assert len(names) == len(set(names)) == 44 + 17
     assert [codes(row[0])[0] for row in old_rows()] == names
     for row in old_rows():
@@ -48,11 +45,31 @@ def test_every_metric_of_both_systems_has_an_answer_that_exists() -> None:
         assert codes(row[3]) == list(DECLARED[here].labels), row
 
 
-def test_an_answer_has_the_same_dimensions() -> None:
-    for row in old_rows():
-        (there,) = codes(row[0])
-        asked = {OUR_LABELS.get(label, label) for label in codes(row[1])} - FOLDED.get(there, set())
-        assert asked <= set(codes(row[3])), row
+def old_metrics() -> list[tuple[str, str, list[str]]]:
+    """Name, kind and labels of each metric, as the two systems' pages have them."""
+    lines = [
+        line.split()
+        for name in ("deltallm_metrics.txt", "llm-d_metrics.txt")
+        for line in (OLD_NAMES / name).read_text().splitlines()
+    ]
+    return [(name, kind, labels) for name, kind, *labels in lines]
+
+
+def test_an_answer_has_the_same_kind_and_dimensions() -> None:
+    """A histogram answers for a counter too, with its count or its sum."""
+    for row, (there, kind, labels) in zip(old_rows(), old_metrics(), strict=True):
+        assert codes(row[1]) == labels, row
+        ours = OUR_LABELS | LABELS_OF_ONE.get(there, {})
+        assert {ours.get(label, label) for label in labels} <= set(codes(row[3])), row
+        here = DECLARED[codes(row[2])[0]].kind
+        assert here == kind or (kind, here) == ("counter", "histogram"), row
+        if here != kind:
+            assert re.fullmatch("its `_(count|sum)`", row[4]), row
+
+
+def test_the_gauges_of_the_whole_store_are_named() -> None:
+    said = PAGE.split("never the sum. ")[1].split("\n\n")[0]
+    assert codes(said) == [family.made._name for family in metrics.OF_STORE]
 
 
 def test_an_answer_has_the_values_that_their_pages_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
@@ -268,6 +269,38 @@ async def test_gauges_tell_the_least_slack_and_the_widest_gap_of_those_who_wait_
     clock.advance(500)
     assert (await seen(replace(unmeasured, expires_at=30_000)))[0] == 20.0, "at the model's pace"
     assert told("scheduler_decision_seconds_sum", mode="smart_v1") == before_s, "no time has passed"
+
+
+async def test_gauges_forget_what_does_not_wait_any_more() -> None:
+    """A batch that was behind its deadline and ended must not be told of for ever; a model without room is not read, and keeps its word."""
+    metrics.pin(models=["m", "n"], deployments=[])
+    looks = Looks()
+    scheduler, clock = scheduler_over(looks)
+    models = {name: ModelView(name, 64, None, 0, {}, None) for name in "mn"}
+    late = JobView("job", "m", "tenant:0", "default", 0, 1_000, None, 100, 100, 0, 9, None, 10.0)
+    flows = [FlowView("m", "tenant:0", 1.0, 0.0, 0), FlowView("m", "tenant:1", 1.0, 300.0, 0)]
+
+    async def seen(*jobs: JobView) -> tuple[float, float | None]:
+        clock.advance(500)
+        looks.shown = Snapshot(0, models, flows, list(jobs), {}, 4, 64)
+        await choose(scheduler)
+        gap = metrics.REGISTRY.get_sample_value("tidegate_scheduler_fairness_gap_tokens", {"model": "m"})
+        return told("deadline_slack_seconds"), gap
+
+    looks.awake = ["m", "n"]
+    waiting = (late, replace(late, share_owner="tenant:1"))
+    assert await seen(*waiting) == (-9.0, 300.0)
+    models["m"] = replace(models["m"], room_items=0)
+    assert await seen(replace(late, model="n", expires_at=60_000)) == (-9.0, 300.0), "m was not read"
+    looks.awake = ["n"]
+    assert await seen(replace(late, model="n", expires_at=60_000)) == (50.0, None)
+    assert (await seen())[0] == math.inf
+    assert (await seen(replace(late, model="n", expires_at=2_000)))[0] == -8.0
+    looks.awake, before = [], told("work_lease_attempts_total", result="empty")
+    for _ in range(3):
+        scheduler._models = ()
+        assert (await seen())[0] == math.inf
+    assert told("work_lease_attempts_total", result="empty") == before + 3, "an idle worker looks and finds nothing"
 
 
 async def test_a_switch_is_said_once_and_looks_without_anything_to_take_are_counted() -> None:

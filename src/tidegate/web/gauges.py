@@ -22,15 +22,6 @@ _CENSUS_KEEP_MS = 10_000
 _CENSUS_SHARE = 0.02
 # While the store is away, what was last seen of it is shown for so long.
 _CENSUS_STALE_MS = 60_000
-_OF_THE_STORE = (
-    metrics.jobs,
-    metrics.items,
-    metrics.oldest_item_age_seconds,
-    metrics.workers,
-    metrics.queue_jobs,
-    metrics.queue_work_units,
-    metrics.oldest_job_age_seconds,
-)
 _FIRST_CENSUS_WAIT_S = 0.01
 _PAGE_BYTES = resource.getpagesize()
 _DEFAULT_TIER = "default"
@@ -66,7 +57,7 @@ class Gauges:
             log.warning("census_failed", error=str(error))
             if self._clock.monotonic_ms() - self._counted_ms > _CENSUS_STALE_MS:
                 # An autoscaler or an alert must not take a queue of an hour ago for the one of now.
-                for family in _OF_THE_STORE:
+                for family in metrics.OF_STORE:
                     family.forget()
         finally:
             now_ms = self._clock.monotonic_ms()

@@ -4,6 +4,7 @@ It takes nothing. What it remembers between two decisions (whose turn was last, 
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
@@ -74,13 +75,44 @@ def _count_skips(skips: list[schedule.Skip]) -> None:
         metrics.scheduler_flow_skips.of(reason).inc(count)
 
 
-def _tell_gaps(snapshot: schedule.Snapshot) -> None:
-    """How far the flows of each model stand apart that have something ready."""
-    waiting = {(job.model, job.share_owner) for job in snapshot.jobs}
-    for name, model in snapshot.models.items():
-        flows = [flow for flow in snapshot.flows if flow.model == name and (name, flow.share_owner) in waiting]
-        if flows:
-            metrics.scheduler_fairness_gap_tokens.of(name).set(fair.gap(flows, model.ratio))
+class WaitGauges:
+    """The gauges of what waits: the least slack, and how far the flows of each model stand apart.
+
+    A decision does not read models that have no room here, so each keeps what was last seen of it, until nothing of it waits any more."""
+
+    def __init__(self) -> None:
+        self._slacks_ms: dict[str, float] = {}
+        self._gaps: dict[str, float] = {}
+
+    def see(self, snapshot: schedule.Snapshot, policy: schedule.Policy) -> None:
+        """Take over what one decision read."""
+        read = {name for name, model in snapshot.models.items() if model.room_items > 0}
+        kept = set(snapshot.awake) - read
+        slacks_ms = {name: slack_ms for name, slack_ms in self._slacks_ms.items() if name in kept}
+        for job in snapshot.jobs:
+            model = snapshot.models.get(job.model)
+            if model is not None and job.model in read and (job.rate or model.rate):
+                slack_ms = deadline.slack_ms(job, model, snapshot.now, deadline.pace(model, 1.0, policy))
+                slacks_ms[job.model] = min(slack_ms, slacks_ms.get(job.model, math.inf))
+        gaps = {name: gap for name, gap in self._gaps.items() if name in kept}
+        waiting = {(job.model, job.share_owner) for job in snapshot.jobs}
+        for name in read:
+            flows = [flow for flow in snapshot.flows if flow.model == name and (name, flow.share_owner) in waiting]
+            if flows:
+                gaps[name] = fair.gap(flows, snapshot.models[name].ratio)
+        self._show(slacks_ms, gaps)
+
+    def clear(self) -> None:
+        """Nothing waits at all."""
+        if self._slacks_ms or self._gaps:
+            self._show({}, {})
+
+    def _show(self, slacks_ms: dict[str, float], gaps: dict[str, float]) -> None:
+        self._slacks_ms, self._gaps = slacks_ms, gaps
+        metrics.deadline_slack_seconds.set(min(slacks_ms.values(), default=math.inf) / 1000)
+        metrics.scheduler_fairness_gap_tokens.forget()
+        for name, gap in gaps.items():
+            metrics.scheduler_fairness_gap_tokens.of(name).set(gap)
 
 
 def _tell_config(policy: schedule.Policy) -> None:
@@ -110,6 +142,7 @@ class Scheduler:
         self._paced_at_ms: dict[str, float] = {}
         self._wake_at_ms = 0.0
         self._tell_at_ms = 0.0
+        self._gauges = WaitGauges()
         # The models that were awake at the last look; read again where none of them has room.
         self._models: Sequence[str] = ()
 
@@ -192,9 +225,11 @@ class Scheduler:
             worker_id, known, bounds, slice_items=self._slice_items, slices_max=slices_max
         )
 
-    @staticmethod
-    def _nothing(rooms: Rooms) -> schedule.Choice:
-        """Every model that has work is full or closed: the store need not be read any further."""
+    def _nothing(self, rooms: Rooms) -> schedule.Choice:
+        """No model has work, or every one that has is full or closed: the store need not be read any further."""
+        if not rooms:
+            metrics.work_lease_attempts.of("empty").inc()
+            self._gauges.clear()
         skips = [
             schedule.Skip(model, "", "", reason or schedule.Reason.NO_AVAILABLE_SLOTS)
             for model, (_, reason) in rooms.items()
@@ -230,17 +265,7 @@ class Scheduler:
         # Gauges need not be worked out at every look: they are not read so often.
         if now_ms >= self._tell_at_ms:
             self._tell_at_ms = now_ms + _TELL_EVERY_MS
-            self._tell_slack(snapshot)
-            _tell_gaps(snapshot)
-
-    def _tell_slack(self, snapshot: schedule.Snapshot) -> None:
-        slacks = [
-            deadline.slack_ms(job, model, snapshot.now, deadline.pace(model, 1.0, self._policy))
-            for job in snapshot.jobs
-            if (model := snapshot.models.get(job.model)) is not None and (job.rate or model.rate)
-        ]
-        if slacks:
-            metrics.deadline_slack_seconds.set(min(slacks) / 1000)
+            self._gauges.see(snapshot, self._policy)
 
     def _shadow(self, snapshot: schedule.Snapshot, choice: schedule.Choice, mode: schedule.Mode) -> None:
         differences = schedule.compare(snapshot, self._policy, choice, mode)
