@@ -90,8 +90,7 @@ async def run(
     file: SettingsFile | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> None:
-    """Run one process of Tidegate until `stop` is set. `on_ready` is called when it has started; changes of `file` are followed. `on_wait`
-    is told which process has the store, where another one has it still."""
+    """Run one process of Tidegate until `stop` is set, and follow `file`. `on_wait` gets which process the start waits for."""
     from tidegate.web.gauges import Gauges
     from tidegate.web.health import Health
     from tidegate.web.scrape import scraped

@@ -64,7 +64,7 @@ async def opened(
 ) -> AsyncIterator[Parts]:
     """Open the store and the blobs of these settings, at the current schema, and close them at the end.
 
-    With `is_alone` no other process may write to an embedded store meanwhile; `on_wait` is told once which process is waited for."""
+    With `is_alone` no other process may write to an embedded store meanwhile; `on_wait` gets, once, which process this one waits for."""
     clock, entropy = SystemClock(), SystemEntropy()
     if not read_only:
         # What callers send is theirs and the operator's: no other user of this machine may read it.
