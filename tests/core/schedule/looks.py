@@ -25,77 +25,70 @@ MODELS = ("m0", "m1", "m2")
 SCOPES = ("tenant:a", "tenant:b", "tenant:c", "team:a/x")
 QUEUES = ("default", "bulk", "vip")
 
+# Each strategy is made once: making and checking one costs Hypothesis more than drawing from it.
 whys = st.sampled_from(list(Why))
 units = st.integers(0, 5_000)
+scopes = st.sampled_from(SCOPES)
+moments = st.integers(0, NOW)
+turns = st.builds(
+    Turn, moments, whys, st.dictionaries(st.sampled_from(QUEUES), moments), st.sets(scopes).map(frozenset)
+)
+
+# What a model view has after its name, but for its units in flight, which are no fewer than those by reason.
+model_room = st.tuples(
+    st.integers(0, 40),
+    st.none() | st.none() | st.sampled_from([Reason.RESTING, Reason.TIDE_CLOSED, "a_reason_of_tomorrow"]),
+)
+model_units = st.tuples(st.dictionaries(whys, units, max_size=3), units)
+model_rest = st.tuples(
+    st.none() | st.floats(0, 10_000), st.floats(0.1, 5), st.none() | turns, st.sampled_from([0.0, 50.0])
+)
+
+# What a job view has after its id, in three runs of fields; units in flight hang on those left, a lease on when the job was made.
+job_names = st.tuples(st.sampled_from((*MODELS, *MODELS, "unheard_of")), scopes, st.sampled_from(("default", *QUEUES)))
+job_times = st.tuples(
+    moments, st.integers(NOW - 1_000, NOW + 10_000_000), st.none() | st.integers(NOW - 1_000, NOW + 100_000)
+)
+job_units = st.tuples(st.integers(1, 2_000_000), units, st.integers(0, 50_000))
+job_rest = st.tuples(st.none() | st.floats(0, 1_000), st.integers(0, 16), st.sampled_from([0, 0, 0, 5, -5]))
+is_leased = st.booleans()
+
+job_counts = st.integers(0, 14)
+one_in_six = st.integers(0, 5)
+flow_rest = st.tuples(st.sampled_from([0.0, 0.5, 1.0, 4.0]), st.floats(0, 100_000), units)
+snapshot_rest = st.tuples(st.dictionaries(scopes, units), st.integers(1, 8), st.integers(0, 24), st.integers(1, 5))
 
 
-@st.composite
-def turns(draw: st.DrawFn) -> Turn:
-    queue_at = draw(st.dictionaries(st.sampled_from(QUEUES), st.integers(0, NOW)))
-    return Turn(draw(st.integers(0, NOW)), draw(whys), queue_at, frozenset(draw(st.sets(st.sampled_from(SCOPES)))))
+def _model(draw: st.DrawFn, name: str) -> ModelView:
+    by_why, more = draw(model_units)
+    return ModelView(name, *draw(model_room), sum(by_why.values()) + more, by_why, *draw(model_rest))
 
 
-@st.composite
-def models(draw: st.DrawFn, name: str) -> ModelView:
-    by_why = draw(st.dictionaries(whys, units, max_size=3))
-    return ModelView(
-        name,
-        draw(st.integers(0, 40)),
-        draw(st.none() | st.none() | st.sampled_from([Reason.RESTING, Reason.TIDE_CLOSED, "a_reason_of_tomorrow"])),
-        sum(by_why.values()) + draw(units),
-        by_why,
-        draw(st.none() | st.floats(0, 10_000)),
-        draw(st.floats(0.1, 5)),
-        draw(st.none() | turns()),
-        draw(st.sampled_from([0.0, 50.0])),
-    )
-
-
-@st.composite
-def jobs(draw: st.DrawFn, number: int) -> JobView:
-    left = draw(st.integers(1, 2_000_000))
-    created_at = draw(st.integers(0, NOW))
+def _job(draw: st.DrawFn, number: int) -> JobView:
+    created_at, expires_at, begin_by = draw(job_times)
+    left, done, slice_units = draw(job_units)
     return JobView(
         f"job_{number}",
-        draw(st.sampled_from((*MODELS, *MODELS, "unheard_of"))),
-        draw(st.sampled_from(SCOPES)),
-        draw(st.sampled_from(("default", *QUEUES))),
+        *draw(job_names),
         created_at,
-        draw(st.integers(NOW - 1_000, NOW + 10_000_000)),
-        draw(st.none() | st.integers(NOW - 1_000, NOW + 100_000)),
-        left + draw(units),
+        expires_at,
+        begin_by,
+        left + done,
         left,
         draw(st.integers(0, left)),
-        draw(st.integers(0, 50_000)),
-        draw(st.none() | st.integers(created_at, NOW)),
-        draw(st.none() | st.floats(0, 1_000)),
-        draw(st.integers(0, 16)),
-        draw(st.sampled_from([0, 0, 0, 5, -5])),
+        slice_units,
+        draw(st.integers(created_at, NOW)) if draw(is_leased) else None,
+        *draw(job_rest),
     )
 
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    shown = [draw(jobs(number)) for number in range(draw(st.integers(0, 14)))]
+    shown = [_job(draw, number) for number in range(draw(job_counts))]
     pairs = sorted({(job.model, job.share_owner) for job in shown})
     # Some flows are not shown: jobs are also listed for their deadline alone.
-    flows = [
-        FlowView(
-            model, share_owner, draw(st.sampled_from([0.0, 0.5, 1.0, 4.0])), draw(st.floats(0, 100_000)), draw(units)
-        )
-        for model, share_owner in pairs
-        if draw(st.integers(0, 5))
-    ]
-    return Snapshot(
-        NOW,
-        {name: draw(models(name)) for name in MODELS},
-        flows,
-        shown,
-        draw(st.dictionaries(st.sampled_from(SCOPES), units)),
-        draw(st.integers(1, 8)),
-        draw(st.integers(0, 24)),
-        draw(st.integers(1, 5)),
-    )
+    flows = [FlowView(*pair, *draw(flow_rest)) for pair in pairs if draw(one_in_six)]
+    return Snapshot(NOW, {name: _model(draw, name) for name in MODELS}, flows, shown, *draw(snapshot_rest))
 
 
 policies = st.builds(

@@ -32,12 +32,19 @@ class Job:
     leased_count: int = 0
     begun_at: int | None = None
     ended_at: int | None = None
+    ready: int = 0
 
     def __post_init__(self) -> None:
-        self.total = sum(self.slices)
+        self.total = self.ready = sum(self.slices)
+
+    def take_slice(self) -> int:
+        """Take the next ready slice; returns its units."""
+        units = self.slices.popleft()
+        self.ready -= units
+        self.in_flight += units
+        return units
 
     def view(self) -> JobView:
-        ready = sum(self.slices)
         return JobView(
             self.id,
             self.model,
@@ -47,9 +54,9 @@ class Job:
             self.expires_at,
             self.begin_by if self.leased_at is None else None,
             self.total,
-            ready + self.in_flight,
+            self.ready + self.in_flight,
             self.in_flight,
-            max(1, -(-ready // len(self.slices))),
+            max(1, -(-self.ready // len(self.slices))),
             self.leased_at,
             None,
             1,
@@ -186,11 +193,10 @@ class World:
     def _take(self, worker: Worker, taken: Job, why: Why) -> int:
         if not taken.slices:
             return 0
-        units = taken.slices.popleft()
+        units = taken.take_slice()
         self.number += 1
         done_at = self.now + max(1, 1_000 * units // self.units_per_s)
         heapq.heappush(self.flights, Flight(done_at, self.number, taken, worker, units, self.cost(taken, units), why))
-        taken.in_flight += units
         taken.leased_at = self.now
         taken.begun_at = self.now if taken.begun_at is None else taken.begun_at
         taken.leased_count += 1
