@@ -6,17 +6,15 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.clients.environments import CLIENTS, Environment
 from tests.docs.pages import PAGES, REPOSITORY, Block, blocks, name, page
+from tests.docs.typed import BIN, started_as
 from tests.support.processes import Proc, Processes, free_port
 
-# `make wheel-test` has the same pages followed from an environment that has only the wheel.
-BIN = Path(os.environ.get("READER_BIN") or Path(sys.executable).parent)
 # The ports on the pages, which may be taken on this machine.
 PORTS = ("8000", "8080")
 LISTENS = r"listening on http://"
@@ -51,10 +49,10 @@ class Reader:
             return self._done([_needed("node"), "batch.mjs"])
         if how == "background":
             command = text.strip() + (f" --port {self._ports['8080']}" if self._is_default_serve(text) else "")
-            started = self._start(["bash", "-c", f"exec {command}"])
+            started = self._start(started_as(command))
             started.wait_for_line(LISTENS)
             return started
-        return self._done(["bash", "-euo", "pipefail", "-c", text])
+        return self._done(started_as(text))
 
     @staticmethod
     def _is_default_serve(text: str) -> bool:

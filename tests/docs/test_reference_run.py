@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -14,10 +13,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.docs.pages import page
+from tests.docs.typed import BIN, started_as
 from tests.support.processes import Proc, Processes, free_port
 from tests.support.tidegate import behaving
 
-BIN = Path(os.environ.get("READER_BIN") or Path(sys.executable).parent)
 DONE_S = 100.0
 CLI = "docs/reference/cli.md"
 SHOWN_BATCH, SHOWN_FILE, SHOWN_KEY = "batch_0f3kQ2mZ8s1xW7vB4nD9Lc", "file-0f3kQ2mZ8s1xW7vB4nD9Lc", "Ab3dE5gH"
@@ -78,8 +77,8 @@ class Operator:
         proc.wait_for_line(r"listening on http://")
 
     def done(self, command: str) -> Proc:
-        text = ["bash", "-euo", "pipefail", "-c", f"tidegate {command}"]
-        proc = self._processes.start(text, name=_of(f"tidegate {command}"), env=self._env, cwd=self._here)
+        text = f"tidegate {command}"
+        proc = self._processes.start(started_as(text), name=_of(text), env=self._env, cwd=self._here)
         assert proc.wait(DONE_S) == 0, proc.logs()
         return proc
 
