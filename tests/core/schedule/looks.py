@@ -60,8 +60,10 @@ snapshot_rest = st.tuples(st.dictionaries(scopes, units), st.integers(1, 8), st.
 
 
 def _model(draw: st.DrawFn, name: str) -> ModelView:
+    room, closed = draw(model_room)
     by_why, more = draw(model_units)
-    return ModelView(name, *draw(model_room), sum(by_why.values()) + more, by_why, *draw(model_rest))
+    rate, ratio, turn, weights = draw(model_rest)
+    return ModelView(name, room, closed, sum(by_why.values()) + more, by_why, rate, ratio, turn, weights)
 
 
 def _job(draw: st.DrawFn, number: int) -> JobView:
@@ -87,7 +89,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     shown = [_job(draw, number) for number in range(draw(job_counts))]
     pairs = sorted({(job.model, job.share_owner) for job in shown})
     # Some flows are not shown: jobs are also listed for their deadline alone.
-    flows = [FlowView(*pair, *draw(flow_rest)) for pair in pairs if draw(one_in_six)]
+    flows = [FlowView(model, share_owner, *draw(flow_rest)) for model, share_owner in pairs if draw(one_in_six)]
     return Snapshot(NOW, {name: _model(draw, name) for name in MODELS}, flows, shown, *draw(snapshot_rest))
 
 
