@@ -1,12 +1,14 @@
 """Pages for people: templates that escape everything, and headers under which no script but ours runs and nothing outside is asked."""
 
 import json
+import re
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode
 
 import jinja2
+from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,6 +41,7 @@ STATIC = {
 }
 STATIC_PATH = "/static/{name}"
 
+_BACKQUOTED = re.compile("`([^`]+)`")
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("tidegate.web"),
     autoescape=True,
@@ -97,11 +100,19 @@ def health_word(health: Any) -> str:
     """Write a deployment's state: an operator reads a breaker's own "closed" as out of order."""
     words = {"closed": "healthy", "open": "circuit open", "paused": "key rejected"}
     word = words.get(health.state, health.state)
-    return f"{word} for {duration(health.rests_for_ms // 1000)}" if health.rests_for_ms else word
+    if health.unhealthy_seconds:
+        word += f" for {duration(health.unhealthy_seconds)}"
+    return f"{word}, next try in {duration(-(-health.rests_for_ms // 1000))}" if health.rests_for_ms else word
+
+
+def commands(text: str) -> Markup:
+    """Write a sentence with what stands in backquotes as code; everything is escaped."""
+    return Markup(_BACKQUOTED.sub(r"<code>\1</code>", str(escape(text))))
 
 
 _TEMPLATES.filters.update(number=number, rate=rate, moment=moment, duration=duration, tone=tone, money=units_text)
 _TEMPLATES.filters.update(in_words=in_words, health_tone=health_tone, health_word=health_word, json_text=json_text)
+_TEMPLATES.filters.update(commands=commands)
 
 
 def page(template: str, status: int = 200, **values: Any) -> Response:
