@@ -11,7 +11,8 @@ from tests.contracts.store_world import World, plan_of
 from tests.contracts.test_store_publish import closed, rest_of
 from tests.support.store_verbs import any_file
 from tidegate.core.errors import ApiProblem
-from tidegate.core.job_controls import Canary, FollowUp, JobControls, MaxErrors, RetryChoice
+from tidegate.core.follow_up import FollowUp
+from tidegate.core.job_controls import Canary, JobControls, MaxErrors, RetryChoice
 from tidegate.core.nouns import Caller, Idempotency, Job, JobEnd, JobWebhook, LineError, Quotas
 from tidegate.core.states import FileState, JobState
 

@@ -22,7 +22,8 @@ from tests.support.s3 import S3Server
 from tidegate import judge, service
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids
-from tidegate.core.job_controls import Canary, FollowUp, RetryChoice
+from tidegate.core.follow_up import FollowUp
+from tidegate.core.job_controls import Canary, RetryChoice
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Caller, Job, JobRequest, NewFile
 from tidegate.core.states import JOB_ENDED

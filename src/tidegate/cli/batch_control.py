@@ -7,7 +7,7 @@ import msgspec
 import typer
 import uvloop
 
-from tidegate.cli import batches, options, remote_batches, server_client, terminal
+from tidegate.cli import batches, moments, options, remote_batches, server_client, terminal
 from tidegate.core.errors import SettingsError
 from tidegate.core.problems import batch_not_ended
 from tidegate.core.states import JOB_ENDED
@@ -184,8 +184,10 @@ def set_batch(
         typer.Option("--priority", metavar="N", help="-100 to 100; higher goes first within the organization."),
     ] = None,
     not_before: Annotated[
-        int | None,
-        typer.Option("--not-before", metavar="UNIX_S", help="Begin at this moment at the earliest; 0: at once."),
+        str | None,
+        typer.Option(
+            "--not-before", metavar="MOMENT", help="Begin then at the earliest: 2026-11-01T22:00; 0: at once."
+        ),
     ] = None,
     window: Annotated[
         str | None,
@@ -229,12 +231,12 @@ def _show_control(known: dict[str, Any], sentence: str, *, as_json: bool) -> Non
 
 
 def _change(
-    priority: int | None, not_before: int | None, window: str | None, max_cost: str | None, max_errors: str | None
+    priority: int | None, not_before: str | None, window: str | None, max_cost: str | None, max_errors: str | None
 ) -> dict[str, Any]:
     """Return the options that were given as the body that the API takes; `none` takes a threshold back."""
     asked = {
         "priority": priority,
-        "not_before": not_before,
+        "not_before": None if not_before is None else moments.unix_s(not_before, "--not-before"),
         "completion_window": window,
         "max_cost": max_cost,
         "max_errors": None if max_errors is None else errors_max(max_errors),

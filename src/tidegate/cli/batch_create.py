@@ -1,17 +1,83 @@
-"""`tidegate batches create`: give a file of requests to a server, the one over the data directory or one elsewhere."""
+"""`tidegate batches create`: give files of requests to a server, the one over the data directory or one elsewhere."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 import uvloop
 
-from tidegate.cli import input_file, options, remote_batches, server_client, terminal
+from tidegate.cli import (
+    batch_control,
+    batch_fields,
+    estimates,
+    input_file,
+    moments,
+    options,
+    remote_batches,
+    server_client,
+    summary,
+    terminal,
+)
 from tidegate.core import ids
 from tidegate.core.errors import SettingsError
 
+if TYPE_CHECKING:
+    from tidegate.web.openai.schemas import Validation
+
 _LINE_BYTES_MAX = 8 << 20
+
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH|FILE",
+        help="JSONL files of requests, or their ids (file-…); several are one batch.",
+        show_default=False,
+    ),
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option("--endpoint", metavar="PATH", help="Such as /v1/chat/completions.", show_default="of the first line"),
+]
+Window = Annotated[
+    str | None, typer.Option("--window", metavar="TIME", help="Be done within this time.", show_default="24h")
+]
+Metadata = Annotated[
+    list[str] | None, typer.Option("--metadata", metavar="KEY=VALUE", help="A note to find it by; may be repeated.")
+]
+Ordered = Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Say what it would take: errors, tokens, cost, time, limits. Nothing is kept."),
+]
+CanaryItems = Annotated[
+    int | None,
+    typer.Option("--canary", metavar="N", min=1, help="Run N requests first; stop if more than a tenth of them fail."),
+]
+Priority = Annotated[
+    int | None,
+    typer.Option("--priority", metavar="N", help="-100 to 100; higher goes first within the organization."),
+]
+NotBefore = Annotated[
+    str | None, typer.Option("--not-before", metavar="MOMENT", help="Begin then at the earliest: 2026-11-01T22:00.")
+]
+MaxCost = Annotated[str | None, typer.Option("--max-cost", metavar="AMOUNT", help="Stop when its answers cost more.")]
+MaxErrors = Annotated[
+    str | None,
+    typer.Option("--max-errors", metavar="N|SHARE", help="Stop when more requests fail, such as 100 or 5%."),
+]
+Dedupe = Annotated[bool, typer.Option("--dedupe", help="Run identical requests once, where chance has no part.")]
+SchemaFile = Annotated[
+    str | None,
+    typer.Option(
+        "--schema",
+        metavar="FILE",
+        help="JSON schema for every answer; response_format: each line's own. What does not fit is asked again.",
+        show_default=False,
+    ),
+]
 
 
 class _FirstLine(msgspec.Struct):
@@ -19,21 +85,20 @@ class _FirstLine(msgspec.Struct):
 
 
 def create(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="PATH|FILE", help="A JSONL file of requests, or its id (file-…).", show_default=False),
-    ],
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--endpoint", metavar="PATH", help="Such as /v1/chat/completions.", show_default="of the first line"
-        ),
-    ] = None,
-    window: Annotated[str, typer.Option("--window", metavar="TIME", help="Be done within this time.")] = "24h",
-    metadata: Annotated[
-        list[str] | None, typer.Option("--metadata", metavar="KEY=VALUE", help="A note to find it by; may be repeated.")
-    ] = None,
-    ordered: Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")] = False,
+    sources: Sources,
+    endpoint: Endpoint = None,
+    window: Window = None,
+    metadata: Metadata = None,
+    ordered: Ordered = False,
+    dry_run: DryRun = False,
+    canary: CanaryItems = None,
+    priority: Priority = None,
+    not_before: NotBefore = None,
+    max_cost: MaxCost = None,
+    max_errors: MaxErrors = None,
+    dedupe: Dedupe = False,
+    schema: SchemaFile = None,
+    field: batch_fields.Given = None,
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
@@ -41,15 +106,32 @@ def create(
     api_key: options.ServerKey = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Upload a file, create a batch of it, and print its id.
+    """Upload files, create a batch of them, and print its id.
 
     Example: tidegate batches create requests.jsonl --server https://gateway:8080 --api-key env:GATEWAY_KEY
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
-    pairs = dict(one.partition("=")[::2] for one in metadata or [])
-    wish = {"completion_window": window, "metadata": pairs or None, "ordered": ordered or None}
-    wish = {name: value for name, value in wish.items() if value is not None}
-    made = uvloop.run(_create(server_client.any_server(settings), org, source, endpoint, wish))
+    named: dict[str, Any] = {
+        "completion_window": window,
+        "metadata": dict(one.partition("=")[::2] for one in metadata or []) or None,
+        "ordered": ordered or None,
+        "canary.items": canary,
+        "priority": priority,
+        "not_before": None if not_before is None else moments.unix_s(not_before, "--not-before"),
+        "max_cost": max_cost,
+        "max_errors": None if max_errors is None else batch_control.errors_max(max_errors),
+        "dedupe": dedupe or None,
+        "answers.schema": None if schema is None else batch_fields.read_schema(schema),
+        "validate_only": dry_run or None,
+    }
+    wish = batch_fields.read(field or [])
+    for name, value in named.items():
+        if value is not None:
+            batch_fields.put(wish, name, value)
+    asked = server_client.any_server(settings)
+    if dry_run:
+        raise typer.Exit(uvloop.run(_validate(asked, org, sources, endpoint, wish, as_json=as_json)))
+    made = uvloop.run(_create(asked, org, sources, endpoint, wish))
     if as_json:
         terminal.show_json(remote_batches.facts(made))
         return
@@ -59,20 +141,85 @@ def create(
 
 
 async def _create(
-    server: server_client.AskedServer, org: str | None, source: str, endpoint: str | None, wish: dict[str, Any]
+    server: server_client.AskedServer, org: str | None, sources: Sequence[str], endpoint: str | None, wish: Any
 ) -> dict[str, Any]:
-    if ids.is_valid("file", source):
-        if endpoint is None:
-            raise SettingsError("A file at the server needs --endpoint, such as --endpoint /v1/chat/completions.")
-        file_id = source
-    else:
-        path = Path(source)
-        input_file.check_source(path)
-        endpoint = endpoint or _first_url(path)
-        file_id = (await server.upload(path, dict[str, Any], tenant=org))["id"]
-    return await server.post(
-        "/v1/batches", dict[str, Any], {"input_file_id": file_id, "endpoint": endpoint, **wish}, tenant=org
+    endpoint = _endpoint(sources, endpoint)
+    return await _post(server, org, [await _sent(server, org, one) for one in sources], {"endpoint": endpoint, **wish})
+
+
+async def _validate(
+    server: server_client.AskedServer,
+    org: str | None,
+    sources: Sequence[str],
+    endpoint: str | None,
+    wish: Any,
+    *,
+    as_json: bool,
+) -> int:
+    """Ask what a batch would take, and print it. What was uploaded for that goes again; return the exit code."""
+    from tidegate.web.openai.schemas import Validation
+
+    endpoint = _endpoint(sources, endpoint)
+    sent: list[str] = []
+    try:
+        for one in sources:
+            sent.append(await _sent(server, org, one))
+        answer = await _post(server, org, sent, {"endpoint": endpoint, **wish})
+    finally:
+        for file_id in set(sent) - set(sources):
+            await server.delete(f"/v1/files/{file_id}", dict[str, Any], tenant=org)
+    exit_code = summary.ALL_SUCCEEDED if answer["valid"] else summary.UNUSABLE
+    if as_json:
+        terminal.show_json(answer)
+        return exit_code
+    terminal.say(f"input    {', '.join(sources)}\n{_for_people(msgspec.convert(answer, Validation))}")
+    terminal.say(
+        "Nothing was kept; leave --dry-run out to create it."
+        if answer["valid"]
+        else "Nothing was kept; fix this and try again."
     )
+    return exit_code
+
+
+def _for_people(found: "Validation") -> str:
+    from tidegate.core.nouns import LineError
+    from tidegate.web.jobs.validation import JobEstimate
+
+    lines = [LineError(one.code, one.message, one.param, one.line) for one in found.errors.data]
+    counts = found.request_counts
+    # Lines that fail by themselves are counted; without any, what is reported stops the whole batch.
+    errors, bad_lines = ([], lines) if counts.failed else (lines, [])
+    estimate = JobEstimate(
+        errors, counts.total, counts.failed, bad_lines, found.deduplicated, found.reused, found.tokens, found.cost,
+        found.eta_seconds, found.shared_prefix_share, found.limits, found.refused,
+    )  # fmt: skip
+    return estimates.for_people(estimate, is_valid=found.valid)
+
+
+async def _post(
+    server: server_client.AskedServer, org: str | None, files: Sequence[str], wish: dict[str, Any]
+) -> dict[str, Any]:
+    inputs = {"input_file_id": files[0]} if len(files) == 1 else {"input_file_ids": list(files)}
+    return await server.post("/v1/batches", dict[str, Any], {**inputs, **wish}, tenant=org)
+
+
+async def _sent(server: server_client.AskedServer, org: str | None, source: str) -> str:
+    """Return the id of an input at the server, where it is uploaded if it lies here."""
+    if ids.is_valid("file", source):
+        return source
+    return str((await server.upload(Path(source), dict[str, Any], tenant=org))["id"])
+
+
+def _endpoint(sources: Sequence[str], given: str | None) -> str:
+    """Return the endpoint of the batch, when every file that lies here was looked at: nothing is sent of a list that cannot be used."""
+    paths = [Path(one) for one in sources if not ids.is_valid("file", one)]
+    for path in paths:
+        input_file.check_source(path)
+    if given is not None:
+        return given
+    if not paths:
+        raise SettingsError("A file at the server needs --endpoint, such as --endpoint /v1/chat/completions.")
+    return _first_url(paths[0])
 
 
 def _first_url(path: Path) -> str:

@@ -10,11 +10,11 @@ import msgspec
 import typer
 import uvloop
 
-from tidegate.cli import input_file, options, remote_batches, results, server_client, terminal
+from tidegate.cli import input_file, moments, options, remote_batches, results, server_client, terminal
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError
 from tidegate.core.job_lists import FILTER_PAIRS_MAX, JobFilter, JobSort
-from tidegate.core.nouns import Job
+from tidegate.core.nouns import FOREVER_MS, Job
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
 from tidegate.settings import Settings
@@ -32,35 +32,54 @@ app = typer.Typer(
 )
 
 
+Every = Annotated[
+    bool, typer.Option("--all", help="Of every organization; elsewhere with a key that has the scope admin:read.")
+]
+CountMax = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many at most.")]
+SortBy = Annotated[
+    JobSort,
+    typer.Option(
+        "--sort",
+        metavar="BY",
+        help="created (newest first), deadline (next one first), size, failed (largest share) or cost.",
+    ),
+]
+WithStatus = Annotated[
+    JobState | None, typer.Option("--status", metavar="STATUS", help="Only batches with this status.")
+]
+WithModel = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Only batches for this model.")]
+WithMetadata = Annotated[
+    list[str] | None, typer.Option("--metadata", metavar="KEY=VALUE", help="Only batches that say so; up to four.")
+]
+WithErrorCode = Annotated[
+    str | None, typer.Option("--error-code", metavar="CODE", help="Only batches with such an error.")
+]
+CreatedAfter = Annotated[
+    str | None,
+    typer.Option("--created-after", metavar="MOMENT", help="Only batches from then on: 2026-11-01, or with T22:00."),
+]
+CreatedBefore = Annotated[
+    str | None, typer.Option("--created-before", metavar="MOMENT", help="Only batches from before then.")
+]
+WithWords = Annotated[
+    str | None,
+    typer.Option("--search", metavar="TEXT", help="Only batches whose id, model, input or metadata has it."),
+]
+
+
 @app.command("list")
 def list_batches(
     org: options.Org = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Of every organization; elsewhere with a key that has the scope admin:read.")
-    ] = False,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many at most.")] = 20,
-    sort: Annotated[
-        JobSort,
-        typer.Option(
-            "--sort",
-            metavar="BY",
-            help="created (newest first), deadline (next one first), size, failed (largest share) or cost.",
-        ),
-    ] = JobSort.CREATED,
-    status: Annotated[
-        JobState | None, typer.Option("--status", metavar="STATUS", help="Only batches with this status.")
-    ] = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="Only batches for this model.")] = None,
-    metadata: Annotated[
-        list[str] | None, typer.Option("--metadata", metavar="KEY=VALUE", help="Only batches that say so; up to four.")
-    ] = None,
-    error_code: Annotated[
-        str | None, typer.Option("--error-code", metavar="CODE", help="Only batches with such an error.")
-    ] = None,
-    search: Annotated[
-        str | None,
-        typer.Option("--search", metavar="TEXT", help="Only batches whose id, model, input or metadata has it."),
-    ] = None,
+    every: Every = False,
+    limit: CountMax = 20,
+    sort: SortBy = JobSort.CREATED,
+    status: WithStatus = None,
+    model: WithModel = None,
+    metadata: WithMetadata = None,
+    error_code: WithErrorCode = None,
+    created_after: CreatedAfter = None,
+    created_before: CreatedBefore = None,
+    search: WithWords = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -72,7 +91,15 @@ def list_batches(
     Example: tidegate batches list --status failed --metadata team=search
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
-    wanted = JobFilter(status, model, _pairs(metadata or []), error_code=error_code, words=search)
+    wanted = JobFilter(
+        status,
+        model,
+        _pairs(metadata or []),
+        from_ms=0 if created_after is None else 1000 * moments.unix_s(created_after, "--created-after"),
+        to_ms=FOREVER_MS if created_before is None else 1000 * moments.unix_s(created_before, "--created-before"),
+        error_code=error_code,
+        words=search,
+    )
     look = (
         _matching_of_all(settings, org, wanted, sort, limit) if every else _matching(settings, org, wanted, sort, limit)
     )

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -23,7 +23,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.input.line_faults import LineFault, explain, strange_file
 from tidegate.core.input.lines import MIXED
 from tidegate.core.job_controls import Canary, JobControls
-from tidegate.core.job_shape import AS_WRITTEN, InputPlaces
+from tidegate.core.job_shape import AS_WRITTEN, InputPlaces, JobRetry
 from tidegate.settings import Settings
 
 PIECE_BYTES = 1 << 20
@@ -77,7 +77,8 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class RunOptions(msgspec.Struct, frozen=True):
-    """What the caller asked for. Only the endpoint, the model and the schema make it another run: the rest is how it goes and looks."""
+    """What the caller asked for. Only the endpoint, the model, parameters and the schema make it another run: the rest is
+    how it goes and looks."""
 
     endpoint: str
     ordered: bool = False
@@ -88,6 +89,17 @@ class RunOptions(msgspec.Struct, frozen=True):
     controls: JobControls = NO_CONTROLS
     canary: Canary | None = None
     dedupe: bool = False
+    defaults: dict[str, Any] = msgspec.field(default_factory=dict)
+    overrides: dict[str, Any] = msgspec.field(default_factory=dict)
+    retry: JobRetry | None = None
+
+    @property
+    def meant(self) -> list[object]:
+        """What makes it another run, whatever the endpoint."""
+        parameters = [self.defaults, self.overrides] if self.defaults or self.overrides else []
+        # How often, and of whom, an answer that does not fit is asked again makes the others no different.
+        schema = None if self.answers is None else AnswerTerms(self.answers.schema)
+        return [self.model, schema, *parameters]
 
 
 class Targets(msgspec.Struct, frozen=True):
@@ -311,7 +323,7 @@ def check_target(path: Path, inputs: Sequence[Path], option: str) -> None:
 def job_id(source: Input, settings: Settings, run_options: RunOptions, turn: int) -> str:
     """The id of the batch for this input, upstream and options; `turn` counts those that ended early or were begun afresh."""
     upstream = _one_spelling(settings.upstream.url)
-    meant = (run_options.endpoint, run_options.model, run_options.answers)
+    meant = [run_options.endpoint, *run_options.meant]
     encoded = msgspec.json.encode([1, source.sha256, upstream, _routes(settings), meant, turn])
     return ids.make("batch", hashlib.sha256(encoded).digest()[: ids.RANDOM_BYTES])
 
@@ -319,7 +331,7 @@ def job_id(source: Input, settings: Settings, run_options: RunOptions, turn: int
 def series(settings: Settings, run_options: RunOptions, *names: str) -> str:
     """The name of all runs that read and write under these names, whatever the input holds, with this upstream and these options."""
     upstream = _one_spelling(settings.upstream.url)
-    encoded = msgspec.json.encode([names, upstream, _routes(settings), run_options.model, run_options.answers])
+    encoded = msgspec.json.encode([names, upstream, _routes(settings), *run_options.meant])
     return hashlib.sha256(encoded).hexdigest()[:SERIES_CHARS]
 
 

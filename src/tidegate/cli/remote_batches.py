@@ -10,6 +10,7 @@ from tidegate.cli.server_client import LACKS_SCOPE, UNKNOWN_URL, AskedServer, Se
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_lists import JobFilter, JobSort
+from tidegate.core.nouns import FOREVER_MS
 from tidegate.core.states import JOB_ENDED
 
 T = TypeVar("T")
@@ -94,6 +95,8 @@ async def matching(
 ) -> list[dict[str, Any]]:
     """Return the first batches that match, page by page: the caller's own or, for an operator, those of one or every organization."""
     asked = {"status": wanted.status, "model": wanted.model, "error_code": wanted.error_code, "q": wanted.words}
+    asked["created_after"] = str(wanted.from_ms // 1000) if wanted.from_ms else None
+    asked["created_before"] = None if wanted.to_ms == FOREVER_MS else str(wanted.to_ms // 1000)
     asked["sort"] = None if sort is JobSort.CREATED else sort.value
     if path == EVERY:
         asked["org"] = org

@@ -27,6 +27,7 @@ def run(
     dedupe: asked.Dedupe = False,
     model: asked.Model = None,
     schema: asked.SchemaFile = None,
+    field: asked.Fields = None,
     max_cost: asked.MaxCost = None,
     max_errors: asked.MaxErrorsOption = None,
     canary: asked.CanaryItems = None,
@@ -70,7 +71,7 @@ def run(
     )
     where = options.as_arguments(config, data)
     order = run_file.Order(
-        run_file.named_once(files or (), named_file), output, errors, template_file, run_options, fresh, retry_failed,
-        wait, check, dry_run, as_json, where,
+        run_file.named_once(files or (), named_file), output, errors, template_file, run_options, field or (),
+        fresh, retry_failed, wait, check, dry_run, as_json, where,
     )  # fmt: skip
     raise typer.Exit(run_file.perform(order, settings))

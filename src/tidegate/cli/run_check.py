@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from tidegate.cli import input_file
+from tidegate.cli.input_file import RunOptions
 from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import SettingsError
 from tidegate.core.queues import QueueState
@@ -19,12 +20,12 @@ UNLISTED_MAX = 8
 _ANYWAY = "--no-check sends the requests all the same."
 
 
-async def check_upstream(settings: Settings, router: "Router", source: input_file.Input, model: str | None) -> None:
+async def check_upstream(settings: Settings, router: "Router", source: input_file.Input, asked: RunOptions) -> None:
     """Refuse a model that is not served, and a model server that is not there, is none or refuses our key."""
     from tidegate import service
 
     # What the configuration alone tells needs no server to be there.
-    await AskedModels(settings, router).check(source, model)
+    await AskedModels(settings, router).check(source, asked)
     probes = await service.probe_upstreams(settings)
     queues = [state for _, state in await service.queue_states(deployments(settings))]
     if any(isinstance(state, QueueState) for state in queues):
@@ -46,7 +47,7 @@ async def check_upstream(settings: Settings, router: "Router", source: input_fil
             f"{urls} answers, but not as a model server: {probes[0].message or 'it lists no model'}. "
             f"Fix {_named_by(settings)}; {_ANYWAY}"
         )
-    await AskedModels(settings, router, probes).check(source, model)
+    await AskedModels(settings, router, probes).check(source, asked)
 
 
 def _named_by(settings: Settings) -> str:
@@ -71,8 +72,12 @@ class AskedModels:
         self._router = router
         self._probes = {probe.deployment: probe for probe in probes}
 
-    async def check(self, source: input_file.Input, model: str | None) -> None:
-        """Refuse the first model of the lines, or the one for all of them, that is not served."""
+    async def check(self, source: input_file.Input, asked: RunOptions) -> None:
+        """Refuse the first model of the lines, the one for all of them, or the stronger one, that is not served."""
+        model, stronger = asked.model, asked.answers.escalate_to if asked.answers is not None else None
+        if stronger is not None and (fault := await self._fault(stronger)):
+            who, rest = fault
+            raise SettingsError(f"{who} the model {stronger!r}, which answers.escalate_to names; {rest}; {_ANYWAY}")
         perhaps = [name.decode(errors="replace") for name in source.perhaps_models]
         if not model and await self._serves_all(perhaps):
             return

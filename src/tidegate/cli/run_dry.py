@@ -10,15 +10,13 @@ import uvloop
 from msgspec.structs import replace
 
 from tidegate import storage
-from tidegate.cli import input_file, run_again, run_changed, run_job, summary, terminal
+from tidegate.cli import estimates, input_file, run_again, run_changed, run_job, summary, terminal
 from tidegate.core.nouns import Caller
 from tidegate.core.wording import in_words
 
 if TYPE_CHECKING:
     from tidegate.storage import Parts
-    from tidegate.web.jobs.validation import JobEstimate, TokenRange
-
-ERRORS_SHOWN_MAX = 10
+    from tidegate.web.jobs.validation import JobEstimate
 
 
 class PartEstimate(msgspec.Struct, frozen=True):
@@ -43,7 +41,7 @@ class PartEstimate(msgspec.Struct, frozen=True):
 
     def for_people(self) -> str:
         before = "" if self.before is None else f"before   {_left_before(self.before, self.estimate)}\n"
-        return f"input    {self.name}\n{before}{for_people(self.estimate, is_valid=self.is_valid, unit=self.unit)}"
+        return f"input    {self.name}\n{before}{estimates.for_people(self.estimate, is_valid=self.is_valid, unit=self.unit)}"
 
 
 def report(errands: Iterable[run_job.Errand], *, as_json: bool, name: str = "") -> int:
@@ -59,7 +57,7 @@ def report(errands: Iterable[run_job.Errand], *, as_json: bool, name: str = "") 
         terminal.show_json({**_for_scripts(parts, name), "exit_code": exit_code})
         return exit_code
     if not parts:
-        terminal.say(f"input    {name}\n{for_people(nothing_to_run(), is_valid=True)}")
+        terminal.say(f"input    {name}\n{estimates.for_people(nothing_to_run(), is_valid=True)}")
     if len(parts) > 1:
         terminal.say(_total(parts, name))
     if exit_code:
@@ -95,7 +93,7 @@ def _total(parts: Sequence[PartEstimate], name: str) -> str:
         )
         answered = f"{sum(job.answered_count for job in known):,} of {in_words(count, 'request')}"
         lines.append(f"before   {answered} have an answer; this is about what would still run")
-    shown = for_people(replace(total, errors=(), bad_lines=()), is_valid=is_valid) if is_valid else ""
+    shown = estimates.for_people(replace(total, errors=(), bad_lines=()), is_valid=is_valid) if is_valid else ""
     return "\n".join([*lines, *([shown] if shown else [])])
 
 
@@ -161,45 +159,3 @@ def _left_before(history: run_again.History, estimate: "JobEstimate") -> str:
         return run_again.found_ended(history.jobs)
     count = in_words(whole.item_count, "request")
     return f"{whole.answered_count:,} of {count} have an answer; this is about what would still run"
-
-
-def _range(tokens: "TokenRange") -> str:
-    return f"{terminal.short(tokens.p50)} ({terminal.short(tokens.p5)} to {terminal.short(tokens.p95)})"
-
-
-def for_people(estimate: "JobEstimate", *, is_valid: bool, unit: str = "line") -> str:
-    """The estimate as a few short lines."""
-    if not estimate.item_count and is_valid:
-        return "requests 0: nothing would be sent"
-    lines = [f"requests {estimate.item_count:,}"]
-    if estimate.bad_count:
-        lines[0] += f", {estimate.bad_count:,} of them cannot be sent"
-    if copied := estimate.reused + estimate.deduplicated:
-        lines.append(f"run      {estimate.item_count - estimate.bad_count - copied:,} of them")
-    if estimate.reused:
-        lines.append(f"kept     {in_words(estimate.reused, 'answer')} of the last run")
-    if estimate.deduplicated:
-        lines.append(f"same     {in_words(estimate.deduplicated, 'request')} like another one")
-    reported = estimate.errors or estimate.bad_lines
-    for error in reported[:ERRORS_SHOWN_MAX]:
-        place = f"{unit} {error.line}: " if error.line is not None else ""
-        lines.append(f"error    {place}{error.message} ({error.code})")
-    if reported and (more := max(len(reported), estimate.bad_count) - ERRORS_SHOWN_MAX) > 0:
-        lines.append(f"         and {more:,} more")
-    if not estimate.errors:
-        cost, tokens = estimate.cost, estimate.tokens
-        lines.append(f"tokens   about {_range(tokens.input_range)} in, about {_range(tokens.output)} out")
-        if cost.p95 != "0":
-            lines.append(f"cost     about {cost.p50} ({cost.p5} to {cost.p95})")
-        eta = estimate.eta
-        time = "unknown until the model has answered something here"
-        if eta is not None:
-            time = f"about {terminal.duration(eta.p50)}, likely below {terminal.duration(eta.p95)}"
-        lines.append(f"time     {time}")
-        if estimate.shared_prefix_share:
-            lines.append(f"shared   {100 * estimate.shared_prefix_share:.0f} % of the prompts repeat a beginning")
-    lines += [f"limit    {one.bound} per {one.period} has too little left" for one in estimate.limits if one.binds]
-    for refusal in estimate.refused:
-        count = "" if refusal.count is None else f" ({in_words(refusal.count, 'request')})"
-        lines.append(f"refused  {refusal.message} [{refusal.code}]{count}")
-    return "\n".join(lines)

@@ -10,6 +10,7 @@ import uvloop
 from msgspec.structs import replace
 
 from tidegate.cli import (
+    batch_fields,
     input_file,
     logs,
     places,
@@ -33,7 +34,6 @@ from tidegate.core.usage.prices import nano_of
 from tidegate.settings import Settings, openai_names
 
 OPENAI_URL = "https://api.openai.com/"
-OWN_SCHEMA = "response_format"
 ERRORS_AFTER = 100
 # What one's own file may have: a table of millions of rows, or a line with images in it.
 OWN_LIMITS = {"items_max": 10_000_000, "line_bytes_max": 64 << 20, "file_bytes_max": 1 << 40}
@@ -48,6 +48,7 @@ class Order(msgspec.Struct, frozen=True):
     errors: str | None
     template: str | None
     run_options: input_file.RunOptions
+    fields: Sequence[str]
     fresh: bool
     retry_failed: bool
     wait: bool
@@ -83,7 +84,7 @@ def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
             raise SettingsError("--json and results on stdout would mix; send the results to a file with -o FILE.")
         if not source.size_bytes:
             return _finish_empty(order, targets, settings)
-        run_options = replace(order.run_options, endpoint=_endpoint(order.run_options.endpoint, source))
+        run_options = _for_endpoint(order, _endpoint(order.run_options.endpoint, source))
         logs.configure(settings, quiet=True)
         begin = run_job.Begin(order.fresh, order.retry_failed, order.wait, order.is_checked)
         read_from = "" if source.is_spooled else _place(order.file)
@@ -160,7 +161,7 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
     logs.configure(settings, quiet=True)
     # Rows and results are joined in one order, and one bad row must not keep the others from running.
     run_options = replace(
-        order.run_options, endpoint=request.endpoint, ordered=True, invalid_lines=asked.InvalidLines.ERROR_FILE.value
+        _for_endpoint(order, request.endpoint), ordered=True, invalid_lines=asked.InvalidLines.ERROR_FILE.value
     )
     begin = run_job.Begin(order.fresh, order.retry_failed, order.wait, order.is_checked)
     names = (_place(order.file), order.remote_output or _place(str(target)))
@@ -256,7 +257,7 @@ def answer_terms(schema: str | None) -> AnswerTerms | None:
     """What `--schema` asks of answers: a schema in a file, or what each line asks for itself."""
     if schema is None:
         return None
-    if schema == OWN_SCHEMA:
+    if schema == batch_fields.OWN_SCHEMA:
         return AnswerTerms()
     # Loading the validator takes a while, and most runs need none.
     from tidegate.core.answers.answer_checks import InvalidSchema, check_schema
@@ -322,6 +323,17 @@ def checked_endpoint(endpoint: str | None) -> str:
 def connections(in_flight: int | None) -> int | None:
     """Who asks for more calls than the default ceiling has connections means the ceiling, too."""
     return in_flight if in_flight is not None and in_flight > 500 else None
+
+
+def _for_endpoint(order: Order, endpoint: str) -> input_file.RunOptions:
+    """Return what was asked for, with the fields that can be checked only now."""
+    run_options = replace(order.run_options, endpoint=endpoint)
+    if not order.fields:
+        return run_options
+    # They belong to the API, which other runs do without.
+    from tidegate.cli import run_fields
+
+    return run_fields.with_fields(run_options, order.fields)
 
 
 def _endpoint(given: str, source: input_file.Input) -> str:

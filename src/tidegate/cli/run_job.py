@@ -22,7 +22,8 @@ from tidegate.cli import (
 )
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable
-from tidegate.core.job_controls import FollowUp, JobControls, RetryChoice
+from tidegate.core.follow_up import FollowUp
+from tidegate.core.job_controls import JobControls, RetryChoice
 from tidegate.core.job_shape import AS_WRITTEN, JobShape
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.states import JOB_ENDED
@@ -141,7 +142,7 @@ async def _check_and_say(
     """Check the model server if anything is to be sent, and say what an earlier run left."""
     is_done = history is not None and history.is_ended and not again
     if not is_done and errand.begin.is_checked and not errand.begin.wait:
-        await run_check.check_upstream(errand.settings, router, errand.source, errand.run_options.model)
+        await run_check.check_upstream(errand.settings, router, errand.source, errand.run_options)
     if history is None:
         return
     found = run_again.whole(history.jobs)
@@ -247,6 +248,8 @@ async def _retry(
         webhook_secret=b"",
         controls=run_again.controls(chain, asked, retry_failed=errand.begin.retry_failed),
         canary=errand.run_options.canary,
+        retry=errand.run_options.retry,
+        answers=errand.run_options.answers,
     )
     try:
         caller, share_owner = Caller(parts.tenant_id), working.share_owner
@@ -294,7 +297,9 @@ async def send_in(errand: Errand, parts: "Parts", reception: "Reception") -> Job
         canary=run_options.canary,
         answers=run_options.answers,
         shape=JobShape(
-            overrides={"model": run_options.model} if run_options.model else {},
+            defaults=run_options.defaults,
+            overrides=run_options.overrides | ({"model": run_options.model} if run_options.model else {}),
+            retry=run_options.retry,
             dedupe=run_options.dedupe,
             places=None if source.places == AS_WRITTEN else source.places,
         ),

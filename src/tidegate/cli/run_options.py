@@ -83,6 +83,15 @@ SchemaFile = Annotated[
         show_default=False,
     ),
 ]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--field",
+        metavar="NAME=VALUE",
+        help="defaults, overrides, retry or answers as the API has them, such as retry.attempts_max=5; may be repeated.",
+        show_default=False,
+    ),
+]
 MaxCost = Annotated[
     str | None,
     typer.Option("--max-cost", metavar="AMOUNT", help="Stop when answers cost more.", show_default=False),

@@ -1,4 +1,4 @@
-"""What a caller asks of a job beside its work: controls that may change while it runs, and a retry of some of its items."""
+"""What a caller asks of a job beside its work: controls that may change while it runs, and which of its items a retry takes."""
 
 from typing import Any
 
@@ -53,21 +53,3 @@ class RetryChoice(msgspec.Struct, frozen=True):
     outcomes: tuple[str, ...]
     codes: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-
-
-class FollowUp(msgspec.Struct, frozen=True):
-    """A retry that is about to be made: of which job, of which of its items, and under which ids. Without controls it has those of the
-    first job."""
-
-    of: str
-    choice: RetryChoice
-    job_id: str
-    retry_file_id: str
-    merged_file_id: str
-    webhook_secret: bytes
-    controls: JobControls | None = None
-    canary: Canary | None = None
-    traceparent: str | None = None
-
-    def __repr__(self) -> str:
-        return f"FollowUp(of={self.of!r}, choice={self.choice!r}, job_id={self.job_id!r})"

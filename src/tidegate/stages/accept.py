@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from tidegate import tracing
 from tidegate.core import ids, window
 from tidegate.core.errors import ApiProblem, StoreFull, StoreUnavailable, TidegateError
-from tidegate.core.job_controls import FollowUp, RetryChoice
+from tidegate.core.follow_up import FollowUp
+from tidegate.core.job_controls import RetryChoice
 from tidegate.core.nouns import (
     Caller,
     File,

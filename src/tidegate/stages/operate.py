@@ -6,7 +6,8 @@ import structlog
 
 from tidegate.core import ids
 from tidegate.core.errors import LostRace, StoreUnavailable
-from tidegate.core.job_controls import FollowUp, RetryChoice
+from tidegate.core.follow_up import FollowUp
+from tidegate.core.job_controls import RetryChoice
 from tidegate.core.nouns import Caller, Job
 from tidegate.core.operations import RETRY
 from tidegate.core.ports import Entropy, Wakes

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from tidegate.core.follow_up import FollowUp
 from tidegate.core.input.turns import ingest_bytes
-from tidegate.core.job_controls import FollowUp
 from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, Quotas
 from tidegate.core.problems import batch_not_ended, batch_not_retryable
 from tidegate.core.schedule.share_owner import tenant_owner
@@ -148,7 +148,7 @@ def _request(first: Job, retry: FollowUp) -> JobRequest:
         webhook=webhook,
         controls=retry.controls or replace(first.controls, not_before=0),
         canary=retry.canary,
-        shape=msgspec.structs.replace(first.shape, reuse_from=""),
-        answers=first.answers,
+        shape=replace(first.shape, reuse_from="", retry=retry.retry or first.shape.retry),
+        answers=retry.answers or first.answers,
         traceparent=retry.traceparent,
     )

@@ -19,11 +19,11 @@ from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import ApiProblem
+from tidegate.core.follow_up import FollowUp
 from tidegate.core.input.lines import MIXED
 from tidegate.core.job_controls import (
     NO_CONTROLS,
     Canary,
-    FollowUp,
     JobChange,
     JobControls,
     MaxErrors,
