@@ -29,6 +29,7 @@ from tidegate.settings.groups import Settings
 from tidegate.web import app as web
 from tidegate.web import scrape
 from tidegate.web.context import WebContext
+from tidegate.web.doors import SCOPES
 from tidegate.web.http.routes import Guarded, guarded_routes
 
 DOCS = Path(__file__).resolve().parent
@@ -363,6 +364,7 @@ def every_route() -> list[tuple[str, str, str]]:
         nothing,
         nothing,
         DOCS,
+        SCOPES,
         control_token=None,
     )
     guarded: list[Guarded] = []

@@ -25,6 +25,7 @@ from tidegate.core.ports import Blobs, Callbacks, FileSource, Limits, Notices, R
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.schedule.share_owner import run_owner
 from tidegate.core.states import WorkerState
+from tidegate.core.webhooks import EventBodies
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.collector import wants_traces
@@ -40,6 +41,7 @@ from tidegate.upstream.http.connections import make_room_for_connections
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBudgetPolicy
 from tidegate.upstream.routing.probe import Probe
 from tidegate.upstream.routing.slots import Capacity
+from tidegate.web.doors import DOORS, SCOPES
 from tidegate.worker.kept_worker import KeptWorker, RunsItems
 from tidegate.worker.options import worker_options
 from tidegate.worker.policies import OperatorPolicies
@@ -112,10 +114,7 @@ async def run(
         make = functools.partial(build_worker, parts, me, router, live_config, callbacks)
         worker = _worker(make, parts, me, is_kept=roles.api) if roles.worker else None
         if worker is not None:
-            from tidegate.web.completion_batch.callbacks import CallbackBodies
-            from tidegate.web.completion_batch.options import DOOR
-
-            bodies = {DOOR: CallbackBodies(parts.store, parts.blobs, settings.callbacks.body_bytes_max)}
+            bodies = _event_bodies(parts)
             deliveries = WebhookDeliveries(parts.store, callbacks, parts.clock, parts.entropy, lambda: me.id, bodies)
             stack.push_async_callback(ended, asyncio.create_task(deliveries.run()))
             reporting = Reporting(parts.store, parts.blobs, me, router.status, worker.trouble)
@@ -493,6 +492,15 @@ def build_worker(
     )
 
 
+def _event_bodies(parts: Parts) -> dict[str, EventBodies]:
+    """What words the events of jobs, for the doors that have words of their own."""
+    bytes_max = parts.settings.callbacks.body_bytes_max
+    bodies: dict[str, EventBodies] = {}
+    for door in DOORS:
+        bodies.update(door.event_bodies(parts.store, parts.blobs, bytes_max))
+    return bodies
+
+
 def _counted(parts: Parts, component: str) -> Blobs:
     return CountedBlobs(parts.blobs, component, parts.settings.blobs.backend)
 
@@ -513,5 +521,6 @@ def _web_context(parts: Parts, me: Registration, router: Router, callbacks: Call
         router=router,
         callbacks=callbacks,
         scratch=parts.scratch,
+        scopes=SCOPES,
         control_token=token,
     )

@@ -31,6 +31,7 @@ from tidegate.upstream.calls.router import open_router
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.web.app import build_app
 from tidegate.web.context import WebContext
+from tidegate.web.doors import SCOPES
 from tidegate.web.http.serving import ListenLimits, listening
 
 T = TypeVar("T")
@@ -124,6 +125,7 @@ class WebServer:
             router=self.router,
             callbacks=self.callbacks,
             scratch=self.scratch,
+            scopes=SCOPES,
             readiness=lambda: self.problems,
             control_token=Secret(CONTROL_TOKEN),
             book=self.book,
@@ -169,7 +171,7 @@ class WebServer:
                 keys.keyed_hash(PEPPER, key.text.reveal()),
                 "test",
                 KeyRights(
-                    scopes=keys.scopes_text(options.get("scopes", ())),
+                    scopes=SCOPES.text(options.get("scopes", ())),
                     models=keys.models_text(options.get("models", ())),
                     resources=keys.models_text(options.get("resources", ())),
                     limits=options.get("limits", ()),

@@ -15,6 +15,7 @@ from tidegate.cli.key_limits import limit_text, read_limits
 from tidegate.core import keys, window
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
+from tidegate.web.doors import SCOPES
 
 if TYPE_CHECKING:
     from tidegate.storage import Parts
@@ -66,7 +67,7 @@ def create(
         typer.Option(
             "--scopes",
             metavar="A,B",
-            help=f"What it may do: {', '.join((*keys.SCOPES, *keys.ADMIN_SCOPES))}.",
+            help=f"What it may do: {', '.join(SCOPES.all)}.",
             show_default="all of a tenant's",
         ),
     ] = None,
@@ -192,7 +193,7 @@ def change(
         typer.Option(
             "--scopes",
             metavar="A,B",
-            help=f"What it may do: {', '.join((*keys.SCOPES, *keys.ADMIN_SCOPES))}.",
+            help=f"What it may do: {', '.join(SCOPES.all)}.",
             show_default="as it was",
         ),
     ] = None,

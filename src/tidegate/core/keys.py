@@ -22,21 +22,10 @@ PUBLIC_LENGTH = 8
 SECRET_LENGTH = 43
 CHECK_LENGTH = 6
 RANDOM_BYTES = 6 + 32
-SCOPES = (
-    "files:read",
-    "files:write",
-    "batches:read",
-    "batches:write",
-    "batches:cancel",
-    "completion-batch",
-    "inference",
-)
-# A key has some of these or some of the others, never both: who steers the gateway is no tenant of it.
+# A key has some of these or some of a tenant's, never both: who steers the gateway is no tenant of it.
 # `admin:content` opens what tenants wrote and what models answered.
 ADMIN_SCOPES = ("admin:read", "admin:write", "admin:content")
 
-# A key that is bound to environments has at most these: what the other scopes open knows no environments.
-ENVIRONMENT_SCOPES = frozenset({"completion-batch", "inference"})
 ENVIRONMENT = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -88,15 +77,27 @@ def keyed_hash(pepper: bytes, text: str) -> bytes:
     return hmac.digest(pepper, text.encode(), "sha256")
 
 
-def scopes_text(names: Iterable[str]) -> str:
-    """Scopes as the store keeps them; none given means all of a tenant's there are today. ValueError names one that does not exist."""
-    wanted = list(names) or list(SCOPES)
-    for name in wanted:
-        if name not in (*SCOPES, *ADMIN_SCOPES):
-            raise ValueError(f"there is no scope {name!r}; there are: {', '.join((*SCOPES, *ADMIN_SCOPES))}")
-    if any(name in SCOPES for name in wanted) and any(name in ADMIN_SCOPES for name in wanted):
-        raise ValueError(f"a key with {' or '.join(ADMIN_SCOPES)} may have no other scope: make two keys")
-    return " ".join(scope for scope in (*SCOPES, *ADMIN_SCOPES) if scope in wanted)
+class Scopes(msgspec.Struct, frozen=True):
+    """Every scope that a key may have: those that the front doors ask of a tenant, and the operators'.
+
+    A key that is bound to environments has at most those `in_environments`: what the other scopes open knows no environments."""
+
+    tenant: tuple[str, ...]
+    in_environments: frozenset[str]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (*self.tenant, *ADMIN_SCOPES)
+
+    def text(self, names: Iterable[str]) -> str:
+        """Scopes as the store keeps them; none given means all of a tenant's there are today. ValueError names one that does not exist."""
+        wanted = list(names) or list(self.tenant)
+        for name in wanted:
+            if name not in self.all:
+                raise ValueError(f"there is no scope {name!r}; there are: {', '.join(self.all)}")
+        if any(name in self.tenant for name in wanted) and any(name in ADMIN_SCOPES for name in wanted):
+            raise ValueError(f"a key with {' or '.join(ADMIN_SCOPES)} may have no other scope: make two keys")
+        return " ".join(scope for scope in self.all if scope in wanted)
 
 
 @lru_cache(maxsize=1024)

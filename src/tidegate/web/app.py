@@ -1,6 +1,7 @@
 """The web app: every route behind one door. It is given everything it needs and opens no socket itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -22,14 +23,12 @@ from tidegate.web.admin.overview import OverviewRoutes
 from tidegate.web.admin.scheduler import SchedulerRoutes
 from tidegate.web.admin.usage import UsageRoutes
 from tidegate.web.background.routes import BackgroundRoutes
-from tidegate.web.completion_batch import routes as completion_batch
-from tidegate.web.completion_batch.shapes import error_body
 from tidegate.web.console.pages import ConsolePages
 from tidegate.web.context import WebContext
+from tidegate.web.doors import DOORS
 from tidegate.web.gateway.gateway import GatewayRoutes
 from tidegate.web.gauges import Gauges
 from tidegate.web.health import Health
-from tidegate.web.http import problems
 from tidegate.web.http.auth import Authenticator
 from tidegate.web.http.body_room import BodyRoom
 from tidegate.web.http.door import HIDDEN, RequestDoor
@@ -37,41 +36,16 @@ from tidegate.web.http.pages import static_route
 from tidegate.web.http.routes import guarded_routes
 from tidegate.web.http.tenant_slots import stream_slots, upload_slots
 from tidegate.web.jobs.creation import JobCreation
+from tidegate.web.jobs.front_door import DoorParts
 from tidegate.web.jobs.job_wait import JobWait
 from tidegate.web.jobs.job_watch import JobWatch
 from tidegate.web.jobs.limit_rooms import LimitRooms
-from tidegate.web.message_batches.routes import MessageBatchRoutes
-from tidegate.web.openai.batches import BatchRoutes
-from tidegate.web.openai.events.routes import EventRoutes
-from tidegate.web.openai.files import FileRoutes
-from tidegate.web.openai.items import ItemRoutes
-from tidegate.web.openai.models import ModelRoutes
-from tidegate.web.openai.uploads import UploadRoutes
 from tidegate.web.openapi.pages import DocumentPages
-from tidegate.web.webhooks.webhooks import WebhookRoutes
 
-# Doors that write refusals in a shape of their own, by where their paths begin.
-ERROR_SHAPES: problems.ErrorShapes = {
-    problems.ANTHROPIC_PATHS: problems.in_anthropic_shape,
-    completion_batch.PREFIX: error_body,
-}
+T = TypeVar("T")
 
-
-# The names of doors in metrics, by where their paths begin. The first that fits counts.
-DOOR_NAMES = (
-    ("/v1/files", "files"),
-    ("/v1/uploads", "uploads"),
-    ("/v1/batches", "batches"),
-    ("/v1/messages/batches", "messages"),
-    (completion_batch.PREFIX, completion_batch.DOOR_NAME),
-    ("/v1/webhook", "webhooks"),
-    ("/v1/responses", "responses"),
-    ("/v1/", "interactive"),
-    ("/admin/", "admin"),
-    ("/control/", "admin"),
-)
-
-
+# What calls of operators are called in metrics, by where their paths begin.
+ADMIN_NAMES = (("/admin/", "admin"), ("/control/", "admin"))
 # What only operators use: on the API's port where that is this machine's alone, else on a listener of its own.
 ADMIN_PATHS = ("/admin/", "/console", "/metrics")
 SHARED_PATHS = ("/static/",)
@@ -105,12 +79,17 @@ class Api(Starlette):
             clock=context.clock,
             entropy=context.entropy,
             room=room,
-            shapes=ERROR_SHAPES,
-            names=DOOR_NAMES,
+            shapes=dict(_longest_first(pair for door in DOORS for pair in door.error_shapes().items())),
+            names=tuple(_longest_first([*(pair for door in DOORS for pair in door.metric_names), *ADMIN_NAMES])),
         )
 
     def build_middleware_stack(self) -> ASGIApp:
         return self._door
+
+
+def _longest_first(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
+    """Order what doors say of paths by how they begin: the first that fits counts."""
+    return sorted(pairs, key=lambda pair: len(pair[0]), reverse=True)
 
 
 def build_app(context: WebContext) -> Api:
@@ -119,23 +98,12 @@ def build_app(context: WebContext) -> Api:
     creation, watch = JobCreation(context, reception), JobWatch(context)
     uploads, streams = upload_slots(limits.uploads_max), stream_slots(limits.event_streams_max)
     wait = JobWait(watch, streams)
-    background = BackgroundRoutes(context, reception, wait)
-    gateway = GatewayRoutes(context, background)
+    parts = DoorParts(context, reception, creation, watch, wait, uploads, streams)
+    gateway = GatewayRoutes(context, BackgroundRoutes(context, reception, wait))
     entries = [
         # Routes are tried in order, and these are the ones that someone waits for.
         *gateway.routes(),
-        *background.routes(),
-        *FileRoutes(context, reception, uploads).routes(),
-        *UploadRoutes(context, reception, uploads).routes(),
-        *BatchRoutes(context, reception, creation, wait).routes(),
-        *ItemRoutes(context).routes(),
-        *EventRoutes(context, watch, streams).routes(),
-        *MessageBatchRoutes(context, reception, creation, uploads).routes(),
-        *completion_batch.CompletionBatchRoutes(
-            context, reception, creation, watch, completion_batch.DoorSlots(uploads, streams)
-        ).routes(),
-        *ModelRoutes(context).routes(),
-        *WebhookRoutes(context, reception).routes(),
+        *(entry for door in DOORS for entry in door.routes(parts)),
         *KeyRoutes(context).routes(),
         *AdminBatchRoutes(context).routes(),
         *AdminItemRoutes(context).routes(),

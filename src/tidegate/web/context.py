@@ -9,6 +9,7 @@ import msgspec
 
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.deployments import Secret, reached_names
+from tidegate.core.keys import Scopes
 from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, Wakes
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.body_fields import field_rules
@@ -29,7 +30,8 @@ def nothing_to_report() -> Mapping[str, str | None]:
 class WebContext(msgspec.Struct, frozen=True):
     """`worker_id` names the incarnation under which uploads are begun: it must be enlisted and beating, or sweeps collect them.
 
-    `router` is the way to the model servers, `callbacks` the way to tenants' webhooks, `scratch` a directory for passing files.
+    `router` is the way to the model servers, `callbacks` the way to tenants' webhooks, `scratch` a directory for passing files,
+    `scopes` what keys may be allowed to do.
     `readiness` says for each further part of the process (the worker, say) what is wrong with
     it, or None. `control_token` is what commands on this machine show instead of a key. `live_config` follows what is added at run time,
     `book` is where interactive calls are counted, and `stop` is set when the process is asked to stop.
@@ -47,6 +49,7 @@ class WebContext(msgspec.Struct, frozen=True):
     router: "Router"
     callbacks: Callbacks
     scratch: Path
+    scopes: Scopes
     readiness: Callable[[], Mapping[str, str | None]] = nothing_to_report
     control_token: Secret | None = None
     live_config: "LiveConfig | None" = None

@@ -15,6 +15,7 @@ from tidegate.core import keys
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import PublishTurns
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
+from tidegate.web.doors import SCOPES
 
 OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
 ABSENT = "batch_" + 22 * "0"
@@ -59,7 +60,7 @@ def test_an_admin_key_is_a_kind_of_its_own(desk: Desk) -> None:
     plain = desk.writer.post("/admin/v1/keys", json={"org": "x"}).json()
     row = desk.web.run(desk.web.store.get_key(plain["id"]))
     assert row is not None
-    assert keys.scopes_from(row["scopes"]) == frozenset(keys.SCOPES)
+    assert keys.scopes_from(row["scopes"]) == frozenset(SCOPES.tenant)
 
 
 def test_batches_of_every_tenant_are_listed_and_found(desk: Desk) -> None:

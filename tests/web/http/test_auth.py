@@ -23,6 +23,7 @@ from tidegate.core.policies import Policies
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
+from tidegate.web.doors import SCOPES
 from tidegate.web.http import auth
 from tidegate.web.http.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
 from tidegate.web.http.failures import Failures
@@ -486,10 +487,10 @@ def test_every_single_mistyped_letter_is_noticed() -> None:
 
 
 def test_scope_and_model_texts() -> None:
-    assert keys.scopes_from(keys.scopes_text([])) == frozenset(keys.SCOPES)
-    assert keys.scopes_text(["batches:read", "files:read"]) == "files:read batches:read"
+    assert keys.scopes_from(SCOPES.text([])) == frozenset(SCOPES.tenant)
+    assert SCOPES.text(["batches:read", "files:read"]) == "files:read batches:read"
     with pytest.raises(ValueError, match="files:read"):
-        keys.scopes_text(["files:everything"])
+        SCOPES.text(["files:everything"])
     assert keys.models_from(keys.models_text(["b c", "a,d"])) == {"b c", "a,d"}
     assert keys.models_from("") == frozenset()
 

@@ -18,6 +18,7 @@ from tests.web import stages
 from tests.web.server import CONTROL_TOKEN, WebServer
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.web.admin.keys import KeyWish
+from tidegate.web.doors import SCOPES
 from tidegate.web.http.requests import BatchCreate
 from tidegate.web.openapi.operations import OPERATIONS
 
@@ -37,6 +38,12 @@ def test_every_route_is_described_and_no_other(web: WebServer, client: httpx2.Cl
     assert {(method, path.replace(":path}", "}")) for method, path in OPERATIONS} <= there
     names = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
     assert len(names) == len(set(names))
+
+
+def test_what_keys_may_be_allowed_is_what_routes_ask_for(client: httpx2.Client) -> None:
+    document = client.get("/openapi.json").json()
+    asked = {one["x-scope"] for methods in document["paths"].values() for one in methods.values()}
+    assert {scope for each in asked for scope in each.split(" or ")} == set(SCOPES.all)
 
 
 @pytest.mark.parametrize(

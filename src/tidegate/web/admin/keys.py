@@ -20,6 +20,7 @@ from tidegate.store.keys import KeyRights
 from tidegate.store.rows import limits_from
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
+from tidegate.web.doors import SCOPES
 from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.client_address import networks_of
@@ -150,10 +151,10 @@ def check_change(change: KeyChange) -> None:
     if change.scopes == []:
         raise _bad(
             "scopes",
-            f"A key needs a scope: name some of {', '.join((*keys.SCOPES, *keys.ADMIN_SCOPES))}, or revoke the key.",
+            f"A key needs a scope: name some of {', '.join(SCOPES.all)}, or revoke the key.",
         )
     try:
-        keys.scopes_text(change.scopes or [])
+        SCOPES.text(change.scopes or [])
     except ValueError as error:
         raise _bad("scopes", f"{error}.") from None
 
@@ -170,7 +171,7 @@ async def make_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, wish: Key
         keys.keyed_hash(pepper, made.text.reveal()),
         wish.label,
         KeyRights(
-            scopes=keys.scopes_text(wish.scopes),
+            scopes=SCOPES.text(wish.scopes),
             models=keys.models_text(wish.models),
             resources=keys.models_text(wish.resources),
             limits=job_limits(wish.limits),
@@ -192,7 +193,7 @@ async def bootstrap_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, text
     if await store.any_key():
         return
     tenant_id = await store.put_tenant(ids.make("tenant", entropy.token_bytes(ids.RANDOM_BYTES)), DEFAULT_TENANT)
-    rights = KeyRights(scopes=keys.scopes_text(()))
+    rights = KeyRights(scopes=SCOPES.text(()))
     await store.put_key(
         Caller(tenant_id, public_id), keys.keyed_hash(pepper, text.reveal()), "auth.bootstrap_key", rights
     )
@@ -216,7 +217,7 @@ async def change_key(trail: AuditTrail, key_id: str, change: KeyChange) -> bool:
     store = trail.noting("key.change", "key", key_id)
     after_ms = change.expires_after_ms
     rights = KeyRights(
-        scopes=None if change.scopes is None else keys.scopes_text(change.scopes),
+        scopes=None if change.scopes is None else SCOPES.text(change.scopes),
         models=None if change.models is None else keys.models_text(change.models),
         resources=None if change.resources is None else keys.models_text(change.resources),
         limits=None if change.limits is None else job_limits(change.limits),

@@ -11,12 +11,12 @@ from tidegate.core.callback_targets import TargetRules
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import JobWebhook
 from tidegate.core.webhooks import EVENT_TYPES
+from tidegate.web.completion_batch.door import DOOR
 from tidegate.web.http.limit_requests import LIMITS_MAX, Count, LimitAsk, job_limits
 from tidegate.web.http.webhook_requests import check_url
 
 T = TypeVar("T")
 
-DOOR = "completion-batch"
 SYNC, ASYNC, CALLBACK = "SYNC", "ASYNC", "CALLBACK"
 HEADERS_MAX = 16
 _HEADER_NAME = re.compile(r"[Xx]-[A-Za-z0-9-]{1,64}|[Aa]uthorization", re.ASCII)

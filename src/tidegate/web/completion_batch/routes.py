@@ -18,8 +18,9 @@ from tidegate.core.input.lines import MIXED, MODEL_BYTES_MAX
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.policy.policy_rules import allows
 from tidegate.core.states import JOB_ENDED
-from tidegate.stages.accept import Reception, Upload
+from tidegate.stages.accept import Upload
 from tidegate.web.completion_batch import shapes
+from tidegate.web.completion_batch.door import ONE, PATH, SCOPE
 from tidegate.web.completion_batch.events import ItemEvents
 from tidegate.web.completion_batch.inline_items import FRAME_BYTES, MESSAGES, InlineItems
 from tidegate.web.completion_batch.items import ItemReader, OpenItems, open_items
@@ -30,41 +31,25 @@ from tidegate.web.http import content, requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.intake import Intake
 from tidegate.web.http.routes import Guarded
-from tidegate.web.http.tenant_slots import TenantSlots
-from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.event_stream import HEADERS, MEDIA_TYPE, EventStream
-from tidegate.web.jobs.job_watch import JobWatch
+from tidegate.web.jobs.front_door import DoorParts
 
-PREFIX = "/v1/completion-batch/"
-PATH = PREFIX + "{workspace_id}/{environment_id}"
-ONE = PATH + "/{completion_batch_id}"
-SCOPE = "completion-batch"
-# What it is called in metrics.
-DOOR_NAME = "completion_batch"
 FILENAME = "completion_batch.jsonl"
 WRITE_BYTES = 65_536
 PIECE_BYTES = 32_768
 _EVENT_NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
 
 
-class DoorSlots(msgspec.Struct, frozen=True):
-    """How many creates a tenant may send at once, and how many streams it may read."""
-
-    uploads: TenantSlots
-    streams: TenantSlots
-
-
 class CompletionBatchRoutes:
-    def __init__(
-        self, context: WebContext, reception: Reception, creation: JobCreation, watch: JobWatch, slots: DoorSlots
-    ) -> None:
-        self._context = context
-        self._store = context.store
-        self._reception = reception
-        self._creation = creation
-        self._watch = watch
-        self._slots = slots
-        self._reader = ItemReader(context.store, context.blobs)
+    def __init__(self, parts: DoorParts) -> None:
+        self._context = parts.context
+        self._store = parts.context.store
+        self._reception = parts.reception
+        self._creation = parts.creation
+        self._watch = parts.watch
+        # How many creates a tenant may send at once, and how many streams it may read.
+        self._uploads, self._streams = parts.uploads, parts.streams
+        self._reader = ItemReader(self._store, parts.context.blobs)
 
     def routes(self) -> list[Guarded]:
         return [
@@ -85,7 +70,7 @@ class CompletionBatchRoutes:
         async with contextlib.AsyncExitStack() as slot:
             async with self._reception.running_keys.held(caller.tenant_id, "batches", key):
                 async with (
-                    self._slots.uploads.taken(caller.tenant_id),
+                    self._uploads.taken(caller.tenant_id),
                     self._received(request, caller) as (upload, items),
                 ):
                     options = read_options(items.finish(), self._context.settings.callbacks.rules())
@@ -93,7 +78,7 @@ class CompletionBatchRoutes:
                         if position and key is None:
                             raise _new_batch_has_no_events()
                         # A batch whose stream would be refused is not made.
-                        await slot.enter_async_context(self._slots.streams.taken(caller.tenant_id))
+                        await slot.enter_async_context(self._streams.taken(caller.tenant_id))
                     file = await upload.keep(
                         caller,
                         purpose="batch",
@@ -165,7 +150,7 @@ class CompletionBatchRoutes:
             return _all_was_read()
         if request.method == "HEAD":
             return Response(None, 200, HEADERS, MEDIA_TYPE)
-        return EventStream(self._watch, self._slots.streams.taken(caller.tenant_id), job, events)
+        return EventStream(self._watch, self._streams.taken(caller.tenant_id), job, events)
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
         requests.refuse_unknown(request.query_params, ())

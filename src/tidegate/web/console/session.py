@@ -47,6 +47,7 @@ class Sessions:
         self._clock = context.clock
         self._entropy = context.entropy
         self._pepper = context.pepper
+        self._scopes = context.scopes
         self._authenticator = authenticator
         self._trusted = networks_of(context.settings.server.trusted_proxies)
 
@@ -98,7 +99,7 @@ class Sessions:
             return None
         if await self._store.is_session_ended(parts[1]):
             return None
-        holder = holder_of(parts[0], row)
+        holder = holder_of(parts[0], row, self._scopes)
         # What the key may not do, or not from here, a cookie that it was exchanged for may not either.
         if not holder.scopes & {"admin:read", "admin:write"} or not is_allowed(client, row["addresses"]):
             return None

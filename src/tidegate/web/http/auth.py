@@ -44,9 +44,6 @@ KEY_FAILURES_MAX = 10
 DOUBTFUL_LOOK_UPS = 4
 USED_EVERY_MS = 60_000
 _TENANT_CHARS_MAX = 255
-OPERATOR_SCOPES = frozenset((*keys.SCOPES, *keys.ADMIN_SCOPES))
-# While there is no key, a program on this machine may look at everything; to change what holds for all it needs one.
-KEYLESS_SCOPES = frozenset((*keys.SCOPES, "admin:read"))
 NEEDS_ADMIN_KEY = (
     "Without an API key this can only be looked at. Use the `tidegate` commands on this machine, or make a key with "
     "`tidegate keys create --org NAME --scopes admin:write`."
@@ -60,6 +57,10 @@ class Authenticator:
         self._entropy = context.entropy
         self._pepper = context.pepper
         self._control_token = context.control_token
+        self._scopes = context.scopes
+        self._operator_scopes = frozenset(context.scopes.all)
+        # While there is no key, a program on this machine may look at everything; to change what holds for all it needs one.
+        self._keyless_scopes = frozenset((*context.scopes.tenant, "admin:read"))
         self._rows: OrderedDict[str, tuple[float, dict[str, Any] | None]] = OrderedDict()
         self._proven: OrderedDict[str, float] = OrderedDict()
         self._keyless_until_ms = 0.0
@@ -87,7 +88,7 @@ class Authenticator:
             if not self._is_local_only:
                 raise refusal()
             refuse_remote(client, request.headers)
-            caller = Caller(await self._default_tenant(), scopes=KEYLESS_SCOPES)
+            caller = Caller(await self._default_tenant(), scopes=self._keyless_scopes)
         else:
             caller = await self._key_holder(request, text, client)
         if not any(one in caller.scopes for one in scope.split(" or ")):
@@ -117,7 +118,7 @@ class Authenticator:
             raise self._failed(client, public_id)
         self._note_use(public_id)
         request.scope["tidegate.intake"].count_under(self._open_calls.add(public_id, given))
-        return holder_of(public_id, row)
+        return holder_of(public_id, row, self._scopes)
 
     async def _look_up(self, public_id: str, given: bytes) -> tuple[dict[str, Any] | None, float, bool]:
         """Return the row of a key, how old that knowledge is, and whether the secret is its own."""
@@ -161,7 +162,7 @@ class Authenticator:
         # Names are any printable text and headers are not: it comes percent-encoded.
         name = unquote(request.headers.get(TENANT_HEADER, DEFAULT_TENANT))
         if name == DEFAULT_TENANT:
-            return Caller(await self._default_tenant(), scopes=OPERATOR_SCOPES)
+            return Caller(await self._default_tenant(), scopes=self._operator_scopes)
         tenant_id = None
         if name.isprintable() and len(name) <= _TENANT_CHARS_MAX:
             tenant_id = await self._store.tenant_by_name(name)
@@ -171,7 +172,7 @@ class Authenticator:
                 "tenant_not_found",
                 f"There is no organization {name[:_TENANT_CHARS_MAX]!r}; `tidegate keys list` shows those that have keys.",
             )
-        return Caller(tenant_id, scopes=OPERATOR_SCOPES)
+        return Caller(tenant_id, scopes=self._operator_scopes)
 
     async def _default_tenant(self) -> str:
         if self._default_tenant_id is None:
@@ -220,7 +221,7 @@ class Authenticator:
             return
 
 
-def holder_of(public_id: str, row: dict[str, Any]) -> Caller:
+def holder_of(public_id: str, row: dict[str, Any], known: keys.Scopes) -> Caller:
     """Return who holds a key, with all that its row allows and limits."""
     scopes, environments = keys.scopes_from(row["scopes"]), keys.models_from(row["environments"])
     return Caller(
@@ -228,7 +229,7 @@ def holder_of(public_id: str, row: dict[str, Any]) -> Caller:
         public_id,
         row["team"],
         row["user_name"],
-        scopes & keys.ENVIRONMENT_SCOPES if environments else scopes,
+        scopes & known.in_environments if environments else scopes,
         keys.models_from(row["models"]),
         keys.models_from(row["resources"]),
         limits_from(row["limits"]),

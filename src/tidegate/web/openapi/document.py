@@ -7,17 +7,16 @@ from typing import Any
 import msgspec
 
 from tidegate import __version__
+from tidegate.web.doors import DOORS
+from tidegate.web.http.operations import Operation
 from tidegate.web.http.problems import ErrorBody
 from tidegate.web.http.routes import Guarded
-from tidegate.web.openapi.operations import OPERATIONS, Operation
+from tidegate.web.openapi.operations import OPERATIONS
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(?P<name>[a-z_]+)(?::path)?\}")
 _KEY = {"type": "http", "scheme": "bearer", "description": "An API key, `tg_live_…`."}
-ABOUT = (
-    "OpenAI's Files and Batches, Anthropic's Message Batches, the completion-batch API and interactive calls over one "
-    "durable queue; `/admin/v1` is for operators."
-)
+ABOUT = f"{', '.join(door.about for door in DOORS)}, over one durable queue; `/admin/v1` is for operators."
 
 
 def openapi(entries: Sequence[Guarded]) -> dict[str, Any]:
@@ -67,7 +66,7 @@ def _operation(entry: Guarded, known: Operation, schema_of: dict[Any, Any], erro
             "required": True,
             "content": {"application/json": {"schema": schema_of[known.takes]}},
         }
-    elif entry.path in ("/v1/files", "/v1/uploads/{upload_id}/parts") and entry.method == "POST":
+    elif known.takes_form:
         shown["requestBody"] = {"content": {"multipart/form-data": {"schema": {"type": "object"}}}}
     elif entry.method == "POST":
         shown["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}

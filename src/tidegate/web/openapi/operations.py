@@ -1,9 +1,7 @@
-"""What each route is for, and the structs that check its body and write its answer: the OpenAPI document is printed from these."""
+"""What each route is for, and the structs that check its body and write its answer: the OpenAPI document is printed from these.
 
-from collections.abc import Mapping
-from typing import Any
-
-import msgspec
+Doors describe their own routes; those of operators stand here.
+"""
 
 from tidegate.web.admin import (
     audit,
@@ -17,123 +15,20 @@ from tidegate.web.admin import (
     overview,
     scheduler,
 )
-from tidegate.web.completion_batch import shapes as completion_batch
-from tidegate.web.http import requests
+from tidegate.web.doors import DOORS
 from tidegate.web.http.answers import Page
-from tidegate.web.http.control_requests import BatchChange, CanaryWord
 from tidegate.web.http.filter_requests import FILTERS
-from tidegate.web.http.retry_requests import OperatorRetryWish, RetryWish
+from tidegate.web.http.operations import PAGE, Operation, Operations
+from tidegate.web.http.retry_requests import OperatorRetryWish
 from tidegate.web.jobs.error_groups import ErrorKinds
 from tidegate.web.jobs.explanation import Explanation
 from tidegate.web.jobs.job_items import ItemDetail, ItemShown
-from tidegate.web.message_batches import schemas as message_batches
-from tidegate.web.openai import schemas, uploads
 from tidegate.web.webhooks import webhooks
 
-PAGE = ("after", "limit")
-_COMPLETION = "/v1/completion-batch/{workspace_id}/{environment_id}"
 _ONE = "/admin/v1/batches/{batch_id}"
 
-
-class Operation(msgspec.Struct, frozen=True):
-    """`takes` and `gives` are the structs of the body and the answer; None where bytes pass through as they are."""
-
-    summary: str
-    takes: Any = None
-    gives: Any = None
-    query: tuple[str, ...] = ()
-
-
-OPERATIONS: Mapping[tuple[str, str], Operation] = {
-    ("POST", "/v1/files"): Operation("Upload a file", gives=schemas.FileObject),
-    ("GET", "/v1/files"): Operation("List files", gives=Page[schemas.FileObject], query=(*PAGE, "order", "purpose")),
-    ("GET", "/v1/files/{file_id}"): Operation("Show a file", gives=schemas.FileObject),
-    ("DELETE", "/v1/files/{file_id}"): Operation("Delete a file", gives=schemas.FileDeleted),
-    ("GET", "/v1/files/{file_id}/content"): Operation("Download a file"),
-    ("POST", "/v1/uploads"): Operation("Begin a file in parts", uploads.UploadCreate, schemas.UploadObject),
-    ("POST", "/v1/uploads/{upload_id}/parts"): Operation("Add a part", gives=schemas.UploadPartObject),
-    ("POST", "/v1/uploads/{upload_id}/complete"): Operation(
-        "Make a file of the parts", uploads.UploadComplete, schemas.UploadObject
-    ),
-    ("POST", "/v1/uploads/{upload_id}/cancel"): Operation("Drop the parts", gives=schemas.UploadObject),
-    ("POST", "/v1/batches"): Operation("Create a batch", requests.BatchCreate, schemas.Batch),
-    ("GET", "/v1/batches"): Operation("List batches", gives=Page[schemas.Batch], query=(*PAGE, "sort", *FILTERS)),
-    ("GET", "/v1/batches/{batch_id}"): Operation("Show a batch", gives=schemas.Batch),
-    ("POST", "/v1/batches/{batch_id}"): Operation("Change a batch", BatchChange, schemas.Batch),
-    ("DELETE", "/v1/batches/{batch_id}"): Operation("Delete an ended batch", gives=schemas.BatchDeleted),
-    ("POST", "/v1/batches/{batch_id}/cancel"): Operation("Cancel a batch", gives=schemas.Batch),
-    ("POST", "/v1/batches/{batch_id}/pause"): Operation("Pause a batch", gives=schemas.Batch),
-    ("POST", "/v1/batches/{batch_id}/resume"): Operation("Resume a batch", gives=schemas.Batch),
-    ("POST", "/v1/batches/{batch_id}/canary"): Operation("Say what follows a canary", CanaryWord, schemas.Batch),
-    ("POST", "/v1/batches/{batch_id}/retry"): Operation(
-        "Run failed requests again", takes=RetryWish, gives=schemas.Batch
-    ),
-    ("GET", "/v1/batches/{batch_id}/items"): Operation(
-        "List what became of a batch's requests", gives=Page[ItemShown], query=(*PAGE, "outcome", "code")
-    ),
-    ("GET", "/v1/batches/{batch_id}/items/{custom_id:path}"): Operation(
-        "Show one request of a batch", gives=ItemDetail
-    ),
-    ("GET", "/v1/batches/{batch_id}/explain"): Operation("Say why a batch runs or waits", gives=Explanation),
-    ("GET", "/v1/batches/{batch_id}/output"): Operation("Read the answers so far"),
-    ("GET", "/v1/batches/{batch_id}/errors"): Operation("Read the errors so far"),
-    ("GET", "/v1/batches/{batch_id}/events"): Operation("Follow a batch by its events"),
-    ("GET", "/v1/limits"): Operation("Show what limits have left", gives=schemas.LimitList),
-    ("GET", "/v1/models"): Operation("List models", gives=schemas.ModelList),
-    ("GET", "/v1/models/{model:path}"): Operation("Show a model", gives=schemas.ModelObject),
-    ("GET", "/v1/messages/batches"): Operation(
-        "List message batches",
-        gives=message_batches.MessageBatchPage,
-        query=("after_id", "before_id", "limit", "beta"),
-    ),
-    ("POST", "/v1/messages/batches"): Operation("Create a message batch", gives=message_batches.MessageBatch),
-    ("GET", "/v1/messages/batches/{message_batch_id}"): Operation(
-        "Show a message batch", gives=message_batches.MessageBatch
-    ),
-    ("DELETE", "/v1/messages/batches/{message_batch_id}"): Operation(
-        "Delete an ended message batch", gives=message_batches.MessageBatchDeleted
-    ),
-    ("POST", "/v1/messages/batches/{message_batch_id}/cancel"): Operation(
-        "Cancel a message batch", gives=message_batches.MessageBatch
-    ),
-    ("GET", "/v1/messages/batches/{message_batch_id}/results"): Operation("Read the results of a message batch"),
-    ("POST", _COMPLETION): Operation("Create a completion batch", gives=completion_batch.BatchEntity),
-    ("GET", _COMPLETION + "/{completion_batch_id}"): Operation(
-        "Show a completion batch", gives=completion_batch.BatchEntity, query=("includesItems", "includesUsers")
-    ),
-    ("POST", _COMPLETION + "/{completion_batch_id}/cancel"): Operation("Cancel a completion batch"),
-    ("GET", _COMPLETION + "/{completion_batch_id}/events"): Operation("Follow a completion batch by its events"),
-    ("GET", _COMPLETION + "/{completion_batch_id}/{item_id}"): Operation(
-        "Show an item", gives=completion_batch.ItemEntity
-    ),
-    ("POST", "/v1/webhook_endpoints"): Operation(
-        "Create a webhook endpoint", webhooks.EndpointCreate, webhooks.EndpointObject
-    ),
-    ("GET", "/v1/webhook_endpoints"): Operation(
-        "List webhook endpoints", gives=Page[webhooks.EndpointObject], query=PAGE
-    ),
-    ("GET", "/v1/webhook_endpoints/{webhook_endpoint_id}"): Operation(
-        "Show a webhook endpoint", gives=webhooks.EndpointObject
-    ),
-    ("POST", "/v1/webhook_endpoints/{webhook_endpoint_id}"): Operation(
-        "Change a webhook endpoint", webhooks.EndpointChange, webhooks.EndpointObject
-    ),
-    ("DELETE", "/v1/webhook_endpoints/{webhook_endpoint_id}"): Operation(
-        "Delete a webhook endpoint", gives=webhooks.EndpointDeleted
-    ),
-    ("POST", "/v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret"): Operation(
-        "Rotate a signing secret", webhooks.SecretRotation, webhooks.EndpointObject
-    ),
-    ("POST", "/v1/webhook_endpoints/{webhook_endpoint_id}/test"): Operation(
-        "Send a test event", webhooks.EndpointTest, webhooks.EndpointTestResult
-    ),
-    ("GET", "/v1/webhook_event_types"): Operation("List types of events", gives=webhooks.EventTypeList),
-    ("GET", "/v1/webhook_deliveries"): Operation(
-        "List deliveries", gives=Page[webhooks.DeliveryObject], query=(*PAGE, "status")
-    ),
-    ("POST", "/v1/webhook_deliveries/{delivery_id}/replay"): Operation(
-        "Send a delivery again", gives=webhooks.DeliveryObject
-    ),
+OPERATIONS: Operations = {
+    **{route: operation for door in DOORS for route, operation in door.operations().items()},
     ("GET", "/admin/v1/overview"): Operation("What runs, waits and is stuck", gives=overview.Overview),
     ("GET", "/admin/v1/batches"): Operation(
         "List batches of every tenant", gives=Page[batches.AdminBatch], query=(*PAGE, "org", "sort", *FILTERS)

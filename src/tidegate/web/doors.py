@@ -1,0 +1,25 @@
+"""The front doors, in one list: the one place outside of its room that names a door. A new door is a new room and a line here."""
+
+from tidegate.core.keys import Scopes
+from tidegate.web.background.door import BackgroundDoor
+from tidegate.web.completion_batch.door import CompletionBatchDoor
+from tidegate.web.gateway.door import GatewayDoor
+from tidegate.web.jobs.front_door import FrontDoor
+from tidegate.web.message_batches.door import MessageBatchDoor
+from tidegate.web.openai.door import OpenAIDoor
+from tidegate.web.webhooks.door import WebhookDoor
+
+DOORS: tuple[FrontDoor, ...] = (
+    OpenAIDoor(),
+    MessageBatchDoor(),
+    CompletionBatchDoor(),
+    WebhookDoor(),
+    BackgroundDoor(),
+    GatewayDoor(),
+)
+
+# What a tenant's key may be allowed to do: all that a door asks for.
+SCOPES = Scopes(
+    tuple(dict.fromkeys(scope for door in DOORS for scope in door.scopes)),
+    frozenset(scope for door in DOORS for scope in door.environment_scopes),
+)
