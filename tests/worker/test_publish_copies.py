@@ -279,3 +279,21 @@ async def test_a_step_whose_end_is_unknown_is_given_back_before_the_next_look(
             await ship.publish_all(worker)
     assert await ship.publish_all(worker) == 1, "and not only when its lease is over"
     assert (await world.look(job)).state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("garbage", [b"{" * 16, b"\0" * 16, b"\xff" * 16])
+async def test_who_takes_a_damaged_line_is_an_error_and_holds_nothing_up(world: World, garbage: bytes) -> None:
+    job = await world.started(same(6, 2), shape=DEDUPE)
+    await answer(world, job, [0, 1])
+    damaged = results.response_line(item_id(job.id, 0), b'"c0"', 200, b'{"choices":[{}]}')
+    [path] = [one for one in world.scratch.parent.rglob("*") if one.is_file() and damaged in one.read_bytes()]
+    path.write_bytes(path.read_bytes().replace(damaged, damaged.replace(b'{"choices":[{}]}', garbage)))
+    assert await shipping(world).publish_all(await world.worker()) == 1
+    ended = await world.look(job)
+    assert (ended.state, ended.answered_count, ended.failed_count) == (JobState.COMPLETED, 4, 2)
+    assert ended.error_file_id is not None
+    errors = [json.loads(line) for line in (await world.file_bytes(ended.error_file_id)).splitlines()]
+    assert {(one["custom_id"], one["error"]["code"]) for one in errors} == {
+        ("c2", "internal_error"),
+        ("c4", "internal_error"),
+    }

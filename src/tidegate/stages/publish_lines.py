@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tidegate.core import ids
 from tidegate.core.answers.copied_lines import SourceLine, deduplicated_line, read_copy, read_source, reused_line
+from tidegate.core.answers.outcome_lines import DAMAGE
 from tidegate.core.answers.results import error_line, never_ran_line
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Job, Placed, UnrunLines
@@ -200,7 +201,12 @@ class CopyWriter:
         [source] = found
         # Items that take one item's line follow one another.
         if self._leader is None or self._leader[0] != leader:
-            self._leader = (leader, read_source(source.copy.read(*source.places.get(leader))))
+            try:
+                self._leader = (leader, read_source(source.copy.read(*source.places.get(leader))))
+            except DAMAGE:
+                line = error_line(job.id, number, custom_id, "internal_error", LOST)
+                await self._errors.add(number, Outcome.FAILED, line)
+                return
         line = deduplicated_line(item_id(job.id, number), custom_id, self._leader[1])
         if source.is_answered:
             await self._answers.add(number, Outcome.ANSWERED, line)

@@ -141,6 +141,14 @@ class JobEvents(Table):
         """Return where the result lines of those of these items lie that are done."""
         return [OutcomePlace(*row) for row in await tx.all("outcomes_of_span", job_id=job_id, first=first, count=count)]
 
+    @reads
+    async def outcomes_within(
+        self, tx: Tx, job_id: str, start: int, end: int, *, is_output: bool
+    ) -> list[OutcomePlace]:
+        """Return which items' result lines begin between two places of the output file or the error file."""
+        rows = await tx.all("outcomes_within", job_id=job_id, start=start, end_at=end, is_output=int(is_output))
+        return [OutcomePlace(*row) for row in rows]
+
 
 async def begin_events(tx: Tx, job_id: str) -> None:
     """Record what becomes of each item of this job from now on."""

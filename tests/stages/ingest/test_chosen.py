@@ -136,3 +136,13 @@ def test_nothing_that_fits_is_an_error_and_so_is_another_input(tmp_path: Path) -
     rules = LineRules(CHAT, input_sha256="0" * 64, chosen=ChosenLines(str(tmp_path / "errors"), ("failed",), (), ()))
     plan = ingest_file(tmp_path / "in", tmp_path / "work", rules)
     assert [error.code for error in plan.errors] == ["input_changed"]
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\0" * 40, b'{"id":', b"\xff\xfe"])
+def test_a_damaged_error_line_chooses_its_request_where_it_still_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, garbage: bytes
+) -> None:
+    broken = refused(1, "b", 400, {"error": {}}).replace(b'"body":', b'"body"}') + garbage + b"\n"
+    monkeypatch.setattr("tests.stages.ingest.test_chosen.ERRORS", ERRORS.splitlines(keepends=True)[0] + broken)
+    assert chosen(tmp_path, ("failed",))[1] == ["a", "b"]
+    assert chosen(tmp_path, ("failed",), "too_long")[0].errors

@@ -146,6 +146,20 @@ def test_only_answered_lines_with_the_same_id_and_body_are_taken(tmp_path: Path)
     assert reusing(tmp_path, earlier, ["a", "b", "d"], *lines) == {"a": "batch_req_a"}
 
 
+def test_a_request_whose_earlier_answer_is_damaged_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = response_line
+
+    def damaged(name: str, custom_id: bytes, status: int, body: bytes) -> bytes:
+        line = written(name, custom_id, status, body)
+        return {b'"b"': line[:-9] + b"\n", b'"c"': line.replace(b'"n"', b'"\xff"')}.get(custom_id, line)
+
+    monkeypatch.setattr("tests.stages.ingest.test_same_lines.response_line", damaged)
+    lines = [chat(one) for one in "abcd"]
+    assert reusing(tmp_path, lines, ["a", "b", "c", "d"], *lines) == {"a": "batch_req_a", "d": "batch_req_d"}
+
+
 def test_garbage_in_the_earlier_input_takes_nothing(tmp_path: Path) -> None:
     """Of lines with one custom_id the first was run, so only that one has the answer."""
     long = chat("long", "x" * 5_000)

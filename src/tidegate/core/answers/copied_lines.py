@@ -45,7 +45,14 @@ class SourceLine(msgspec.Struct, gc=False):
 
 read_copy = msgspec.json.Decoder(WorkCopy).decode
 _read_error = msgspec.json.Decoder(_SourceError | None).decode
-read_source = msgspec.json.Decoder(SourceLine).decode
+_decode_source = msgspec.json.Decoder(SourceLine).decode
+
+
+def read_source(text: bytes) -> SourceLine:
+    """Read a line that others take; one of `outcome_lines.DAMAGE` when it is not what was written."""
+    if not text.isascii():
+        text.decode()
+    return _decode_source(text)
 
 
 def deduplicated_line(name: str, custom_id: bytes, source: SourceLine) -> bytes:

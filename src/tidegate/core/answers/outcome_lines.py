@@ -1,5 +1,7 @@
 """Lines of result files, read: what became of an item, and with which code."""
 
+import re
+
 import msgspec
 
 from tidegate.core.answers.error_kinds import ErrorKind, fingerprint
@@ -12,6 +14,16 @@ _OUTCOME_OF = {code: outcome for outcome, (code, _) in NEVER_RAN.items()}
 # How a response may end; one that says nothing of it is complete.
 COMPLETED = "completed"
 _RESPONSE_ENDS = (COMPLETED, "incomplete", "failed", "cancelled")
+# What a reader gets for a line whose bytes were damaged where they are kept.
+UNREADABLE = "result_unreadable"
+UNREADABLE_MESSAGE = (
+    "The stored result of this request cannot be read: its bytes are damaged. Send the request again in another batch, or ask "
+    "your operator to restore the file from a backup."
+)
+# How reading a damaged line fails.
+DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_ID = re.compile(rb'\{"id":"(?P<id>batch_req_[0-9a-zA-Z_]{1,64})"', re.ASCII)
+_CUSTOM_ID = re.compile(rb',"custom_id":(?P<text>"(?:[^"\\\x00-\x1f]|\\.)*")', re.ASCII)
 
 
 class _ResponseBody(msgspec.Struct):
@@ -46,6 +58,10 @@ class OutcomeLine(msgspec.Struct):
     response: ItemResponse | None = None
     error: ItemError | None = None
     tidegate: LineExtras | None = None
+
+    @property
+    def is_unreadable(self) -> bool:
+        return self.response is None and self.error is not None and self.error.code == UNREADABLE
 
     def failure(self) -> ItemError | None:
         """What a line of the error file says went wrong: in our words, or in the model server's as far as they have the usual shape."""
@@ -91,13 +107,34 @@ _decode_error = msgspec.json.Decoder(_FailureBody).decode
 
 
 def read_line(text: bytes) -> OutcomeLine:
-    """Read one line of a result file."""
+    """Read one line of a result file; one of DAMAGE when it is not what was written."""
+    if not text.isascii():
+        # A body is not looked into, and may hide bytes that are no text.
+        text.decode()
     return _decode(text)
+
+
+def readable_line(text: bytes, name: str = "") -> OutcomeLine:
+    """Read one line of a result file. A damaged one has an error that says so, and of its names what is left; `name` is its id."""
+    try:
+        return read_line(text)
+    except DAMAGE:
+        known = _ID.match(text)
+        return OutcomeLine(
+            name or (known["id"].decode() if known else ""),
+            _salvaged_custom_id(text),
+            error=ItemError(UNREADABLE, UNREADABLE_MESSAGE),
+        )
+
+
+def _salvaged_custom_id(text: bytes) -> str | None:
+    found = _CUSTOM_ID.search(text)
+    try:
+        return msgspec.json.decode(found["text"], type=str) if found else None
+    except DAMAGE:
+        return None
 
 
 def response_status(text: bytes) -> str:
     """How the answer in this line of a result file says that it ended. A line that is damaged says nothing, and must hold nothing up."""
-    try:
-        return read_line(text).response_status()
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return COMPLETED
+    return readable_line(text).response_status()

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from tidegate.core.answers.outcome_lines import read_line
+from tidegate.core.answers.outcome_lines import readable_line
 from tidegate.core.input.lines import ChosenLines, LineRules
 
 _BOM = b"\xef\xbb\xbf"
@@ -44,7 +44,8 @@ def _wanted(chosen: ChosenLines) -> set[str | None]:
     found: set[str | None] = set()
     with Path(chosen.errors_path).open("rb") as errors:
         for text in errors:
-            line = read_line(text)
+            # A damaged line still chooses its request where it names it.
+            line = readable_line(text)
             code = line.failure_code()
             if code == _DUPLICATE or line.failure_outcome() not in chosen.outcomes:
                 continue

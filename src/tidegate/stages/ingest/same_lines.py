@@ -6,6 +6,7 @@ keys counts: engines render tools and schemas into the prompt as they stand. Bod
 
 import os
 from collections.abc import Container, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from tidegate.core.answers.copied_lines import read_source
+from tidegate.core.answers.outcome_lines import DAMAGE
 from tidegate.core.input.lines import EarlierJob, LineRules, endpoint_of, path_of
 from tidegate.core.input.scan import Scan
 from tidegate.stages.ingest.chosen_lines import bounded_lines
@@ -95,8 +97,10 @@ def _answered(source: int, scan: Scan, left_out: Container[int], earlier: Earlie
     at = 0
     with Path(earlier.answers_path).open("rb") as answers:
         for text in answers:
-            if (named := numbers.get(read_source(text).custom_id or "")) is not None:
-                places[named] = (at, len(text))
+            with suppress(*DAMAGE):
+                # A request whose earlier answer is damaged is run again.
+                if (named := numbers.get(read_source(text).custom_id or "")) is not None:
+                    places[named] = (at, len(text))
             at += len(text)
     return places
 

@@ -58,6 +58,13 @@ select number, outcome, at, size_bytes from outcomes
 where job_id = :job_id and number >= :first and number < :first + :count
 order by number;
 
+-- outcomes_within --
+-- Reads every outcome of the job: it is asked only about bytes that are damaged.
+select number, outcome, at, size_bytes from outcomes
+where job_id = :job_id and at >= :start and at < :end_at
+  and case outcome when 'answered' then 1 else 0 end = cast(:is_output as bigint)
+order by at;
+
 -- job_events_forget --
 delete from job_events where job_id = :job_id;
 

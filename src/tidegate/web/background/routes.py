@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core import ids
-from tidegate.core.answers.outcome_lines import ItemError, OutcomeLine, read_line
+from tidegate.core.answers.outcome_lines import ItemError, OutcomeLine
 from tidegate.core.errors import ApiProblem
 from tidegate.core.input.line_faults import LineFault
 from tidegate.core.input.lines import LineRules
@@ -29,6 +29,7 @@ from tidegate.web.http.rate_limits import LIMIT_HEADERS
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.job_wait import APPLIED, JobWait, preferred_wait_s
 from tidegate.web.jobs.limit_rooms import LimitRooms
+from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, StoredLines
 
 ENDPOINT = "/v1/responses"
 ONE = ENDPOINT + "/{response_id}"
@@ -147,7 +148,8 @@ class BackgroundRoutes:
             return shapes.unanswered(job, await self._asked(job), "cancelled")
         if job.answered_count:
             line = await self._line(job, job.output_file_id, job.output_bytes)
-            assert line.response is not None, "an answered item has an answer"
+            if line.response is None:
+                return shapes.unanswered(job, await self._asked(job), "failed", shapes.error_of(line.error))
             tier = None if line.tidegate is None else line.tidegate.service_tier
             return shapes.answered(job, bytes(line.response.body), tier)
         if not shapes.is_final(job):
@@ -166,7 +168,8 @@ class BackgroundRoutes:
         """The one line of a result file, which is gone when its time is over."""
         if file_id is None or (job.state in JOB_ENDED and await self._store.get_file(job.tenant_id, file_id) is None):
             raise no_such_response(shapes.response_id(job.id))
-        return read_line(await self._read(file_id, size_bytes))
+        name = OUTPUT if file_id == job.output_file_id else ERRORS
+        return StoredLines(self._store, job, name).one("", (await self._read(file_id, size_bytes)).rstrip(b"\n"))
 
     async def _asked(self, job: Job) -> bytes:
         """The request as it was sent."""

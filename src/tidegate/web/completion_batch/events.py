@@ -16,7 +16,7 @@ from tidegate.core.states import JOB_ENDED
 from tidegate.store.job_events import RUNNING, JobEventRow
 from tidegate.store.store import Store
 from tidegate.web.completion_batch import shapes
-from tidegate.web.completion_batch.items import ItemReader
+from tidegate.web.completion_batch.items import ItemReader, StoredResult
 from tidegate.web.completion_batch.shapes import DoorNotes, ItemEntity
 from tidegate.web.jobs.event_stream import EventSource
 
@@ -72,29 +72,30 @@ class ItemEvents(EventSource):
                 for piece in self._pieces(await self._reader.running(job, self._notes, row.first + at, count)):
                     yield piece
             return
-        skip, lines, held_bytes = sent_count, [], 0
+        skip, held_bytes = sent_count, 0
+        read: list[StoredResult] = []
         for file_id, start, size_bytes in (
             (job.output_file_id, row.output_at, row.output_bytes),
             (job.error_file_id, row.error_at, row.error_bytes),
         ):
             if file_id is None or not size_bytes:
                 continue
-            async with aclosing(self._reader.lines(file_id, start, start + size_bytes)) as found:
-                async for line in found:
+            async with aclosing(self._reader.results(job, file_id, start, start + size_bytes)) as found:
+                async for stored, result in found:
                     if skip:
                         skip -= 1
                         continue
-                    lines.append(line)
-                    held_bytes += len(line)
-                    if len(lines) >= CHUNK_ITEMS or held_bytes >= CHUNK_BYTES:
-                        for piece in self._pieces(await self._finished(job, lines, row)):
+                    read.append(result)
+                    held_bytes += len(stored.text)
+                    if len(read) >= CHUNK_ITEMS or held_bytes >= CHUNK_BYTES:
+                        for piece in self._pieces(await self._finished(job, read, row)):
                             yield piece
-                        lines, held_bytes = [], 0
-        for piece in self._pieces(await self._finished(job, lines, row)):
+                        read, held_bytes = [], 0
+        for piece in self._pieces(await self._finished(job, read, row)):
             yield piece
 
-    async def _finished(self, job: Job, lines: Sequence[bytes], row: JobEventRow) -> list[ItemEntity]:
-        return await self._reader.finished(job, self._notes, lines, [row.happened_at] * len(lines)) if lines else []
+    async def _finished(self, job: Job, read: Sequence[StoredResult], row: JobEventRow) -> list[ItemEntity]:
+        return await self._reader.finished(job, self._notes, read, [row.happened_at] * len(read)) if read else []
 
     def _pieces(self, entities: Sequence[ItemEntity]) -> list[bytes]:
         pieces, piece = [], bytearray()

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from tidegate.core.answers import answer as answers
+from tidegate.core.answers.outcome_lines import UNREADABLE, UNREADABLE_MESSAGE, OutcomeLine
 from tidegate.core.errors import BlobMissing
 from tidegate.core.ids import item_id, split_item_id
 from tidegate.core.nouns import Job, Usage
@@ -24,6 +25,8 @@ from tidegate.store.store import Store
 from tidegate.web.completion_batch import shapes
 from tidegate.web.completion_batch.inline_items import ItemName, estimated_tokens, read_name
 from tidegate.web.completion_batch.shapes import DoorNotes, ItemEntity
+from tidegate.web.jobs import stored_lines
+from tidegate.web.jobs.stored_lines import StoredLine, StoredLines
 
 OUTPUT, ERRORS = 1, 2
 WINDOW_ITEMS = 256
@@ -49,15 +52,11 @@ class _ModelServerError(msgspec.Struct):
     error: _ErrorOfItem | None = None
 
 
-class _StoredResult(msgspec.Struct):
+class StoredResult(msgspec.Struct):
     id: str
     custom_id: str | None = None
     response: _ResponseOfItem | None = None
     error: _ErrorOfItem | None = None
-
-
-class _StoredName(msgspec.Struct):
-    custom_id: str | None = None
 
 
 class _LineOfItem(msgspec.Struct):
@@ -69,8 +68,7 @@ class _StoredModel(msgspec.Struct):
     model: str = ""
 
 
-_decode_result = msgspec.json.Decoder(_StoredResult).decode
-_decode_head = msgspec.json.Decoder(_StoredName).decode
+_decode_result = msgspec.json.Decoder(StoredResult).decode
 _decode_input = msgspec.json.Decoder(_LineOfItem).decode
 _decode_body = msgspec.json.Decoder(_StoredModel).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -113,9 +111,9 @@ class ItemReader:
         # Before its result is looked for: an item that is done in between would else look as if it had not begun.
         state = open_items(await self._store.leased_spans(job.id), await self._store.item_tries(job.id, number, 1))
         for place in await self._store.item_places(job.id, number, 1):
-            lines = await self._result_lines(job, [place])
+            read = await self._result_lines(job, [place])
             moments = await self._store.recorded_moments(job.id)
-            [entity] = await self.finished(job, notes, lines, [when(moments, place)])
+            [entity] = await self.finished(job, notes, read, [when(moments, place)])
             return entity
         if job.work_blob_id is None and _is_over(job):
             async with aclosing(self._windows(job, _ResultPlaces(notes.total))) as windows:
@@ -136,21 +134,16 @@ class ItemReader:
         if len(lines) < count:
             # The job ended meanwhile: by now every item has a result, and that says where its request lies.
             places = await self._store.item_places(job.id, first, count)
-            results = await self._result_lines(job, places)
-            names = [read_name(_decode_head(line).custom_id) for line in results]
-            bodies = await self._requests(job, [name for name in names if name is not None])
+            bodies = await self._requests_of(job, await self._result_lines(job, places))
             return [_entity(job, notes, one.number, body) for one, body in zip(places, bodies, strict=False)]
         bodies = [await self._request_in(job, line) for line in lines]
         return [_entity(job, notes, first + at, body) for at, body in enumerate(bodies)]
 
     async def finished(
-        self, job: Job, notes: DoorNotes, lines: Sequence[bytes], moments: Sequence[int]
+        self, job: Job, notes: DoorNotes, read: Sequence[StoredResult], moments: Sequence[int]
     ) -> list[ItemEntity]:
-        """Return the items of these result lines, which were recorded at these moments."""
-        read = [_decode_result(line) for line in lines]
-        names = [read_name(one.custom_id) for one in read]
-        known = iter(await self._requests(job, [name for name in names if name is not None]))
-        bodies = [next(known) if name is not None else None for name in names]
+        """Return the items of these results, which were recorded at these moments."""
+        bodies = await self._requests_of(job, read)
         numbers = [_number_of(one) for one in read]
         tries = await self._tries(job, numbers)
         entities = []
@@ -159,9 +152,15 @@ class ItemReader:
             entities.append(_with_result(entity, one, moment_ms))
         return entities
 
-    def lines(self, file_id: str, start: int, end: int) -> AsyncGenerator[bytes, None]:
-        """The lines between two places of a file, which are ends of lines."""
-        return _lines(file_bytes(self._store, self._blobs, file_id, start, end))
+    async def results(
+        self, job: Job, file_id: str, start: int, end: int
+    ) -> AsyncGenerator[tuple[StoredLine, StoredResult], None]:
+        """The results between two places of a result file, which are ends of lines; of a damaged one that it is."""
+        name = stored_lines.OUTPUT if file_id == job.output_file_id else stored_lines.ERRORS
+        stream = file_bytes(self._store, self._blobs, file_id, start, end)
+        async with aclosing(stream), aclosing(StoredLines(self._store, job, name).all(start, stream)) as lines:
+            async for stored in lines:
+                yield stored, _result_of(stored.line, stored.text)
 
     async def all(self, job: Job, notes: DoorNotes, state: OpenItems) -> AsyncGenerator[bytes, None]:
         """Yield every item in the order of the create, each as JSON; nothing before ingest is done, nor once the results are gone. Of a job
@@ -184,12 +183,14 @@ class ItemReader:
                 for index, line in enumerate(lines, start):
                     body = _body_of(line)
                     if index in texts:
-                        result = _decode_result(texts[index])
+                        result = texts[index]
                         number = _number_of(result)
                         entity = _entity(job, notes, number, body, state.tries.get(number, 0))
                         place = OutcomePlace(0, "", places.at[index], 0)
                         moment_ms = when(moments, place, is_error=places.which[index] == ERRORS)
                         entity = _with_result(entity, result, moment_ms)
+                    elif places.is_unreadable(index, job):
+                        entity = _unreadable_entity(_entity(job, notes, places.number(index), body))
                     else:
                         number = places.number(index)
                         entity = _open_entity(job, _entity(job, notes, number, body), number, state)
@@ -204,23 +205,30 @@ class ItemReader:
         ):
             if file_id is None or not size_bytes:
                 continue
-            at = 0
-            async with aclosing(self.lines(file_id, 0, size_bytes)) as lines:
-                async for line in lines:
-                    name = read_name(_decode_head(line).custom_id)
+            async with aclosing(self.results(job, file_id, 0, size_bytes)) as results:
+                async for stored, result in results:
+                    name, number = read_name(result.custom_id), _number_of(result)
                     if name is not None and name.place < total:
-                        places.put(name.place, which, at, len(line))
-                    at += len(line) + 1
+                        places.put(name.place, which, stored.at, len(stored.text))
+                    else:
+                        places.nameless.add(number)
         if places.missing and job.work_blob_id is not None:
-            # Behind the work file's lines stands the line number of each item.
-            trailer = await self._blobs.read(job.work_blob_id, job.work_bytes, 4 * job.item_count)
-            places.number_by(trailer)
+            try:
+                # Behind the work file's lines stands the line number of each item.
+                trailer = await self._blobs.read(job.work_blob_id, job.work_bytes, 4 * job.item_count)
+            except BlobMissing:
+                # The work file goes with the end of its job: which of the nameless results is which is not known any more.
+                places.number_by_order()
+            else:
+                places.number_by(trailer)
         return places
 
     async def _windows(self, job: Job, places: "_ResultPlaces") -> AsyncGenerator[tuple[int, list[bytes]], None]:
         """The lines of the input, some at a time, with the index of the first; empty ones once the input is gone."""
         file = await self._store.get_file(job.tenant_id, job.input_file_id)
-        read = _no_lines(len(places.which)) if file is None else self.lines(file.id, 0, file.size_bytes)
+        read = _no_lines(len(places.which))
+        if file is not None:
+            read = _lines(file_bytes(self._store, self._blobs, file.id, 0, file.size_bytes))
         start, window, size = 0, [], 0
         async with aclosing(read) as lines:
             async for line in lines:
@@ -232,7 +240,7 @@ class ItemReader:
         if window:
             yield start, window
 
-    async def _result_texts(self, job: Job, places: "_ResultPlaces", indices: list[int]) -> list[bytes]:
+    async def _result_texts(self, job: Job, places: "_ResultPlaces", indices: list[int]) -> list[StoredResult]:
         wanted = [
             OutcomePlace(
                 index, "answered" if places.which[index] == OUTPUT else "failed", places.at[index], places.size[index]
@@ -241,16 +249,25 @@ class ItemReader:
         ]
         return await self._result_lines(job, wanted)
 
-    async def _result_lines(self, job: Job, places: Sequence[OutcomePlace]) -> list[bytes]:
-        """The result lines at these places, without what ends them."""
-        texts: dict[OutcomePlace, bytes] = {}
+    async def _result_lines(self, job: Job, places: Sequence[OutcomePlace]) -> list[StoredResult]:
+        """The results at these places."""
+        found: dict[OutcomePlace, StoredResult] = {}
         for is_output, file_id in ((True, job.output_file_id), (False, job.error_file_id)):
             asked = [one for one in places if (one.outcome == "answered") is is_output]
             if asked and file_id is not None:
                 ranges = [(one.at, one.at + one.size_bytes) for one in asked]
                 read = await self._read_ranges(file_id, ranges)
-                texts.update(zip(asked, read, strict=True))
-        return [texts[one].rstrip(b"\n") for one in places if one in texts]
+                stored = StoredLines(self._store, job, stored_lines.OUTPUT if is_output else stored_lines.ERRORS)
+                for one, data in zip(asked, read, strict=True):
+                    text = data.rstrip(b"\n")
+                    found[one] = _result_of(stored.one(item_id(job.id, one.number), text), text)
+        return [found[one] for one in places if one in found]
+
+    async def _requests_of(self, job: Job, read: Sequence[StoredResult]) -> list[bytes | None]:
+        """The requests of these results; None for one that lost its name, and once the input is gone."""
+        names = [read_name(one.custom_id) for one in read]
+        known = iter(await self._requests(job, [name for name in names if name is not None]))
+        return [next(known) if name is not None else None for name in names]
 
     async def _request_in(self, job: Job, line: bytes) -> bytes | None:
         """The request of a line of the work file; what ingest wrote about a bad one names it."""
@@ -326,6 +343,8 @@ class _ResultPlaces:
         self.at = array("Q", bytes(8 * total))
         self.size = array("I", bytes(4 * total))
         self.missing = total
+        # Numbers of items whose results do not say whose they are.
+        self.nameless: set[int] = set()
         self._numbers: array[int] = array("I")
 
     def put(self, index: int, which: int, at: int, size_bytes: int) -> None:
@@ -339,6 +358,18 @@ class _ResultPlaces:
             line = int.from_bytes(trailer[4 * number : 4 * number + 4], "little")
             if line <= len(self.which):
                 self._numbers[line - 1] = number
+
+    def number_by_order(self) -> None:
+        """Give the items without a place the numbers that are left, in order."""
+        self._numbers = array("I", bytes(4 * len(self.which)))
+        left = iter(sorted(self.nameless))
+        for index, which in enumerate(self.which):
+            if not which:
+                self._numbers[index] = next(left, 0)
+
+    def is_unreadable(self, index: int, job: Job) -> bool:
+        """Whether an item without a place has a result that cannot be read."""
+        return job.state in JOB_ENDED or self.number(index) in self.nameless
 
     def number(self, index: int) -> int:
         return self._numbers[index]
@@ -361,7 +392,19 @@ async def _no_lines(count: int) -> AsyncGenerator[bytes, None]:
         yield b""
 
 
-def _number_of(line: _StoredResult) -> int:
+def _result_of(line: OutcomeLine, text: bytes) -> StoredResult:
+    """What became of an item, by the line that was read and its bytes."""
+    if not line.is_unreadable:
+        return _decode_result(text)
+    return StoredResult(line.id, line.custom_id, error=_ErrorOfItem(UNREADABLE, UNREADABLE_MESSAGE))
+
+
+def _unreadable_entity(entity: ItemEntity) -> ItemEntity:
+    message = f"{UNREADABLE}: {UNREADABLE_MESSAGE}"
+    return msgspec.structs.replace(entity, status=shapes.FAILED, error_code=UNREADABLE, error_message=message)
+
+
+def _number_of(line: StoredResult) -> int:
     found = split_item_id(line.id)
     return found[1] if found is not None else 0
 
@@ -427,7 +470,7 @@ def _cancelled(job: Job, entity: ItemEntity) -> ItemEntity:
     )
 
 
-def _with_result(entity: ItemEntity, line: _StoredResult, moment_ms: int) -> ItemEntity:
+def _with_result(entity: ItemEntity, line: StoredResult, moment_ms: int) -> ItemEntity:
     """An item with what became of it."""
     entity = msgspec.structs.replace(entity, completed_at=shapes.moment(moment_ms) if moment_ms else None)
     response, error = line.response, line.error

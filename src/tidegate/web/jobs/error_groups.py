@@ -8,7 +8,7 @@ from contextlib import aclosing
 import msgspec
 
 from tidegate.core.answers.error_kinds import ErrorKind
-from tidegate.core.answers.outcome_lines import OutcomeLine, read_line
+from tidegate.core.answers.outcome_lines import readable_line
 from tidegate.core.errors import BlobError
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs
@@ -112,10 +112,7 @@ def _add_all(groups: ErrorGroups, lines: list[bytes]) -> None:
 
 
 def _add(groups: ErrorGroups, text: bytes) -> None:
-    try:
-        line = read_line(text)
-    except msgspec.MsgspecError:
-        line = OutcomeLine("")
+    line = readable_line(text)
     kind = line.failure_kind()
     if kind not in groups.counts and len(groups.counts) >= GROUPS_MAX:
         kind = ErrorKind(kind.code, kind.status, REST)

@@ -5,13 +5,13 @@ holds more than a line and a piece of a file.
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 import msgspec
 from msgspec import Raw
 
-from tidegate.core.answers.outcome_lines import ItemError, read_line
+from tidegate.core.answers.outcome_lines import ItemError, OutcomeLine, readable_line
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ids import job_part, split_item_id
 from tidegate.core.nouns import Job
@@ -21,13 +21,15 @@ from tidegate.core.states import JOB_ENDED, Outcome
 from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
 from tidegate.web.http.tenant_slots import lookup_slots
+from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, StoredLine, StoredLines
 
 MESSAGE_CHARS_MAX = 500
 # So much is looked through for one page; what lies behind it is on the next one.
 LOOK_BYTES_MAX = 16 << 20
 # A name is in no index, so an item is searched for in the whole of its job's files: a tenant has few such searches at once.
 LOOKUPS_MAX = 4
-OUTPUT, ERRORS = "output", "errors"
+# Reads the custom_id of a line.
+NameOf = Callable[[bytes], str | None]
 _BOM = b"\xef\xbb\xbf"
 _NULL = Raw(b"null")
 
@@ -115,8 +117,8 @@ class JobItems:
                     if len(page.items) == count_max or looked_bytes > LOOK_BYTES_MAX:
                         page.has_more = True
                         return page
-                    looked_bytes += len(line) + 1
-                    item = _shown(job, line, name)
+                    looked_bytes += len(line.text) + 1
+                    item = _shown(job, line.line, name)
                     page.last_id = item.id
                     if _matches(item, wanted):
                         page.items.append(item)
@@ -128,18 +130,20 @@ class JobItems:
             return await self._one(job, name)
 
     async def _one(self, job: Job, name: str) -> ItemDetail:
-        line, file_name = None, OUTPUT
+        text, file_name = None, OUTPUT
         if (place := await self._place(job, name)) is not None:
             file_name, at, end = place
             file_id, _ = await self._file(job, file_name)
             pieces = file_bytes(self._store, self._blobs, file_id or "", at, end)
-            line = b"".join([piece async for piece in pieces]).rstrip(b"\n")
+            text = b"".join([piece async for piece in pieces]).rstrip(b"\n")
         else:
             for file_name in (OUTPUT, ERRORS):
                 file_id, size_bytes = await self._file(job, file_name)
-                line = await self._find(file_id, size_bytes, name)
-                if line is not None:
+                text = await self._find(file_id, size_bytes, name, _name_of_result)
+                if text is not None:
                     break
+        # Where the place is known the name is the item's id, whatever its line still says.
+        line = None if text is None else StoredLines(self._store, job, file_name).one(name if place else "", text)
         item = None if line is None else _shown(job, line, file_name)
         custom_id = name if item is None else item.custom_id
         request = None if custom_id is None else await self._request(job, custom_id)
@@ -154,7 +158,7 @@ class JobItems:
             status_code=item.status_code if item else None,
             error=item.error if item else None,
             request=_NULL if request is None else Raw(request),
-            response=_NULL if line is None else _decode_response(line).response,
+            response=_NULL if line is None or text is None or line.is_unreadable else _decode_response(text).response,
         )
 
     async def _place(self, job: Job, item_id: str) -> tuple[str, int, int] | None:
@@ -178,25 +182,28 @@ class JobItems:
             raise no_such_file(file_id, "batch_id")
         return file_id, size_bytes if file_id is not None else 0
 
-    async def _lines(self, job: Job, name: str, at: int) -> AsyncGenerator[bytes, None]:
+    async def _lines(self, job: Job, name: str, at: int) -> AsyncGenerator[StoredLine, None]:
         """The lines of a result file from this place on."""
         file_id, size_bytes = await self._file(job, name)
         if file_id is None or at >= size_bytes:
             return
-        async with aclosing(_whole_lines(file_bytes(self._store, self._blobs, file_id, at, size_bytes))) as blocks:
-            async for block in blocks:
-                for line in block.split(b"\n")[:-1]:
-                    yield line
+        stream = file_bytes(self._store, self._blobs, file_id, at, size_bytes)
+        async with aclosing(stream), aclosing(StoredLines(self._store, job, name).all(at, stream)) as lines:
+            async for line in lines:
+                yield line
 
     async def _request(self, job: Job, custom_id: str) -> bytes | None:
         """The caller's line; None once the input is gone."""
         for file_id in (job.input_file_id, *job.shape.more_inputs):
             file = await self._store.get_file(job.tenant_id, file_id)
-            if file is not None and (found := await self._find(file.id, file.size_bytes, custom_id)) is not None:
+            if (
+                file is not None
+                and (found := await self._find(file.id, file.size_bytes, custom_id, _name_of_request)) is not None
+            ):
                 return found.removeprefix(_BOM)
         return None
 
-    async def _find(self, file_id: str | None, size_bytes: int, custom_id: str) -> bytes | None:
+    async def _find(self, file_id: str | None, size_bytes: int, custom_id: str, name_of: NameOf) -> bytes | None:
         """The first line of a file with this custom_id. Only lines that have its letters in them, or letters in disguise, are read."""
         if file_id is None or not size_bytes:
             return None
@@ -206,7 +213,7 @@ class JobItems:
             async with aclosing(_whole_lines(stream)) as blocks:
                 async for block in blocks:
                     for needle in needles:
-                        if (line := _line_of(block, needle, custom_id)) is not None:
+                        if (line := _line_of(block, needle, custom_id, name_of)) is not None:
                             return line
         return None
 
@@ -225,25 +232,33 @@ async def _whole_lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, No
         yield b"".join((*held, b"\n"))
 
 
-def _line_of(block: bytes, needle: bytes, custom_id: str) -> bytes | None:
+def _name_of_request(line: bytes) -> str | None:
+    try:
+        return _decode_id(line.removeprefix(_BOM)).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _name_of_result(line: bytes) -> str | None:
+    return readable_line(line).custom_id
+
+
+def _line_of(block: bytes, needle: bytes, custom_id: str, name_of: NameOf) -> bytes | None:
     at = block.find(needle)
     while at >= 0:
         start, end = block.rfind(b"\n", 0, at) + 1, block.find(b"\n", at)
         line = block[start:end]
-        try:
-            if _decode_id(line.removeprefix(_BOM)).custom_id == custom_id:
-                return line
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
+        if name_of(line) == custom_id:
+            return line
         at = block.find(needle, end)
     return None
 
 
-def _shown(job: Job, text: bytes, name: str) -> ItemShown:
-    line = read_line(text)
+def _shown(job: Job, line: OutcomeLine, name: str) -> ItemShown:
     status = line.response.status_code if line.response is not None else None
     if name == OUTPUT:
-        return ItemShown(line.id, "batch.item", job.id, line.custom_id, Outcome.ANSWERED, status, None)
+        error = line.error if line.is_unreadable else None
+        return ItemShown(line.id, "batch.item", job.id, line.custom_id, Outcome.ANSWERED, status, error)
     failure = line.failure()
     error = ItemError(line.failure_code(), "" if failure is None else failure.message[:MESSAGE_CHARS_MAX])
     return ItemShown(line.id, "batch.item", job.id, line.custom_id, line.failure_outcome(), status, error)

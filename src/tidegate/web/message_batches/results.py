@@ -8,18 +8,20 @@ from contextlib import aclosing
 
 import msgspec
 
+from tidegate.core.answers.outcome_lines import UNREADABLE, OutcomeLine
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Job
+from tidegate.core.nouns import File, Job
 from tidegate.core.ports import Blobs
 from tidegate.core.states import JobState
 from tidegate.core.translate import error_to_anthropic, is_error_of
 from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
+from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, StoredLines
 
 _PIECE_BYTES = 32_768
 _BAD_REQUEST, _NOT_FOUND, _OURS = 400, 404, 500
 # Codes of requests that got no answer through no fault of their own.
-_OURS_CODES = ("internal_error", "worker_lost", "batch_failed", "invalid_upstream_response", "upstream_")
+_OURS_CODES = (UNREADABLE, "internal_error", "worker_lost", "batch_failed", "invalid_upstream_response", "upstream_")
 _UNRUN = {"batch_expired": b"expired", "batch_cancelled": b"canceled"}
 
 
@@ -60,14 +62,32 @@ async def results(store: Store, blobs: Blobs, job: Job) -> AsyncGenerator[bytes,
             raise ApiProblem(404, "file_not_found", message)
     for file, convert in files:
         piece = bytearray()
-        async with aclosing(file_bytes(store, blobs, file.id, 0, file.size_bytes)) as stream:
-            async for line in _lines(stream):
+        async with aclosing(_lines_of(store, blobs, job, file)) as lines:
+            async for line in lines:
                 piece += convert(line)
                 if len(piece) >= _PIECE_BYTES:
                     yield bytes(piece)
                     piece.clear()
         if piece:
             yield bytes(piece)
+
+
+async def _lines_of(store: Store, blobs: Blobs, job: Job, file: File) -> AsyncGenerator[bytes, None]:
+    """The lines of an input or a result file. In place of a damaged result stands one that says so."""
+    async with aclosing(file_bytes(store, blobs, file.id, 0, file.size_bytes)) as stream:
+        if file.id not in (job.output_file_id, job.error_file_id):
+            async for text in _lines(stream):
+                yield text
+            return
+        name = OUTPUT if file.id == job.output_file_id else ERRORS
+        async with aclosing(StoredLines(store, job, name).all(0, stream)) as lines:
+            async for stored in lines:
+                yield _unreadable(stored.line) if stored.line.is_unreadable else stored.text
+
+
+def _unreadable(line: OutcomeLine) -> bytes:
+    """The line of a result that cannot be read. One that lost its custom_id has none: it is of a request that has no other result."""
+    return msgspec.json.encode({"custom_id": line.custom_id or "", "error": line.error})
 
 
 def result_of(line: bytes) -> bytes:

@@ -5,12 +5,13 @@ from contextlib import aclosing
 
 import msgspec
 
-from tidegate.core.answers.outcome_lines import ItemError, read_line
+from tidegate.core.answers.outcome_lines import ItemError
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs
 from tidegate.core.states import JOB_ENDED
 from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
+from tidegate.web.jobs.stored_lines import StoredLine, StoredLines
 
 MESSAGE_CHARS_MAX = 500
 
@@ -47,13 +48,10 @@ async def item_events(
     file_id = await _file_id(store, job, name) if start < end else None
     if file_id is None:
         return
-    at, held = start, b""
-    async with aclosing(file_bytes(store, blobs, file_id, start, end)) as stream:
-        async for chunk in stream:
-            *lines, held = (held + chunk).split(b"\n")
-            for line in lines:
-                yield _event(job, line, ItemPlace(name, at, len(line) + 1))
-                at += len(line) + 1
+    stream = file_bytes(store, blobs, file_id, start, end)
+    async with aclosing(stream), aclosing(StoredLines(store, job, name).all(start, stream)) as lines:
+        async for stored in lines:
+            yield _event(job, stored)
 
 
 async def is_line_end(store: Store, blobs: Blobs, job: Job, name: str, at: int) -> bool:
@@ -73,8 +71,8 @@ async def _file_id(store: Store, job: Job, name: str) -> str | None:
     return file_id if await store.get_file(job.tenant_id, file_id) is not None else None
 
 
-def _event(job: Job, text: bytes, place: ItemPlace) -> ItemEvent:
-    line = read_line(text)
+def _event(job: Job, stored: StoredLine) -> ItemEvent:
+    line, place = stored.line, ItemPlace(stored.file, stored.at, len(stored.text) + 1)
     error = line.error if place.file == "output" else line.failure()
     if error is not None:
         error = ItemError(error.code, error.message[:MESSAGE_CHARS_MAX])

@@ -1,0 +1,83 @@
+"""Lines of result files as doors read them, also where bytes were damaged on their way to the disk or there.
+
+A damaged line is an item with an error, never the end of a list: the store knows which items lie where, so one that lost its name, or the
+end of its line, is still shown. What is damaged is logged, once for each reader.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import msgspec
+import structlog
+
+from tidegate.core.answers.outcome_lines import DAMAGE, OutcomeLine, read_line, readable_line
+from tidegate.core.ids import item_id
+from tidegate.core.nouns import Job
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+OUTPUT, ERRORS = "output", "errors"
+
+
+class StoredLine(msgspec.Struct, frozen=True):
+    """A line, where it begins in its file, and its bytes without what ends it."""
+
+    file: str
+    at: int
+    text: bytes
+    line: OutcomeLine
+
+
+class StoredLines:
+    """Reads the lines of one result file of a job."""
+
+    def __init__(self, store: Store, job: Job, name: str) -> None:
+        """`name` is `output` or `errors`."""
+        self._store = store
+        self._job = job
+        self._name = name
+        self._is_logged = False
+
+    async def read(self, at: int, text: bytes) -> list[StoredLine]:
+        """Return the line that these bytes are: they begin at this place of the file, and reach to the end of a line. Damaged bytes are all
+        the lines that were recorded there; none where they are a part of the line before."""
+        try:
+            return [StoredLine(self._name, at, text, read_line(text))]
+        except DAMAGE as damage:
+            self._note(at, damage)
+        places = await self._store.outcomes_within(self._job.id, at, at + len(text) + 1, is_output=self._name == OUTPUT)
+        found = []
+        for place in places:
+            own = text[place.at - at :][: place.size_bytes - 1]
+            line = readable_line(own, item_id(self._job.id, place.number))
+            found.append(StoredLine(self._name, place.at, own, line))
+        return found
+
+    def one(self, name: str, text: bytes) -> OutcomeLine:
+        """Return the line of one item. `name` is its id, where that is known otherwise."""
+        line = readable_line(text, name)
+        if line.is_unreadable:
+            self._note(0, None)
+        return line
+
+    async def all(self, at: int, pieces: AsyncIterator[bytes]) -> AsyncGenerator[StoredLine, None]:
+        """Yield the lines of a file from the place `at` on, which is the beginning of a line."""
+        held: list[bytes] = []
+        async for piece in pieces:
+            *whole, last = piece.split(b"\n")
+            for end in whole:
+                text = b"".join((*held, end))
+                held.clear()
+                for one in await self.read(at, text):
+                    yield one
+                at += len(text) + 1
+            if last:
+                held.append(last)
+        if held:
+            for one in await self.read(at, b"".join(held)):
+                yield one
+
+    def _note(self, at: int, damage: Exception | None) -> None:
+        if not self._is_logged:
+            self._is_logged = True
+            log.error("result_unreadable", batch=self._job.id, file=self._name, at=at, problem=str(damage or ""))
