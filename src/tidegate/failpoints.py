@@ -30,6 +30,7 @@ NAMES = (
     "publish_committed",
     "webhook_sent",
     "stop_released",
+    "deliveries_deleted",
     "job_forgotten",
     "operation_stepped",
     "blob_removed",

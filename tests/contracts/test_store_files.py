@@ -12,6 +12,8 @@ from tests.support.store_verbs import any_file
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import AbandonedBlob, Extent, File, Idempotency, NewFile, Placed, Quotas, Stamp
 from tidegate.core.states import FileState
+from tidegate.core.webhooks import EndpointShape
+from tidegate.store import files
 
 pytestmark = pytest.mark.anyio
 
@@ -395,3 +397,29 @@ async def test_blobs_are_listed_by_id_with_what_needs_them(world: World) -> None
     assert {(await world.store.files_of_blob(blob.id, 5))[0] for blob in needed} == {file.id for file in files}
     await world.store.delete_file(caller.tenant_id, files[0].id)
     assert len([blob for blob in await world.store.list_blobs("", 100) if blob.is_needed]) == 2
+
+
+async def test_keys_and_places_past_their_day_go_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, store = await world.caller(), world.store
+    for number in range(7):
+        await world.file(caller, idempotency=Idempotency(f"k{number}", "body"))
+        shape = EndpointShape(f"e{number}", "https://receiver.example/x", ("batch.completed",))
+        made = await store.create_webhook_endpoint(caller.tenant_id, world.id("whk"), shape, b"1" * 32)
+        assert await store.delete_webhook_endpoint(caller.tenant_id, made.id)
+    await world.clock.advance(2 * DAY_MS + 2)
+    sizes: dict[str, list[int]] = {}
+    prune = store._prune_some
+
+    async def watched(name: str, keep_ms: int, count_max: int) -> int:
+        sizes.setdefault(name, []).append(await prune(name, keep_ms, count_max))
+        return sizes[name][-1]
+
+    monkeypatch.setattr(files, "PIECE_ROWS", 2)
+    monkeypatch.setattr(files, "PIECES_MAX", 3)
+    monkeypatch.setattr(store, "_prune_some", watched)
+    await store.prune_files(DAY_MS * 30, 100)
+    assert sizes["idempotency_prune"] == [2, 2, 2], "one pass is bounded"
+    await store.prune_files(DAY_MS * 30, 100)
+    assert sizes["idempotency_prune"] == [2, 2, 2, 1]
+    assert sum(sizes["list_places_prune"]) == 7
+    assert max(sizes["list_places_prune"]) == 2

@@ -73,6 +73,9 @@ async def test_where_items_stand_and_lie(world: World) -> None:
     await world.answer(await world.log(), job, 1, token=held.token)
     [place] = await store.item_places(job.id, 0, 4)
     assert (place.number, place.outcome, place.at) == (1, "answered", 0)
+    assert await store.outcomes_within(job.id, 0, 1, is_output=True) == [place]
+    assert await store.outcomes_within(job.id, 0, 1, is_output=False) == []
+    assert await store.outcomes_within(job.id, 1, 1 << 40, is_output=True) == []
     found = await store.job_progress(caller.tenant_id, job.id)
     assert found is not None
     assert found[1] == 0

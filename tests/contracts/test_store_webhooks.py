@@ -601,18 +601,36 @@ async def test_deliveries_of_a_running_job_stay(world: World) -> None:
 async def test_deliveries_of_a_deleted_endpoint_go_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, worker_id = await world.caller(), await world.worker(10 * LEASE_MS)
     every = await delivered(world, caller, worker_id, jobs=5, endpoints=1)
-    await cancelled(world, caller)
+    for _ in range(5):
+        await cancelled(world, caller)
     sizes = pieces(monkeypatch)
     endpoint_id = every[0].endpoint_id
     stranger = await world.caller("stranger")
     assert not await world.store.delete_webhook_endpoint(stranger.tenant_id, endpoint_id)
-    assert len(await deliveries(world, caller)) == 6
+    assert len(await deliveries(world, caller)) == 10
     assert await world.store.delete_webhook_endpoint(caller.tenant_id, endpoint_id)
     assert await deliveries(world, caller) == []
-    assert (sum(sizes), max(sizes)) == (6, 2)
+    assert (sum(sizes), max(sizes)) == (10, 2)
     for one in every:
         place = (one.event_id, one.endpoint_id)
         assert await world.store.list_webhook_deliveries(caller.tenant_id, None, place, 10) == []
+
+
+async def test_what_waits_for_a_receiver_that_is_gone_fails_in_pieces(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller, worker_id = await world.caller(), await world.worker(10 * LEASE_MS)
+    await endpoint(world, caller)
+    for _ in range(8):
+        await cancelled(world, caller)
+        await world.clock.advance(1)
+    first, second = await lease(world, worker_id, count_max=2)
+    monkeypatch.setattr(webhooks, "DELETED_AT_ONCE", 2)
+    assert await world.store.record_webhook(first, GONE, None) is DeliveryState.FAILED
+    assert len(await deliveries(world, caller, DeliveryState.FAILED)) == 7
+    [left] = await deliveries(world, caller, DeliveryState.PENDING)
+    assert left.event_id == second.event_id, "what is being sent ends by itself"
+    assert await world.store.record_webhook(second, BROKEN, 5_000) is DeliveryState.FAILED
 
 
 async def test_what_gone_jobs_left_is_pruned_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

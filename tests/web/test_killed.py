@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +17,10 @@ import pytest
 from tests.support.processes import Processes
 from tests.support.shims import Shims, preload_env
 from tests.web.calls import LINES, create, upload
+from tidegate.store.webhooks import DELETED_AT_ONCE
 
 KEY: dict[str, Any] = {"Idempotency-Key": "once"}
+ENDPOINT = {"name": "n", "url": "https://receiver.example/x", "event_types": ["batch.completed"]}
 
 
 class Api:
@@ -77,6 +81,43 @@ def test_create_crash_after_store(api: Api) -> None:
         assert found["status"] == "validating"
         assert post(client, file_id)["id"] == found["id"]
         assert len(client.get("/v1/batches").json()["data"]) == 1
+
+
+@pytest.mark.parametrize("state", ["pending", "failed"])
+def test_killed_between_the_pieces_of_a_deletion(api: Api, tmp_path: Path, state: str) -> None:
+    """An endpoint goes with the last of its deliveries, so that a client that asks again finishes what was begun."""
+    with api.start() as client:
+        made = client.post("/v1/webhook_endpoints", json=ENDPOINT).json()
+        api.proc.terminate()
+        assert api.proc.wait() == 0
+    with contextlib.closing(sqlite3.connect(tmp_path / "data" / "tidegate.db")) as store, store:
+        [(tenant_id,)] = store.execute("select tenant_id from webhook_endpoints")
+        store.executemany(
+            "insert into webhook_deliveries (event_id, endpoint_id, tenant_id, job_id, event_type, state, attempt_count, created_at,"
+            " due_at) values (?, ?, ?, 'batch_x', 'batch.completed', ?, 0, ?, 0)",
+            [(f"evt_{number:022}", made["id"], tenant_id, state, number) for number in range(3 * DELETED_AT_ONCE + 1)],
+        )
+    path = f"/v1/webhook_endpoints/{made['id']}"
+    with api.start("deliveries_deleted=1*kill") as client, pytest.raises(httpx2.TransportError):
+        client.delete(path)
+    assert api.proc.wait() == -9
+    with api.start() as client:
+        assert client.get(path).status_code == 200, "it is there until all is gone"
+        left = list(deliveries_of(client))
+        assert len(left) == DELETED_AT_ONCE + 1
+        assert client.delete(path).json()["deleted"] is True
+        assert client.delete(path).status_code == 404
+        assert list(deliveries_of(client)) == []
+
+
+def deliveries_of(client: httpx2.Client) -> Iterator[str]:
+    after: dict[str, str] = {}
+    while True:
+        page = client.get("/v1/webhook_deliveries", params={"limit": "100", **after}).json()
+        yield from (one["id"] for one in page["data"])
+        if not page["has_more"]:
+            return
+        after = {"after": page["last_id"]}
 
 
 MESSAGES = "/v1/messages/batches"

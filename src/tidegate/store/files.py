@@ -22,6 +22,10 @@ _LAST = 1 << 62
 _LIST_START = {"desc": (_LAST, ""), "asc": (-1, "")}
 
 
+# Keys and places in lists may be many at once: they go in pieces of so many rows, and so many pieces a pass.
+PIECE_ROWS, PIECES_MAX = 1_000, 100
+
+
 class StoredFiles(Table):
     async def begin_blob(self, blob_id: str, kind: str, worker_id: str) -> None:
         """Give a blob its row, before it has bytes."""
@@ -189,12 +193,21 @@ class StoredFiles(Table):
     async def expired_files(self, tx: Tx, count_max: int) -> list[tuple[str, str]]:
         return [(row[0], row[1]) for row in await tx.all("files_expired", count_max=count_max)]
 
-    @writes
-    async def prune_files(self, tx: Tx, keep_ms: int, count_max: int) -> None:
-        """Forget some files that were deleted long ago, and Idempotency-Keys and places in lists past their day."""
-        await tx.all("files_prune", keep_ms=keep_ms, count_max=count_max)
+    async def prune_files(self, keep_ms: int, count_max: int) -> None:
+        """Forget some files that were deleted long ago, and Idempotency-Keys and places in lists past their day, a piece at a time."""
+        await self._prune_deleted(keep_ms, count_max)
         for name in ("idempotency_prune", "list_places_prune"):
-            await tx.all(name, keep_ms=2 * 24 * 3600 * 1000)
+            for _ in range(PIECES_MAX):
+                if await self._prune_some(name, 2 * 24 * 3600 * 1000, PIECE_ROWS) < PIECE_ROWS:
+                    break
+
+    @writes
+    async def _prune_deleted(self, tx: Tx, keep_ms: int, count_max: int) -> None:
+        await tx.all("files_prune", keep_ms=keep_ms, count_max=count_max)
+
+    @writes
+    async def _prune_some(self, tx: Tx, name: str, keep_ms: int, count_max: int) -> int:
+        return len(await tx.all(name, keep_ms=keep_ms, count_max=count_max))
 
     @reads
     async def abandoned_blobs(self, tx: Tx, count_max: int) -> list[AbandonedBlob]:

@@ -29,6 +29,7 @@ from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JOB_ENDED, JobKind, JobState
 from tidegate.core.webhooks import EndpointShape
 from tidegate.core.wording import in_words
+from tidegate.failpoints import hit
 from tidegate.store.creation_quota import count_creation
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import hold_blobs, release_extents
@@ -272,7 +273,7 @@ class Jobs(Table):
         Events that were not delivered by then still are, and go when they have arrived; what could not be delivered stays listed. What was
         delivered goes first, a piece at a time: no transaction is long because a batch had an event for each of its items."""
         while await self._forget_deliveries(job_id):
-            continue
+            await hit("deliveries_deleted")
         await self._forget_records(job_id)
 
     @writes

@@ -22,6 +22,7 @@ from tidegate.core.webhooks import (
     secret_text,
 )
 from tidegate.core.wording import in_words
+from tidegate.failpoints import hit
 from tidegate.store.driver import Row, Tx
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 
@@ -121,24 +122,22 @@ class Webhooks(Table):
     async def delete_webhook_endpoint(self, tenant_id: str, endpoint_id: str) -> bool:
         """Delete an endpoint and what was to be delivered there. False: there is no such endpoint.
 
-        What is not on its way any more goes first, a piece at a time."""
-        if await self.webhook_endpoint(tenant_id, endpoint_id) is not None:
-            while await self._delete_ended(tenant_id, endpoint_id) == DELETED_AT_ONCE:
-                continue
-        return await self._delete_endpoint(tenant_id, endpoint_id)
-
-    @writes
-    async def _delete_ended(self, tx: Tx, tenant_id: str, endpoint_id: str) -> int:
-        name = {"tenant_id": tenant_id, "endpoint_id": endpoint_id}
-        return await _mark_places(tx, await tx.all("webhook_ended_delete", count_max=DELETED_AT_ONCE, **name))
-
-    @writes
-    async def _delete_endpoint(self, tx: Tx, tenant_id: str, endpoint_id: str) -> bool:
-        await tx.all("webhook_endpoint_place_put", tenant_id=tenant_id, id=endpoint_id)
-        deleted = await tx.one("webhook_endpoint_delete", tenant_id=tenant_id, id=endpoint_id) is not None
-        if deleted:
-            await _mark_places(tx, await tx.all("webhook_deliveries_delete", endpoint_id=endpoint_id))
+        Its deliveries go first, a piece at a time: one that is cut short leaves the endpoint, and asking again goes on."""
+        while (deleted := await self._delete_endpoint(tenant_id, endpoint_id)) is None:
+            await hit("deliveries_deleted")
         return deleted
+
+    @writes
+    async def _delete_endpoint(self, tx: Tx, tenant_id: str, endpoint_id: str) -> bool | None:
+        """Delete some deliveries of an endpoint, and with the last of them the endpoint. None: there may be more."""
+        if await _endpoint(tx, tenant_id, endpoint_id) is None:
+            return False
+        name = {"tenant_id": tenant_id, "endpoint_id": endpoint_id}
+        gone = await tx.all("webhook_deliveries_delete", count_max=DELETED_AT_ONCE, **name)
+        if await _mark_places(tx, gone) == DELETED_AT_ONCE:
+            return None
+        await tx.all("webhook_endpoint_place_put", tenant_id=tenant_id, id=endpoint_id)
+        return await tx.one("webhook_endpoint_delete", tenant_id=tenant_id, id=endpoint_id) is not None
 
     @reads
     async def any_webhook_due(self, tx: Tx) -> bool:
@@ -162,25 +161,40 @@ class Webhooks(Table):
             left -= len(taken)
         return [_leased_from(row, token) for row in await tx.dicts("webhook_deliveries_leased", token=token)]
 
-    @writes
     async def record_webhook(
-        self, tx: Tx, leased: LeasedDelivery, reply: CallbackReply, wait_ms: int | None
+        self, leased: LeasedDelivery, reply: CallbackReply, wait_ms: int | None
     ) -> DeliveryState | None:
-        """Record what came of a try; without a wait, a failure is the last. None: another process has it, or it is recorded."""
+        """Record what came of a try; without a wait, a failure is the last. None: another process has it, or it is recorded.
+
+        What else waits for an endpoint that this disables fails too, a piece at a time. Where that is cut short, each is sent once more."""
+        state, is_disabled = await self._record_try(leased, reply, wait_ms)
+        while is_disabled and await self._fail_rest(leased.endpoint_id) == DELETED_AT_ONCE:
+            continue
+        return state
+
+    @writes
+    async def _fail_rest(self, tx: Tx, endpoint_id: str) -> int:
+        return len(await tx.all("webhook_deliveries_fail_rest", endpoint_id=endpoint_id, count_max=DELETED_AT_ONCE))
+
+    @writes
+    async def _record_try(
+        self, tx: Tx, leased: LeasedDelivery, reply: CallbackReply, wait_ms: int | None
+    ) -> tuple[DeliveryState | None, bool]:
+        """Record a try; also whether its endpoint is disabled by it."""
         endpoint = await tx.one("webhook_endpoint_lock", id=leased.endpoint_id)
         if endpoint is None:
-            return None
+            return None, False
         guard = {"event_id": leased.event_id, "endpoint_id": leased.endpoint_id, "token": leased.token}
         status = reply.status or None
         if reply.is_success:
             if await tx.one("webhook_delivered", status=status, **guard) is None:
-                return None
+                return None, False
             await tx.all("webhook_endpoint_recovered", id=leased.endpoint_id)
             name = {"event_id": leased.event_id, "endpoint_id": leased.endpoint_id}
             if gone := await tx.one("webhook_delivered_forget", **name):
                 await tx.all("webhook_delivery_place_put", tenant_id=gone[1], created_at=gone[2], **name)
                 await tx.all("webhook_endpoint_forget", job_id=gone[0])
-            return DeliveryState.DELIVERED
+            return DeliveryState.DELIVERED, False
         if wait_ms is None or endpoint[0] is not None:
             state, row = (
                 DeliveryState.FAILED,
@@ -192,12 +206,11 @@ class Webhooks(Table):
                 await tx.one("webhook_postponed", status=status, failure=reply.word, wait_ms=wait_ms, **guard),
             )
         if row is None:
-            return None
+            return None, False
         await tx.all("webhook_endpoint_failing", id=leased.endpoint_id)
         why, failing_ms = ("gone", 0) if reply.is_gone else ("failing", DISABLED_AFTER_MS)
-        if await tx.one("webhook_endpoint_disable", id=leased.endpoint_id, why=why, failing_ms=failing_ms) is not None:
-            await tx.all("webhook_deliveries_fail_rest", endpoint_id=leased.endpoint_id)
-        return state
+        disabled = await tx.one("webhook_endpoint_disable", id=leased.endpoint_id, why=why, failing_ms=failing_ms)
+        return state, disabled is not None
 
     @reads
     async def list_webhook_deliveries(
@@ -233,7 +246,7 @@ class Webhooks(Table):
         """Forget what could not be delivered of some jobs that are gone, and whose events are older than this."""
         for job_id in await self._gone_jobs(keep_ms, count_max):
             while await self._drop_deliveries(job_id) == DELETED_AT_ONCE:
-                continue
+                await hit("deliveries_deleted")
 
     @reads
     async def _gone_jobs(self, tx: Tx, keep_ms: int, count_max: int) -> list[str]:

@@ -57,7 +57,7 @@ async def test_lines_are_grouped_with_examples(monkeypatch: pytest.MonkeyPatch) 
     assert groups.counts.most_common(1) == [(("bad", 400, "max is # tokens"), 2)]
     assert groups.examples[ErrorKind("bad", 400, "max is # tokens")] == [("r0", "c0"), ("r1", "c1")]
     assert [(kind.code, kind.status) for kind in groups.counts] == [
-        ("", 0),
+        ("result_unreadable", 0),
         ("bad", 400),
         ("bad", 400),
         ("batch_expired", 0),

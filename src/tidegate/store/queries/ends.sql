@@ -107,7 +107,10 @@ from jobs where id = :job_id and kind = 'batch'
 on conflict (id) do nothing;
 
 -- list_places_prune --
-delete from list_places where deleted_at < (select now_ms()) - :keep_ms;
+delete from list_places where id in (
+    select id from list_places where deleted_at < (select now_ms()) - :keep_ms order by deleted_at limit :count_max
+)
+returning 1;
 
 -- job_forget --
 delete from jobs where id = :job_id and state in ('completed', 'failed', 'expired', 'cancelled') returning id;

@@ -14,4 +14,7 @@ values (:tenant_id, :route, :key, :body_hash, :object_id, now_ms());
 delete from idempotency where tenant_id = :tenant_id and route = :route and key = :key and object_id = :object_id;
 
 -- idempotency_prune --
-delete from idempotency where created_at < (select now_ms()) - :keep_ms;
+delete from idempotency where (tenant_id, route, key) in (
+    select tenant_id, route, key from idempotency where created_at < (select now_ms()) - :keep_ms order by created_at limit :count_max
+)
+returning 1;

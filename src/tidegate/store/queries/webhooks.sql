@@ -195,10 +195,15 @@ where event_id = :event_id and endpoint_id = :endpoint_id and state = 'pending' 
 returning event_id;
 
 -- webhook_deliveries_fail_rest --
--- What waits for an endpoint that is disabled now; what is being sent to it ends by itself.
+-- Some of what waits for an endpoint that is disabled now; what is being sent to it ends by itself.
 -- moves: webhook_deliveries: pending -> failed
 update webhook_deliveries set state = 'failed', failure = 'endpoint_disabled', ended_at = now_ms()
-where endpoint_id = :endpoint_id and state = 'pending' and lease_token is null;
+where (event_id, endpoint_id) in (
+    select d.event_id, d.endpoint_id from webhook_deliveries d
+    where d.endpoint_id = :endpoint_id and d.state = 'pending' and d.lease_token is null
+    limit :count_max
+) and state = 'pending' and lease_token is null
+returning event_id;
 
 -- webhook_delivery_replay --
 -- moves: webhook_deliveries: delivered -> pending
@@ -233,13 +238,10 @@ values (cast(:event_id as text) || '.' || cast(:endpoint_id as text), :tenant_id
 on conflict (id) do nothing;
 
 -- webhook_deliveries_delete --
-delete from webhook_deliveries where endpoint_id = :endpoint_id returning event_id, endpoint_id, tenant_id, created_at;
-
--- webhook_ended_delete --
--- Some of what an endpoint has got, or will never get.
+-- Some of what an endpoint has got, would get, or will never get.
 delete from webhook_deliveries where (event_id, endpoint_id) in (
     select d.event_id, d.endpoint_id from webhook_deliveries d
-    where d.endpoint_id = :endpoint_id and d.tenant_id = :tenant_id and d.state <> 'pending'
+    where d.endpoint_id = :endpoint_id and d.tenant_id = :tenant_id
     limit :count_max
 )
 returning event_id, endpoint_id, tenant_id, created_at;
