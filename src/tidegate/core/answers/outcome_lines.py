@@ -14,12 +14,6 @@ _OUTCOME_OF = {code: outcome for outcome, (code, _) in NEVER_RAN.items()}
 # How a response may end; one that says nothing of it is complete.
 COMPLETED = "completed"
 _RESPONSE_ENDS = (COMPLETED, "incomplete", "failed", "cancelled")
-# What a reader gets for a line whose bytes were damaged where they are kept.
-UNREADABLE = "result_unreadable"
-UNREADABLE_MESSAGE = (
-    "The stored result of this request cannot be read: its bytes are damaged. Send the request again in another batch, or ask "
-    "your operator to restore the file from a backup."
-)
 # How reading a damaged line fails.
 DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _ID = re.compile(rb'\{"id":"(?P<id>batch_req_[0-9a-zA-Z_]{1,64})"', re.ASCII)
@@ -33,6 +27,15 @@ class _ResponseBody(msgspec.Struct):
 class ItemError(msgspec.Struct):
     code: str | None = None
     message: str = ""
+
+
+# What a reader gets for a line whose bytes were damaged where they are kept.
+DAMAGED = ItemError(
+    "result_unreadable",
+    "The stored result of this request cannot be read: its bytes are damaged. Send the request again in another batch, or ask "
+    "your operator to restore the file from a backup.",
+)
+UNREADABLE = DAMAGED.code
 
 
 class _FailureBody(msgspec.Struct):
@@ -123,7 +126,7 @@ def readable_line(text: bytes, name: str = "") -> OutcomeLine:
         return OutcomeLine(
             name or (known["id"].decode() if known else ""),
             _salvaged_custom_id(text),
-            error=ItemError(UNREADABLE, UNREADABLE_MESSAGE),
+            error=DAMAGED,
         )
 
 

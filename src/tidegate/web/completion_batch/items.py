@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from tidegate.core.answers import answer as answers
-from tidegate.core.answers.outcome_lines import UNREADABLE, UNREADABLE_MESSAGE, OutcomeLine
+from tidegate.core.answers.outcome_lines import DAMAGED, OutcomeLine
 from tidegate.core.errors import BlobMissing
 from tidegate.core.ids import item_id, split_item_id
 from tidegate.core.nouns import Job, Usage
@@ -26,7 +26,7 @@ from tidegate.web.completion_batch import shapes
 from tidegate.web.completion_batch.inline_items import ItemName, estimated_tokens, read_name
 from tidegate.web.completion_batch.shapes import DoorNotes, ItemEntity
 from tidegate.web.jobs import stored_lines
-from tidegate.web.jobs.stored_lines import StoredLine, StoredLines
+from tidegate.web.jobs.stored_lines import ResultLine, StoredLines
 
 OUTPUT, ERRORS = 1, 2
 WINDOW_ITEMS = 256
@@ -154,7 +154,7 @@ class ItemReader:
 
     async def results(
         self, job: Job, file_id: str, start: int, end: int
-    ) -> AsyncGenerator[tuple[StoredLine, StoredResult], None]:
+    ) -> AsyncGenerator[tuple[ResultLine, StoredResult], None]:
         """The results between two places of a result file, which are ends of lines; of a damaged one that it is."""
         name = stored_lines.OUTPUT if file_id == job.output_file_id else stored_lines.ERRORS
         stream = file_bytes(self._store, self._blobs, file_id, start, end)
@@ -396,12 +396,12 @@ def _result_of(line: OutcomeLine, text: bytes) -> StoredResult:
     """What became of an item, by the line that was read and its bytes."""
     if not line.is_unreadable:
         return _decode_result(text)
-    return StoredResult(line.id, line.custom_id, error=_ErrorOfItem(UNREADABLE, UNREADABLE_MESSAGE))
+    return StoredResult(line.id, line.custom_id, error=_ErrorOfItem(DAMAGED.code, DAMAGED.message))
 
 
 def _unreadable_entity(entity: ItemEntity) -> ItemEntity:
-    message = f"{UNREADABLE}: {UNREADABLE_MESSAGE}"
-    return msgspec.structs.replace(entity, status=shapes.FAILED, error_code=UNREADABLE, error_message=message)
+    message = f"{DAMAGED.code}: {DAMAGED.message}"
+    return msgspec.structs.replace(entity, status=shapes.FAILED, error_code=DAMAGED.code, error_message=message)
 
 
 def _number_of(line: StoredResult) -> int:

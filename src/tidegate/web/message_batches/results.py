@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from tidegate.core.answers.outcome_lines import UNREADABLE, OutcomeLine
+from tidegate.core.answers.outcome_lines import OutcomeLine
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import File, Job
 from tidegate.core.ports import Blobs
@@ -21,7 +21,14 @@ from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, StoredLines
 _PIECE_BYTES = 32_768
 _BAD_REQUEST, _NOT_FOUND, _OURS = 400, 404, 500
 # Codes of requests that got no answer through no fault of their own.
-_OURS_CODES = (UNREADABLE, "internal_error", "worker_lost", "batch_failed", "invalid_upstream_response", "upstream_")
+_OURS_CODES = (
+    "result_unreadable",
+    "internal_error",
+    "worker_lost",
+    "batch_failed",
+    "invalid_upstream_response",
+    "upstream_",
+)
 _UNRUN = {"batch_expired": b"expired", "batch_cancelled": b"canceled"}
 
 
