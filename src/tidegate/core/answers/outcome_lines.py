@@ -35,7 +35,7 @@ DAMAGED = ItemError(
     "The stored result of this request cannot be read: its bytes are damaged. Send the request again in another batch, or ask "
     "your operator to restore the file from a backup.",
 )
-UNREADABLE = DAMAGED.code
+UNREADABLE = str(DAMAGED.code)
 
 
 class _FailureBody(msgspec.Struct):

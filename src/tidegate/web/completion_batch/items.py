@@ -26,7 +26,7 @@ from tidegate.web.completion_batch import shapes
 from tidegate.web.completion_batch.inline_items import ItemName, estimated_tokens, read_name
 from tidegate.web.completion_batch.shapes import DoorNotes, ItemEntity
 from tidegate.web.jobs import stored_lines
-from tidegate.web.jobs.stored_lines import ResultLine, StoredLines
+from tidegate.web.jobs.stored_lines import PlacedLine, StoredLines
 
 OUTPUT, ERRORS = 1, 2
 WINDOW_ITEMS = 256
@@ -154,7 +154,7 @@ class ItemReader:
 
     async def results(
         self, job: Job, file_id: str, start: int, end: int
-    ) -> AsyncGenerator[tuple[ResultLine, StoredResult], None]:
+    ) -> AsyncGenerator[tuple[PlacedLine, StoredResult], None]:
         """The results between two places of a result file, which are ends of lines; of a damaged one that it is."""
         name = stored_lines.OUTPUT if file_id == job.output_file_id else stored_lines.ERRORS
         stream = file_bytes(self._store, self._blobs, file_id, start, end)

@@ -21,7 +21,7 @@ from tidegate.core.states import JOB_ENDED, Outcome
 from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
 from tidegate.web.http.tenant_slots import lookup_slots
-from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, ResultLine, StoredLines
+from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, PlacedLine, StoredLines
 
 MESSAGE_CHARS_MAX = 500
 # So much is looked through for one page; what lies behind it is on the next one.
@@ -182,7 +182,7 @@ class JobItems:
             raise no_such_file(file_id, "batch_id")
         return file_id, size_bytes if file_id is not None else 0
 
-    async def _lines(self, job: Job, name: str, at: int) -> AsyncGenerator[ResultLine, None]:
+    async def _lines(self, job: Job, name: str, at: int) -> AsyncGenerator[PlacedLine, None]:
         """The lines of a result file from this place on."""
         file_id, size_bytes = await self._file(job, name)
         if file_id is None or at >= size_bytes:

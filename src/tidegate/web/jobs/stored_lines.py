@@ -19,7 +19,7 @@ log = structlog.get_logger()
 OUTPUT, ERRORS = "output", "errors"
 
 
-class ResultLine(msgspec.Struct, frozen=True):
+class PlacedLine(msgspec.Struct, frozen=True):
     """A line, where it begins in its file, and its bytes without what ends it."""
 
     file: str
@@ -38,11 +38,11 @@ class StoredLines:
         self._name = name
         self._is_logged = False
 
-    async def read(self, at: int, text: bytes) -> list[ResultLine]:
+    async def read(self, at: int, text: bytes) -> list[PlacedLine]:
         """Return the line that these bytes are: they begin at this place of the file, and reach to the end of a line. Damaged bytes are all
         the lines that were recorded there; none where they are a part of the line before."""
         try:
-            return [ResultLine(self._name, at, text, read_line(text))]
+            return [PlacedLine(self._name, at, text, read_line(text))]
         except DAMAGE as damage:
             self._note(at, damage)
         places = await self._store.outcomes_within(self._job.id, at, at + len(text) + 1, is_output=self._name == OUTPUT)
@@ -50,7 +50,7 @@ class StoredLines:
         for place in places:
             own = text[place.at - at :][: place.size_bytes - 1]
             line = readable_line(own, item_id(self._job.id, place.number))
-            found.append(ResultLine(self._name, place.at, own, line))
+            found.append(PlacedLine(self._name, place.at, own, line))
         return found
 
     def one(self, name: str, text: bytes) -> OutcomeLine:
@@ -60,7 +60,7 @@ class StoredLines:
             self._note(0, None)
         return line
 
-    async def all(self, at: int, pieces: AsyncIterator[bytes]) -> AsyncGenerator[ResultLine, None]:
+    async def all(self, at: int, pieces: AsyncIterator[bytes]) -> AsyncGenerator[PlacedLine, None]:
         """Yield the lines of a file from the place `at` on, which is the beginning of a line."""
         held: list[bytes] = []
         async for piece in pieces:

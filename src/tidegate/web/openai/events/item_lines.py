@@ -11,7 +11,7 @@ from tidegate.core.ports import Blobs
 from tidegate.core.states import JOB_ENDED
 from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
-from tidegate.web.jobs.stored_lines import ResultLine, StoredLines
+from tidegate.web.jobs.stored_lines import PlacedLine, StoredLines
 
 MESSAGE_CHARS_MAX = 500
 
@@ -71,7 +71,7 @@ async def _file_id(store: Store, job: Job, name: str) -> str | None:
     return file_id if await store.get_file(job.tenant_id, file_id) is not None else None
 
 
-def _event(job: Job, stored: ResultLine) -> ItemEvent:
+def _event(job: Job, stored: PlacedLine) -> ItemEvent:
     line, place = stored.line, ItemPlace(stored.file, stored.at, len(stored.text) + 1)
     error = line.error if place.file == "output" else line.failure()
     if error is not None:
