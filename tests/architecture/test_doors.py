@@ -13,13 +13,14 @@ DOOR_LIST = "web/doors.py"
 # Rooms of `web/` that no client of an API enters: what doors stand on, what describes them, and what operators see.
 NO_DOORS = {"http", "jobs", "openapi", "admin", "console", "static", "templates"}
 # Who else knows a door's room, each for a reason. Operators see batches, items and deliveries in the shapes that tenants see, and the
-# playground makes interactive calls. The app makes the gateway for both, and the gateway hands on the calls that run in the background.
+# playground makes interactive calls. A command reads what OpenAI's door answers. The app makes the gateway for both, and the gateway hands on the calls that run in the background.
 OTHERS_THAT_KNOW = {
     "openai": {
         "web/admin/batches.py",
         "web/admin/items.py",
         "web/console/item_pages.py",
         "web/console/creation_pages.py",
+        "cli/batch_create.py",
     },
     "webhooks": {"web/admin/deliveries.py", "web/console/pages.py", "web/openapi/operations.py"},
     "gateway": {"web/app.py", "web/console/pages.py", "web/console/playground.py", "cli/examine_routing.py"},
