@@ -13,7 +13,8 @@ DOOR_LIST = "web/doors.py"
 # Rooms of `web/` that no client of an API enters: what doors stand on, what describes them, and what operators see.
 NO_DOORS = {"http", "jobs", "openapi", "admin", "console", "static", "templates"}
 # Who else knows a door's room, each for a reason. Operators see batches, items and deliveries in the shapes that tenants see, and the
-# playground makes interactive calls. A command reads what OpenAI's door answers. The app makes the gateway for both, and the gateway hands on the calls that run in the background.
+# playground makes interactive calls. The app makes the gateway for both, and the gateway hands on the calls that run in the background. A
+# command reads what OpenAI's door answers, and another checks the endpoints that the gateway has.
 OTHERS_THAT_KNOW = {
     "openai": {
         "web/admin/batches.py",
