@@ -149,6 +149,9 @@ def test_options_are_valid_together(tmp_path: Path) -> None:
     ("values", "named"),
     [
         ({}, ["config.blobs.url"]),
+        ({"config": {"blobs": {"url": "file:///data"}}}, ["config.blobs.url", "pods share no disk"]),
+        ({"config": {**chart.PLAIN["config"], "store": {"url": "sqlite:///data/t.db"}}}, ["config.store.url"]),
+        ({**chart.PLAIN, "ports": {"api": 9090}}, ["must differ"]),
         ({**chart.KEDA, "admin": {"enabled": False}}, ["admin.enabled"]),
         ({**chart.KEDA, "worker": {**chart.KEDA["worker"], "hpa": {"enabled": True}}}, ["enable one"]),
         ({**chart.PLAIN, "ingress": {"enabled": True}}, ["ingress.host"]),

@@ -97,6 +97,8 @@ def test_an_empty_file_an_empty_group_and_an_empty_variable_say_nothing(tmp_path
         ("http: {connections_max: 64}", "http.kept_alive_max is more than http.connections_max (64)"),
         ("redis: {url: 'http://h'}", "redis.url must begin with redis://, rediss:// or unix://"),
         ("metrics: {port: 8080}", "metrics.port is server.port"),
+        ("admin: {port: 8080}", "admin.port is server.port"),
+        ("{admin: {port: 9090}, metrics: {port: 9090}}", "admin.port is metrics.port"),
         ("scheduler: {mode: smart}", "scheduler.mode is 'smart', but must be fair_share_v1 or"),
         ("scheduler: {shadow_mode: x}", "scheduler.shadow_mode is 'x', but must be"),
         ("scheduler: {urgent_share: 1.5}", "scheduler.urgent_share is 1.5, but must be a number from 0 to 1"),

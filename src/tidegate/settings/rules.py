@@ -122,6 +122,9 @@ def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             yield ("server", "trusted_proxies"), f"{text!r} is neither an address nor a range such as 10.0.0.0/8"
     if settings.metrics.port and settings.metrics.port == settings.server.port:
         yield ("metrics", "port"), "is server.port; metrics have a port of their own"
+    for group, port in (("server", settings.server.port), ("metrics", settings.metrics.port)):
+        if port and settings.admin.port == port:
+            yield ("admin", "port"), f"is {group}.port; the admin API and the console have a port of their own"
     if settings.remote.url and not is_http_url(settings.remote.url):
         yield ("remote", "url"), "must be a URL such as https://gateway:8080, without a key in it"
     for path, url in _metrics_urls(settings):

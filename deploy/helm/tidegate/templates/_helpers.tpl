@@ -15,7 +15,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- /* The settings file: what values say, and over it what the chart itself must know. */ -}}
 {{- define "tidegate.config" -}}
-{{- $_ := required "config.blobs.url must be s3://BUCKET/PREFIX: pods share no disk" .Values.config.blobs.url -}}
+{{- if not (regexMatch "^(s3|az)://" .Values.config.blobs.url) -}}
+{{- fail "config.blobs.url must be s3://BUCKET/PREFIX or az://CONTAINER/PREFIX: pods share no disk" -}}
+{{- end -}}
+{{- if hasPrefix "sqlite:" (dig "url" "" .Values.config.store) -}}
+{{- fail "config.store.url must be of PostgreSQL, such as env:DATABASE_URL: pods share no disk" -}}
+{{- end -}}
+{{- if ne (len (uniq (list .Values.ports.api .Values.ports.metrics .Values.ports.admin))) 3 -}}
+{{- fail "ports.api, ports.metrics and ports.admin must differ" -}}
+{{- end -}}
 {{- $ours := dict
   "data" "/var/lib/tidegate"
   "server" (dict "host" "0.0.0.0" "port" (int .Values.ports.api))
