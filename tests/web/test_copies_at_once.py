@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,11 @@ import httpx2
 import msgspec
 import pytest
 
+from tests.support.sdks import anthropic, openai
 from tests.web.calls import LINES, upload
 from tests.web.server import WebServer
 from tidegate import failpoints
+from tidegate.core.errors import ApiProblem
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.stages import accept, running_keys
 
@@ -144,6 +147,7 @@ def is_told_to_come_again(answer: httpx2.Response) -> None:
     body = answer.json()
     assert "idempotency_in_progress" in json.dumps(body).lower(), body
     assert answer.headers["retry-after"] == str(running_keys.RETRY_AFTER_S)
+    assert "x-should-retry" not in answer.headers, "the SDKs are not kept from sending it again"
 
 
 def until_under_way(web: WebServer) -> None:
@@ -177,6 +181,42 @@ def test_a_copy_is_told_to_come_again_while_the_first_runs(
     name = "batchId" if door == "completion-batch" else "id"
     assert again.json()[name] == made[name]
     assert other.send(client).status_code == 422
+
+
+@pytest.mark.parametrize("door", ["batches", "message batches"])
+def test_the_sdks_send_a_copy_again_by_themselves(web: WebServer, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_keys, "WAIT_S", 0.05)
+    conflicts: queue.SimpleQueue[ApiProblem] = queue.SimpleQueue()
+    still_running = running_keys._still_running
+
+    def noted() -> ApiProblem:
+        conflicts.put(still_running())
+        return still_running()
+
+    monkeypatch.setattr(running_keys, "_still_running", noted)
+    key = web.make_key(ORG)
+    client = web.client(key)
+    upload(client)
+    create = DOORS[door](client, "same")
+    first = HalfSent(web, key, create)
+    until_under_way(web)
+    with ThreadPoolExecutor(1) as threads:
+        copy = threads.submit(by_sdk, web, key, create)
+        conflicts.get(timeout=30)
+        status, made = first.finish()
+        assert status == 200, made
+        assert copy.result(timeout=30) == made["id"]
+
+
+def by_sdk(web: WebServer, key: str, create: Create) -> str:
+    """Make a create with the SDK of its door, as it comes."""
+    body, headers = json.loads(create.body), {"Idempotency-Key": KEY}
+    url = f"http://127.0.0.1:{web.port}"
+    if "requests" in body:
+        with anthropic.Anthropic(base_url=url, api_key=key) as client:
+            return str(client.messages.batches.create(**body, extra_headers=headers).id)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=key) as client:
+        return str(client.batches.create(**body, extra_headers=headers).id)
 
 
 @pytest.mark.parametrize("door", DOORS)

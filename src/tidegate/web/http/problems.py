@@ -112,9 +112,10 @@ def answer(problem: ApiProblem, shape: ErrorShape = in_openai_shape, request_id:
     headers = {}
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)
-    if problem.status == 409 or problem.code in (HookCode.FAILED, INSUFFICIENT_QUOTA):
-        # OpenAI's SDK takes a conflict, a 429 or a 500 for a passing one and sends it again. None of our conflicts passes, money does not
-        # come back by itself, and where a hook broke on an answer each repeat would be paid for.
+    is_final_conflict = problem.status == 409 and problem.retry_after_s is None
+    if is_final_conflict or problem.code in (HookCode.FAILED, INSUFFICIENT_QUOTA):
+        # The SDKs take a conflict, a 429 or a 500 for a passing one and send it again. A conflict that does not say when passes never, money
+        # does not come back by itself, and where a hook broke on an answer each repeat would be paid for.
         headers["x-should-retry"] = "false"
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
