@@ -114,8 +114,8 @@ def answer(problem: ApiProblem, shape: ErrorShape = in_openai_shape, request_id:
         headers["Retry-After"] = str(problem.retry_after_s)
     is_final_conflict = problem.status == 409 and problem.retry_after_s is None
     if is_final_conflict or problem.code in (HookCode.FAILED, INSUFFICIENT_QUOTA):
-        # The SDKs take a conflict, a 429 or a 500 for a passing one and send it again. A conflict that does not say when passes never, money
-        # does not come back by itself, and where a hook broke on an answer each repeat would be paid for.
+        # The SDKs take a conflict, a 429 or a 500 for a passing one and send it again. A conflict that does not say when it passes never
+        # does, money does not come back by itself, and where a hook broke on an answer each repeat would be paid for.
         headers["x-should-retry"] = "false"
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
