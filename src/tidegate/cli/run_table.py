@@ -167,7 +167,7 @@ def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]
                 return None, exit_code
             ending.add(done)
             with _writing(asked.target):
-                _join(islice(to_join, row_count), errand.targets, columns, writer)
+                join_rows(islice(to_join, row_count), errand.targets, columns, writer)
             if done.job.stopped_by is not None:
                 no_more = f"{done.job.errors[0].message} No row after these was sent."
                 ending.stopped = summary.FUTILE if done.is_futile else no_more
@@ -229,7 +229,7 @@ def write_part(
     return replace(source, name=f"rows {number - row_count + 1:,} to {number:,}", places=places), row_count
 
 
-def _join(
+def join_rows(
     rows: Iterator[tuple[int, Row]], targets: input_file.Targets, columns: AnswerColumns, writer: TableWriter
 ) -> None:
     """Write each row with its result. Both result files are in the order of the rows, and each row is in one of them."""

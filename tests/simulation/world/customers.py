@@ -178,8 +178,8 @@ class Customers:
         self._mixed = random.Random(f"mixed/{plan.seed}")
         self._checks = random.Random(f"checks/{plan.seed}")
 
-    async def prepare(self) -> None:
-        """Upload every input; jobs are created later, at their moments."""
+    async def prepare(self, parts_of: Callable[[Order], list[Order]]) -> None:
+        """Upload every input; jobs are created later, at their moments. An order may come in several parts."""
         tenant_ids = self.tenant_ids
         for number in range(len(self._plan.estate.tenants)):
             tenant_ids.append(await self._store.put_tenant(self._id("tenant"), f"tenant-{number}"))
@@ -188,7 +188,8 @@ class Customers:
                 await self._store.put_key(Caller(tenant_ids[number], name), name.encode(), name, KeyRights())
         for number in range(self._plan.job_count):
             tenant = number % len(tenant_ids)
-            await self._upload(self._order(f"j{number}", tenant, tenant_ids[tenant]))
+            for order in parts_of(self._order(f"j{number}", tenant, tenant_ids[tenant])):
+                await self._upload(order)
         if self._plan.strength("receiver"):
             await self._subscribe()
         self._plan_revocations()

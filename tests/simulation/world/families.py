@@ -273,6 +273,12 @@ FAMILIES: dict[str, Family] = {
         plan={**_QUICK, "job_count": 6, "item_count_max": 10, "shaped": True},
         estate={**_OPEN, "endpoints": (CHAT,)},
     ),
+    # Callers have tables instead of requests, in several parts, some rows of which fail.
+    "tables": Family(
+        {"job_table": 1.0, "cancel": 0.2, "expire": 0.2, "error": 0.3, "refuse": 0.2, "kill": 0.05, "store_unknown": 0.05},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 12, "item_count_min": 4},
+        estate=_OPEN,
+    ),
     # Jobs are cancelled while calls hang, and a cancel aborts at once what a deadline would let go on.
     "cancelled_at_once": Family(
         {"cancel": 1.0, "hang": 0.3, "slow": 0.5},

@@ -112,6 +112,11 @@ class Judge:
         [row] = self._rows("select output_file_id from jobs where id = ?", job_id)
         return self.file_bytes(row["output_file_id"])
 
+    def result_files(self, job_id: str) -> tuple[bytes, bytes]:
+        """The answers of a job and its failed lines."""
+        [row] = self._rows("select output_file_id, error_file_id from jobs where id = ?", job_id)
+        return self.file_bytes(row["output_file_id"]), self.file_bytes(row["error_file_id"])
+
     def chain_answers_of(self, job_id: str) -> bytes:
         """The answers of one job and of those that it is a retry of."""
         if job_id in self.gone:

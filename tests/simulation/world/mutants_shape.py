@@ -1,5 +1,6 @@
 """Planted bugs of the shape of a job's work."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import msgspec
 
 from tests.simulation.world.planting import Mutant, patch, sql
+from tidegate.cli import input_file, run_table
+from tidegate.core import ids
 from tidegate.core.job_shape import JobShape, ParameterLevel
 from tidegate.web.jobs import validation
 from tidegate.worker.call_rules import LeasedCallRules
@@ -45,6 +48,16 @@ SHAPE: dict[str, Mutant] = {
         "cancelled_at_once",
         "calls of a cancelled job go on for as long as those of any other that closes",
         patch(CloseGrace, "of", lambda self, closing: self.closing_ms),
+    ),
+    "next_answer_taken": Mutant(
+        "tables",
+        "a row of a table takes the next line of a result file, whosever it is",
+        patch(run_table._Lines, "take", lambda self, custom_id: next(self._lines, None)),
+    ),
+    "part_unknown": Mutant(
+        "tables",
+        "the same command does not find the job of a part of its table",
+        patch(input_file, "job_id", lambda *_: ids.make("batch", os.urandom(16))),
     ),
     "faults_untold": Mutant(
         "checked",

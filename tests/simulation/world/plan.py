@@ -67,12 +67,13 @@ KINDS: dict[str, tuple[float, ...]] = {
     "job_delete": (0.3, 1.0),
     "job_mixed": (0.3, 1.0),
     "job_checked": (0.3, 1.0),
+    "job_table": (0.3, 1.0),
 }
 # Kinds that came later are drawn apart, so that the seeds still mean what they meant.
 _APART = (
     "revoke", "power", "machine_clock", "users", "receiver",
     "job_pause", "job_later", "job_threshold", "job_canary", "job_retry", "job_same", "job_edit", "job_schema", "job_door", "background",
-    "job_window", "job_priority", "job_delete", "job_mixed", "job_checked",
+    "job_window", "job_priority", "job_delete", "job_mixed", "job_checked", "job_table",
 )  # fmt: skip
 _APART_SHARE = 0.12
 

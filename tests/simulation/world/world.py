@@ -35,6 +35,7 @@ from tests.simulation.world.rules import Rules
 from tests.simulation.world.search import Search
 from tests.simulation.world.settings import PIECES_MAX, overheard, tiny_settings
 from tests.simulation.world.store_time import StoreTime
+from tests.simulation.world.tables import Tables
 from tests.simulation.world.tide_watch import TideWatch
 from tests.simulation.world.trace import Trace
 from tests.simulation.world.users import Users
@@ -102,6 +103,7 @@ class World:
         self.provider = Provider(self.loop, self.weather, self.trace, self._check_call, self.work_files.number_of)
         self.dry_runs = DryRuns(plan, self._store, self.disk, scratch, self.connection, self.breaks)
         self.customers = Customers(plan, self._store, self.disk, self.trace, self.dry_runs)
+        self.tables = Tables(plan, scratch.with_name("tables"), self.breaks)
         self.background = BackgroundCallers(plan, self.customers, self.trace)
         self.users = Users(plan, self.customers, self.provider, self.trace, self.breaks)
         self.controls = ControlWatch(plan, self.connection, self.customers.by_job, self.loop.time, self.breaks)
@@ -133,7 +135,7 @@ class World:
     # ---- the run
 
     async def run(self) -> None:
-        await self.customers.prepare()
+        await self.customers.prepare(self.tables.parts_of)
         self.provider.poison = self.customers.poison
         for order in self.customers.orders:
             self._expect(order)
@@ -187,6 +189,7 @@ class World:
         self.judge.judge(self.customers.orders)
         self.controls.judge(self.judge, self.provider.calls)
         self.dry_runs.judge()
+        self.tables.judge(self.judge)
         self.receiver.judge(self.connection, self.judge.gone)
         self.users.judge(self.connection)
 
@@ -340,7 +343,7 @@ class World:
 
     def _expect(self, order: Order) -> None:
         """Let the model servers know whose calls come."""
-        self.provider.job_ids.setdefault(order.name.rstrip("re"), []).append(order.job_id)
+        self.provider.job_ids.setdefault(order.name.partition("p")[0].rstrip("re"), []).append(order.job_id)
         if order.wishes.answers is not None:
             self.provider.held_to_schema.add(order.job_id)
 
@@ -552,9 +555,10 @@ class World:
 
 def simulate(plan: Plan, *, keep: list[str] | None = None) -> Verdict:
     """Run one plan to its end."""
-    scratch = Path(tempfile.mkdtemp(prefix="tidegate-world-"))
+    directory = Path(tempfile.mkdtemp(prefix="tidegate-world-"))
+    (scratch := directory / "scratch").mkdir()
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         stack.enter_context(tiny_settings())
         world = World(plan, scratch)
         stack.enter_context(overheard(world.breaks))
