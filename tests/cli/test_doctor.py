@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import sqlite3
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import TIDEGATE, Desk
+from tests.cli.conftest import TIDEGATE, Desk, chat
 from tests.cli.test_server_client import Serving
 from tests.support.processes import free_port
 from tests.support.s3 import S3Server
@@ -110,6 +113,24 @@ def test_a_queue_that_was_added_is_tried_also_where_its_redis_is_away(prepared: 
     grade, text = only(queues, "away: llm-d-async:requests:away at ")
     assert (grade, "cannot be reached" in text, "start it or fix queue.url" in text) == ("wrong", True, True)
     assert "canary" not in text
+
+
+def test_a_store_of_a_later_version_is_not_taken_for_one_of_this_program(prepared: Desk) -> None:
+    prepared.done("migrate", "--config", "c.yaml")
+    assert "is there, at this program's version" in only(found(prepared, "store"), "is there")[1]
+    with contextlib.closing(sqlite3.connect(prepared.here / ".tidegate" / "tidegate.db")) as database, database:
+        database.execute("update meta set value = '99' where name = 'schema_version'")
+    said = only(found(prepared, "store"), "is there")[1]
+    assert re.search(r"is there, at version 99; this program, of \d+, can use it", said)
+
+
+def test_only_bytes_that_something_needs_are_counted(prepared: Desk) -> None:
+    """A batch that ended needs its input and its answers, not what it worked with."""
+    prepared.write([chat("one", "say")])
+    prepared.done("run", "requests.jsonl", "--upstream", prepared.engine.url, "-o", "results.jsonl")
+    assert only(found(prepared, "blobs"), "blobs that")[1].startswith(
+        "all 2 blobs that the store needs have their bytes"
+    )
 
 
 def test_too_few_open_files_for_the_connections_are_found(prepared: Desk) -> None:

@@ -161,7 +161,13 @@ async def _store(settings: Settings) -> AsyncIterator[DoctorFinding]:
             yield _keyless(settings)
             return
         async with storage.opened(settings, read_only=True) as parts:
-            yield DoctorFinding("store", Grade.OK, f"{where} is there, at this program's version")
+            version, ours = await parts.store.schema_version(), parts.store.program_version
+            at = (
+                "this program's version"
+                if version == ours
+                else f"version {version}; this program, of {ours}, can use it"
+            )
+            yield DoctorFinding("store", Grade.OK, f"{where} is there, at {at}")
             async for finding in _contents(parts):
                 yield finding
     except TidegateError as error:

@@ -18,7 +18,7 @@ _SHOWN_MAX = 5
 
 
 class Mismatches(msgspec.Struct, frozen=True):
-    """Blobs that something needs and that are missing or too short, and blobs that no row names; `looked_at` of them were compared."""
+    """Blobs that something needs and that are missing or too short, and blobs that no row names; `looked_at` are needed."""
 
     missing: tuple[str, ...]
     strays: tuple[str, ...]
@@ -42,7 +42,8 @@ async def compare(parts: "Parts") -> Mismatches:
         one for one in unnamed if not await parts.store.knows_blob(one) and await parts.blobs.size(one) is not None
     ]
     is_all = len(rows) < SCAN_MAX and len(present) < SCAN_MAX
-    return Mismatches(tuple(missing), tuple(strays), len(rows), is_all)
+    needed = sum(blob.is_needed for blob in rows.values())
+    return Mismatches(tuple(missing), tuple(strays), needed, is_all)
 
 
 async def _present(parts: "Parts") -> list[str]:
@@ -86,5 +87,5 @@ async def findings(parts: "Parts") -> AsyncIterator[DoctorFinding]:
         yield DoctorFinding("blobs", Grade.WARNING, problem, to_do)
     if not found.missing and not found.strays:
         which = "all" if found.is_all else "the first"
-        looked = in_words(found.looked_at, "blob of the store has its", "blobs of the store have their")
+        looked = in_words(found.looked_at, "blob that the store needs has its", "blobs that the store needs have their")
         yield DoctorFinding("blobs", Grade.OK, f"{which} {looked} bytes")

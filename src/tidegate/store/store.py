@@ -80,6 +80,11 @@ class Store(
         """Take a step of the store's clock out of its time. A process that works does so every second, and before it sweeps."""
         await self._driver.look_at_clock()
 
+    @property
+    def program_version(self) -> int:
+        """Return the version of the schema that this program was written for."""
+        return self._schema.version
+
     async def schema_version(self) -> int:
         """Return the version of this database's schema; 0 when it is empty."""
         return version_of(await self._driver.schema_stamps())
