@@ -15,6 +15,9 @@ LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/con
 # What is read and not run. `make check` does it, so `make test` need not do it again.
 READ_TESTS := tests/architecture $(filter-out %_run.py,$(wildcard tests/docs/test_*.py))
 
+WHEEL_ENV := build/wheel-env/.installed-$(shell cksum < requirements-dev.lock | tr ' ' '-')
+# What builds a wheel, and what that needs; pip refuses to go on where a name is missing here.
+WHEEL_NEEDS := hatchling|packaging|pathspec|pluggy|trove-classifiers
 SITE := build/site-env/.installed-$(shell cksum < docs/site.lock | tr ' ' '-')
 
 .DEFAULT_GOAL := help
@@ -91,11 +94,12 @@ docs: venv $(SITE)  ## write what is generated in docs/ again, check what the do
 pictures: venv browser  ## draw the pictures of the README again, from real runs
 	$(BIN)/python docs/pictures.py
 
-wheel: venv  ## the wheel that users install, in dist/
+# Someone who only installs needs nothing of what a developer runs: it would be a gigabyte.
+wheel: $(WHEEL_ENV)  ## the wheel that users install, in dist/
 	rm -f dist/tidegate-*.whl
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	build/wheel-env/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
-wheel-test: wheel  ## the wheel in clean environments of each Python, without a compiler: the README's commands run from it
+wheel-test: venv wheel  ## the wheel in clean environments of each Python, without a compiler: the README's commands run from it
 	$(BIN)/python -m tests.wheel
 
 # The resolver gets an environment of its own, so that it is never among what it locks.
@@ -121,9 +125,13 @@ clean:  ## remove everything that was made here, the environment too
 
 venv: $(INSTALLED)
 
+define refuse_old_python
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "Tidegate needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Try: make PYTHON=python3.12" >&2; exit 1; }
+endef
+
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "Tidegate needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Try: make PYTHON=python3.12" >&2; exit 1; }
+	$(refuse_old_python)
 	$(PYTHON) -m venv $(VENV)
 
 $(LOCKED): | $(BIN)/python
@@ -135,6 +143,13 @@ $(LOWEST): | $(BIN)/python
 	$(PYTHON) -m venv --clear build/lowest
 	$(LOWEST_BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-lowest.lock
 	$(LOWEST_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(WHEEL_ENV):
+	$(refuse_old_python)
+	$(PYTHON) -m venv --clear build/wheel-env
+	awk '/^[a-zA-Z]/ { is_kept = /^($(WHEEL_NEEDS))==/ } is_kept' requirements-dev.lock > build/wheel-env/needs.lock
+	build/wheel-env/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r build/wheel-env/needs.lock
 	@touch $@
 
 $(SITE):

@@ -78,3 +78,12 @@ def test_serve_asks_for_an_upstream(checkout: Path) -> None:
     result = make(checkout, "serve")
     assert result.returncode != 0
     assert "make serve UPSTREAM=" in result.stderr
+
+
+def test_a_wheel_needs_nothing_of_what_a_developer_runs(checkout: Path) -> None:
+    planned = make(checkout, "--dry-run", "wheel")
+    assert planned.returncode == 0, planned.stderr
+    assert ".venv" not in planned.stdout
+    assert "-r requirements-dev.lock" not in planned.stdout
+    old = make(checkout, "wheel", f"PYTHON={program(checkout / 'old', 'exit 1')}")
+    assert "needs Python 3.11 or newer" in old.stderr
