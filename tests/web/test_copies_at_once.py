@@ -14,6 +14,7 @@ import httpx2
 import msgspec
 import pytest
 
+from tests.support.processes import wait_until
 from tests.support.sdks import anthropic, openai
 from tests.web.calls import LINES, upload
 from tests.web.server import WebServer
@@ -156,10 +157,7 @@ def until_under_way(web: WebServer) -> None:
     async def is_held() -> bool:
         return bool(web.app.running_keys.names())
 
-    for _ in range(3_000):
-        if web.run(is_held()):
-            return
-    pytest.fail("no request holds its key")
+    wait_until(lambda: web.run(is_held()), 30, "a request to hold its key")
 
 
 @pytest.mark.parametrize("door", DOORS)
