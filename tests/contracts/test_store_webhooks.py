@@ -21,7 +21,7 @@ from tidegate.core.webhooks import (
     WebhookDelivery,
     WebhookEndpoint,
 )
-from tidegate.store import webhooks
+from tidegate.store import jobs, webhooks
 from tidegate.store.webhooks import ENDPOINTS_MAX
 
 pytestmark = pytest.mark.anyio
@@ -647,3 +647,32 @@ async def test_what_gone_jobs_left_is_pruned_in_pieces(world: World, monkeypatch
     await store.prune_webhooks(999, 1)
     assert await deliveries(world, caller) == []
     assert (sum(sizes), max(sizes)) == (5, 2)
+
+
+async def test_a_job_that_ends_while_its_endpoint_is_deleted_leaves_no_delivery(
+    postgres_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An embedded store writes one transaction at a time."""
+    world = postgres_world
+    caller, store = await world.caller(), world.store
+    made = await endpoint(world, caller)
+    job = await world.job(caller)
+    await store.cancel_job(caller.tenant_id, job.id)
+    written, may_commit = asyncio.Event(), asyncio.Event()
+    put_events = webhooks.put_events
+
+    async def put_and_wait(*given: Any, **more: Any) -> None:
+        await put_events(*given, **more)
+        written.set()
+        await may_commit.wait()
+
+    monkeypatch.setattr(jobs, "put_events", put_and_wait)
+    ending = asyncio.create_task(store.end_unstarted(job.id))
+    await written.wait()
+    deleting = asyncio.create_task(store.delete_webhook_endpoint(caller.tenant_id, made.id))
+    # The other transaction has its endpoint, so it waits; if it does not, it is done by then.
+    await asyncio.wait({deleting}, timeout=0.5)
+    may_commit.set()
+    assert await ending
+    assert await deleting
+    assert not await store.any_webhook_due()

@@ -137,7 +137,10 @@ class Webhooks(Table):
         if await _mark_places(tx, gone) == DELETED_AT_ONCE:
             return None
         await tx.all("webhook_endpoint_place_put", tenant_id=tenant_id, id=endpoint_id)
-        return await tx.one("webhook_endpoint_delete", tenant_id=tenant_id, id=endpoint_id) is not None
+        deleted = await tx.one("webhook_endpoint_delete", tenant_id=tenant_id, id=endpoint_id) is not None
+        # What jobs wrote that ended in this moment: the deletion waited for them, and none comes behind it.
+        await _mark_places(tx, await tx.all("webhook_deliveries_delete", count_max=DELETED_AT_ONCE, **name))
+        return deleted
 
     @reads
     async def any_webhook_due(self, tx: Tx) -> bool:

@@ -59,7 +59,7 @@ where job_id = :job_id
     and not exists (select 1 from webhook_deliveries d where d.endpoint_id = webhook_endpoints.id);
 
 -- webhook_endpoint_lock --
-select disabled_at from webhook_endpoints where id = :id /*! for update */;
+select disabled_at from webhook_endpoints where id = :id /*! for no key update */;
 
 -- webhook_endpoint_recovered --
 update webhook_endpoints set failing_since = null, disabled_at = null, disabled_why = null
@@ -75,7 +75,8 @@ where id = :id and disabled_at is null and failing_since <= now_ms() - :failing_
 returning id;
 
 -- webhook_events_put --
--- The outbox: one row for each endpoint that wants to hear of this job's end. What a disabled endpoint misses is listed as failed.
+-- The outbox: one row for each endpoint that wants to hear of this job's end. What a disabled endpoint misses is listed as failed. An endpoint
+-- is held until then, so that one that is being deleted leaves no row behind.
 insert into webhook_deliveries (
     event_id, endpoint_id, tenant_id, job_id, event_type, state, attempt_count, created_at, due_at, ended_at, failure
 )
@@ -93,6 +94,7 @@ from (
 ) j
 join webhook_endpoints e on (e.job_id is null and e.tenant_id = j.tenant_id) or e.job_id = j.id
 where ',' || e.event_types || ',' like '%,' || j.event_type || ',%'
+/*! for key share of e */
 on conflict do nothing;
 
 -- webhook_responses_wanted --

@@ -80,4 +80,4 @@ class StoredLines:
     def _note(self, at: int, damage: Exception | None) -> None:
         if not self._is_logged:
             self._is_logged = True
-            log.error("result_unreadable", batch=self._job.id, file=self._name, at=at, problem=str(damage or ""))
+            log.error("result_unreadable", batch=self._job.id, file=self._name, byte=at, problem=str(damage or ""))
