@@ -1,6 +1,6 @@
-"""The official SDKs, loaded when a test first uses a name of theirs.
+"""The official SDKs and other large libraries of tests, loaded when a test first uses a name of theirs.
 
-Loading both costs three seconds of CPU, and every worker of a test run imports every test file.
+Loading all costs four seconds of CPU, and every worker of a test run imports every test file.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ class Sdk:
 if TYPE_CHECKING:
     import anthropic as anthropic
     import openai as openai
+    import schemathesis as schemathesis
+    from playwright import sync_api as sync_api
 else:
     anthropic = Sdk("anthropic")
     openai = Sdk("openai")
+    schemathesis = Sdk("schemathesis")
+    sync_api = Sdk("playwright.sync_api")
 
 # The library of the Standard Webhooks: small, and used by one test.
 standardwebhooks: Any = Sdk("standardwebhooks")

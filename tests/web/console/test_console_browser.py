@@ -7,18 +7,21 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.support.sdks import sync_api
 from tests.web import stages
 from tests.web.calls import create, upload
 from tests.web.console.test_console import FORMS, HOSTILE, PAGES, Console
 from tidegate.core.ports import Present
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.store.audit import AuditNote
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 # Where a reviewer finds a picture of each page after a run.
 PICTURES = Path(__file__).parents[3] / "build" / "console"
@@ -31,7 +34,7 @@ AXE_SHA256 = "20c09fe157a8a34a30e241aaa1fcdade657734f08ab379ecfbeb7d45cc46e878"
 def chromium() -> Iterator[Browser]:
     found = shutil.which("chromium")
     assert found, "the console's tests need Chromium: `make browser` installs it"
-    with sync_playwright() as playwright:
+    with sync_api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield opened
         opened.close()
@@ -90,7 +93,7 @@ class Visit:
         self.page.goto("/console")
         self.page.get_by_label("API key").fill(key)
         self.page.get_by_role("button", name="Sign in").click()
-        expect(self.page.get_by_role("heading", name="Overview")).to_be_visible()
+        sync_api.expect(self.page.get_by_role("heading", name="Overview")).to_be_visible()
 
     def keep(self, name: str) -> None:
         PICTURES.mkdir(parents=True, exist_ok=True)
@@ -136,7 +139,7 @@ def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: C
     visit.sign_in(console.writer_key)
     for path in (*PAGES, *FORMS):
         page.goto(f"/console{path}")
-        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        sync_api.expect(page.get_by_role("heading", level=1)).to_be_visible()
         visit.keep(f"light{path.replace('/', '-')}")
         if path in FORMS:
             assert violations(page, axe) == []
@@ -149,20 +152,20 @@ def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: C
         visit.keep(f"light-{name}")
     page.goto("/console/deployments")
     page.get_by_role("button", name="Drain gpu-1").click()
-    expect(page.get_by_role("button", name="Resume gpu-1")).to_be_visible()
+    sync_api.expect(page.get_by_role("button", name="Resume gpu-1")).to_be_visible()
     visit.keep("light-deployments")
     page.goto("/console/batches")
     page.get_by_role("link", name=console.batch).click()
-    expect(page.get_by_text("of 3 requests done")).to_be_visible()
+    sync_api.expect(page.get_by_text("of 3 requests done")).to_be_visible()
     visit.keep("light-batch")
     assert violations(page, axe) == []
     # The page follows the batch without a reload.
     page.evaluate("document.body.dataset.kept = 'yes'")
     stages.finish(console.web, console.batch, {2: b"{}\n"})
-    expect(page.get_by_text("finalizing").first).to_be_visible(timeout=30_000)
+    sync_api.expect(page.get_by_text("finalizing").first).to_be_visible(timeout=30_000)
     assert page.evaluate("document.body.dataset.kept") == "yes"
     page.get_by_role("button", name="Abandon").click()
-    expect(page.locator("b.bad", has_text="failed")).to_be_visible(timeout=30_000)
+    sync_api.expect(page.locator("b.bad", has_text="failed")).to_be_visible(timeout=30_000)
     assert console.web.job(console.batch).state == "failed"
     # What has ended is not asked for again, whatever is clicked.
     asked: list[str] = []
@@ -171,11 +174,11 @@ def test_an_operator_signs_in_looks_around_and_acts(browser: Browser, console: C
     page.wait_for_timeout(300)
     assert asked == []
     page.goto("/console/audit")
-    expect(page.get_by_text("batch.abandon")).to_be_visible()
+    sync_api.expect(page.get_by_text("batch.abandon")).to_be_visible()
     page.get_by_role("button", name="Sign out").click()
-    expect(page.get_by_role("button", name="Sign in")).to_be_visible()
+    sync_api.expect(page.get_by_role("button", name="Sign in")).to_be_visible()
     page.goto("/console/batches")
-    expect(page.get_by_role("button", name="Sign in")).to_be_visible()
+    sync_api.expect(page.get_by_role("button", name="Sign in")).to_be_visible()
     assert visit.troubles == []
     assert visit.hosts == {urlsplit(console.web.url).netloc}
 
@@ -201,7 +204,7 @@ def test_it_fits_a_phone_in_the_dark_and_axe_finds_nothing(browser: Browser, con
     )
     for path in (*PAGES, *FORMS, *more):
         visit.page.goto(f"/console{path}")
-        expect(visit.page.get_by_role("heading", level=1)).to_be_visible()
+        sync_api.expect(visit.page.get_by_role("heading", level=1)).to_be_visible()
         visit.keep(
             f"phone{path.partition('?')[0].replace(console.batch, 'batch').replace(org, '/org').replace('/', '-')}"
         )
@@ -218,7 +221,7 @@ def test_it_fits_a_phone_in_the_dark_and_axe_finds_nothing(browser: Browser, con
     reading = Visit(browser, console, color_scheme="dark")
     reading.sign_in(console.reader_key)
     reading.page.goto(f"/console/batches/{console.batch}")
-    expect(reading.page.get_by_role("button", name="Pause")).to_have_count(0)
+    sync_api.expect(reading.page.get_by_role("button", name="Pause")).to_have_count(0)
     assert reading.troubles == []
 
 
@@ -243,7 +246,7 @@ def test_a_chart_of_one_moment_is_one_of_minutes(browser: Browser, console: Cons
     visit = Visit(browser, console)
     visit.page.add_init_script(KEEP_CHARTS)
     visit.sign_in(console.reader_key)
-    expect(visit.page.locator("figure canvas").first).to_be_visible()
+    sync_api.expect(visit.page.locator("figure canvas").first).to_be_visible()
     spans = visit.page.evaluate(
         "drawn.map((plot) => [plot.scales.x.max - plot.scales.x.min, plot.scales.x.max - plot.data[0].at(-1)])"
     )
@@ -257,7 +260,7 @@ def test_figures_and_what_needs_a_look_stand_above_the_charts(browser: Browser, 
     console.web.rewrite("update jobs set step_failures = 3")
     visit = Visit(browser, console)
     visit.sign_in(console.reader_key)
-    expect(visit.page.locator("figure canvas").first).to_be_visible()
+    sync_api.expect(visit.page.locator("figure canvas").first).to_be_visible()
     tops = [
         visit.page.locator(place).first.evaluate("(one) => one.getBoundingClientRect().top")
         for place in ("h1", "#now", "h2.attention", "div.attention", "#charts", "h2:text-is('Processes')")
@@ -282,13 +285,13 @@ def test_charts_follow_the_load_and_stop_when_the_page_is_hidden(browser: Browse
         visit.sign_in(console.reader_key)
         page = visit.page
         figure = page.locator("figure", has_text="gpu-1")
-        expect(figure.locator("canvas")).to_be_visible()
-        expect(figure.locator(".legend")).to_contain_text("background calls 5")
-        expect(figure.locator(".legend")).to_contain_text("tide 8")
+        sync_api.expect(figure.locator("canvas")).to_be_visible()
+        sync_api.expect(figure.locator(".legend")).to_contain_text("background calls 5")
+        sync_api.expect(figure.locator(".legend")).to_contain_text("tide 8")
         assert page.locator("figure").count() == 4
         report["gpu-1"] = Present(1, 5, 7, 0, True, "5 calls (busy)", 6)
         console.web.run(console.web.store.report_to_fleet("worker_x", report))
-        expect(figure.locator(".legend")).to_contain_text("interactive calls 7", timeout=30_000)
+        sync_api.expect(figure.locator(".legend")).to_contain_text("interactive calls 7", timeout=30_000)
         report["gpu-1"] = Present(1, 5, 2, 0, True, "5 calls (quiet)", 8)
         console.web.run(console.web.store.report_to_fleet("worker_x", report))
         visit.keep(f"{name}-charts")
@@ -302,8 +305,8 @@ def test_charts_follow_the_load_and_stop_when_the_page_is_hidden(browser: Browse
     assert asked == [], "a page that is not looked at asks for nothing"
     plain = Visit(browser, console, java_script_enabled=False)
     plain.sign_in(console.reader_key)
-    expect(plain.page.locator("#charts")).to_be_hidden()
-    expect(plain.page.get_by_role("row", name="gpu-1")).to_contain_text("8")
+    sync_api.expect(plain.page.locator("#charts")).to_be_hidden()
+    sync_api.expect(plain.page.get_by_role("row", name="gpu-1")).to_contain_text("8")
 
 
 def test_keys_lead_to_pages_and_through_lists(browser: Browser, console: Console, axe: str) -> None:
@@ -314,9 +317,9 @@ def test_keys_lead_to_pages_and_through_lists(browser: Browser, console: Console
 
     def open_palette(key: str) -> None:
         # The script of a page shows the button when it is ready for keys.
-        expect(page.get_by_role("button", name="Go to")).to_be_visible()
+        sync_api.expect(page.get_by_role("button", name="Go to")).to_be_visible()
         page.keyboard.press(key)
-        expect(palette).to_be_visible()
+        sync_api.expect(palette).to_be_visible()
 
     open_palette("Control+k")
     assert violations(page, axe) == []
@@ -325,16 +328,16 @@ def test_keys_lead_to_pages_and_through_lists(browser: Browser, console: Console
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="Deployments")).to_be_visible()
+    sync_api.expect(page.get_by_role("heading", name="Deployments")).to_be_visible()
     open_palette("/")
     page.keyboard.type(console.batch)
     page.keyboard.press("Enter")
-    expect(page.get_by_text("of 3 requests done")).to_be_visible()
+    sync_api.expect(page.get_by_text("of 3 requests done")).to_be_visible()
     open_palette("/")
     page.keyboard.type("<img src=x onerror=alert(1)>")
-    expect(palette.get_by_role("option")).to_contain_text("Search batches for")
+    sync_api.expect(palette.get_by_role("option")).to_contain_text("Search batches for")
     page.keyboard.press("Escape")
-    expect(palette).to_be_hidden()
+    sync_api.expect(palette).to_be_hidden()
     page.goto("/console/deployments")
     page.keyboard.press("j")
     page.keyboard.press("j")
@@ -344,15 +347,15 @@ def test_keys_lead_to_pages_and_through_lists(browser: Browser, console: Console
     assert page.evaluate("document.activeElement.textContent") == console.batch
     # News do not take the focus away, though a batch comes in above it.
     another = console.run_again()
-    expect(page.get_by_role("link", name=another)).to_be_visible(timeout=30_000)
+    sync_api.expect(page.get_by_role("link", name=another)).to_be_visible(timeout=30_000)
     page.wait_for_timeout(300)
     assert page.evaluate("document.activeElement.textContent") == console.batch
     page.keyboard.press("Enter")
-    expect(page.get_by_text("of 3 requests done")).to_be_visible()
+    sync_api.expect(page.get_by_text("of 3 requests done")).to_be_visible()
     page.goto("/console/batches/new")
     page.get_by_label("File of requests").set_input_files({"name": "a.jsonl", "mimeType": "", "buffer": b"not json"})
     page.get_by_role("button", name="Check the file").click()
-    expect(page.get_by_text("This cannot be run")).to_be_visible()
+    sync_api.expect(page.get_by_text("This cannot be run")).to_be_visible()
     assert violations(page, axe) == []
     visit.keep("light-check")
     assert visit.troubles == []
@@ -370,7 +373,7 @@ def test_a_page_follows_only_while_it_is_looked_at(browser: Browser, console: Co
     assert page.locator("#live b").first.text_content() == "in progress"
     with page.expect_request(lambda request: request.resource_type == "eventsource"):
         look(page, is_hidden=False)
-    expect(page.locator("#live b").first).to_contain_text("finalizing")
+    sync_api.expect(page.locator("#live b").first).to_contain_text("finalizing")
     # A page that is opened in the background asks for nothing until it is looked at.
     page.add_init_script("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
     asked: list[str] = []
@@ -389,17 +392,17 @@ def test_a_page_outlives_its_server_and_goes_with_its_session(browser: Browser, 
     page.goto(f"/console/batches/{console.batch}")
     port = web.port
     web.run(web.stop_listening())
-    expect(page.get_by_text("The connection to the server is lost")).to_be_visible(timeout=30_000)
+    sync_api.expect(page.get_by_text("The connection to the server is lost")).to_be_visible(timeout=30_000)
     visit.keep("light-lost")
     stages.finish(web, console.batch, {2: b"{}\n"})
     web.run(web.listen(port))
-    expect(page.locator("#live b").first).to_contain_text("finalizing", timeout=30_000)
-    expect(page.locator("#trouble")).to_be_hidden()
+    sync_api.expect(page.locator("#live b").first).to_contain_text("finalizing", timeout=30_000)
+    sync_api.expect(page.locator("#trouble")).to_be_hidden()
     # Signed out in another tab.
     other = page.context.new_page()
     other.goto("/console")
     other.get_by_role("button", name="Sign out").click()
-    expect(page.get_by_label("API key")).to_be_visible(timeout=30_000)
+    sync_api.expect(page.get_by_label("API key")).to_be_visible(timeout=30_000)
     assert "in progress" not in page.content()
 
 
@@ -421,17 +424,17 @@ def test_news_take_away_neither_a_click_nor_a_selection(browser: Browser, consol
     page.get_by_role("button", name="Requeue").hover()
     page.mouse.down()
     with_news(web.store.pause_job)
-    expect(status).to_have_text("in progress")
+    sync_api.expect(status).to_have_text("in progress")
     with page.expect_request(f"**/console/batches/{console.batch}/requeue"):
         page.mouse.up()
-    expect(status).to_have_text("in progress, paused")
+    sync_api.expect(status).to_have_text("in progress, paused")
     # At once: between finding the heading and marking it, news may put another in its place.
     page.evaluate(
         "getSelection().selectAllChildren([...document.querySelectorAll('#live h2')].find((one) => one.textContent === 'Timeline'))"
     )
     with_news(web.store.resume_job)
-    expect(status).to_have_text("in progress, paused")
+    sync_api.expect(status).to_have_text("in progress, paused")
     assert page.evaluate("document.getSelection().toString()") == "Timeline"
     page.evaluate("document.getSelection().removeAllRanges()")
-    expect(status).to_have_text("in progress")
+    sync_api.expect(status).to_have_text("in progress")
     assert visit.troubles == []
