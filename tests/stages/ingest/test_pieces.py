@@ -26,25 +26,41 @@ CASES = ("lines.jsonl", "files.jsonl")
 beginnings = st.sampled_from(["", "You are kind. ", "You are kind. " * 9, 'say "no" \\' * 4, "\u20ac\U0001f600" * 8])
 texts = st.builds("".join, st.lists(st.one_of(beginnings, st.text('ab\u20ac"\\{', max_size=8)), max_size=4))
 
+# Each strategy is made once: making and checking one costs Hypothesis more than drawing from it.
+line_counts = st.integers(1, 40)
+models = st.sampled_from(["m", "m", "m", "other"])
+one_in_ten, one_in_twenty = st.integers(0, 9), st.integers(0, 19)
+tool_names = st.sampled_from("fg")
+role_counts = st.sampled_from([2, 2, 4])
+# What is done to a line: mostly nothing.
+changes = st.sampled_from(
+    [
+        *[lambda line: line] * 12,
+        lambda line: line + b"\r",
+        lambda line: b"",
+        lambda line: b"nonsense",
+        lambda line: line[:-3],
+        lambda line: line.replace(b"m", b""),
+    ]
+)
+file_ends = st.sampled_from([b"", b"\n", b"\n\n"])
+
 
 @st.composite
 def inputs(draw: st.DrawFn) -> bytes:
     """Good lines in a few shapes, with bad, blank and repeated ones among them."""
     lines = []
-    for number in range(draw(st.integers(1, 40))):
-        body: dict[str, Any] = {"model": draw(st.sampled_from(["m", "m", "m", "other"]))}
-        if draw(st.integers(0, 9)) == 0:
-            body["tools"] = [{"type": "function", "function": {"name": draw(st.sampled_from("fg"))}}]
-        roles = ["system", "user", "assistant", "user"][: draw(st.sampled_from([2, 2, 4]))]
+    for number in range(draw(line_counts)):
+        body: dict[str, Any] = {"model": draw(models)}
+        if draw(one_in_ten) == 0:
+            body["tools"] = [{"type": "function", "function": {"name": draw(tool_names)}}]
+        roles = ["system", "user", "assistant", "user"][: draw(role_counts)]
         body["messages"] = [{"role": role, "content": draw(beginnings)} for role in roles]
         body["messages"][-1]["content"] += draw(texts)
-        custom_id = f"id-{number if draw(st.integers(0, 19)) else 0}"
+        custom_id = f"id-{number if draw(one_in_twenty) else 0}"
         line = json.dumps({"custom_id": custom_id, "body": body}).encode()
-        strange = draw(
-            st.sampled_from([line] * 12 + [line + b"\r", b"", b"nonsense", line[:-3], line.replace(b"m", b"")])
-        )
-        lines.append(strange)
-    return b"\n".join(lines) + draw(st.sampled_from([b"", b"\n", b"\n\n"]))
+        lines.append(draw(changes)(line))
+    return b"\n".join(lines) + draw(file_ends)
 
 
 def ingest(data: bytes, rules: LineRules) -> tuple[IngestPlan, bytes | None]:

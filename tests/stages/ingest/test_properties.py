@@ -31,25 +31,33 @@ texts = st.builds("".join, st.lists(st.one_of(beginnings, st.text(max_size=8)), 
 )
 
 
+# Each strategy is made once: making and checking one costs Hypothesis more than drawing from it.
+styles: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [{}, {"separators": (",", ":")}, {"ensure_ascii": False}, {"ensure_ascii": False, "indent": None}]
+)
+line_counts = st.integers(1, 25)
+models = st.sampled_from(["m", "m", "m", "other"])
+one_in_six = st.integers(0, 5)
+tool_names = st.sampled_from("fg")
+token_limits = st.sampled_from([1, 10, 5000])
+line_ends = st.sampled_from([b"", b"", b"", b"\r", b" "])
+
+
 @st.composite
 def good_lines(draw: st.DrawFn) -> list[bytes]:
     lines = []
-    style: dict[str, Any] = draw(
-        st.sampled_from(
-            [{}, {"separators": (",", ":")}, {"ensure_ascii": False}, {"ensure_ascii": False, "indent": None}]
-        )
-    )
-    for number in range(draw(st.integers(1, 25))):
-        body: dict[str, Any] = {"model": draw(st.sampled_from(["m", "m", "m", "other"]))}
-        if draw(st.integers(0, 5)) == 0:
-            body["tools"] = [{"type": "function", "function": {"name": draw(st.sampled_from("fg"))}}]
+    style: dict[str, Any] = draw(styles)
+    for number in range(draw(line_counts)):
+        body: dict[str, Any] = {"model": draw(models)}
+        if draw(one_in_six) == 0:
+            body["tools"] = [{"type": "function", "function": {"name": draw(tool_names)}}]
         system, user = draw(beginnings), draw(texts)
         body["messages"] = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        if draw(st.integers(0, 5)) == 0:
-            body["max_tokens"] = draw(st.sampled_from([1, 10, 5000]))
+        if draw(one_in_six) == 0:
+            body["max_tokens"] = draw(token_limits)
         line = {"custom_id": f"id-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
         text = json.dumps(line, **style).encode()
-        lines.append(text + draw(st.sampled_from([b"", b"", b"", b"\r", b" "])))
+        lines.append(text + draw(line_ends))
     return lines
 
 
