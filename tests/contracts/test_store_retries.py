@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from tests.contracts.store_world import World, plan_of
 from tests.contracts.test_store_publish import closed, rest_of
 from tests.support.store_verbs import any_file
+from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.errors import ApiProblem
 from tidegate.core.follow_up import FollowUp
 from tidegate.core.job_controls import Canary, JobControls, MaxErrors, RetryChoice
+from tidegate.core.job_shape import JobRetry, JobShape
 from tidegate.core.nouns import Caller, Idempotency, Job, JobEnd, JobWebhook, LineError, Quotas
 from tidegate.core.states import FileState, JobState
 
@@ -62,7 +64,7 @@ async def refused(call: Any) -> str:
 
 
 async def test_a_retry_asks_for_what_the_first_asked_for_and_leaves_it_alone(world: World) -> None:
-    first = await ended(world, metadata={"a": "b"}, ordered=True, queue="night")
+    first = await ended(world, metadata={"a": "b"}, ordered=True, queue="night", begin_within_ms=60_000)
     output, errors = await world.content(first.output_file_id), await world.content(first.error_file_id)
     made = await retried(world, first)
     assert (made.state, made.retry_of, made.retry_choice) == (JobState.VALIDATING, first.id, CANCELLED)
@@ -72,6 +74,7 @@ async def test_a_retry_asks_for_what_the_first_asked_for_and_leaves_it_alone(wor
         True,
         "night",
     )
+    assert made.begin_by == made.created_at + 60_000
     assert await world.content(made.retry_file_id) == errors
     done = await finished_retry(world, made)
     assert await world.content(done.merged_file_id) == output + await world.content(done.output_file_id)
@@ -176,12 +179,18 @@ async def test_a_webhook_hears_of_the_retry_too(world: World) -> None:
     assert endpoint is not None
 
 
-async def test_a_retry_may_have_bounds_and_a_canary_of_its_own(world: World) -> None:
-    first = await ended(world)
+async def test_a_retry_may_have_bounds_a_canary_and_terms_of_its_own(world: World) -> None:
+    had = JobShape(defaults={"n": 1}, retry=JobRetry(attempts_max=2))
+    first = await ended(world, shape=had, answers=AnswerTerms("{}"))
+    plain = await retried(world, first, FAILED)
+    assert (plain.shape, plain.answers) == (had, AnswerTerms("{}"))
+    terms, again = AnswerTerms("{}", escalate_to="large"), JobRetry(attempts_max=9)
     own = JobControls(max_cost_nano=7, max_errors=MaxErrors(count=3))
     made = await world.store.retry_job(
-        Caller(first.tenant_id), replace(wish(world, first), controls=own, canary=Canary(1, 100_000))
+        Caller(first.tenant_id),
+        replace(wish(world, first), controls=own, canary=Canary(1, 100_000), retry=again, answers=terms),
     )
     assert made is not None
     assert (made.controls, made.canary) == (own, Canary(1, 100_000))
+    assert (made.shape, made.answers) == (JobShape(defaults={"n": 1}, retry=again), terms)
     assert (await world.look(first)).controls != own

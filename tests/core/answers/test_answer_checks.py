@@ -70,6 +70,10 @@ def test_an_answer_without_a_text_does_not_fit(answer: Any) -> None:
     assert problem(TERMS, answer)
 
 
+def test_an_answer_that_is_nested_too_deeply_does_not_fit() -> None:
+    assert problem(AnswerTerms("true"), chat("[" * 100_000 + "]" * 100_000)) == "the answer is nested too deeply"
+
+
 def test_every_choice_must_fit() -> None:
     assert problem(TERMS, {"choices": chat(GOOD)["choices"] + chat(BAD)["choices"]})
 

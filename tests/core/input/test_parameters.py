@@ -75,6 +75,20 @@ def test_a_body_that_stands_twice_in_its_line_is_changed_where_it_is_the_body() 
     assert (read["note"], read["body"]) == ({"model": "m"}, {"n": 1, "model": "m"})
 
 
+def test_a_name_that_stands_twice_beside_such_a_body_is_left_for_the_check() -> None:
+    line = b'{"custom_id":"a","custom_id":"b","note":{"model":"m"},"body":{"model":"m"}}'
+    assert shaped(line, (ParameterLevel({"n": 1}),)) == line
+
+
+def test_a_line_that_is_nested_too_deeply_is_left_for_the_check() -> None:
+    def nested(depth: int) -> bytes:
+        return b'{"custom_id":"a","body":{"model":"m","x":' + b"[" * (depth - 2) + b"]" * (depth - 2) + b"}}"
+
+    levels = (ParameterLevel({"n": 1}),)
+    assert body_of(shaped(nested(RULES.depth_max), levels))["n"] == 1
+    assert shaped(nested(RULES.depth_max + 1), levels) == nested(RULES.depth_max + 1)
+
+
 NAMES = st.sampled_from(["a", "b", "c", "model", "max_tokens", 'odd"name', "ü"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
@@ -117,4 +131,5 @@ def test_what_no_line_may_have_is_refused(values: dict[str, Any], param: str | N
 
 def test_a_prompt_of_another_endpoint_and_everything_unknown_may_be_set() -> None:
     check_parameters({"prompt": {"id": "p"}, "reasoning": {"effort": "low"}}, "/v1/responses")
+    check_parameters({f"k{number}": 1 for number in range(64)}, CHAT)
     check_parameters({"truncate_prompt_tokens": 12}, "/v1/score")
