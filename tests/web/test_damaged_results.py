@@ -186,3 +186,63 @@ def test_failed_requests_run_again_also_where_their_errors_are_damaged(web: WebS
     overwrite(web, line, line.replace(b"Why.", b"\xff\xff\xff\xff"))
     kinds = client.get(f"/admin/v1/batches/{batch}/errors")
     assert kinds.status_code == 200, kinds.text
+
+
+@pytest.mark.parametrize("junk", [b"}", b"\0", b"\xff", b"\n"])
+def test_requests_that_are_damaged_hide_no_results(web: WebServer, client: httpx2.Client, junk: bytes) -> None:
+    """The bytes of an input are checked before it is read, and not again when its lines are shown."""
+    texts = [f"hi {number} {junk.hex()}" for number in range(4)]
+    requests = [{"messages": [{"role": "user", "content": text}]} for text in texts]
+    batch = client.post(PLACE, json=body_of(*requests)).json()["batchId"]
+    custom_ids = names(web, batch)
+    stages.start(web, batch, 4)
+    stages.finish(web, batch, {number: answer(batch, number, custom_ids[number]) for number in range(4)})
+    stages.publish(web, batch)
+    whole = texts[1].encode()
+    overwrite(web, b'"%b"' % whole, junk * (len(whole) + 2))
+    shown = client.get(f"{PLACE}/{batch}")
+    assert [one["status"] for one in shown.json()["items"]] == ["COMPLETED"] * 4
+    # Lines behind ends that are none are not where they were, and no request is shown as another's.
+    is_hidden = [False, True, False, False] if junk != b"\n" else [False, True, True, True]
+    assert [one["request"] is None for one in shown.json()["items"]] == is_hidden
+    one = client.get(f"{PLACE}/{batch}/{item_id(batch, 1)}")
+    assert (one.status_code, one.json()["request"], one.json()["status"]) == (200, None, "COMPLETED")
+    events = client.get(f"{PLACE}/{batch}/events", headers={"Last-Event-ID": "0"})
+    assert events.text.count('"action":"item-completed"') == 4
+    assert client.get(f"/v1/batches/{batch}/items").status_code == 200
+
+
+@pytest.mark.parametrize("junk", [b"}", b"\xff"])
+def test_a_background_response_whose_request_is_damaged(web: WebServer, client: httpx2.Client, junk: bytes) -> None:
+    text = f"some words {junk.hex()}"
+    made = client.post("/v1/responses", json={"model": "m", "input": "hi", "background": True, "user": text})
+    overwrite(web, b'"%b"' % text.encode(), junk * (len(text) + 2))
+    shown = client.get(f"/v1/responses/{made.json()['id']}")
+    assert (shown.status_code, shown.json()["status"]) == (200, "queued")
+    assert client.post(f"/v1/responses/{made.json()['id']}/cancel").json()["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("junk", [b"}", b"\xff"])
+def test_a_message_batch_that_never_began_and_whose_request_is_damaged(
+    web: WebServer, client: httpx2.Client, junk: bytes
+) -> None:
+    params = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    words = f"words {junk.hex()}"
+    odd = {**params, "system": words}
+    given = [
+        {"custom_id": "a", "params": params},
+        {"custom_id": "b", "params": odd},
+        {"custom_id": "c", "params": params},
+    ]
+    made = client.post("/v1/messages/batches", json={"requests": given}).json()["id"]
+    client.post(f"/v1/messages/batches/{made}/cancel")
+    job_id = made.replace("msgbatch_", "batch_")
+    assert web.run(web.store.end_unstarted(job_id))
+    overwrite(web, b'"%b"' % words.encode(), junk * (len(words) + 2))
+    answered = client.get(f"/v1/messages/batches/{made}/results")
+    results = [json.loads(line) for line in answered.text.splitlines()]
+    assert [(one["custom_id"], one["result"]["type"]) for one in results] == [
+        ("a", "canceled"),
+        ("b", "canceled"),
+        ("c", "canceled"),
+    ]

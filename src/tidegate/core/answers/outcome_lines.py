@@ -17,7 +17,9 @@ _RESPONSE_ENDS = (COMPLETED, "incomplete", "failed", "cancelled")
 # How reading a damaged line fails.
 DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _ID = re.compile(rb'\{"id":"(?P<id>batch_req_[0-9a-zA-Z_]{1,64})"', re.ASCII)
-_CUSTOM_ID = re.compile(rb',"custom_id":(?P<text>"(?:[^"\\\x00-\x1f]|\\.)*")', re.ASCII)
+# It stands behind the id, or first.
+_CUSTOM_ID_AT_MAX = 64
+_CUSTOM_ID = re.compile(rb'[{,]"custom_id":(?P<text>"(?:[^"\\\x00-\x1f]|\\.)*")', re.ASCII)
 
 
 class _ResponseBody(msgspec.Struct):
@@ -125,15 +127,17 @@ def readable_line(text: bytes, name: str = "") -> OutcomeLine:
         known = _ID.match(text)
         return OutcomeLine(
             name or (known["id"].decode() if known else ""),
-            _salvaged_custom_id(text),
+            salvaged_custom_id(text),
             error=DAMAGED,
         )
 
 
-def _salvaged_custom_id(text: bytes) -> str | None:
+def salvaged_custom_id(text: bytes) -> str | None:
+    """Return the custom_id that a damaged line still says."""
     found = _CUSTOM_ID.search(text)
     try:
-        return msgspec.json.decode(found["text"], type=str) if found else None
+        is_its_own = found is not None and found.start() <= _CUSTOM_ID_AT_MAX
+        return msgspec.json.decode(found["text"], type=str) if found is not None and is_its_own else None
     except DAMAGE:
         return None
 

@@ -7,6 +7,7 @@ import msgspec
 from tidegate.core.answers.outcome_lines import ItemError
 from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.web.jobs.stored_lines import is_whole
 
 # Background responses are served in the gaps of interactive traffic, which is what OpenAI calls flex.
 TIER = "flex"
@@ -66,8 +67,8 @@ def unfinished_status(job: Job) -> str:
 
 
 def unanswered(job: Job, request: bytes, status: str, error: ResponseError | None = None) -> bytes:
-    """A response without output, made of its request."""
-    asked = _members(request)
+    """A response without output, made of its request, as far as that can be read."""
+    asked = _members(request) if is_whole(request) else {}
     shown = {
         "id": response_id(job.id),
         "object": "response",

@@ -26,7 +26,7 @@ from tidegate.web.completion_batch import shapes
 from tidegate.web.completion_batch.inline_items import ItemName, estimated_tokens, read_name
 from tidegate.web.completion_batch.shapes import DoorNotes, ItemEntity
 from tidegate.web.jobs import stored_lines
-from tidegate.web.jobs.stored_lines import PlacedLine, StoredLines
+from tidegate.web.jobs.stored_lines import PlacedLine, StoredLines, is_whole
 
 OUTPUT, ERRORS = 1, 2
 WINDOW_ITEMS = 256
@@ -181,7 +181,7 @@ class ItemReader:
                 done = [index for index in range(start, start + len(lines)) if places.which[index]]
                 texts = dict(zip(done, await self._result_texts(job, places, done), strict=True))
                 for index, line in enumerate(lines, start):
-                    body = _body_of(line)
+                    body = _body_of(line, index)
                     if index in texts:
                         result = texts[index]
                         number = _number_of(result)
@@ -229,14 +229,20 @@ class ItemReader:
         read = _no_lines(len(places.which))
         if file is not None:
             read = _lines(file_bytes(self._store, self._blobs, file.id, 0, file.size_bytes))
-        start, window, size = 0, [], 0
+        total = len(places.which)
+        start, size = 0, 0
+        window: list[bytes] = []
         async with aclosing(read) as lines:
             async for line in lines:
+                if start + len(window) == total:
+                    # More lines than were taken in: their ends are damaged.
+                    break
                 window.append(line)
                 size += len(line) + places.size[start + len(window) - 1]
                 if len(window) >= WINDOW_ITEMS or size >= WINDOW_BYTES:
                     yield start, window
                     start, window, size = start + len(window), [], 0
+        window += [b""] * (total - start - len(window))
         if window:
             yield start, window
 
@@ -271,6 +277,8 @@ class ItemReader:
 
     async def _request_in(self, job: Job, line: bytes) -> bytes | None:
         """The request of a line of the work file; what ingest wrote about a bad one names it."""
+        if not is_whole(line):
+            return None
         read = _decode_input(line)
         if body := bytes(read.body):
             return body
@@ -278,12 +286,12 @@ class ItemReader:
         return (await self._requests(job, [name]))[0] if name is not None else None
 
     async def _requests(self, job: Job, names: Sequence[ItemName]) -> list[bytes | None]:
-        """The requests of these items; None once the input is gone."""
+        """The requests of these items; None where one is damaged, and once the input is gone."""
         file = await self._store.get_file(job.tenant_id, job.input_file_id) if names else None
         if file is None:
             return [None] * len(names)
         ranges = [(name.at, name.at + name.size_bytes) for name in names]
-        return [*await self._read_ranges(file.id, ranges)]
+        return [body if is_whole(body) else None for body in await self._read_ranges(file.id, ranges)]
 
     async def _read_ranges(self, file_id: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes of these ranges of a file, in as few reads as their neighbourhood allows."""
@@ -382,9 +390,11 @@ def when(moments: Sequence[RecordedTo], place: OutcomePlace, *, is_error: bool |
     return moments[at].happened_at if at < len(moments) else 0
 
 
-def _body_of(line: bytes) -> bytes | None:
-    """The request in a line of the input; None once the input is gone."""
-    return bytes(_decode_input(line).body) if line else None
+def _body_of(line: bytes, index: int) -> bytes | None:
+    """The request in this line of the input; None where it is damaged, or another's because of damage before it, and once it is gone."""
+    read = _decode_input(line) if line and is_whole(line) else None
+    name = None if read is None else read_name(read.custom_id)
+    return bytes(read.body) if read is not None and name is not None and name.place == index else None
 
 
 async def _no_lines(count: int) -> AsyncGenerator[bytes, None]:
@@ -452,7 +462,7 @@ def _is_over(job: Job) -> bool:
 
 def _never_ingested(job: Job, notes: DoorNotes, index: int, line: bytes) -> ItemEntity:
     """An item of a job that was over before it was ingested: its place in the input is its number."""
-    entity = _entity(job, notes, index, _body_of(line))
+    entity = _entity(job, notes, index, _body_of(line, index))
     if shapes.batch_status(job, 0) == shapes.CANCELLED:
         return _cancelled(job, entity)
     message = shapes.error_message(job) or "batch_failed: The batch ended before this item could run."

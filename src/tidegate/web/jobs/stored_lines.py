@@ -19,6 +19,20 @@ log = structlog.get_logger()
 OUTPUT, ERRORS = "output", "errors"
 
 
+_decode_any = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+def is_whole(text: bytes) -> bool:
+    """Whether these bytes are JSON, as they were when they were taken in."""
+    try:
+        if not text.isascii():
+            text.decode()
+        _decode_any(text)
+    except DAMAGE:
+        return False
+    return True
+
+
 class PlacedLine(msgspec.Struct, frozen=True):
     """A line, where it begins in its file, and its bytes without what ends it."""
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from tidegate.core.answers.outcome_lines import OutcomeLine
+from tidegate.core.answers.outcome_lines import OutcomeLine, salvaged_custom_id
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import File, Job
 from tidegate.core.ports import Blobs
@@ -16,7 +16,7 @@ from tidegate.core.states import JobState
 from tidegate.core.translate import error_to_anthropic, is_error_of
 from tidegate.store.file_bytes import file_bytes
 from tidegate.store.store import Store
-from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, StoredLines
+from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, StoredLines, is_whole
 
 _PIECE_BYTES = 32_768
 _BAD_REQUEST, _NOT_FOUND, _OURS = 400, 404, 500
@@ -118,7 +118,12 @@ def _unrun_by(job: Job) -> Callable[[bytes], bytes]:
         result = _errored(_OURS, _error_body(_StoredError("batch_failed", why)), None)
     else:
         result = b'{"type":"%b"}' % (b"expired" if job.state is JobState.EXPIRED else b"canceled")
-    return lambda line: b'{"custom_id":%b,"result":%b}\n' % (bytes(_decode(line).custom_id), result)
+    return lambda line: b'{"custom_id":%b,"result":%b}\n' % (_custom_id_of(line), result)
+
+
+def _custom_id_of(line: bytes) -> bytes:
+    """The custom_id in a line of the input, as JSON, also where the rest of it is damaged."""
+    return bytes(_decode(line).custom_id) if is_whole(line) else msgspec.json.encode(salvaged_custom_id(line) or "")
 
 
 def _errored(status: int, body: bytes, request_id: str | None) -> bytes:
