@@ -122,6 +122,18 @@ async def test_a_damaged_work_file_breaks_nobody(world: World, damage: bytes) ->
     assert (await world.look(job)).cancelled_count == 3
 
 
+@pytest.mark.parametrize("model", ["m", ""], ids=["requests", "lines that cannot be run"])
+@pytest.mark.parametrize("junk", [b"\xff", b"\0", b"}"])
+async def test_one_damaged_line_of_the_work_file_is_sent_to_no_server(world: World, model: str, junk: bytes) -> None:
+    job = await world.started(chat_lines(3))
+    assert job.work_blob_id is not None
+    path = world.blobs._layout.path(job.work_blob_id)
+    path.write_bytes(path.read_bytes().replace(b'"user"', junk * 6 if junk == b"}" else b'"us%br"' % junk, 1))
+    [leased] = await lease_slices(world.store, await world.worker(), job.id, "m", 1, "t")
+    with pytest.raises(BlobMissing):
+        await lease.read_items(world.blobs, replace(leased, model=model))
+
+
 async def test_a_slice_brings_only_items_without_outcome_and_how_much_neighbours_share(world: World) -> None:
     """What neighbours share chooses the server that has it in its cache."""
     shared = "one long beginning " * 100

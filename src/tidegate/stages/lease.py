@@ -28,6 +28,7 @@ class _WorkLine(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_WorkLine)
+_any_decoder = msgspec.json.Decoder(msgspec.Raw)
 
 
 class SuspectBounds(msgspec.Struct, frozen=True):
@@ -107,14 +108,17 @@ async def read_items(blobs: Blobs, leased: LeasedSlice) -> list[Item]:
     for number, line in enumerate(lines[offset : offset + leased.count], start=leased.first):
         if number in leased.done:
             continue
-        if leased.model:
-            try:
+        try:
+            if not line.isascii():
+                line.decode()
+            if leased.model:
                 work = _decoder.decode(line)
-            except msgspec.DecodeError:
-                raise BlobMissing(f"the work file of {leased.job_id} holds no request at item {number}") from None
-            item = Item(number, bytes(work.custom_id), bytes(work.body))
-        else:
-            item = Item(number, b"null", line)
+                item = Item(number, bytes(work.custom_id), bytes(work.body))
+            else:
+                _any_decoder.decode(line)
+                item = Item(number, b"null", line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise BlobMissing(f"the work file of {leased.job_id} holds no request at item {number}") from None
         attempts = leased.attempts.get(number)
         if attempts is not None:
             item.attempt_count, item.hand_backs = attempts.count, attempts.hand_backs
