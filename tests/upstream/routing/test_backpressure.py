@@ -9,6 +9,7 @@ import pytest
 from tests.upstream.calls.test_router import always, failure
 from tests.upstream.raw_server import RawServer
 from tests.upstream.world import World, deployment
+from tidegate import metrics
 from tidegate.backends.shared_redis import LocalRests
 from tidegate.core.deployments import Resource
 from tidegate.core.errors import UpstreamError
@@ -48,6 +49,33 @@ async def test_one_process_says_so_and_the_others_wait_it_out(world: World) -> N
             world.clock.advance(5_001)
             assert second.free_slots("m") > 0
             await second.send(world.call())
+
+
+@pytest.mark.parametrize("models", [("m",), ()], ids=["named", "any"])
+@pytest.mark.parametrize("is_shared", [True, False], ids=["redis", "alone"])
+async def test_a_model_of_which_no_server_is_healthy_is_counted_wherever_it_is(
+    world: World, models: tuple[str, ...], *, is_shared: bool
+) -> None:
+    """Without Redis, and behind one server for every model, an alert goes by this too."""
+
+    def counted() -> int:
+        return metrics.counted(metrics.model_deferrals)["no_healthy_deployment"]
+
+    capacity = Capacity(rests=LocalRests(world.clock) if is_shared else None)
+    async with RawServer(always(503)) as ill, RawServer() as healthy:
+        before = counted()
+        async with world.router(
+            deployment(ill.url, name="a", models=models),
+            deployment(healthy.url, name="b", models=models),
+            capacity=capacity,
+        ) as router:
+            for _ in range(10):
+                with contextlib.suppress(UpstreamError):
+                    await router.send(world.call())
+            assert counted() == before, "one of the two is healthy"
+        async with world.router(deployment(ill.url, models=models), capacity=capacity) as router:
+            await shut(router, world)
+            assert counted() > before
 
 
 async def test_who_obeyed_once_tries_for_itself_before_it_obeys_again(world: World) -> None:

@@ -42,7 +42,7 @@ class Feedback:
         view: View,
         routes: Routes,
         rests: Rests | None,
-        backpressure: Backpressure | None,
+        backpressure: Backpressure,
     ) -> None:
         self._clock = clock
         self._entropy = entropy
@@ -54,8 +54,7 @@ class Feedback:
     def answered(self, state: DeploymentState) -> None:
         if state.succeeded():
             log.info("upstream_recovered", deployment=state.deployment.name)
-        if self._backpressure is not None:
-            self._backpressure.answered(state)
+        self._backpressure.answered(state)
 
     def failed(self, state: DeploymentState, call: Call, error: UpstreamError, attempt: Attempt) -> UpstreamError:
         """Let the deployment learn from a failure; gives the error that the engine sees."""
@@ -91,7 +90,7 @@ class Feedback:
             _say_shut(state, error)
         if self._rests is not None and state.rests_until_ms > rested_until_ms:
             self._rests.publish(state.deployment.name, math.ceil(state.rests_until_ms - now_ms))
-        if self._backpressure is not None and isinstance(error, Unavailable | Ambiguous | BrokenAnswer | KeyRejected):
+        if isinstance(error, Unavailable | Ambiguous | BrokenAnswer | KeyRejected):
             self._backpressure.failed(state)
 
 

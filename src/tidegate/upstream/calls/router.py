@@ -81,7 +81,7 @@ class Router:
         self._available = Availability(
             view, self._states, self._model_slots, demand, self._waiting_groups, clock, capacity.in_flight_max
         )
-        self._backpressure = None if rests is None else Backpressure(rests, clock, policy, self._states.values())
+        self._backpressure = Backpressure(rests, clock, policy, self._states.values())
         self._discovered = None if capacity.discovered is None else DiscoveredLimits(capacity.discovered, self._states)
         # The road of a call.
         feedback = Feedback(clock, entropy, view, self._routes, rests, self._backpressure)
@@ -120,8 +120,7 @@ class Router:
         refused |= self._routes.assign(self._states.values(), resources)
         self._waiting_groups.refresh()
         self._tides.serve(self._states.tides())
-        if self._backpressure is not None:
-            self._backpressure.obey()
+        self._backpressure.obey()
         self._room.announce()
         return refused
 

@@ -2,7 +2,8 @@
 
 Only batch work does: a user's call is tried. Such a rest always ends, and a process that obeyed one tries for itself before the next: a
 process that alone cannot reach the servers must not keep the others from them. What deployments ask for themselves (Retry-After) is apart,
-and the longer of the two wins. Without Redis each process learns by itself, from its own breakers.
+and the longer of the two wins. Without Redis each process learns by itself, from its own breakers; what it leaves alone is counted
+all the same.
 """
 
 import math
@@ -13,11 +14,15 @@ from tidegate.core.ports import Clock, Rests
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentState
 
 GROUP = "model:"
+# The group of deployments that serve whatever model is asked for; no word about it is shared.
+_ANY_MODEL = ""
 _NO_HEALTHY = "no_healthy_deployment"
 
 
 class Backpressure:
-    def __init__(self, rests: Rests, clock: Clock, policy: DeploymentPolicy, states: Iterable[DeploymentState]) -> None:
+    def __init__(
+        self, rests: Rests | None, clock: Clock, policy: DeploymentPolicy, states: Iterable[DeploymentState]
+    ) -> None:
         self._rests = rests
         self._clock = clock
         self._min_ms = policy.model_rest_ms_min
@@ -29,19 +34,23 @@ class Backpressure:
     def failed(self, state: DeploymentState) -> None:
         """A call there failed in a way that speaks of its health."""
         now_ms = self._clock.monotonic_ms()
-        for model in state.deployment.models:
+        for model in state.deployment.models or (_ANY_MODEL,):
             self._deaf.discard(model)
             group = self._group(model)
-            if self._max_ms and group and all(one.breaker.is_open for one in group):
-                ready_ms = min(one.rest_ends_ms(now_ms) for one in group) - now_ms
-                rest_ms = math.ceil(min(max(ready_ms, self._min_ms), self._max_ms))
-                self._rests.publish(GROUP + model, rest_ms)
-                metrics.model_deferrals.of(_NO_HEALTHY).inc()
-                metrics.model_deferral_seconds.of(_NO_HEALTHY).observe(rest_ms / 1000)
+            if not group or not all(one.breaker.is_open for one in group):
+                continue
+            rest_ms = max(0.0, min(one.rest_ends_ms(now_ms) for one in group) - now_ms)
+            if self._rests is not None and self._max_ms and model != _ANY_MODEL:
+                rest_ms = min(max(rest_ms, self._min_ms), self._max_ms)
+                self._rests.publish(GROUP + model, math.ceil(rest_ms))
                 self._ill[model] = group
+            metrics.model_deferrals.of(_NO_HEALTHY).inc()
+            metrics.model_deferral_seconds.of(_NO_HEALTHY).observe(rest_ms / 1000)
 
     def answered(self, state: DeploymentState) -> None:
         """Note that a deployment is healthy: what other processes report of its models does not hold here."""
+        if self._rests is None:
+            return
         for model in state.deployment.models:
             if model not in self._deaf:
                 self._deaf.add(model)
@@ -50,6 +59,8 @@ class Backpressure:
 
     def obey(self) -> None:
         """Obey rests that deployments asked of other processes, and their reports of models that this one has not tried since."""
+        if self._rests is None:
+            return
         now_ms = self._clock.monotonic_ms()
         current = self._rests.current()
         for state in self._states:
@@ -68,5 +79,8 @@ class Backpressure:
 
     def _group(self, model: str) -> list[DeploymentState]:
         return [
-            state for state in self._states if model in state.deployment.models and state.deployment.takes_background
+            state
+            for state in self._states
+            if state.deployment.takes_background
+            and (model in state.deployment.models if model else not state.deployment.models)
         ]
