@@ -90,18 +90,17 @@ def test_every_move_that_is_told_is_legal_and_every_legal_move_is_made() -> None
     assert told == MOVES
 
 
-@pytest.mark.parametrize("statement", EVERY, ids=lambda statement: statement.name)
-def test_a_statement_makes_the_moves_that_its_header_tells(statement: Statement) -> None:
+def move_faults(statement: Statement) -> list[str]:
+    """What is wrong between the moves that a statement's header tells and those that it makes."""
     found = changed(statement)
     set_to = SETS_STATE.search(found[1]) if found else None
-    assert (set_to is not None) == bool(statement.moves), "a move without a header, or a header without a move"
+    if (set_to is not None) != bool(statement.moves):
+        return ["a move without a header, or a header without a move"]
     if found is None or set_to is None:
-        return
+        return []
     table, sets, where = found
-    assert {move[0] for move in statement.moves} == {table}
     states = {state.value for state in STATES[table]}
     sources = set(re.findall(r"'(\w+)'", "".join(re.findall(r"\bstate (?:= '\w+'|in \([^)]*\))", where)))) & states
-    assert sources >= {source for _, source, _ in statement.moves}, "the guard stands in the statement"
     text = set_to.group(1)
     if text.startswith("'"):
         targets = set(re.findall(r"^'(\w+)'", text))
@@ -109,7 +108,16 @@ def test_a_statement_makes_the_moves_that_its_header_tells(statement: Statement)
         targets = set(re.findall(r"closing = '(\w+)'", sets))
     else:
         targets = set(re.findall(r"then '(\w+)' else state end", text))
-    assert targets == {target for _, _, target in statement.moves}
+    holds = {
+        "its header names another table": {move[0] for move in statement.moves} == {table},
+        "the guard does not stand in the statement": sources >= {source for _, source, _ in statement.moves},
+        f"it moves to {targets}": targets == {target for _, _, target in statement.moves},
+    }
+    return [fault for fault, is_right in holds.items() if not is_right]
+
+
+def test_a_statement_makes_the_moves_that_its_header_tells() -> None:
+    assert {one.name: faults for one in EVERY if (faults := move_faults(one))} == {}
 
 
 def test_no_statement_writes_a_state_that_does_not_exist() -> None:
@@ -322,16 +330,28 @@ KEPT = {
 COUNTS = {"census_jobs", "jobs_state_counts"}
 
 
-@pytest.mark.parametrize("statement", [one for one in EVERY if one.name not in COUNTS], ids=lambda one: one.name)
-def test_no_statement_reads_every_row_that_is_kept_on_sqlite(statement: Statement, fresh: apsw.Connection) -> None:
-    rows = fresh.execute(f"explain query plan {statement.sql}", dict.fromkeys(statement.parameters, 0))
-    for step in (row[3] for row in rows):
+def whole_scans(statement: Statement, plan: list[str]) -> list[str]:
+    """The steps of a plan that read every row of a table that is kept."""
+    found = []
+    for step in plan:
         scan = re.fullmatch(r"SCAN (\w+)(?: USING (?:COVERING )?INDEX (\w+))?", step)
         if scan is None:
             continue
         named = re.search(rf"\b(?:from|join) (\w+) {scan[1]}\b", statement.sql)
         tables = {scan[1], named[1] if named else ""} & KEPT.keys()
-        assert all(scan[2] in KEPT[table] for table in tables), step
+        if not all(scan[2] in KEPT[table] for table in tables):
+            found.append(step)
+    return found
+
+
+def test_no_statement_reads_every_row_that_is_kept_on_sqlite(fresh: apsw.Connection) -> None:
+    scans: dict[str, list[str]] = {}
+    for one in EVERY:
+        if one.name not in COUNTS:
+            rows = fresh.execute(f"explain query plan {one.sql}", dict.fromkeys(one.parameters, 0))
+            scans[one.name] = whole_scans(one, [row[3] for row in rows])
+    assert len(scans) > 400
+    assert {name: steps for name, steps in scans.items() if steps} == {}
 
 
 @pytest.mark.anyio
