@@ -193,6 +193,7 @@ async def test_an_older_program_runs_beside_a_newer_one_that_only_added(
     older = opened(kind, tmp_path, postgres_url)
     newer = Store(older._driver, after(ADDS))
     await older.migrate()
+    assert (older.program_version, newer.program_version) == (VERSION, ADDS.version)
     await older.put_tenant("t1", "acme")
     with pytest.raises(StoreRefused, match=rf"needs {ADDS.version}\. Run `tidegate migrate`"):
         await newer.require_schema()
