@@ -357,7 +357,7 @@ jobs = _gauges("jobs", "Jobs in the store, by status.", status=_JOB_STATES)
 items = _gauges("items", "Items in the store, by status.", status=_ITEM_STATES)
 oldest_item_age_seconds = _gauges(
     "oldest_item_age_seconds",
-    "Age of the oldest job that has items waiting (pending) or in flight (in_progress).",
+    "Age of the oldest job of which nothing was begun (pending), and of the oldest with items in flight (in_progress).",
     status=("pending", "in_progress"),
 )
 queue_jobs = _gauges("queue_jobs", "Open jobs in the scheduler's queue.", **_QUEUE)
