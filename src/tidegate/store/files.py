@@ -195,19 +195,19 @@ class StoredFiles(Table):
 
     async def prune_files(self, keep_ms: int, count_max: int) -> None:
         """Forget some files that were deleted long ago, and Idempotency-Keys and places in lists past their day, a piece at a time."""
-        await self._prune_deleted(keep_ms, count_max)
-        for name in ("idempotency_prune", "list_places_prune"):
-            for _ in range(PIECES_MAX):
-                if await self._prune_some(name, 2 * 24 * 3600 * 1000, PIECE_ROWS) < PIECE_ROWS:
-                    break
+        for _ in range(PIECES_MAX):
+            if not await self._prune_some(keep_ms, count_max):
+                return
 
     @writes
-    async def _prune_deleted(self, tx: Tx, keep_ms: int, count_max: int) -> None:
+    async def _prune_some(self, tx: Tx, keep_ms: int, count_max: int) -> bool:
+        """Forget one piece. Return whether there may be more keys or places."""
         await tx.all("files_prune", keep_ms=keep_ms, count_max=count_max)
-
-    @writes
-    async def _prune_some(self, tx: Tx, name: str, keep_ms: int, count_max: int) -> int:
-        return len(await tx.all(name, keep_ms=keep_ms, count_max=count_max))
+        is_more = False
+        for name in ("idempotency_prune", "list_places_prune"):
+            gone = await tx.all(name, keep_ms=2 * 24 * 3600 * 1000, count_max=PIECE_ROWS)
+            is_more = is_more or len(gone) == PIECE_ROWS
+        return is_more
 
     @reads
     async def abandoned_blobs(self, tx: Tx, count_max: int) -> list[AbandonedBlob]:
