@@ -21,6 +21,7 @@ from tidegate.core.input.turns import IngestLane
 from tidegate.core.schedule.job_estimate import EstimateRange, ModelLoad, cost_nano, output_tokens
 from tidegate.core.schedule.outlooks import Minute
 from tidegate.core.usage.prices import Price
+from tidegate.settings.capacity import DeploymentPrice, ModelDeployment, ModelSettings
 from tidegate.stages.ingest.ingest_file import InputPasses
 
 CHAT = "/v1/chat/completions"
@@ -151,14 +152,53 @@ def test_what_cannot_be_an_input_is_refused_as_by_create(client: httpx2.Client) 
     )
 
 
+def served(*names: str, **options: Any) -> dict[str, Any]:
+    """Settings with these models, each at a server of its own."""
+    return {name: ModelSettings((ModelDeployment(url=f"http://{name}.example/v1", **options),)) for name in names}
+
+
 def test_a_model_that_nobody_serves_and_a_full_quota_are_refusals(start_web: Any) -> None:
-    web: WebServer = start_web(limits={"pending_jobs_max": 1})
+    web: WebServer = start_web(limits={"pending_jobs_max": 1}, models=served("m"))
     with web.client() as client:
-        create(client, upload(client))
-        said = validated(client, line(1, model="nowhere") + line(2, model="nowhere"))
-        refused = {one["code"]: one["count"] for one in said["refused"]}
-        assert refused["quota_exceeded"] is None
+        data = line(1, model="nowhere") + line(2, model="nowhere") + line(3)
+        said = validated(client, data)
+        assert [(one["code"], one["count"]) for one in said["refused"]] == [("model_not_found", 2)]
+        assert "nowhere" in said["refused"][0]["message"]
+        assert said["valid"] is True, "the others would run"
+        create(client, upload(client, line(1)))
+        refused = {one["code"]: one["count"] for one in validated(client, data)["refused"]}
+        assert refused == {"model_not_found": 2, "quota_exceeded": None}
+        assert validated(client, data)["valid"] is False
+        assert [one["code"] for one in validated(client, line(3))["refused"]] == ["quota_exceeded"]
+
+
+def test_the_cost_is_that_of_every_model_by_its_price(start_web: Any) -> None:
+    price = DeploymentPrice(input=1_000, output=2_000)
+    web: WebServer = start_web(models=served("m", "n", price=price))
+    with web.client() as client:
+        one, two = (validated(client, data) for data in (line(1), line(1) + line(2, model="n")))
+        # Prices are for a million tokens; without a measurement an answer may have all of its ten.
+        tokens = one["tokens"]
+        dearest = (tokens["input_range"]["p95"] * 1_000 + 10 * 2_000) / 1_000_000
+        assert float(one["cost"]["p95"]) == pytest.approx(dearest, rel=0.1)
+        assert float(two["cost"]["p95"]) == pytest.approx(2 * float(one["cost"]["p95"]), rel=0.1)
+        assert 0 < float(one["cost"]["p5"]) < float(one["cost"]["p50"]) < float(one["cost"]["p95"])
+
+
+def test_a_key_for_some_models_is_told_of_lines_for_others(start_web: Any) -> None:
+    web: WebServer = start_web(models=served("m", "n"))
+    with web.client(web.make_key("ours", models=("m",))) as client:
+        said = validated(client, line(1) + line(2, model="n"))
         assert said["valid"] is False
+        assert [(one["line"], one["code"]) for one in said["errors"]["data"]] == [(2, "model_not_found")]
+    with web.client(web.make_key("theirs")) as client:
+        assert validated(client, line(1) + line(2, model="n"))["valid"] is True
+
+
+def test_an_earlier_batch_that_never_was_is_refused(client: httpx2.Client) -> None:
+    body = {"endpoint": CHAT, "validate_only": True, "input_file_id": upload(client, line(1))}
+    answer = client.post("/v1/batches", json=body | {"reuse_from": "batch_0000000000000000000000"})
+    is_error(answer, {"status": 404, "code": "batch_not_found"})
 
 
 def test_the_limits_of_a_key_say_what_they_have_left_and_which_bind(start_web: Any) -> None:
