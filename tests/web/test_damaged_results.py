@@ -177,7 +177,7 @@ def test_a_damaged_line_is_logged_once_a_look(web: WebServer, client: httpx2.Cli
     assert (one["log_level"], one["batch"], one["file"]) == ("error", batch, "output")
 
 
-def test_failed_requests_run_again_also_where_their_errors_are_damaged(web: WebServer, client: httpx2.Client) -> None:
+def test_errors_are_grouped_also_where_a_failed_line_is_damaged(web: WebServer, client: httpx2.Client) -> None:
     batch = create(client, upload(client))["id"]
     damaged(web, batch, NAMES, _body, is_ended=True)
     kinds = client.get(f"/admin/v1/batches/{batch}/errors")
@@ -186,6 +186,7 @@ def test_failed_requests_run_again_also_where_their_errors_are_damaged(web: WebS
     overwrite(web, line, line.replace(b"Why.", b"\xff\xff\xff\xff"))
     kinds = client.get(f"/admin/v1/batches/{batch}/errors")
     assert kinds.status_code == 200, kinds.text
+    assert [one["code"] for one in kinds.json()["data"]] == ["worker_lost"]
 
 
 @pytest.mark.parametrize("junk", [b"}", b"\0", b"\xff", b"\n"])
