@@ -1,6 +1,7 @@
 """The corpus of bad inputs: every line and file in it is refused with its code, its place and words that help, or accepted."""
 
 import base64
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,25 @@ def test_an_id_is_unique_also_among_lines_with_a_wrong_body(tmp_path: Path) -> N
         plan = ingest_file(tmp_path / "in", tmp_path / "work", rules)
         assert [(error.code, error.line) for error in plan.errors] == [("duplicate_custom_id", 3)]
         assert "Line 2" in plan.errors[0].message
+
+
+def test_an_id_belongs_to_its_first_line_also_where_bad_lines_become_errors(tmp_path: Path) -> None:
+    rules = LineRules("/v1/chat/completions", invalid_lines="error_file")
+    good = good_line("same", rules)
+    wrong_body = good.replace(b'"model"', b'"n": 0, "model"')
+    wrong_url = good.replace(b'"body"', b'"url": "/v1/embeddings", "body"')
+    unreadable = b"not a request"
+    for first, second in itertools.product((good, wrong_body, wrong_url), repeat=2):
+        lines = [unreadable, first, unreadable, second, good_line("other", rules)]
+        (tmp_path / "in").write_bytes(b"\n".join(lines))
+        plan = ingest_file(tmp_path / "in", tmp_path / "work", rules)
+        found = {item["line"]: item for item in bad_items(plan, tmp_path / "work")}
+        assert plan.item_count == 5
+        assert (found[4]["code"], found[4]["custom_id"]) == ("duplicate_custom_id", "same")
+        assert "Line 2" in found[4]["message"]
+        assert (2 in found) == (first != good)
+        assert {found[number]["code"] for number in (1, 3)} == {"invalid_json_line"}
+        assert set(found) - {2} == {1, 3, 4}
 
 
 def test_one_model_holds_also_for_lines_with_a_wrong_body(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from struct import pack
 
 from msgspec.structs import replace
 
-from tidegate.core.input.line_faults import BodyFault, LineFault, strange_file
+from tidegate.core.input.line_faults import BodyFault, LineFault, custom_id_of, strange_file
 from tidegate.core.input.line_templates import (
     SHAPE_RETRY_EVERY,
     SHAPES_MADE_MAX,
@@ -27,6 +27,8 @@ from tidegate.core.input.prefix_tree import KEY_BYTES, REFERENCE_BYTES_MAX, Pref
 from tidegate.core.nouns import LineError
 
 BOM = b"\xef\xbb\xbf"
+# Stands for an id that cannot be read; `hash` never gives it.
+NO_ID = -1
 REFERENCES_BYTES_MAX = 4 << 20
 MODELS_MAX = 1000
 FAMILIES_MAX = 4096
@@ -59,7 +61,7 @@ class Scan:
         self.prompt_at = array("I")
         self.prompt_size = array("I")
         self.keys = bytearray()
-        # Of every bad line that becomes an item. Where only wrong bodies do, a hash of its id too.
+        # Of every bad line that becomes an item. Its id is hashed, too; NO_ID where it has none that can be read.
         self.bad_id_hash = array("q")
         self.bad_at = array("Q")
         self.bad_size = array("I")
@@ -118,7 +120,7 @@ class Scan:
         if len(self._rest) > self.rules.line_bytes_max + 1 and not self.stopped:
             self.line_count += 1
             if self._has_room():
-                self._refuse(too_long(self.rules.line_bytes_max), self._rest_at, len(self._rest))
+                self._refuse(too_long(self.rules.line_bytes_max), self._rest_at, self._rest)
             self._rest_at += len(self._rest)
             self._rest = b""
             self._dropping = True
@@ -249,7 +251,7 @@ class Scan:
         try:
             checked = self.check(line, utf8_known=utf8)
         except LineFault as fault:
-            self._refuse(fault, at, len(line))
+            self._refuse(fault, at, line)
             return
         self.input_count += checked.input_count
         self._keep(line, at, checked)
@@ -351,16 +353,17 @@ class Scan:
         self._shapes.insert(0, shape)
         del self._shapes[SHAPES_MAX:]
 
-    def _refuse(self, fault: LineFault, at: int, size: int) -> None:
+    def _refuse(self, fault: LineFault, at: int, line: bytes) -> None:
         lenient = self.rules.invalid_lines == "error_file"
         if lenient or isinstance(fault, BodyFault):
             self.bad_at.append(at)
-            self.bad_size.append(min(size, self.rules.line_bytes_max + 2))
+            kept = line[: self.rules.line_bytes_max + 2]
+            self.bad_size.append(len(kept))
             self.bad_line.append(self.line_count)
+            custom_id = custom_id_of(kept, self.rules.custom_id_bytes_max)
             if isinstance(fault, BodyFault):
                 self._add_model(fault.model)
-                if not lenient:
-                    self.bad_id_hash.append(hash(fault.custom_id.encode()))
+            self.bad_id_hash.append(hash(custom_id.encode()) if custom_id else NO_ID)
             return
         self.errors.append(fault.at(self.line_count))
         self.stopped = len(self.errors) >= self.rules.errors_max

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from tidegate.core.errors import IngestCrashed, IngestFailed
 from tidegate.core.input.line_faults import custom_id_of
 from tidegate.core.input.lines import LineRules
-from tidegate.core.input.scan import Scan
+from tidegate.core.input.scan import NO_ID, Scan
 from tidegate.core.input.slices import sample_first
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import IngestPlan, LineError
@@ -126,12 +126,13 @@ def _nothing_chosen() -> LineError:
 
 def _duplicates(source: int, scan: Scan) -> dict[int, int]:
     """Items whose id an earlier line has already: item number -> that line. Ids are compared by hash, and exactly, by reading them
-    again, only where two hashes agree. Behind the good items the numbers go on with those whose body is wrong."""
+    again, only where two hashes agree. Behind the good items the numbers go on with the bad ones."""
     # A list is read sooner than an array.
     hashes = scan.id_hash.tolist() + scan.bad_id_hash.tolist()
     if len(set(hashes)) == len(hashes):
         return {}
     counts = Counter(hashes)
+    del counts[NO_ID]
     suspects = sorted(
         (value, _line_of(scan, number), number) for number, value in enumerate(hashes) if counts[value] > 1
     )

@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from heapq import merge
-from itertools import accumulate, compress, pairwise, repeat
+from itertools import accumulate, compress, count, pairwise
 from operator import gt
 from pathlib import Path
 
@@ -95,13 +95,21 @@ def write_work(source: int, target: int, scan: Scan, known: WorkInput, runs: lis
             _write_all(target, memoryview(text), at)
             lines.extend(copy_lines)
             at += len(text)
-    count = len(lines)
+    item_count = len(lines)
     if sys.byteorder == "big":
         lines.byteswap()
     _write_all(target, memoryview(lines.tobytes()), at)
-    left_out = sum(scan.prompt_size[one] + scan.fixed_size[one] for one in (*known.twice, *known.same.numbers))
+    not_run = (*_good(known.twice, scan), *known.same.numbers)
+    left_out = sum(scan.prompt_size[one] + scan.fixed_size[one] for one in not_run)
     prompt_bytes = sum(scan.prompt_size) + sum(scan.fixed_size) - left_out
-    return IngestPlan(count, scan.models[0] if scan.models else None, slices, at, prompt_bytes, shared, copied=copied)
+    return IngestPlan(
+        item_count, scan.models[0] if scan.models else None, slices, at, prompt_bytes, shared, copied=copied
+    )
+
+
+def _good(twice: dict[int, int], scan: Scan) -> list[int]:
+    """The items that would run if no earlier line had their custom_id, in their order."""
+    return sorted(number for number in twice if number < len(scan.at))
 
 
 def _rows(order: list[int]) -> list[tuple[int, int]]:
@@ -168,9 +176,11 @@ def _write_all(target: int, view: memoryview, at: int) -> None:
 
 def _bad_items(source: int, scan: Scan, known: WorkInput) -> Iterable[tuple[int, BadItem]]:
     """The bad lines of the input in its order, with their numbers. Each is read and checked again, so that no message is kept meanwhile."""
-    bad = zip(scan.bad_line, scan.bad_at, scan.bad_size, repeat(0))
     twice, places = known.twice, known.places
-    again = ((scan.line[number], scan.at[number], scan.size[number] - 1, twice[number]) for number in sorted(twice))
+    firsts = (twice.get(number, 0) for number in count(len(scan.at)))
+    bad = zip(scan.bad_line, scan.bad_at, scan.bad_size, firsts, strict=False)
+    good = _good(twice, scan)
+    again = ((scan.line[number], scan.at[number], scan.size[number] - 1, twice[number]) for number in good)
     for number, at, size, first in merge(bad, again):
         line = os.pread(source, size, at)
         try:
