@@ -59,6 +59,28 @@ def test_a_canary_is_let_go_looked_at_and_what_failed_runs_again(desk: Desk, url
     assert "c4" not in listed
 
 
+def test_a_question_that_nobody_can_answer_names_the_option(desk: Desk, url: str) -> None:
+    """Commands of a script have no terminal to ask at."""
+    batch_id = submit(url, [chat("c0", behaving("400"))])
+    desk.done("batches", "watch", batch_id, code=1)
+    file_id = json.loads(desk.done("batches", "show", batch_id, "--json").stdout())["error_file_id"]
+    for asks in (["batches", "delete", batch_id], ["batches", "abandon", batch_id], ["files", "delete", file_id]):
+        said = desk.done(*asks, code=2).stderr()
+        assert "give --yes" in said
+        assert "Aborted" not in said
+    desk.done("files", "delete", file_id, "--yes")
+    desk.done("batches", "delete", batch_id, "--yes")
+
+
+def test_a_retry_by_code_says_what_becomes_of_a_code_that_no_request_has(desk: Desk, url: str) -> None:
+    batch_id = submit(url, [chat("c0", behaving("400"))])
+    desk.done("batches", "watch", batch_id, code=1)
+    said = desk.done("batches", "retry", batch_id, "--code", "no_such_code").stderr()
+    assert "nothing_to_retry" in said
+    assert f"tidegate batches items {batch_id} --outcome failed" in said
+    assert "runs them again" in desk.done("batches", "retry", batch_id).stderr()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

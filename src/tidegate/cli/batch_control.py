@@ -112,7 +112,14 @@ def retry(
     asked = {name: value for name, value in (("codes", code), ("outcomes", outcome)) if value}
     known = uvloop.run(_retry(settings, org, batch, asked))
     where = options.as_arguments(config, data, server, api_key, org)
-    sentence = f"{known['id']} runs them again. Follow it with: tidegate batches watch {known['id']}{where}"
+    # Which requests have a code is seen when the new batch reads the errors of the first.
+    told = f"{known['id']} runs them again."
+    if code:
+        told = (
+            f"{known['id']} runs those with {' or '.join(code)} again, and fails with nothing_to_retry if none has it."
+        )
+        told += f"\nSee the codes with: tidegate batches items {batch} --outcome failed{where}"
+    sentence = f"{told}\nFollow it with: tidegate batches watch {known['id']}{where}"
     _show_control(known, sentence, as_json=as_json)
 
 
@@ -157,7 +164,7 @@ def delete(
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     if not yes:
-        typer.confirm(f"Remove {batch} and its results?", abort=True, err=True)
+        terminal.agree(f"Remove {batch} and its results?")
     uvloop.run(_delete(settings, org, batch))
     terminal.say(f"{batch} is gone.")
 

@@ -219,7 +219,7 @@ def abandon(
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     if not yes:
-        typer.confirm(f"Give up publishing {batch}? What never ran will be in no file.", abort=True, err=True)
+        terminal.agree(f"Give up publishing {batch}? What never ran will be in no file.")
     status = uvloop.run(_abandon(settings, org, batch))
     if as_json:
         terminal.show_json({"id": batch, "status": status})

@@ -154,7 +154,7 @@ def delete(
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     asked, owner = uvloop.run(_server_and_owner(settings, org, file))
     if not yes:
-        typer.confirm(f"Remove {file}?", abort=True, err=True)
+        terminal.agree(f"Remove {file}?")
     uvloop.run(asked.delete(f"/v1/files/{file}", dict[str, Any], tenant=owner))
     terminal.say(f"{file} is gone.")
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tidegate.core.errors import SettingsError
+
 # What draws and measures takes a while to load, and most commands of a script, and every server, do without.
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,6 +49,19 @@ def warn(text: str) -> None:
 def fail(text: str) -> None:
     """The one clean line (or one per problem) that an error becomes."""
     _say("tidegate: ", "bold red", *(text.splitlines() or [""]))
+
+
+def agree(question: str) -> None:
+    """Ask before something is done that cannot be undone; a no ends the command. What has --yes asks this way."""
+    import typer
+
+    try:
+        typer.confirm(question, abort=True, err=True)
+    except typer.Abort as ended:
+        if not isinstance(ended.__context__, EOFError):
+            raise
+        sys.stderr.write("\n")
+        raise SettingsError("Nobody can be asked here, so nothing was done: give --yes.") from None
 
 
 def _say(head: str, style: str, *lines: str) -> None:
