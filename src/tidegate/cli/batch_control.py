@@ -113,13 +113,12 @@ def retry(
     known = uvloop.run(_retry(settings, org, batch, asked))
     where = options.as_arguments(config, data, server, api_key, org)
     # Which requests have a code is seen when the new batch reads the errors of the first.
-    told = f"{known['id']} runs them again."
+    sentence = f"{known['id']} runs them again."
     if code:
-        told = (
-            f"{known['id']} runs those with {' or '.join(code)} again, and fails with nothing_to_retry if none has it."
-        )
-        told += f"\nSee the codes with: tidegate batches items {batch} --outcome failed{where}"
-    sentence = f"{told}\nFollow it with: tidegate batches watch {known['id']}{where}"
+        codes = " or ".join(code)
+        sentence = f"{known['id']} runs those with {codes} again, and fails with nothing_to_retry if none has it."
+        sentence += f"\nSee the codes with: tidegate batches items {batch} --outcome failed{where}"
+    sentence += f"\nFollow it with: tidegate batches watch {known['id']}{where}"
     _show_control(known, sentence, as_json=as_json)
 
 

@@ -61,7 +61,7 @@ def agree(question: str) -> None:
         if not isinstance(ended.__context__, EOFError):
             raise
         sys.stderr.write("\n")
-        raise SettingsError("Nobody can be asked here, so nothing was done: give --yes.") from None
+        raise SettingsError("There is no terminal to ask at, so this did nothing: give --yes.") from None
 
 
 def _say(head: str, style: str, *lines: str) -> None:
