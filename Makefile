@@ -135,7 +135,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(LOCKED): | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-compile -r requirements-dev.lock
+	@# pip would compile one file after another; some files of some packages are for other versions of Python.
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@rm -f $(VENV)/.locked-*
 	@touch $@
 
