@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,3 +78,27 @@ def test_schemas_that_could_take_long_are_refused_quickly(schema: Any) -> None:
     with pytest.raises(SettingsError):
         check_cost(schema)
     assert time.process_time() - begun < 2.0
+
+
+def nested(steps: int) -> Any:
+    """A schema that leads so many steps into a value."""
+    schema: Any = True
+    for _ in range(steps):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("made", "most"),
+    [
+        pytest.param(lambda count: {"description": "x" * (count - len('{"description":""}'))}, 65_536, id="bytes"),
+        pytest.param(lambda count: {"pattern": "x" * count}, 4_096, id="bytes of patterns"),
+        pytest.param(lambda count: {"allOf": [True] * (count - 1)}, 10_000, id="schemas with references followed"),
+        pytest.param(lambda count: {"properties": {f"p{n}": {"$ref": "#"} for n in range(count)}}, 200, id="ways back"),
+        pytest.param(nested, 63, id="steps into a value"),
+    ],
+)
+def test_a_schema_is_taken_up_to_each_bound_and_refused_behind_it(made: Callable[[int], Any], most: int) -> None:
+    check_cost(made(most))
+    with pytest.raises(SettingsError):
+        check_cost(made(most + 1))
