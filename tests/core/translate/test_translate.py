@@ -221,6 +221,31 @@ def test_hints_are_left_out_by_name() -> None:
     assert said(got)["messages"][-1] == {"role": "tool", "tool_call_id": "t", "content": ""}
 
 
+def test_the_cache_hint_of_every_block_is_left_out_by_name() -> None:
+    cached = {"cache_control": {"type": "ephemeral"}}
+    request = {
+        "model": "m",
+        "max_tokens": 9,
+        "tools": [{"name": "f", "input_schema": SCHEMA, **cached}],
+        "messages": [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}, **cached}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t", **cached},
+                    {"type": "image", "source": {"type": "url", "url": "https://example.test/a.jpg"}, **cached},
+                ],
+            },
+        ],
+    }
+    assert request_to_openai(packed(request)).left_out == (
+        "messages[0].content[0].cache_control",
+        "messages[1].content[0].cache_control",
+        "messages[1].content[1].cache_control",
+        "tools[0].cache_control",
+    )
+
+
 def test_a_stream_asks_for_its_usage() -> None:
     request = {"model": "m", "max_tokens": 9, "stream": True, "messages": [{"role": "user", "content": "q"}]}
     got = request_to_openai(packed(request))
@@ -236,6 +261,12 @@ def test_a_stream_asks_for_its_usage() -> None:
 # ---- refused by name
 
 USER = {"role": "user", "content": "q"}
+IMAGE = {"type": "url", "url": "https://example.test/a.jpg"}
+
+
+def block_of(role: str, **block: Any) -> list[Any]:
+    """Messages of which the first has this block alone."""
+    return [{"role": role, "content": [block]}, USER]
 
 
 @pytest.mark.parametrize(
@@ -303,6 +334,24 @@ USER = {"role": "user", "content": "q"}
         ({"tools": [{"name": "w", "input_schema": {}, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"metadata": {"user_id": "u", "team": "t"}}, "metadata.team"),
+        ({"thinking": {"type": "disabled", "odd": 1}}, "thinking.odd"),
+        ({"output_config": {"odd": 1}}, "output_config.odd"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {}, "odd": 1}}},
+            "output_config.format.odd",
+        ),
+        ({"tool_choice": {"type": "auto", "odd": 1}}, "tool_choice.odd"),
+        ({"messages": block_of("user", type="text", text="x", odd=1)}, "messages[0].content[0].odd"),
+        ({"messages": block_of("user", type="image", source=IMAGE, odd=1)}, "messages[0].content[0].odd"),
+        (
+            {"messages": block_of("user", type="image", source={**IMAGE, "odd": 1})},
+            "messages[0].content[0].source.odd",
+        ),
+        ({"messages": block_of("user", type="tool_result", tool_use_id="t", odd=1)}, "messages[0].content[0].odd"),
+        (
+            {"messages": block_of("assistant", type="tool_use", id="t", name="f", input={}, odd=1)},
+            "messages[0].content[0].odd",
+        ),
     ],
 )
 def test_what_openai_has_no_word_for_is_refused_by_its_path(change: dict[str, Any], param: str) -> None:
