@@ -57,6 +57,23 @@ def test_the_earliest_deadline_comes_first_and_then_the_earliest_request() -> No
     assert max(same) < messages.score(1_764_050_001, NOW_MS - 10_000)
 
 
+@pytest.mark.parametrize(
+    ("early_ms", "steps"), [(-1, 0), (0, 0), (62, 0), (63, 1), (65_536_000, 1 << 20), (131_071_999, (1 << 21) - 1)]
+)
+def test_a_score_grows_by_a_step_each_62_and_a_half_ms_for_the_last_day_and_a_half(early_ms: int, steps: int) -> None:
+    """The processor counts in the same steps, 2 097 152 of them in the 131 072 s before a deadline."""
+    deadline_s = 1_764_050_000
+    assert messages.score(deadline_s, deadline_s * 1000 - 131_072_000 + early_ms) == deadline_s + steps / (1 << 21)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_done"),
+    [(200, True), (400, True), (401, False), (403, False), (404, True), (429, False), (500, True)],
+)
+def test_a_refusal_of_the_caller_is_no_work_that_must_be_kept(status: int, is_done: bool) -> None:
+    assert messages.was_done(status) is is_done
+
+
 @given(st.integers(1, 4_000_000_000), st.integers(0, 4_000_000_000_000))
 def test_a_score_never_leaves_its_second(deadline_s: int, now_ms: int) -> None:
     assert deadline_s <= messages.score(deadline_s, now_ms) < deadline_s + 1
