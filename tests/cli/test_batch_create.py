@@ -151,10 +151,36 @@ def test_what_contradicts_itself_is_refused_before_anything_is_sent(counter: Cou
         ("--not-before", "tonight"): "--not-before tonight: write a day",
         ("--max-errors", "many"): "neither a count such as 100 nor a share",
         ("--schema", "gone.json"): "--schema gone.json cannot be read: No such file or directory.",
+        ("--max-errors", "none"): "neither a count such as 100 nor a share",
+        ("--metadata", "search"): "--metadata takes KEY=VALUE",
+        ("--metadata", "a=1", "--metadata", "a=2"): "each key once",
+        ("--field", "validate_only=true"): "--field validate_only: give --dry-run.",
+        ("--field", "endpoint=/v1/embeddings"): "--field endpoint: give --endpoint.",
+        ("--field", "input_file_id=file-x"): "name the file",
+        ("--field", 'input_file_ids=["file-x"]'): "name the files",
     }
     for arguments, why in cases.items():
         assert why in counter.refused("requests.jsonl", *arguments)
     assert counter.asked("/v1/files")["data"] == []
+
+
+def test_what_was_uploaded_for_a_batch_that_is_refused_goes_again(counter: Counter) -> None:
+    desk = counter.desk
+    sent = json.loads(desk.done("files", "upload", "requests.jsonl", "--json").stdout())["id"]
+    assert "from -100 to 100" in counter.refused("requests.jsonl", "--priority", "500")
+    assert "from -100 to 100" in counter.refused(
+        sent, "requests.jsonl", "--priority", "500", "--endpoint", "/v1/embeddings"
+    )
+    assert [one["id"] for one in counter.asked("/v1/files")["data"]] == [sent]
+
+
+def test_a_dry_run_names_the_files_as_the_command_did(counter: Counter) -> None:
+    counter.desk.write([chat("c0", "again")], "more.jsonl")
+    wrong = counter.refused("requests.jsonl", "more.jsonl", "--dry-run")
+    assert "line 1: more.jsonl: Line 1 of requests.jsonl has this custom_id already" in wrong
+    assert "file-" not in wrong
+    facts = counter.desk.done("batches", "create", "requests.jsonl", "more.jsonl", "--dry-run", "--json", code=2)
+    assert "file-" not in facts.stdout()
 
 
 def test_lists_are_asked_for_by_date(counter: Counter) -> None:

@@ -450,6 +450,13 @@ def test_a_table_that_cannot_be_read_is_refused(
         list(RowTable([path]).rows())
 
 
+def test_a_table_of_another_format_is_named_as_it_was_given(desk: Desk) -> None:
+    _template(desk.here / "t.json", {"messages": ["{{a}}"]})
+    (desk.here / "a.xlsx").write_bytes(b"PK")
+    refused = desk.done("run", "a.xlsx", "--template", "t.json", "--upstream", desk.engine.url, code=2).stderr()
+    assert "a.xlsx is no table that can be read: it must be CSV" in refused
+
+
 @pytest.mark.parametrize(
     ("header", "said"),
     [

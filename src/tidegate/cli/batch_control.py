@@ -254,9 +254,12 @@ def _change(
 
 
 def errors_max(text: str) -> dict[str, float] | str:
+    """Return what `--max-errors` of a change asks for: as for a new batch, or `none`."""
+    return text if text == "none" else errors_wanted(text)
+
+
+def errors_wanted(text: str) -> dict[str, float]:
     """Return what `--max-errors` asks for: a count, or a share with a percent sign."""
-    if text == "none":
-        return text
     try:
         return {"share": float(text[:-1]) / 100} if text.endswith("%") else {"count": int(text)}
     except ValueError:

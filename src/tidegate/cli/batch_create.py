@@ -1,6 +1,7 @@
 """`tidegate batches create`: give files of requests to a server, the one over the data directory or one elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,13 +22,19 @@ from tidegate.cli import (
     terminal,
 )
 from tidegate.core import ids
-from tidegate.core.errors import SettingsError
+from tidegate.core.errors import ApiProblem, SettingsError
 
 if TYPE_CHECKING:
     from tidegate.web.openai.schemas import Validation
 
 _LINE_BYTES_MAX = 8 << 20
-
+# Fields of the API that this command asks for in another way.
+OTHER_WORDS = {
+    "input_file_id": "name the file, or its id, in front of the options.",
+    "input_file_ids": "name the files, or their ids, in front of the options.",
+    "endpoint": "give --endpoint.",
+    "validate_only": "give --dry-run.",
+}
 
 Sources = Annotated[
     list[str],
@@ -113,18 +120,20 @@ def create(
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     named: dict[str, Any] = {
         "completion_window": window,
-        "metadata": dict(one.partition("=")[::2] for one in metadata or []) or None,
+        "metadata": _metadata(metadata or []) or None,
         "ordered": ordered or None,
         "canary.items": canary,
         "priority": priority,
         "not_before": None if not_before is None else moments.unix_s(not_before, "--not-before"),
         "max_cost": max_cost,
-        "max_errors": None if max_errors is None else batch_control.errors_max(max_errors),
+        "max_errors": None if max_errors is None else batch_control.errors_wanted(max_errors),
         "dedupe": dedupe or None,
         "answers.schema": None if schema is None else batch_fields.read_schema(schema),
         "validate_only": dry_run or None,
     }
     wish = batch_fields.read(field or [])
+    for name in OTHER_WORDS.keys() & wish.keys():
+        raise SettingsError(f"--field {name}: {OTHER_WORDS[name]}")
     for name, value in named.items():
         if value is not None:
             batch_fields.put(wish, name, value)
@@ -143,8 +152,17 @@ def create(
 async def _create(
     server: server_client.AskedServer, org: str | None, sources: Sequence[str], endpoint: str | None, wish: Any
 ) -> dict[str, Any]:
+    """Create the batch. What was uploaded for one that the server refuses goes again."""
     endpoint = _endpoint(sources, endpoint)
-    return await _post(server, org, [await _sent(server, org, one) for one in sources], {"endpoint": endpoint, **wish})
+    sent: list[str] = []
+    try:
+        for one in sources:
+            sent.append(await _sent(server, org, one))
+        return await _post(server, org, sent, {"endpoint": endpoint, **wish})
+    except ApiProblem as problem:
+        if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            await _remove(server, org, set(sent).difference(sources))
+        raise
 
 
 async def _validate(
@@ -166,8 +184,9 @@ async def _validate(
             sent.append(await _sent(server, org, one))
         answer = await _post(server, org, sent, {"endpoint": endpoint, **wish})
     finally:
-        for file_id in set(sent) - set(sources):
-            await server.delete(f"/v1/files/{file_id}", dict[str, Any], tenant=org)
+        await _remove(server, org, set(sent).difference(sources))
+    for error in answer["errors"]["data"]:
+        error["message"] = _as_given(error["message"], sent, sources)
     exit_code = summary.ALL_SUCCEEDED if answer["valid"] else summary.UNUSABLE
     if as_json:
         terminal.show_json(answer)
@@ -179,6 +198,25 @@ async def _validate(
         else "Nothing was kept; fix this and try again."
     )
     return exit_code
+
+
+async def _remove(server: server_client.AskedServer, org: str | None, file_ids: Iterable[str]) -> None:
+    for file_id in file_ids:
+        await server.delete(f"/v1/files/{file_id}", dict[str, Any], tenant=org)
+
+
+def _as_given(message: str, sent: Sequence[str], sources: Sequence[str]) -> str:
+    """Name files as the command did: the ids of those that were uploaded are gone."""
+    for file_id, source in zip(sent, sources, strict=True):
+        message = message.replace(file_id, source)
+    return message
+
+
+def _metadata(given: Sequence[str]) -> dict[str, str]:
+    pairs = dict(one.split("=", 1) for one in given if "=" in one)
+    if len(pairs) < len(given):
+        raise SettingsError("--metadata takes KEY=VALUE, each key once.")
+    return pairs
 
 
 def _for_people(found: "Validation") -> str:

@@ -187,6 +187,7 @@ def _table_output(order: Order) -> str:
     is_here = not places.is_remote(order.file) and not places.is_pattern(order.file) and order.file != input_file.STREAM
     if order.output is None and is_here:
         path = Path(order.file)
+        tables.format_of(path.name, "read")
         return f"{path.stem}.results{path.suffix}"
     if order.output in (None, input_file.STREAM):
         raise SettingsError(

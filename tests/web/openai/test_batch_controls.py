@@ -68,6 +68,15 @@ def test_a_change_leaves_the_rest_and_null_takes_back(client: httpx2.Client) -> 
     is_error(client.post(path, json={"priority": 1}), {"status": 409, "code": "batch_not_changeable"})
 
 
+def test_what_a_wrong_field_may_be_is_said_in_words(client: httpx2.Client) -> None:
+    made = create(client, upload(client))
+    path = f"/v1/batches/{made['id']}"
+    for wrong in (None, 24, "soon"):
+        answer = client.post(path, json={"completion_window": wrong})
+        is_error(answer, {"status": 400, "code": "invalid_parameter", "param": "completion_window"})
+        assert "must be a duration with a unit, such as 24h" in answer.text
+
+
 def test_too_many_errors_end_in_failed_with_both_files(web: WebServer, client: httpx2.Client) -> None:
     batch_id = create(client, upload(client), max_errors={"count": 0})["id"]
     stages.start(web, batch_id, 3)

@@ -75,7 +75,10 @@ _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
 _AT = re.compile(r"(?P<what>.*?) - at `(?:key in )?\$\.?(?P<path>.*)`", re.DOTALL)
 _SHOWN_CHARS_MAX = 64
+_DURATION = "a duration with a unit, such as 24h, 90m, 7d or 1h30m"
 _ALLOWED = {
+    "completion_window": _DURATION,
+    "begin_within": _DURATION,
     "invalid_lines": "`fail` or `error_file`",
     "output_expires_after.anchor": "`created_at`",
     "output_expires_after.seconds": f"a whole number from {EXPIRES_AFTER_S_MIN:,} to {EXPIRES_AFTER_S_MAX:,}",
@@ -370,7 +373,7 @@ def _window_ms(text: str, settings: Settings) -> int:
 def _duration_ms(text: str, param: str) -> int:
     duration_ms = window.parse(text)
     if duration_ms is None:
-        raise _bad(param, f"`{param}` must be a duration with a unit, such as 24h, 90m, 7d or 1h30m.")
+        raise _bad(param, f"`{param}` must be {_DURATION}.")
     return duration_ms
 
 
