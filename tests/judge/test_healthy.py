@@ -11,7 +11,7 @@ from tests.judge.damage import add_call, attempt, calls_of, later
 from tests.judge.world import MIXED, World, create, has_ended, line, on_postgres_and_s3, run_to_end, settings, until
 from tests.support.engine import Engine
 from tests.support.s3 import S3Server
-from tidegate import judge, service, storage
+from tidegate import failpoints, judge, service, storage
 from tidegate.core import ids
 from tidegate.judge.report import Verdict
 
@@ -142,6 +142,31 @@ async def test_a_job_is_judged_while_it_runs(engine: Engine, tmp_path: Path) -> 
                 assert found is not None
                 job = found
     assert "in_progress" in seen
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_job_that_an_operator_gave_up_lacks_lines_and_breaks_no_promise(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
+    monkeypatch.setattr(failpoints, "ARMED", {})
+    failpoints.arm("publish_rest_durable=sleep:3600")
+    world = World(tmp_path / "data", engine.calls_log)
+    async with service.working(settings(tmp_path / "data", engine)) as working, working.running():
+        store, tenant_id = working.parts.store, working.parts.tenant_id
+        job = await create(working, b"".join(line(f"s{n}", "latency=400") for n in range(60)), ordered=ordered)
+        await until(working, job, lambda job: job.answered_count >= 5)
+        await store.cancel_job(tenant_id, job.id)
+        await until(working, job, lambda job: job.state == "finalizing")
+        ended = await store.abandon_job(tenant_id, job.id, None)
+    assert ended is not None
+    assert 5 <= ended.answered_count < 60
+    world.jobs["abandoned"] = job.id
+    report = await world.judged("abandoned", witness=True)
+    assert report.ok, report.to_text()
+    assert "an operator gave up publishing it" in report.to_text()
+    world.sql("delete from outcomes where job_id = ? and number = (select min(number) from outcomes)", (job.id,))
+    assert {"counts", "outcome_places"} <= set((await world.judged("abandoned")).violated), "what was recorded must be there"
 
 
 @pytest.mark.anyio

@@ -22,6 +22,8 @@ from tidegate.judge.witness import Witness, read_witness
 ENDED = ("completed", "failed", "expired", "cancelled")
 END_STAMPS = ("completed_at", "failed_at", "expired_at", "cancelled_at")
 NOT_INGESTED = "the job was not ingested"
+GIVEN_UP = "an operator gave up publishing it"
+_ABANDONED = "abandoned"
 _JOB_PART = slice(len("batch_"), len("batch_") + 16)
 _PAGE_COUNT = 20_000
 _LEDGER = """
@@ -125,6 +127,19 @@ class Case:
     @property
     def ingested(self) -> bool:
         return self.job["in_progress_at"] is not None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether an operator gave up publishing this job: then items that never ran have neither a line nor an outcome."""
+        if self.job["state"] != "failed" or self.job["finalizing_at"] is None:
+            return False
+        try:
+            errors = read_json(self.job["errors"].encode())
+        except NotJson:
+            return False
+        return isinstance(errors, list) and any(
+            isinstance(error, dict) and error.get("code") == _ABANDONED for error in errors
+        )
 
     @property
     def part(self) -> str:

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 
-from tidegate.judge.case import ENDED, NOT_INGESTED, Case
+from tidegate.judge.case import ENDED, GIVEN_UP, NOT_INGESTED, Case
 from tidegate.judge.records import Row
 from tidegate.judge.report import Finding, rule, shown
 
@@ -76,7 +76,7 @@ def counts(case: Case, found: Finding) -> None:
     done = sum(job_counts.values())
     if done > job["item_count"]:
         found.wrong(f"{done} items are done of {job['item_count']}")
-    if case.ended and case.ingested and done != job["item_count"]:
+    if case.ended and case.ingested and done != job["item_count"] and not case.abandoned:
         found.wrong(f"the job ended with {done} of {job['item_count']} items done")
     if not case.ingested or case.output.absent or case.error.absent:
         return
@@ -137,7 +137,9 @@ def outcomes_whole(case: Case, found: Finding) -> None:
             found.wrong(f"item {number} has {times} outcomes")
         if not 0 <= number < count:
             found.wrong(f"there is an outcome for item {number} of {count}")
-    if case.ended:
+    if case.abandoned:
+        found.looked(f"{len(case.outcomes)} outcomes of {count} items; {GIVEN_UP}")
+    elif case.ended:
         for number in range(count):
             if number not in numbers:
                 found.wrong(f"item {number} has no outcome")

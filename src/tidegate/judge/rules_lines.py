@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tidegate.judge.case import Case
+from tidegate.judge.case import GIVEN_UP, Case
 from tidegate.judge.report import Finding, rule, shown
 from tidegate.judge.rules_items import BILLED_REASONS, JUDGED_CODES, STATE_OF_CODE
 
@@ -121,6 +121,9 @@ def items_once(case: Case, found: Finding) -> None:
         f"the input has {len(case.input_lines)} requests, the job {case.job['item_count']} items",
     )
     extra, missing = got - asked, asked - got
+    never_ran = case.job["item_count"] - len(case.outcomes) if case.abandoned else 0
+    if never_ran:
+        found.looked(f"{len(case.input_lines)} input lines, {len(case.result_lines)} result lines; {GIVEN_UP}")
     if case.job["invalid_lines"] == "error_file":
         # The id of a bad line may be beyond reading; such a line stands in the error file with null for it.
         stand_ins = min(extra[None], missing.total())
@@ -131,7 +134,7 @@ def items_once(case: Case, found: Finding) -> None:
     for custom_id, count in (+extra).items():
         what = "is not in the input" if custom_id not in asked else f"is there {got[custom_id]} times"
         found.wrong(f"custom_id {shown(custom_id)} {what} ({count} too many)")
-    if case.ended and missing.total() > allowed_missing:
+    if case.ended and missing.total() > allowed_missing + never_ran:
         lines = {line.custom_id: line.line for line in case.input_lines}
         for custom_id, count in missing.items():
             found.wrong(f"input line {lines[custom_id]}, custom_id {shown(custom_id)}, has no result ({count} missing)")
@@ -143,9 +146,8 @@ def _items_once_by_number(case: Case, found: Finding) -> None:
     for number, count in counts.items():
         found.need(count == 1, f"item {number} is there {count} times")
     if case.ended:
-        found.need(
-            len(counts) == case.job["item_count"], f"{len(counts)} of {case.job['item_count']} items have a result"
-        )
+        wanted = len(case.outcomes) if case.abandoned else case.job["item_count"]
+        found.need(len(counts) == wanted, f"{len(counts)} of {wanted} items have a result")
 
 
 @rule("item_order", "-", "An ordered job's files are in the order of the input")
@@ -155,6 +157,9 @@ def item_order(case: Case, found: Finding) -> None:
         return
     if not case.ended:
         found.skip("order is made when the job is published")
+        return
+    if case.abandoned:
+        found.skip(f"order is made when the job is published, and {GIVEN_UP}")
         return
     if not case.has_results(found):
         return
