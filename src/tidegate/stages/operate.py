@@ -19,6 +19,7 @@ from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
+ABANDON = "abandon"
 FAILED_ITEMS = RetryChoice(("failed",), ())
 # The jobs of a step are held until all of them are changed, and with them what records their items.
 STEP_JOBS = 20
@@ -33,7 +34,7 @@ def job_verbs(entropy: Entropy, failed_keep_ms: int) -> Mapping[str, JobVerb]:
         "retry_finalization": lambda store, job: store.retry_finalization(job.id),
         "requeue": lambda store, job: store.requeue_job(job.id),
         "fail": lambda store, job: store.end_as_failed(job.id),
-        "abandon": lambda store, job: store.abandon_job(job.tenant_id, job.id, failed_keep_ms),
+        ABANDON: lambda store, job: store.abandon_job(job.tenant_id, job.id, failed_keep_ms),
         RETRY: lambda store, job: retry(store, entropy, job, FAILED_ITEMS),
     }
 

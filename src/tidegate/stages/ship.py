@@ -107,9 +107,7 @@ class Ship:
             self._steps.end(token)
             await hit("publish_committed")
             ended = await self._store.any_job(job_id)
-            _log_end(ended)
-            metrics.count_job_end(ended)
-            tracing.end_job(ended)
+            report_end(ended)
             if job_id in self._postponed:
                 self._postponed.discard(job_id)
                 metrics.finalization_retries.of("recovered").inc()
@@ -282,6 +280,13 @@ def _custom_id_of(work: list[bytes], index: int) -> bytes:
         return bytes(_custom_id.decode(work[index]).custom_id)
     except (IndexError, msgspec.DecodeError):
         return _NO_CUSTOM_ID
+
+
+def report_end(job: Job | None) -> None:
+    """Log, count and trace a job that has just ended."""
+    _log_end(job)
+    metrics.count_job_end(job)
+    tracing.end_job(job)
 
 
 def _log_end(job: Job | None) -> None:

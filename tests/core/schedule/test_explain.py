@@ -113,6 +113,24 @@ def test_one_of_a_kind_is_told_in_the_singular() -> None:
     assert "1 item was tried and waits" in told
 
 
+def test_bytes_that_cannot_be_written_are_told_with_the_next_try() -> None:
+    closing = replace(job_running(), state=JobState.FINALIZING, closing=JobState.COMPLETED)
+    assert reasons.waits_for(closing, inputs()) == ""
+    assert reasons.explain(closing, inputs())[-1] == (
+        "Everything that will run has run; its result files are being published."
+    )
+    stuck = inputs(step_failures=3, step_rests_ms=8_000)
+    assert reasons.waits_for(closing, stuck) == (
+        "Publishing its result files failed 3 times; it is tried again in 8s. "
+        "`tidegate doctor` says whether bytes can be written, and the log why not."
+    )
+    assert reasons.explain(closing, stuck)[-1].endswith("its result files wait to be published.")
+    once = inputs(step_failures=1)
+    assert reasons.waits_for(replace(closing, state=JobState.VALIDATING), once, for_owner=True) == (
+        "Reading its input failed 1 time; it is tried again now."
+    )
+
+
 def test_what_is_in_the_way_comes_before_everything_else() -> None:
     running = job_running()
     assert reasons.causes(running, inputs()) == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import structlog
 
 from tests.web import stages
 from tests.web.calls import create, is_error, upload
@@ -152,6 +153,23 @@ def test_what_is_stuck_is_repaired(desk: Desk) -> None:
     assert (failed["status"], failed["errors"]["data"][0]["code"]) == ("failed", "failed_by_operator")
     again = desk.writer.post(f"/admin/v1/batches/{desk.their_batch}/fail")
     assert again.status_code == 200
+
+
+def test_a_batch_whose_files_cannot_be_published_says_so_and_its_end_is_logged(desk: Desk) -> None:
+    web, path = desk.web, f"/admin/v1/batches/{desk.our_batch}"
+    stages.start(web, desk.our_batch, 2)
+    stages.finish(web, desk.our_batch, {0: b"{}\n"})
+    desk.writer.post(f"{path}/cancel").raise_for_status()
+    web.run(web.store.close_job(desk.our_batch, 0))
+    web.rewrite("update jobs set step_not_before = 9999999999999, step_failures = 4 where state = 'finalizing'")
+    explained = " ".join(desk.reader.get(f"{path}/explain").json()["why"])
+    assert "Publishing its result files failed 4 times; it is tried again in" in explained
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(2):
+            assert desk.writer.post(f"{path}/abandon").json()["status"] == "failed"
+    [ended] = [line for line in logged if line["event"] == "job_failed"]
+    assert (ended["job"], ended["completed"], ended["failed"]) == (desk.our_batch, 1, 1)
+    assert ended["why"].startswith("An operator gave up publishing this batch")
 
 
 def test_what_runs_and_waits_over_all_tenants(desk: Desk) -> None:

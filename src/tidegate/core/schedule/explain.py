@@ -40,6 +40,9 @@ class ExplainInputs(msgspec.Struct, frozen=True):
     spent: tuple["SpentBudget", ...] = ()
     failed: FailedItems = NONE_FAILED
     """Of a job that has ended."""
+    step_failures: int = 0
+    """How often its input could not be read, or its result files could not be written."""
+    step_rests_ms: int = 0
 
 
 class UnhealthyModel(msgspec.Struct, frozen=True):
@@ -97,6 +100,9 @@ _PUT_OFF: Mapping[str, tuple[str, Reason]] = MappingProxyType(
         "upstream_unavailable": ("their upstream was away", Reason.UNHEALTHY),
     }
 )
+_STEPS: Mapping[JobState, str] = MappingProxyType(
+    {JobState.VALIDATING: "Reading its input", JobState.FINALIZING: "Publishing its result files"}
+)
 _RULES: Mapping[str, str] = MappingProxyType(
     {
         Why.FIFO: "it is the oldest",
@@ -127,7 +133,8 @@ def explain(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list
             else "Its input is being checked, or waits for a worker that does it; one input at a time per worker."
         )
     elif job.state is JobState.FINALIZING:
-        sentences.append("Everything that will run has run; its result files are being published.")
+        files = "wait to be" if inputs.step_failures else "are being"
+        sentences.append(f"Everything that will run has run; its result files {files} published.")
     elif job.closing:
         sentences.append(
             f"It is closing as {job.closing}: nothing new is sent, and {_slices(inputs.slices_leased)} still out."
@@ -148,6 +155,8 @@ def causes(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list[
         found.append(_no_worker(inputs, for_owner=for_owner))
     if not for_owner:
         found.extend(_broken_workers(inputs))
+    if inputs.step_failures and job.state in _STEPS:
+        found.append(_step_failed(job, inputs, for_owner=for_owner))
     if job.state is not JobState.IN_PROGRESS or job.closing:
         return found
     held = _held(job, inputs)
@@ -166,6 +175,14 @@ def waits_for(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> st
         return found[0] if found else ""
     forecasts = [_as_put_off(one, inputs) for one in inputs.forecasts]
     return next((_foreseen(one)[0] for one in forecasts if one.rule is None and one.reason is not None), "")
+
+
+def _step_failed(job: Job, inputs: ExplainInputs, *, for_owner: bool) -> str:
+    """Say that the bytes of a job cannot be read or written, when it is tried again, and what finds out why."""
+    times = in_words(inputs.step_failures, "time")
+    again = f"tried again in {spoken(inputs.step_rests_ms)}" if inputs.step_rests_ms else "tried again now"
+    advice = "" if for_owner else ". `tidegate doctor` says whether bytes can be written, and the log why not"
+    return f"{_STEPS[job.state]} failed {times}; it is {again}{advice}."
 
 
 def _held(job: Job, inputs: ExplainInputs) -> str | None:

@@ -432,7 +432,8 @@ select now_ms() as now,
             and (o.created_at < j.created_at or (o.created_at = j.created_at and o.id < j.id))
             and exists (select 1 from slices s
                 where s.job_id = o.id and s.state = 'ready' and s.ready_at <= now_ms()
-                    and exists (select 1 from job_models m where m.job_id = j.id and m.model = s.model))) as jobs_ahead
+                    and exists (select 1 from job_models m where m.job_id = j.id and m.model = s.model))) as jobs_ahead,
+    j.step_failures, case when j.step_not_before > now_ms() then j.step_not_before - now_ms() else 0 end as step_rests_ms
 from jobs j
 where j.id = :job_id;
 

@@ -15,7 +15,9 @@ from tidegate.core.job_lists import JobFilter
 from tidegate.core.nouns import Caller, Job
 from tidegate.core.operations import RETRY
 from tidegate.core.problems import no_such_batch
-from tidegate.stages.operate import job_verbs, retry
+from tidegate.core.states import JOB_ENDED
+from tidegate.stages.operate import ABANDON, job_verbs, retry
+from tidegate.stages.ship import report_end
 from tidegate.store.audit import AuditFilter
 from tidegate.store.store import Store
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, text, trail_of
@@ -85,6 +87,8 @@ class BatchActions:
             metrics.repair_actions.of(name, "refused").inc()
             raise
         metrics.repair_actions.of(name, "done").inc()
+        if name == ABANDON and job.state not in JOB_ENDED:
+            report_end(changed)
         self._wakes.jobs.notify()
         self._wakes.inputs.notify()
         return changed
