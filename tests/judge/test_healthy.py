@@ -166,7 +166,9 @@ async def test_a_job_that_an_operator_gave_up_lacks_lines_and_breaks_no_promise(
     assert report.ok, report.to_text()
     assert "an operator gave up publishing it" in report.to_text()
     world.sql("delete from outcomes where job_id = ? and number = (select min(number) from outcomes)", (job.id,))
-    assert {"counts", "outcome_places"} <= set((await world.judged("abandoned")).violated), "what was recorded must be there"
+    assert {"counts", "outcome_places"} <= set((await world.judged("abandoned")).violated), (
+        "what was recorded must be there"
+    )
 
 
 @pytest.mark.anyio
