@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,3 +85,12 @@ def desk(processes: Processes, engine: Engine, tmp_path: Path) -> Desk:
     here = tmp_path / "desk"
     here.mkdir()
     return Desk(processes, engine, here)
+
+
+@contextmanager
+def store_taken(desk: Desk) -> Iterator[None]:
+    """Have the data directory's store as a server has it that does not listen yet."""
+    (desk.here / ".tidegate").mkdir(mode=0o700)
+    with (desk.here / ".tidegate" / "tidegate.db.writer").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield

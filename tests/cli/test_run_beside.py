@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cli.conftest import Desk, behaving, chat
+from tests.cli.conftest import Desk, behaving, chat, store_taken
 from tests.support.engine import Engine
 from tests.support.processes import wait_until
 
@@ -82,6 +79,7 @@ def test_a_server_has_the_directory_to_itself(desk: Desk) -> None:
     desk.write([chat("a", behaving("hang"))])
     run = desk.run()
     wait_until(lambda: len(desk.called()) >= 1, what="the first call")
+    assert desk.run().wait() == 2, "the same file is being run already"
     second = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
     second.wait_for_line(rf"^Waiting up to 3 s for another process \(pid {run.pid}\) that writes to \S*tidegate\.db\.$")
     assert second.wait() == 2
@@ -94,15 +92,6 @@ def test_a_server_that_waits_for_the_store_says_so_as_a_line_of_json(desk: Desk)
         said = json.loads(server.wait_for_line("^.*store_awaited.*$").group(0))
         assert said["why"].startswith("Waiting up to 3 s for another process (pid unknown)")
     server.wait_for_line("process_started")
-
-
-@contextmanager
-def store_taken(desk: Desk) -> Iterator[None]:
-    """Have the data directory's store as a server has it that does not listen yet."""
-    (desk.here / ".tidegate").mkdir(mode=0o700)
-    with (desk.here / ".tidegate" / "tidegate.db.writer").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
 
 
 def test_a_command_waits_for_a_server_that_is_starting(desk: Desk) -> None:

@@ -21,7 +21,7 @@ import pytest
 from rich.cells import cell_len
 
 from docs.pictures import Screen
-from tests.cli.conftest import QUICK, TIDEGATE, Desk, behaving, chat
+from tests.cli.conftest import QUICK, TIDEGATE, Desk, behaving, chat, store_taken
 from tests.support.engine import Engine
 from tests.support.processes import Processes
 
@@ -226,3 +226,25 @@ def test_tables_fit_a_terminal_of_80_columns(desk: Desk) -> None:
     # The verdict on a batch that is all right is one line; all of it is there for the asking.
     assert len(desk.done("verify", batch).stdout().splitlines()) == 1
     assert len(desk.done("verify", batch, "--details").stdout().splitlines()) > 20
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("serve --port 0 --upstream http://localhost:1/v1", "Waiting up to 3 s for another process (pid unknown)"),
+        ("keys create --org first", "Waiting up to 10 s for the server that is starting over"),
+    ],
+    ids=["serve", "keys"],
+)
+def test_a_wait_for_the_store_is_told_whole(
+    open_terminal: OpenTerminal, desk: Desk, columns: int, command: str, said: str
+) -> None:
+    with store_taken(desk):
+        terminal = open_terminal(columns=columns, arguments=tuple(command.split()))
+        terminal.read_until(lambda: ".\r\n" in terminal.raw, "the sentence")
+        assert all(cell_len(line) <= columns for line in terminal.screen), terminal.screen
+        shown = "".join("".join(terminal.screen).split())
+        assert shown.startswith("".join(said.split())), terminal.screen
+        assert f"{desk.here}/.tidegate" in shown, "the path is whole"
+        assert HIDE_CURSOR not in terminal.raw

@@ -329,8 +329,19 @@ class Jobs(Table):
             return None
         reasons = await tx.all("attempts_waiting", job_id=job_id)
         waiting = tuple((reason[0], reason[1]) for reason in reasons)
-        *standing, step_failures, step_rests_ms = row
-        return ExplainInputs(*standing, waiting, step_failures=step_failures, step_rests_ms=step_rests_ms)
+        now, workers, ready, resting, rest_ends_in_ms, leased, ahead, step_failures, step_rests_ms = row
+        return ExplainInputs(
+            now,
+            workers,
+            ready,
+            resting,
+            rest_ends_in_ms,
+            leased,
+            ahead,
+            waiting,
+            step_failures=step_failures,
+            step_rests_ms=step_rests_ms,
+        )
 
     @reads
     async def state_counts(self, tx: Tx) -> dict[str, int]:

@@ -333,14 +333,28 @@ def _lock_writers(path: Path, *, is_shared: bool) -> int:
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
-        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        holder = _living_holder(descriptor)
         os.close(descriptor)
-        named = f"another process (pid {holder})"
+        named = f"another process (pid {holder or 'unknown'})"
         raise StoreTaken(
             f"{named} already writes to {path}. If it is starting or stopping, try again in a moment; otherwise "
             "stop it, give this one its own --data directory, or move to PostgreSQL for several processes.",
             named,
         ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    if not is_shared or _living_holder(descriptor) is None:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _living_holder(descriptor: int) -> int | None:
+    """Return the process that a lock file names, if it still runs. Of several that share the lock, the first stays named while it lives: a
+    later one may be refused and end at once."""
+    try:
+        pid = int(os.pread(descriptor, 32, 0))
+        os.kill(pid, 0)
+    except PermissionError:
+        return pid
+    except (ValueError, OverflowError, ProcessLookupError):
+        return None
+    return pid
