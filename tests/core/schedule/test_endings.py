@@ -31,11 +31,14 @@ def test_failures_are_counted_by_cause_with_what_to_do() -> None:
     assert why_ended(job, failed, []) == [
         "It completed: 6 of 9 requests were answered, 3 failed.",
         "Why requests failed: 2 x 500 server_error (Something broke); 1 x http_400.",
+        "The whole message of each: `tidegate batches output batch_1 --errors`.",
         f"{AGAIN} --outcome failed`.",
     ]
     many = FailedItems(tuple((ErrorKind(f"code_{number}", 0, ""), 2) for number in range(9)), is_partial=True)
     assert "Why requests failed (of the first ones): 2 x code_0" in why_ended(job, many, [])[1]
     assert why_ended(job, many, [])[1].endswith("; 8 x other errors.")
+    wordy = FailedItems(((ErrorKind("wordy", 0, "seven chars " * 20), 3),))
+    assert why_ended(job, wordy, [])[1].endswith("seven chars …)."), "a long message is cut between words"
 
 
 def test_an_input_that_was_refused() -> None:
@@ -60,6 +63,7 @@ def test_a_threshold_that_was_passed() -> None:
         "It was stopped by max_errors: 2 of 9 requests were answered, 3 failed, 4 were not run.",
         "3 of 5 requests failed. (max_errors_exceeded)",
         "Why requests failed: 3 x 500 server_error (Something broke).",
+        "The whole message of each: `tidegate batches output batch_1 --errors`.",
         f"{AGAIN} --outcome failed`.",
     ]
     assert "7 failed or were not run" in why_ended(job, FailedItems(failed.kinds, is_partial=True), [])[0]

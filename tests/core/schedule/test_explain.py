@@ -111,6 +111,11 @@ def test_one_of_a_kind_is_told_in_the_singular() -> None:
     assert "It is about 1 token of work" in told
     assert "1 slice is ready, behind 1 older batch that has slices ready too." in told
     assert "1 item was tried and waits" in told
+    broke = inputs(waiting_reasons=(("upstream_ambiguous", 2),))
+    assert (
+        "2 items were tried and wait to be tried again: their server failed, or the connection broke, after they"
+        in (" ".join(reasons.explain(job_running(), broke)))
+    )
 
 
 def test_bytes_that_cannot_be_written_are_told_with_the_next_try() -> None:

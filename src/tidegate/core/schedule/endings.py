@@ -35,7 +35,7 @@ def why_ended(job: Job, failed: FailedItems, waited: Sequence[str]) -> list[str]
         return _refused(job.errors)
     sentences = [f"{_how(job)}: {_counts(job, failed)}."]
     sentences.extend(_text(error) for error in job.errors[:ERRORS_SHOWN_MAX])
-    sentences.extend(_causes(failed))
+    sentences.extend(_causes(job.id, failed))
     if job.state in (JobState.EXPIRED, JobState.CANCELLED):
         sentences.extend(_idle(job))
         sentences.extend(waited)
@@ -86,8 +86,8 @@ def _counts(job: Job, failed: FailedItems) -> str:
     return f"{job.answered_count:,} of {job.item_count:,} requests were answered{rest}"
 
 
-def _causes(failed: FailedItems) -> list[str]:
-    """Say why items that ran failed, by kind of error."""
+def _causes(job_id: str, failed: FailedItems) -> list[str]:
+    """Say why items that ran failed, by kind of error, and where each message is whole: numbers and quoted texts are left out of a kind."""
     kinds = [(kind, count) for kind, count in failed.kinds if kind.code not in _NEVER_RAN_CODES]
     if not kinds:
         return []
@@ -95,12 +95,17 @@ def _causes(failed: FailedItems) -> list[str]:
     more = sum(count for _, count in kinds[CAUSES_SHOWN_MAX:])
     rest = f"; {more:,} x other errors" if more else ""
     of_first = " (of the first ones)" if failed.is_partial else ""
-    return [f"Why requests failed{of_first}: {shown}{rest}."]
+    return [
+        f"Why requests failed{of_first}: {shown}{rest}.",
+        f"The whole message of each: `tidegate batches output {job_id} --errors`.",
+    ]
 
 
 def _kind(kind: ErrorKind) -> str:
     status = f"{kind.status} " if kind.status and kind.code != f"http_{kind.status}" else ""
-    text = kind.text.rstrip(".")[:MESSAGE_CHARS_MAX]
+    text = kind.text.rstrip(".")
+    if len(text) > MESSAGE_CHARS_MAX:
+        text = text[:MESSAGE_CHARS_MAX].rsplit(" ", 1)[0] + " …"
     return f"{status}{kind.code}" + (f" ({text})" if text else "")
 
 

@@ -100,6 +100,18 @@ _PUT_OFF: Mapping[str, tuple[str, Reason]] = MappingProxyType(
         "upstream_unavailable": ("their upstream was away", Reason.UNHEALTHY),
     }
 )
+# Why items wait to be tried again, where that does not foretell when slices are taken.
+_TRIED: Mapping[str, str] = MappingProxyType(
+    {
+        "upstream_ambiguous": "their server failed, or the connection broke, after they were sent",
+        "invalid_upstream_response": "their server's answer could not be read",
+        "upstream_key_rejected": "their server rejected our key",
+        "upstream_pool_timeout": "no connection of this process was free in time",
+        "owner_lost": "the worker that had them was lost",
+        "handed_back": "interactive calls took their place",
+        "schema_invalid": "their answer did not fit the schema",
+    }
+)
 _STEPS: Mapping[JobState, str] = MappingProxyType(
     {JobState.VALIDATING: "Reading its input", JobState.FINALIZING: "Publishing its result files"}
 )
@@ -265,7 +277,8 @@ def _waited(inputs: ExplainInputs) -> list[str]:
 
 
 def _put_off(reason: str) -> str:
-    return f"{_PUT_OFF[reason][0]} ({reason})" if reason in _PUT_OFF else reason
+    words = _PUT_OFF[reason][0] if reason in _PUT_OFF else _TRIED.get(reason)
+    return f"{words} ({reason})" if words else reason
 
 
 def _slices(count: int) -> str:
