@@ -1,0 +1,39 @@
+"""What one line is taken for, by its endpoint."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tidegate.core.input.line_faults import BodyFault
+from tidegate.core.input.lines import ENDPOINTS, MIXED, LineRules, check_line
+
+GENERATING = {
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/v1/completions",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+}
+
+
+def line_of(url: str, **body: Any) -> bytes:
+    return json.dumps({"custom_id": "a", "url": url, "body": body}).encode()
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_only_an_endpoint_that_generates_is_given_tokens_for_its_answer(endpoint: str) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    line = line_of(endpoint, model="m", messages=messages, input="x", prompt="x", max_tokens=7)
+    checked = check_line(line, LineRules(endpoint))
+    assert checked.output_tokens == (7 if endpoint in GENERATING else 0)
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/moderations", MIXED])
+def test_a_line_that_needs_no_model_is_told_its_real_fault(endpoint: str) -> None:
+    with pytest.raises(BodyFault) as refused:
+        check_line(line_of("/v1/moderations", input="x", stream=5), LineRules(endpoint))
+    assert refused.value.param == "body.stream"
