@@ -80,3 +80,9 @@ def test_two_servers_reuse_about_as_much_as_one() -> None:
         parts[int(word, 16) % 2].append(prompt)
     assert sum(map(reused, parts)) >= 0.97 * alone
     assert min(map(len, parts)) >= len(prompts) // 4, "both have work"
+
+
+def test_neighbours_that_share_exactly_half_of_the_shorter_one_are_kin() -> None:
+    half = b"a" * 64
+    assert shared_beginnings([half + b"b" * 64, half + b"c" * 64]) == [64, 64]
+    assert shared_beginnings([half + b"b" * 65, half + b"c" * 65]) == [0, 0]
