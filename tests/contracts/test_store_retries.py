@@ -86,6 +86,14 @@ async def test_a_retry_asks_for_what_the_first_asked_for_and_leaves_it_alone(wor
     assert await world.content(first.output_file_id) == output
 
 
+async def test_a_retry_keeps_bounds_and_priority_and_begins_at_once(world: World) -> None:
+    asked = JobControls(priority=7, not_before=1, max_cost_nano=5_000, max_errors=MaxErrors(count=9))
+    first = await ended(world, controls=asked, canary=Canary(1, 1_000_000))
+    made = await retried(world, first)
+    assert made.controls == replace(asked, not_before=0)
+    assert (first.canary is None, made.canary) == (False, None), "what runs again needs no sample"
+
+
 async def test_a_chain_is_merged_and_outlives_what_it_was_made_of(world: World) -> None:
     first = await ended(world)
     output = await world.content(first.output_file_id)
