@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,10 @@ from tidegate.worker.call_rules import LeasedCallRules
 from tidegate.worker.heartbeat import CloseGrace
 
 _unusable = validation.JobValidation._unusable
+
+
+async def _untold(self: validation.JobValidation, *asked: Any) -> validation.JobEstimate:
+    return msgspec.structs.replace(await _unusable(self, *asked), errors=())
 
 
 @contextmanager
@@ -62,11 +67,7 @@ SHAPE: dict[str, Mutant] = {
     "faults_untold": Mutant(
         "checked",
         "a dry run does not tell what is wrong with an input",
-        patch(
-            validation.JobValidation,
-            "_unusable",
-            lambda self, plan, files: msgspec.structs.replace(_unusable(self, plan, files), errors=()),
-        ),
+        patch(validation.JobValidation, "_unusable", _untold),
     ),
     "passes_left": Mutant(
         "checked", "a dry run leaves the files of its pass behind", patch(validation, "_passing", _left_behind)

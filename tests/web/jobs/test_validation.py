@@ -141,6 +141,23 @@ def test_every_line_error_is_told_as_the_batch_would_have_it(client: httpx2.Clie
     assert [(error["line"], error["code"]) for error in lenient["errors"]["data"]] == [(2, "invalid_json_line")]
 
 
+def test_an_input_that_is_refused_is_told_all_that_is_wrong_with_it(client: httpx2.Client) -> None:
+    """Also what would fail by itself, so that one look is enough."""
+    strange = line(4).replace(b'"m"', b'"strange"')
+    said = validated(client, line(1) + line(2, n=0) + b"{\n" + line(1) + strange)
+    assert said["valid"] is False
+    found = [(error["line"], error["code"], error["param"]) for error in said["errors"]["data"]]
+    assert found == [
+        (3, "invalid_json_line", None),
+        (4, "duplicate_custom_id", "custom_id"),
+        (2, "invalid_request", "n"),
+    ]
+    assert any(one["code"] == "model_not_found" and "strange" in one["message"] for one in said["refused"])
+    many = validated(client, line(1) + 150 * b"nonsense\n" + line(2, n=0))
+    assert {error["code"] for error in many["errors"]["data"]} == {"invalid_json_line"}
+    assert len(many["errors"]["data"]) == 100
+
+
 def test_what_cannot_be_an_input_is_refused_as_by_create(client: httpx2.Client) -> None:
     body = {"endpoint": CHAT, "validate_only": True}
     absent = client.post("/v1/batches", json=body | {"input_file_id": "file-0000000000000000000000"})

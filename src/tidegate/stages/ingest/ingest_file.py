@@ -120,7 +120,10 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def _nothing_chosen() -> LineError:
-    message = "No request of the batch that is retried failed with one of these codes, so there is nothing to run."
+    message = (
+        "There is nothing to run: no request of the batch that is retried failed with one of these codes, "
+        "or only lines did that have no custom_id of their own."
+    )
     return LineError("nothing_to_retry", message, "codes")
 
 

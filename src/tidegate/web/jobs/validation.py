@@ -40,6 +40,7 @@ from tidegate.web.jobs.limit_rooms import CallerLimit, LimitRooms, LimitSides
 _PASSES_MAX = 2
 # A prompt that is nothing but escapes of two bytes of text each.
 _READ_SHARE_MIN = 1 / 3
+ERROR_FILE = "error_file"
 _bad_item = msgspec.json.Decoder(BadItem).decode
 
 
@@ -132,8 +133,8 @@ class JobValidation:
         lane = IngestLane.SMALL if is_small else IngestLane.LARGE
         async with self._own_turns[lane].taken(caller.tenant_id), self._turns[lane]:
             plan, bad_lines, escaped = await self._plan(caller, wanted, files, lane)
-        if plan.errors:
-            return self._unusable(plan, files)
+            if plan.errors:
+                return await self._unusable(caller, wanted, files, lane, plan.errors)
         loads, bad_count = _loads(plan)
         share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
         shared_share = plan.shared_prefix_bytes / plan.prompt_bytes if plan.prompt_bytes else 0.0
@@ -168,9 +169,20 @@ class JobValidation:
             await self._refused(caller, wanted, loads),
         )
 
-    def _unusable(self, plan: IngestPlan, files: Sequence[File]) -> JobEstimate:
-        lines = sum(file.line_count for file in files)
-        return JobEstimate(plan.errors, lines, 0, (), 0, 0, NO_TOKENS, CostShown("0", "0", "0"), None, None, [], [])
+    async def _unusable(
+        self, caller: Caller, wanted: JobRequest, files: Sequence[File], lane: IngestLane, errors: Sequence[LineError]
+    ) -> JobEstimate:
+        """Say what keeps this input from being a batch, and what else is wrong with its lines: all of it can be fixed at once."""
+        lenient = msgspec.structs.replace(wanted, invalid_lines=ERROR_FILE)
+        plan, bad_lines, _ = await self._plan(caller, lenient, files, lane)
+        known = {(error.line, error.message) for error in errors}
+        more = [error for error in bad_lines if (error.line, error.message) not in known]
+        refused = await self._refused(caller, wanted, _loads(plan)[0])
+        found, lines = (
+            [*errors, *more][: self._rules(caller, wanted).errors_max],
+            sum(file.line_count for file in files),
+        )
+        return JobEstimate(found, lines, 0, (), 0, 0, NO_TOKENS, CostShown("0", "0", "0"), None, None, [], refused)
 
     async def _plan(
         self, caller: Caller, wanted: JobRequest, files: Sequence[File], lane: IngestLane
