@@ -152,15 +152,17 @@ async def test_a_job_that_an_operator_gave_up_lacks_lines_and_breaks_no_promise(
     monkeypatch.setattr(failpoints, "ARMED", {})
     failpoints.arm("publish_rest_durable=sleep:3600")
     world = World(tmp_path / "data", engine.calls_log)
-    async with service.working(settings(tmp_path / "data", engine)) as working, working.running():
+    chosen = settings(tmp_path / "data", engine, **{"worker.cancel_grace_ms": 0})
+    async with service.working(chosen) as working, working.running():
         store, tenant_id = working.parts.store, working.parts.tenant_id
-        job = await create(working, b"".join(line(f"s{n}", "latency=400") for n in range(60)), ordered=ordered)
-        await until(working, job, lambda job: job.answered_count >= 5)
+        lines = [line(f"s{n}", "hang" if n % 2 else "") for n in range(12)]
+        job = await create(working, b"".join(lines), ordered=ordered)
+        await until(working, job, lambda job: job.answered_count == 6)
         await store.cancel_job(tenant_id, job.id)
         await until(working, job, lambda job: job.state == "finalizing")
         ended = await store.abandon_job(tenant_id, job.id, None)
     assert ended is not None
-    assert 5 <= ended.answered_count < 60
+    assert ended.answered_count == 6
     world.jobs["abandoned"] = job.id
     report = await world.judged("abandoned", witness=True)
     assert report.ok, report.to_text()
