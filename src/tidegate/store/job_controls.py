@@ -69,7 +69,8 @@ async def open_job(tx: Tx, tenant_id: str, job_id: str, code: str, verb: str) ->
     job = job_from(rows[0])
     if job.closing is not None or job.state not in (JobState.VALIDATING, JobState.IN_PROGRESS):
         about = f" It is about to be {job.closing}." if job.closing and job.closing is not job.state else ""
-        raise ApiProblem(409, code, f"A batch with status '{job.state}' cannot be {verb}.{about}", param="batch_id")
+        what = f"A batch with status '{job.state}' cannot be {verb}.{about}"
+        raise ApiProblem(409, code, f"{what} A retry runs what it leaves without an answer.", param="batch_id")
     return job
 
 

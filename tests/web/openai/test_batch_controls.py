@@ -47,7 +47,9 @@ def test_pause_and_resume_twice_is_fine_and_the_end_refuses_both(web: WebServer,
     assert web.bell.rung == rung + 4
     client.post(f"/v1/batches/{batch_id}/cancel")
     for action in ("pause", "resume"):
-        is_error(client.post(f"/v1/batches/{batch_id}/{action}"), {"status": 409, "code": "batch_not_pausable"})
+        refused = client.post(f"/v1/batches/{batch_id}/{action}")
+        is_error(refused, {"status": 409, "code": "batch_not_pausable"})
+        assert "A retry runs what it leaves without an answer." in refused.json()["error"]["message"]
 
 
 def test_a_change_leaves_the_rest_and_null_takes_back(client: httpx2.Client) -> None:
@@ -117,6 +119,9 @@ def test_lists_are_filtered_by_the_query(start_web: object) -> None:
         assert ids(q=other[-8:].lower()) == [other]
         assert ids(created_before="1000") == ids(model="m") == ids(error_code="x") == []
         assert len(ids(created_after="1000", q="IN.JSONL")) == 4
+        unknown = client.get("/v1/batches", params={"nonsense": "1"})
+        is_error(unknown, {"status": 400, "code": "unknown_parameter"})
+        assert "metadata[KEY]" in unknown.json()["error"]["message"]
         first = client.get("/v1/batches", params={"metadata[team]": "a", "limit": "2"}).json()
         assert first["has_more"] is True
         rest = client.get("/v1/batches", params={"metadata[team]": "a", "after": first["last_id"]}).json()

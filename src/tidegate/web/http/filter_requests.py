@@ -20,7 +20,7 @@ _STATUSES = tuple(state.value for state in JobState)
 def job_filter(query: QueryParams, others: tuple[str, ...]) -> JobFilter | None:
     """Return what a list is asked for; None when it is asked for everything. `others` are the list's own parameters."""
     pairs = {match["key"]: name for name in query if (match := _PAIR.fullmatch(name))}
-    requests.refuse_unknown(query, (*others, *FILTERS, *pairs.values()))
+    requests.refuse_unknown(query, (*others, *FILTERS, "metadata[KEY]", *pairs.values()))
     if not pairs and not any(name in query for name in FILTERS):
         return None
     if len(pairs) > FILTER_PAIRS_MAX:
