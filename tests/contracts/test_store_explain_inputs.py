@@ -60,7 +60,10 @@ async def test_a_lost_owner_is_a_reason_to_wait(world: World) -> None:
     await lease_slices(world.store, worker, job.id, MODEL, 1, "t")
     await world.store.declare_gone(worker, leaving=True)
     await world.store.reclaim_slices(worker)
-    assert "2 items were tried and wait to be tried again: owner_lost" in await said(world, job.id)
+    assert (
+        "2 items were tried and wait to be tried again: the worker that had them was lost (owner_lost)."
+        in await said(world, job.id)
+    )
 
 
 async def test_what_expired_says_which_time_was_over(world: World) -> None:
