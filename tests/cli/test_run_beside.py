@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 from tests.cli.conftest import Desk, behaving, chat, store_taken
@@ -92,6 +94,23 @@ def test_a_server_that_waits_for_the_store_says_so_as_a_line_of_json(desk: Desk)
         said = json.loads(server.wait_for_line("^.*store_awaited.*$").group(0))
         assert said["why"].startswith("Waiting up to 3 s for another process (pid unknown)")
     server.wait_for_line("process_started")
+
+
+def test_a_command_asks_a_server_that_took_the_store_after_its_look(desk: Desk) -> None:
+    server = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
+    server.wait_for_line("^tidegate listening on")
+    late = """
+import sys
+from tidegate.cli import main, server_client
+look, blind = server_client._started_server, [True]
+server_client._started_server = lambda settings: None if blind and blind.pop() else look(settings)
+sys.argv = ["tidegate", "keys", "create", "--org", "first"]
+main()
+"""
+    env = {"PATH": os.environ["PATH"], "HOME": str(desk.here)}
+    proc = desk.processes.start([sys.executable, "-c", late], name="late", env=env, cwd=desk.here)
+    assert proc.wait(WAIT_S) == 0, proc.logs()
+    assert proc.stdout().count("\n") == 1, "the key alone"
 
 
 def test_a_command_waits_for_a_server_that_is_starting(desk: Desk) -> None:

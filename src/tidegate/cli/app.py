@@ -11,7 +11,7 @@ import typer
 
 import tidegate
 from tidegate.cli.command_table import LazyCommands
-from tidegate.core.errors import TidegateError
+from tidegate.core.errors import StoreTaken, TidegateError
 
 UNUSABLE = 2
 DEBUG = "--debug"
@@ -53,8 +53,17 @@ def main() -> None:
     """The console script."""
     # Taken out here, so that it may stand anywhere and no command has to declare it.
     debug = DEBUG in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
     try:
-        app([argument for argument in sys.argv[1:] if argument != DEBUG], prog_name="tidegate")
+        try:
+            app(arguments, prog_name="tidegate")
+        except StoreTaken:
+            from tidegate.cli import server_client
+
+            # A server took the store between the look for one and the opening: nothing is done yet, and now there is one to ask.
+            if server_client.looks[-1:] != [None]:
+                raise
+            app(arguments, prog_name="tidegate")
     except TidegateError as error:
         if debug:
             traceback.print_exc()

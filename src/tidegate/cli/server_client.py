@@ -277,11 +277,18 @@ async def reading(settings: Settings) -> AsyncIterator["Parts"]:
         yield parts
 
 
+# What this process found when it looked for a server on this machine.
+looks: "list[ServerClient | None]" = []
+
+
 def asked(settings: Settings) -> AskedServer | None:
     """The server that must be asked, elsewhere or here; None when this command may write itself."""
     if (elsewhere := remote(settings)) is not None:
         return elsewhere
-    return None if settings.store.is_postgresql else _started_server(settings)
+    if settings.store.is_postgresql:
+        return None
+    looks.append(_started_server(settings))
+    return looks[-1]
 
 
 def _started_server(settings: Settings) -> "ServerClient | None":
