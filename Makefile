@@ -135,9 +135,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(LOCKED): | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-compile -r requirements-dev.lock
-	@# pip would compile one file after another; some files of some packages are for other versions of Python.
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@rm -f $(VENV)/.locked-*
 	@touch $@
 
