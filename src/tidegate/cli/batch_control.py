@@ -185,10 +185,7 @@ async def _delete(settings: Settings, org: str | None, batch: str) -> None:
 
 def set_batch(
     batch: options.BatchId,
-    priority: Annotated[
-        int | None,
-        typer.Option("--priority", metavar="N", help="-100 to 100; higher goes first within the organization."),
-    ] = None,
+    priority: options.Priority = None,
     not_before: Annotated[
         str | None,
         typer.Option(

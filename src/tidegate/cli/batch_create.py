@@ -54,7 +54,6 @@ Window = Annotated[
 Metadata = Annotated[
     list[str] | None, typer.Option("--metadata", metavar="KEY=VALUE", help="A note to find it by; may be repeated.")
 ]
-Ordered = Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")]
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Say what it would take: errors, tokens, cost, time, limits. Nothing is kept."),
@@ -62,10 +61,6 @@ DryRun = Annotated[
 CanaryItems = Annotated[
     int | None,
     typer.Option("--canary", metavar="N", min=1, help="Run N requests first; stop if more than a tenth of them fail."),
-]
-Priority = Annotated[
-    int | None,
-    typer.Option("--priority", metavar="N", help="-100 to 100; higher goes first within the organization."),
 ]
 NotBefore = Annotated[
     str | None, typer.Option("--not-before", metavar="MOMENT", help="Begin then at the earliest: 2026-11-01T22:00.")
@@ -76,15 +71,6 @@ MaxErrors = Annotated[
     typer.Option("--max-errors", metavar="N|SHARE", help="Stop when more requests fail, such as 100 or 5%."),
 ]
 Dedupe = Annotated[bool, typer.Option("--dedupe", help="Run identical requests once, where chance has no part.")]
-SchemaFile = Annotated[
-    str | None,
-    typer.Option(
-        "--schema",
-        metavar="FILE",
-        help="JSON schema for every answer; response_format: each line's own. What does not fit is asked again.",
-        show_default=False,
-    ),
-]
 
 
 class _FirstLine(msgspec.Struct):
@@ -96,15 +82,15 @@ def create(
     endpoint: Endpoint = None,
     window: Window = None,
     metadata: Metadata = None,
-    ordered: Ordered = False,
+    ordered: options.Ordered = False,
     dry_run: DryRun = False,
     canary: CanaryItems = None,
-    priority: Priority = None,
+    priority: options.Priority = None,
     not_before: NotBefore = None,
     max_cost: MaxCost = None,
     max_errors: MaxErrors = None,
     dedupe: Dedupe = False,
-    schema: SchemaFile = None,
+    schema: options.SchemaFile = None,
     field: batch_fields.Given = None,
     org: options.Org = None,
     data: options.Data = None,

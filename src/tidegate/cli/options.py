@@ -1,4 +1,4 @@
-"""The options that every command has, and the settings that they lead to."""
+"""The options that several commands have, and the settings that they lead to."""
 
 import shlex
 from collections.abc import Mapping
@@ -94,6 +94,21 @@ Org = Annotated[
 BatchOrg = Annotated[
     str | None,
     typer.Option("--org", metavar="NAME", help="Only if it is this organization's.", show_default="any"),
+]
+# What a batch is asked for, by whichever command makes or changes it.
+Ordered = Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")]
+SchemaFile = Annotated[
+    str | None,
+    typer.Option(
+        "--schema",
+        metavar="FILE",
+        help="JSON schema for every answer; response_format: each line's own. What does not fit is asked again.",
+        show_default=False,
+    ),
+]
+Priority = Annotated[
+    int | None,
+    typer.Option("--priority", metavar="N", help="-100 to 100; higher goes first within the organization."),
 ]
 BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="A batch id (batch_…).", show_default=False)]
 

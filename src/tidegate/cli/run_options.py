@@ -56,7 +56,6 @@ TemplateFile = Annotated[
         show_default=False,
     ),
 ]
-Ordered = Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")]
 PrefixOrder = Annotated[
     bool,
     typer.Option("--prefix-order/--no-prefix-order", help="Send requests that share a prompt's beginning together."),
@@ -73,15 +72,6 @@ Wait = Annotated[bool, typer.Option("--wait", help="Wait for a model server that
 Summary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")]
 Model = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="Which model.", show_default="each line's own")
-]
-SchemaFile = Annotated[
-    str | None,
-    typer.Option(
-        "--schema",
-        metavar="FILE",
-        help="JSON schema for every answer; response_format: each line's own. What does not fit is asked again.",
-        show_default=False,
-    ),
 ]
 Fields = Annotated[
     list[str] | None,
