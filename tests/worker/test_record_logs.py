@@ -269,7 +269,8 @@ async def test_a_new_life_writes_to_logs_of_its_own_after_what_waits_is_committe
     job = await world.started(chat_lines(4))
     async with recording(world, Spooling()) as recorder:
         recorder.record(verdict(job, 0))
-        while not recorder._appended:  # noqa: ASYNC110 - the recorder says nothing when it waits for more
+        # The recorder says nothing when it waits for more, nor when it has begun the blobs that its logs take next.
+        while not recorder._appended or len(recorder._spare_blob_ids["answers"]) < SPARE_COUNT:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         recorder.renew()
         recorder.record(verdict(job, 1))
@@ -280,6 +281,29 @@ async def test_a_new_life_writes_to_logs_of_its_own_after_what_waits_is_committe
     assert (await world.look(job)).answered_count == 3
     # Three that were written, those that were begun ahead in the first life, and those of the second.
     assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(3 + 2 * SPARE_COUNT,)]
+
+
+async def test_a_blob_that_was_being_begun_when_a_life_ended_is_not_the_next_ones(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, gate, begun = await world.started(chat_lines(4)), asyncio.Event(), list[str]()
+    begin_blob = world.store.begin_blob
+
+    async def slow(blob_id: str, kind: str, worker_id: str) -> None:
+        begun.append(blob_id)
+        await gate.wait()
+        await begin_blob(blob_id, kind, worker_id)
+
+    monkeypatch.setattr(world.store, "begin_blob", slow)
+    async with recording(world, world.blobs) as recorder:
+        while not begun:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.001)
+        recorder.renew()
+        gate.set()
+        recorder.record(verdict(job, 0))
+        await recorder.drain()
+        assert (await world.rows("select state from blobs where id = ?", begun[0])) == [("kept",)]
+    assert (await world.look(job)).answered_count == 1
 
 
 async def test_a_job_that_a_commit_stopped_is_reported_at_once(world: World) -> None:

@@ -16,7 +16,7 @@ from tidegate.core.nouns import Answer, Attempts, Call, Caller, JobFlush, Usage
 from tidegate.core.schedule import Policy
 from tidegate.core.states import JobState
 from tidegate.core.usage.prices import Price
-from tidegate.stages.record import FlushLimits
+from tidegate.stages.record import SPARE_COUNT, FlushLimits
 from tidegate.store.keys import KeyRights
 from tidegate.worker import leasing
 
@@ -459,3 +459,36 @@ async def test_a_worker_that_was_declared_gone_sends_nothing_again_that_it_has_t
         gate.set()
         await until(ended(live, job), "the job")
     assert sorted(call.number for call in script.calls) == list(range(8))
+
+
+async def test_a_next_life_writes_to_no_log_that_was_begun_while_it_was_enlisted(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a log belongs to the life that ended: it would be collected under the lines of the next one."""
+    script, gate, asked = Script(live, "m"), asyncio.Event(), asyncio.Event()
+    job = await live.started(chat_lines(8), slice_items=2)
+    enlist_worker = live.store.enlist_worker
+
+    async def slow(*args: Any) -> None:
+        asked.set()
+        await gate.wait()
+        await enlist_worker(*args)
+
+    async with working(live, script, in_flight_max=8) as bench:
+        await until(ended(live, job), "the job")
+        recorder, lost = bench.worker._recorder, bench.me.id
+        spares = recorder._spare_blob_ids["answers"]
+        monkeypatch.setattr(live.store, "enlist_worker", slow)
+        assert await live.store.declare_gone(lost, leaving=True)
+        recorder.job_stopped.set()
+        await asked.wait()
+        # Something to do for the recorder: it begins logs ahead.
+        recorder._announce()
+        await until(lambda: _is(len(spares) == SPARE_COUNT), "logs of the life that ended")
+        gate.set()
+        await until(lambda: _is(bench.me.id != lost), "the next life")
+        again = await live.started(chat_lines(2))
+        await until(ended(live, again), "the next job")
+        await until(lambda: _is(len(spares) == SPARE_COUNT), "its logs")
+        owners = await live.rows("select distinct worker_id from blobs where state = 'writing' and kind = 'answers'")
+    assert owners == [(bench.me.id,)]

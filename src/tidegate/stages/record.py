@@ -103,6 +103,7 @@ class Recorder:
         self._is_expecting = False
         self._hurried = False
         self._renewed = False
+        self._life_number = 0
         self._draining = False
         self.failing = False
 
@@ -165,6 +166,7 @@ class Recorder:
     def renew(self) -> None:
         """A new incarnation begins: its lines go to logs of its own, once what lies in the old ones is committed."""
         self._renewed = True
+        self._life_number += 1
         for spares in self._spare_blob_ids.values():
             self._left_blob_ids += spares
             spares.clear()
@@ -342,7 +344,10 @@ class Recorder:
         try:
             for kind, spares in self._spare_blob_ids.items():
                 while len(spares) < SPARE_COUNT:
-                    spares.append(await self._beside_appends(self._new_blob(kind)))
+                    life_number = self._life_number
+                    fresh = await self._beside_appends(self._new_blob(kind))
+                    # What was begun for a life that is over meanwhile would be collected under the next one's lines.
+                    (spares if life_number == self._life_number else self._left_blob_ids).append(fresh)
         except StoreUnavailable as error:
             log.info("log_not_begun", error=str(error), meanwhile="the next results ask for it again")
 

@@ -98,8 +98,8 @@ class Heartbeat:
         """This incarnation was declared gone: let go of everything and begin the next one."""
         self._settler.begin_again()
         await self._me.begin()
-        # What came into our hands while we began was leased to the life that ended.
-        self._settler.lose_all()
+        # What came into our hands while we began, slices and logs, belongs to the life that ended.
+        self._settler.begin_again()
         self._leased_work.extend_lease(self._me.safe_until_ms)
 
     def _close(self, holding: Holding) -> int:

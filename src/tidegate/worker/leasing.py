@@ -309,14 +309,10 @@ class SliceSettler:
             self._leased_work.drop(state)
         self.settle_all()
 
-    def lose_all(self) -> None:
-        """Let go of everything that was leased to an incarnation that is over."""
-        self._leased_work.lose_lease()
-        self.settle_all()
-
     def begin_again(self) -> None:
         """Let go of everything for a new incarnation, which has survived nothing yet and writes logs of its own."""
-        self.lose_all()
+        self._leased_work.lose_lease()
+        self.settle_all()
         self._trial.begin_again()
         self._recorder.renew()
 
