@@ -98,6 +98,32 @@ def test_a_limit_that_is_not_used_does_not_grow() -> None:
     assert learner.calls == SAFE_CALLS
 
 
+def test_a_step_that_there_was_nothing_to_send_for_is_not_judged() -> None:
+    """The first items ran out while twice the calls were tried: that they did not get more done said nothing about the server."""
+    learner = Learner(200)
+    upstream = Upstream(learner)
+    while learner.calls == SAFE_CALLS:
+        upstream.rounds(1)
+    assert learner.calls == 2 * SAFE_CALLS
+    upstream.pace_ms = lambda calls: 10.5
+    upstream.rounds(1, share=0.5)
+    upstream.pace_ms = lambda calls: 10.0
+    upstream.rounds(6)
+    assert learner.calls == 200
+
+
+def test_a_step_is_seen_also_where_a_whole_round_ends_between_two_looks() -> None:
+    """A quick server: what is in flight at the end of a round counts, not what was when the step was taken."""
+    learner, now_ms = Learner(64), 0.0
+    for _ in range(8):
+        calls = learner.calls
+        # Twice the calls get a seventh more done.
+        latency_ms = 1.0 * calls ** (1 - 0.2)
+        now_ms += 20.0
+        learner.observe(now_ms, calls, [Ended(100, 1, latency_ms)] * 60, 0)
+    assert learner.calls == 64
+
+
 def test_few_refusals_lower_it_by_their_share_and_it_returns_to_where_it_was() -> None:
     learner = Learner(100, start=100)
     upstream = Upstream(learner)

@@ -22,6 +22,8 @@ GAIN_SHARE_MIN = 0.1
 # One round is as many answers as the limit, but never so few that chance rules, nor so many that a slow upstream teaches nothing.
 ROUND_CALLS_MIN, ROUND_CALLS_MAX = 8, 64
 USED_SHARE_MIN = 0.75
+# A step up of which less than this share was in flight, because there was nothing to send, says nothing.
+USED_STEP_SHARE_MIN = 0.5
 TELLING_SHARE, ROUND_MS_MAX = 0.5, 60_000.0
 # After a step that brought nothing so many rounds pass before the next one in its direction, and twice as many each time.
 UP_ROUNDS_MAX = 4
@@ -73,7 +75,8 @@ class Round:
         if not self._now_in_flight and not self.calls:
             # Nothing ran yet: the round begins now.
             self._begin(now_ms)
-        self._flown_ms += self._now_in_flight * max(0.0, now_ms - self._seen_ms)
+        # A quick upstream ends a whole round between two looks: right after a step what is in flight now says more than what was before.
+        self._flown_ms += in_flight * max(0.0, now_ms - self._seen_ms)
         self._seen_ms, self._now_in_flight = max(now_ms, self._seen_ms), in_flight
         self._highest = max(self._highest, in_flight)
 
@@ -215,6 +218,8 @@ class Learner:
     def _judge(self, trial: float, current: Round) -> None:
         """A round under another limit: it stays when it gets more work done, or the same with fewer calls."""
         is_up = trial > self._limit
+        if is_up and current.in_flight - self._in_flight < USED_STEP_SHARE_MIN * (trial - self._limit):
+            return
         speedup = current.speedup(self._paces)
         if speedup is None:
             self._begin_again()
