@@ -27,7 +27,7 @@ from tests.docs.pages import (
 )
 from tidegate import failpoints
 from tidegate.core import errors, hooks, states
-from tidegate.core.answers import results
+from tidegate.core.answers import outcome_lines
 from tidegate.core.policy import policy_rules
 from tidegate.judge import rules_items, rules_lines
 from tidegate.store.queries import statements
@@ -220,7 +220,7 @@ def _codes_in_the_program() -> Iterator[str]:
                     yield from (
                         one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)
                     )
-    yield from (code for code, _ in results.NEVER_RAN.values())
+    yield from (code for code, _ in outcome_lines.NEVER_RAN.values())
     yield from (code.value for code in policy_rules.DenialCode if code not in UNTOLD)
     yield from hooks.CODES
     yield from (one.reason for one in _family(errors.UpstreamError))

@@ -11,8 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tidegate.cli import input_file, results
-from tidegate.core.answers.outcome_lines import OutcomeLine, read_line
-from tidegate.core.answers.results import NEVER_RAN
+from tidegate.core.answers.outcome_lines import NEVER_RAN, OutcomeLine, read_line
 from tidegate.core.errors import SettingsError
 from tidegate.core.job_controls import EVERYTHING, JobControls, MaxErrors, RetryChoice
 from tidegate.core.nouns import Job, Usage

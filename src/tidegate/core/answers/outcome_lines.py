@@ -5,9 +5,13 @@ import re
 import msgspec
 
 from tidegate.core.answers.error_kinds import ErrorKind, fingerprint
-from tidegate.core.answers.results import NEVER_RAN
 from tidegate.core.states import Outcome
 
+NEVER_RAN = {
+    Outcome.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
+    Outcome.CANCELLED: ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+    Outcome.FAILED: ("batch_failed", "This request was not executed because the batch failed."),
+}
 _OUTCOME_OF = {code: outcome for outcome, (code, _) in NEVER_RAN.items()}
 
 

@@ -6,17 +6,13 @@ from contextlib import suppress
 import msgspec
 
 from tidegate.core.answers.line_breaks import escape_line_breaks
+from tidegate.core.answers.outcome_lines import NEVER_RAN
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import AnswerTry
 from tidegate.core.states import Outcome
 from tidegate.core.translate import error_to_openai, is_error_of, says_why
 from tidegate.core.usage.prices import units_text
 
-NEVER_RAN = {
-    Outcome.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
-    Outcome.CANCELLED: ("batch_cancelled", "This request was not executed because the batch was cancelled."),
-    Outcome.FAILED: ("batch_failed", "This request was not executed because the batch failed."),
-}
 _encode = msgspec.json.encode
 INTERACTIVE_TIER = "default"
 # On the line of an item that went like an interactive call.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.core.answers.error_kinds import ErrorKind
-from tidegate.core.answers.results import NEVER_RAN
+from tidegate.core.answers.outcome_lines import NEVER_RAN
 from tidegate.core.nouns import Job, LineError
 from tidegate.core.states import JobState, Outcome
 from tidegate.core.window import spoken
