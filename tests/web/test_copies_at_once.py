@@ -221,7 +221,8 @@ def by_sdk(web: WebServer, key: str, create: Create) -> str:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_first_that_left_holds_up_no_copy(web: WebServer, door: str) -> None:
+def test_a_first_that_left_holds_up_no_copy(web: WebServer, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_keys, "WAIT_S", 60)
     key = web.make_key(ORG)
     client = web.client(key)
     upload(client)
