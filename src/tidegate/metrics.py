@@ -611,7 +611,7 @@ upstream_in_flight = _gauges(
 )
 deployment_state = _gauges(
     "deployment_state",
-    "1 for the state of a deployment: closed (its circuit: healthy), resting, open, probing or paused.",
+    "1 for the state of a deployment: closed (its circuit: healthy), resting, open, probing, paused, draining or drained.",
     deployment=(),
     state=(),
 )

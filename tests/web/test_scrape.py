@@ -12,11 +12,14 @@ from tests.support.processes import free_port
 from tests.web.server import WebServer, settings_with
 from tidegate import metrics
 from tidegate.core.errors import StoreUnavailable
+from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.store.census import StoreCensus
 from tidegate.web.gauges import Gauges
 from tidegate.web.scrape import scraped
 
 pytestmark = pytest.mark.anyio
+
+VLLM = ModelDeployment("http://127.0.0.1:9/v1", name="gpu", engine="vllm")
 
 
 async def test_metrics_have_a_port_of_their_own() -> None:
@@ -120,3 +123,33 @@ def test_a_scrape_shows_nothing_old_of_a_store_that_is_away(
     assert "tidegate_workers{" not in page.text
     is_away = False
     assert server.run(is_shown(60_000))
+
+
+def test_a_scrape_shows_the_tide_of_the_deployments_that_there_are(start_web: Callable[..., WebServer]) -> None:
+    server = start_web(models={"m": ModelSettings((VLLM,))})
+    metrics.pin(models=["m"], deployments=["gpu"])
+
+    def shown() -> dict[str, float]:
+        page = server.client().get("/metrics").text
+        lines = [line for line in page.splitlines() if line.startswith("tidegate_tide_") and "_limit{" in line]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    decision = server.router.tide_limits()["gpu"]
+    assert shown() == {
+        'tidegate_tide_calls_limit{deployment="gpu"}': decision.calls,
+        'tidegate_tide_prompt_tokens_limit{deployment="gpu"}': decision.prompt_tokens,
+    }, "also of a tide that has not changed since it began"
+
+    async def remove() -> None:
+        server.router.serve([], [])
+
+    server.run(remove())
+    assert shown() == {}
+
+
+def test_a_process_without_a_worker_adds_nothing_to_the_tide(start_web: Callable[..., WebServer]) -> None:
+    server = start_web(models={"m": ModelSettings((VLLM,))})
+    [tide] = server.router._states.tides()
+    assert server.router.tide_limits()
+    tide.runs_items = False
+    assert server.router.tide_limits() == {}

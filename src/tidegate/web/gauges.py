@@ -25,6 +25,14 @@ _CENSUS_STALE_MS = 60_000
 _FIRST_CENSUS_WAIT_S = 0.01
 _PAGE_BYTES = resource.getpagesize()
 _DEFAULT_TIER = "default"
+# Shown anew at each scrape: a deployment may be gone.
+_OF_DEPLOYMENTS = (
+    metrics.deployment_state,
+    metrics.upstream_in_flight,
+    metrics.model_in_flight,
+    metrics.tide_calls_limit,
+    metrics.tide_prompt_tokens_limit,
+)
 
 
 class Gauges:
@@ -91,13 +99,16 @@ class Gauges:
             metrics.oldest_job_age_seconds.of(*oldest).set(age_ms / 1000)
 
     def _show_deployments(self) -> None:
-        for family in (metrics.deployment_state, metrics.upstream_in_flight, metrics.model_in_flight):
+        for family in _OF_DEPLOYMENTS:
             family.forget()
         for one in self._router.status():
             metrics.deployment_state.of(one.name, one.state).set(1)
             metrics.upstream_in_flight.of(one.name).inc(one.in_flight)
             for model in one.models:
                 metrics.model_in_flight.of(model).inc(one.in_flight)
+        for name, limit in self._router.tide_limits().items():
+            metrics.tide_calls_limit.of(name).inc(limit.calls)
+            metrics.tide_prompt_tokens_limit.of(name).inc(limit.prompt_tokens)
 
     def _show_process(self) -> None:
         times = os.times()

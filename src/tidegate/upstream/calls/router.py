@@ -14,6 +14,7 @@ from tidegate.core.deployments import Deployment, HttpLimits, Queue, Resource
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock, Entropy, RequestQueue
+from tidegate.core.tide.signals import Decision
 from tidegate.core.usage.prices import Price
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.budgets.token_estimator import TokenEstimator
@@ -198,6 +199,10 @@ class Router:
         now_ms = self._clock.monotonic_ms()
         states = self._states.values()
         return [state.status(now_ms, self._budgets.spent_until_ms(state.budgets)) for state in states]
+
+    def tide_limits(self) -> dict[str, Decision]:
+        """Return what the tide lets this process send of batch work, by deployment; nothing where it runs no items."""
+        return {tide.deployment.name: tide.decision for tide in self._states.tides() if tide.runs_items}
 
     def rooms(self, budgets: tuple[Budget, ...]) -> list[LimitRoom]:
         """Return what the limits of requests and tokens of these budgets have left, as far as is known here."""

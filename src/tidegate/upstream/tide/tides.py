@@ -87,7 +87,7 @@ class DeploymentTide:
         self._clock = clock
         self._opened = opened
         self._wake = wake
-        self._runs_items = runs_items
+        self.runs_items = runs_items
         self._tide = Tide(
             TidePolicy(
                 deployment.max_in_flight,
@@ -230,10 +230,6 @@ class DeploymentTide:
         self.calls = decision.calls if decision.prompt_tokens else 0
         if decision.hand_back:
             self._hand_back(decision.hand_back)
-        name = self.deployment.name
-        if decision.calls != before.calls or decision.prompt_tokens != before.prompt_tokens:
-            metrics.tide_calls_limit.of(name).set(decision.calls)
-            metrics.tide_prompt_tokens_limit.of(name).set(decision.prompt_tokens)
         if decision.calls > before.calls or decision.prompt_tokens > before.prompt_tokens:
             self._opened()
         elif self._held:
@@ -320,7 +316,7 @@ class DeploymentTide:
     @property
     def _needs_engine(self) -> bool:
         """Whether batch calls of this process depend on how the engine is; without a worker only flex calls do."""
-        return self._runs_items or bool(self._flights) or bool(self._held)
+        return self.runs_items or bool(self._flights) or bool(self._held)
 
     async def look(self) -> None:
         """Read the engine's metrics, where it has any, and act on them; an engine that does not show them is asked rarely."""
