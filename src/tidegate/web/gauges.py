@@ -25,7 +25,7 @@ _CENSUS_STALE_MS = 60_000
 _FIRST_CENSUS_WAIT_S = 0.01
 _PAGE_BYTES = resource.getpagesize()
 _DEFAULT_TIER = "default"
-# Shown anew at each scrape: a deployment may be gone.
+# Shown again from the beginning at each scrape: a deployment may be gone.
 _OF_DEPLOYMENTS = (
     metrics.deployment_state,
     metrics.upstream_in_flight,
