@@ -27,22 +27,31 @@ def no_such_webhook_endpoint(endpoint_id: str) -> ApiProblem:
     )
 
 
-def no_such_delivery(delivery_id: str) -> ApiProblem:
+def no_such_delivery(delivery_id: str, listed: str = "List yours with GET /v1/webhook_deliveries.") -> ApiProblem:
     return ApiProblem(
         404,
         "webhook_delivery_not_found",
-        f"No webhook delivery found with id '{shown_id(delivery_id)}'. List yours with GET /v1/webhook_deliveries.",
+        f"No webhook delivery found with id '{shown_id(delivery_id)}'. {listed}",
         param="delivery_id",
     )
 
 
-def no_such_batch(batch_id: str, param: str = "batch_id") -> ApiProblem:
-    return ApiProblem(
-        404,
-        "batch_not_found",
-        f"No batch found with id '{shown_id(batch_id)}'. List yours with GET /v1/batches.",
-        param=param,
-    )
+def no_delivery_of_anyone(delivery_id: str) -> ApiProblem:
+    """The same for operators, who see those of every organization."""
+    listed = "Those of every organization are under Deliveries in the console, and at GET /admin/v1/deliveries."
+    return no_such_delivery(delivery_id, listed)
+
+
+def no_such_batch(
+    batch_id: str, param: str = "batch_id", listed: str = "List yours with GET /v1/batches."
+) -> ApiProblem:
+    return ApiProblem(404, "batch_not_found", f"No batch found with id '{shown_id(batch_id)}'. {listed}", param=param)
+
+
+def no_batch_of_anyone(batch_id: str, param: str = "batch_id") -> ApiProblem:
+    """The same for operators, who see those of every organization."""
+    listed = "Those of every organization are under Batches in the console, and at GET /admin/v1/batches."
+    return no_such_batch(batch_id, param, listed)
 
 
 def no_such_upload(upload_id: str) -> ApiProblem:

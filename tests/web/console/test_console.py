@@ -71,6 +71,30 @@ def csrf_of(client: httpx2.Client, path: str) -> str:
     return found[1]
 
 
+def test_what_is_not_there_is_told_in_words_for_operators(console: Console) -> None:
+    content = console.signed_in(console.web.make_key("ops", scopes=["admin:write", "admin:content"]))
+    absent = "batch_" + 22 * "0"
+    csrf = {"csrf": csrf_of(content, f"/console/batches/{console.batch}")}
+    gets = {
+        f"/batches/{absent}": "under Batches in the console",
+        f"/batches/{console.batch}/compare?with={absent}": "under Batches in the console",
+        f"/batches/{console.batch}/items/{absent}": "/items",
+        f"/batches/{console.batch}/results/output": "has not ended yet",
+        "/batches/check?file=x": "on the page for a new batch",
+    }
+    answers = {path: content.get(f"/console{path}") for path in gets}
+    replay = "/deliveries/evt_x.whk_x/replay"
+    answers[replay] = content.post(f"/console{replay}", data=csrf, headers={"Origin": console.web.url})
+    for path, words in (gets | {replay: "under Deliveries in the console"}).items():
+        assert answers[path].status_code == 404, (path, answers[path].text)
+        assert words in answers[path].text, path
+        assert "/v1/batches/" not in answers[path].text, path
+        assert "List yours" not in answers[path].text, path
+    api = console.web.client(console.reader_key).get(f"/admin/v1/batches/{absent}").json()["error"]["message"]
+    assert api.startswith(f"No batch found with id '{absent}'. ")
+    assert api.endswith("GET /admin/v1/batches.")
+
+
 def test_every_page_is_shown_to_operators_alone_and_escapes_everything(console: Console) -> None:
     reader = console.signed_in(console.reader_key)
     outside = console.web.client()

@@ -14,7 +14,7 @@ from tidegate.core.job_controls import RetryChoice
 from tidegate.core.job_lists import JobFilter
 from tidegate.core.nouns import Caller, Job
 from tidegate.core.operations import RETRY
-from tidegate.core.problems import no_such_batch
+from tidegate.core.problems import no_batch_of_anyone
 from tidegate.core.states import JOB_ENDED
 from tidegate.stages.operate import ABANDON, job_verbs, retry
 from tidegate.stages.ship import report_end
@@ -82,7 +82,7 @@ class BatchActions:
         try:
             changed = await change
             if changed is None:
-                raise no_such_batch(job.id)
+                raise no_batch_of_anyone(job.id)
         except ApiProblem:
             metrics.repair_actions.of(name, "refused").inc()
             raise
@@ -176,7 +176,7 @@ async def job_named(store: Store, request: Request) -> tuple[Job, str]:
     batch_id = str(request.path_params["batch_id"])
     found = await store.job_of_anyone(batch_id) if ids.is_valid("batch", batch_id) else None
     if found is None:
-        raise no_such_batch(batch_id)
+        raise no_batch_of_anyone(batch_id)
     return found
 
 

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core.nouns import Caller
-from tidegate.core.problems import no_such_delivery
+from tidegate.core.problems import no_delivery_of_anyone
 from tidegate.core.states import DeliveryState
 from tidegate.web.admin.audit import READ, WRITE, text, trail_of
 from tidegate.web.context import WebContext
@@ -55,11 +55,11 @@ class DeliveryRoutes:
         parts = delivery_parts(delivery_id)
         tenant_id = None if parts is None else await self._store.tenant_of_delivery(*parts)
         if parts is None or tenant_id is None:
-            raise no_such_delivery(delivery_id)
+            raise no_delivery_of_anyone(delivery_id)
         noting = trail_of(self._context, request, caller).noting("delivery.replay", "delivery", delivery_id)
         found = await noting.replay_webhook(tenant_id, *parts)
         if found is None:
-            raise no_such_delivery(delivery_id)
+            raise no_delivery_of_anyone(delivery_id)
         return json_answer(delivery_object(found))
 
 

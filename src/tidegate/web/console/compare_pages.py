@@ -9,7 +9,7 @@ from starlette.routing import Route
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Job
-from tidegate.core.problems import no_such_batch
+from tidegate.core.problems import no_batch_of_anyone
 from tidegate.core.states import JOB_ENDED
 from tidegate.core.usage.prices import units_text
 from tidegate.web.admin.batches import job_named
@@ -36,7 +36,7 @@ class ComparePages:
         other_id = requests.one(request.query_params, "with") or ""
         found = await self._store.job_of_anyone(other_id) if ids.is_valid("batch", other_id) else None
         if found is None:
-            raise no_such_batch(other_id)
+            raise no_batch_of_anyone(other_id, "with")
         second = found[0]
         if (second.tenant_id, second.input_file_id) != (first.tenant_id, first.input_file_id) or first.id == second.id:
             raise ApiProblem(400, "invalid_parameter", "These are not two runs of one file.", param="with")

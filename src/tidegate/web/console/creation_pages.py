@@ -15,7 +15,7 @@ from starlette.routing import Route
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller
-from tidegate.core.problems import no_such_file
+from tidegate.core.problems import shown_id
 from tidegate.stages.accept import Reception, too_large
 from tidegate.store.store import Store
 from tidegate.web.console.guard import ConsoleGuard
@@ -156,7 +156,9 @@ def _asked(query: QueryParams) -> dict[str, str]:
     """Return what a form asks for, each once; a file that no id could name is none."""
     asked = {name: requests.one(query, name) or "" for name in ("file", *FIELDS)}
     if not ids.is_valid("file", asked["file"]):
-        raise no_such_file(asked["file"])
+        name = shown_id(asked["file"])
+        message = f"No file {name!r}: files expire and can be deleted. Give it again on the page for a new batch."
+        raise ApiProblem(404, "file_not_found", message, param="file")
     return asked
 
 

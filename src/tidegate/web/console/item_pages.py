@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidegate.core.errors import ApiProblem
-from tidegate.core.problems import no_such_file
 from tidegate.core.states import Outcome
 from tidegate.web.admin.batches import job_named
 from tidegate.web.admin.items import CONTENT, ItemDesk
@@ -26,6 +25,7 @@ from tidegate.web.openai.items import item_filter
 LIST_COUNT = 50
 # A page shows so much of a request or a response.
 SHOWN_CHARS_MAX = 100_000
+_NO_RESULTS = "This batch has no such file: it has not ended yet, no request ended in this way, or the file expired."
 
 
 class ItemPages:
@@ -52,7 +52,7 @@ class ItemPages:
         file_id = {"output": job.output_file_id, "errors": job.error_file_id}.get(kind)
         file = await self._store.get_file(job.tenant_id, file_id) if file_id else None
         if file is None:
-            raise no_such_file(kind)
+            raise ApiProblem(404, "file_not_found", _NO_RESULTS)
         await self._guard.trail(visitor).note_read("batch.download", "batch", job.id, {"file": kind})
         headers = {"Content-Disposition": attachment(file.filename)}
         return await self._contents.answer(request, file.id, file.size_bytes, headers)

@@ -10,7 +10,7 @@ from tidegate.core.errors import ApiProblem, TidegateError
 from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.nouns import Job
 from tidegate.core.operations import RETRY
-from tidegate.core.problems import no_such_delivery
+from tidegate.core.problems import no_delivery_of_anyone
 from tidegate.core.schedule.explain import explain
 from tidegate.core.states import JOB_ENDED, DeliveryState, JobState
 from tidegate.store.audit import AuditFilter
@@ -256,7 +256,7 @@ class ConsolePages:
         parts = delivery_parts(delivery_id)
         tenant_id = None if parts is None else await self._store.tenant_of_delivery(*parts)
         if parts is None or tenant_id is None:
-            raise no_such_delivery(delivery_id)
+            raise no_delivery_of_anyone(delivery_id)
         await (
             self._guard.trail(visitor)
             .noting("delivery.replay", "delivery", delivery_id)

@@ -274,6 +274,6 @@ def _no_such_item(name: str) -> ApiProblem:
     return ApiProblem(
         404,
         "item_not_found",
-        f"No request of this batch has the custom_id or the id '{shown_id(name)}'. List them with GET /v1/batches/{{batch_id}}/items.",
+        f"No request of this batch has the custom_id or the id '{shown_id(name)}'. Its `/items` lists them all.",
         param="custom_id",
     )
