@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -309,3 +310,16 @@ def test_where_nobody_knows_which_calls_are_ours_none_is_taken_for_an_interactiv
     assert Tide(TidePolicy(64)).observe(Signals(0.0, in_flight=5, interactive=0, sample=sample)).why.startswith("quiet")
     # Without a gateway either, nothing is known of interactive traffic at all.
     assert Tide(TidePolicy(64)).observe(Signals(0.0, in_flight=5, sample=sample)).why.startswith("unseen")
+
+
+@pytest.mark.parametrize(
+    ("signals", "words"),
+    [
+        (Signals(0, interactive=1, interactive_awaiting=1), "first_token: 1 interactive call waits for its"),
+        (Signals(0, interactive=2, interactive_awaiting=2), "first_token: 2 interactive calls wait for theirs"),
+        (Signals(0, interactive=1, interactive_awaiting=0), "beside: 1 interactive call, slowed by 4.0% of 8.0%"),
+        (Signals(0, interactive=2, interactive_awaiting=0), "beside: 2 interactive calls, slowed by 4.0% of 8.0%"),
+    ],
+)
+def test_it_says_beside_how_many_users_it_stands(signals: Signals, words: str) -> None:
+    assert Tide(TidePolicy()).observe(signals).why == words

@@ -145,7 +145,7 @@ def test_users_alone_keep_their_pool_and_no_worker(start_web: Any) -> None:
         calling = threading.Thread(target=lambda: operator.tenant.post("/v1/chat/completions", json=body), daemon=True)
         calling.start()
         wait_until(lambda: operator.counts() == (1, 0), 30, "the call to be counted")
-        assert operator.needed(f"/models/{M}")["why"] == "1 interactive calls need 1."
+        assert operator.needed(f"/models/{M}")["why"] == "1 interactive call needs 1."
         released.set()
         calling.join(30)
         wait_until(lambda: operator.counts() == (0, 0), 30, "the call to end")

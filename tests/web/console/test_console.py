@@ -71,6 +71,19 @@ def csrf_of(client: httpx2.Client, path: str) -> str:
     return found[1]
 
 
+def test_a_batch_is_told_as_it_stands_and_actions_say_what_they_do(console: Console) -> None:
+    writer = console.signed_in(console.writer_key)
+    path = f"/console/batches/{console.batch}"
+    running = writer.get(path).text
+    assert "<span>cost so far</span>" in running
+    assert ">Mark failed</button>" in running
+    stages.finish(console.web, console.batch, {2: b"{}\n"})
+    stages.publish(console.web, console.batch)
+    ended = writer.get(path).text
+    assert "<span>cost</span>" in ended
+    assert ">Retry failed</button>" in ended
+
+
 def test_what_is_not_there_is_told_in_words_for_operators(console: Console) -> None:
     content = console.signed_in(console.web.make_key("ops", scopes=["admin:write", "admin:content"]))
     absent = "batch_" + 22 * "0"

@@ -7,6 +7,7 @@ import msgspec
 
 from tidegate.core.deployments import Serves
 from tidegate.core.window import spoken
+from tidegate.core.wording import in_words
 
 # Work that is due sooner than this is treated as due then: a replica that is started now serves nothing sooner.
 SOONEST_MS = 60_000
@@ -69,7 +70,8 @@ def _pool_replicas(due: Sequence[DueWork], each: float, pool: PoolLoad) -> Repli
     """Return how many replicas this work and the pool's users need, where one does so many work units a second; 0: not known."""
     for_users = math.ceil(pool.interactive / max(pool.slots, 1))
     scale = pool.interactive / max(pool.slots * pool.replicas, 1)
-    notes = f" {pool.interactive:,} interactive calls need {for_users}." if for_users else ""
+    users = in_words(pool.interactive, "interactive call needs", "interactive calls need")
+    notes = f" {users} {for_users}." if for_users else ""
     if pool.unhealthy:
         notes += f" {pool.unhealthy} of {pool.replicas} deployments are unhealthy."
     if not due:

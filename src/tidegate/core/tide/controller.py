@@ -157,12 +157,16 @@ class Tide:
             waiting = max(0, round((sample.waiting if sample else None) or 0.0) - signals.awaiting)
         if waiting:
             hand_back = signals.awaiting if signals.awaiting_tokens >= HAND_BACK_TOKENS_MIN else 0
-            return Decision(calls, 0, hand_back, f"first_token: {waiting} interactive calls wait for theirs", True)
+            waits = in_words(waiting, "interactive call waits", "interactive calls wait")
+            return Decision(
+                calls, 0, hand_back, f"first_token: {waits} for {'its' if waiting == 1 else 'theirs'}", True
+            )
         tokens = BESIDE_TOKENS // max(1, signals.workers)
         spent = self.slowdown > policy.slowdown_max and signals.held_ms < HELD_AT_LAST * policy.held_ms_max
         if signals.held_ms > policy.held_ms_max and not spent and not signals.awaiting:
             tokens = max(tokens, signals.held_tokens)
-        why = f"beside: {interactive} interactive calls, slowed by {self.slowdown:.1%} of {policy.slowdown_max:.1%}"
+        users = in_words(interactive, "interactive call")
+        why = f"beside: {users}, slowed by {self.slowdown:.1%} of {policy.slowdown_max:.1%}"
         return Decision(calls, tokens, 0, why, True)
 
     def _quiet(self, signals: Signals, cap: int) -> Decision:
