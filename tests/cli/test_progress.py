@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from docs.pictures import Screen
+from tidegate.cli import terminal
 from tidegate.cli.progress import LineDisplay, ProgressPace, ProgressSnapshot, display, words
 from tidegate.cli.progress_bar import BarDisplay, picture
 from tidegate.core.nouns import Usage
@@ -86,6 +87,11 @@ def test_before_the_input_is_read_nothing_is_counted() -> None:
 
 def test_never_a_hundred_percent_before_the_end() -> None:
     assert "· 99 % ·" in words(at(1, 999), ProgressPace())
+
+
+def test_a_slow_pace_is_told_by_the_minute() -> None:
+    told = [terminal.pace(per_s) for per_s in (1_234.5, 3.44, 0.1, 0.047, 0.0)]
+    assert told == ["1,234 items/s", "3.4 items/s", "0.1 items/s", "2.8 items/min", "0.0 items/s"]
 
 
 def rendered(width: int, now: ProgressSnapshot) -> str:

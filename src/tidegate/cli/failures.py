@@ -76,5 +76,7 @@ def _read(line: bytes) -> tuple[str, str, str]:
         return failed.error.code, failed.error.message, custom_id
     response = failed.response or _FailedResponse()
     error = response.body.error if isinstance(response.body.error, dict) else {}
-    named = [str(error[name]) for name in ("code", "type") if error.get(name)]
-    return " ".join([str(response.status_code), *named[:1]]), str(error.get("message") or ""), custom_id
+    status = str(response.status_code)
+    # vLLM puts the status into `code` once more; its `type` then says more.
+    named = [str(error[name]) for name in ("code", "type") if error.get(name) and str(error[name]) != status]
+    return " ".join([status, *named[:1]]), str(error.get("message") or ""), custom_id

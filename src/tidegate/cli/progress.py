@@ -98,7 +98,7 @@ def facts(now: ProgressSnapshot, pace: ProgressPace) -> list[tuple[str, str]]:
     if now.state is not JobState.IN_PROGRESS:
         found.append((_DOING.get(now.state, str(now.state)), ""))
     elif pace.per_s is not None:
-        found.append((f"{_rate(pace.per_s)} items/s", ""))
+        found.append((terminal.pace(pace.per_s), ""))
         left_s = pace.left_s(now)
         if left_s is not None and not now.trouble:
             found.append((f"{terminal.duration(left_s)} left", ""))
@@ -158,7 +158,3 @@ def display() -> Display:
 
     console = terminal.stderr()
     return LineDisplay() if console.is_dumb_terminal else BarDisplay(console)
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"

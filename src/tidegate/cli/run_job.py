@@ -353,14 +353,15 @@ def _trouble(working: "Working") -> tuple[str, str]:
     """The model server that is away, if one is, and why nothing moves, in words; empty while it moves."""
     for status in working.router.status():
         if status.state != "closed" and status.last_failure:
-            return status.url, f"{status.url}: {status.last_failure}"
+            # The cause comes first: a narrow terminal cuts off the address.
+            return status.url, f"{status.last_failure} ({status.url})"
     return "", working.worker.trouble() or ""
 
 
 def _where_it_is(was_away: str, is_away: str, trouble: str) -> str:
     """One sentence when a model server goes away, and one when it is back."""
     if is_away:
-        return f"The model server went away ({trouble}). The run goes on when it is back."
+        return f"The model server went away: {trouble}. The run goes on when it is back."
     return f"The model server is back: {was_away}"
 
 

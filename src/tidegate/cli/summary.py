@@ -153,7 +153,7 @@ def _counts(ending: Ending) -> str:
         when = "was done already"
     else:
         rate = (job.item_count - ending.found_done_count) / ending.took_s if ending.took_s > 0 else 0.0
-        when = f"in {terminal.duration(ending.took_s)} ({rate:,.0f} items/s)"
+        when = f"in {terminal.duration(ending.took_s)} ({terminal.pace(rate)})"
         if ending.found_done_count:
             when += f", {ending.found_done_count:,} done before"
     ended = "" if job.state is JobState.COMPLETED else f" [{job.state}]"

@@ -160,6 +160,13 @@ def short(count: int) -> str:
     return f"{count:,}"
 
 
+def pace(per_s: float) -> str:
+    """How fast items are done: 1,234 items/s, 3.4 items/s, or 2.8 items/min where a second has none."""
+    if per_s >= 10:
+        return f"{per_s:,.0f} items/s"
+    return f"{per_s:.1f} items/s" if per_s >= 0.1 or not per_s else f"{per_s * 60:.1f} items/min"
+
+
 def duration(seconds: float) -> str:
     """A time that people read at a glance: 0.8 s, 12 s, 3:07, 1:02:03, 2 d 03:00:00."""
     if seconds < 10:

@@ -380,7 +380,7 @@ class Retry(Group, frozen=True):
         _num(
             0,
             1,
-            "Most retries on the deployment that failed, as a share of its first attempts in the last 60 s; further retries wait.",
+            "Most retries on the deployment that failed, in flight or failed again, as a share of its first attempts in the last 60 s.",
         ),
     ] = 0.1
     budget_min: Annotated[

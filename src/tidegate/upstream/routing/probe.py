@@ -101,7 +101,7 @@ async def probe(state: DeploymentState) -> None:
         if reply.status < 500:
             return
         why, code = f"GET /models was answered with status {reply.status}", FAILING
-    raise Unavailable(f"{state.deployment.name} is still away: {why}", code=code)
+    raise Unavailable(f"{why}; {state.deployment.name} is still away", code=code)
 
 
 class SideProbes:
