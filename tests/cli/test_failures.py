@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
@@ -19,7 +19,7 @@ VLLM_ROUTE = {"message": "Not Found", "type": "not_found_error", "param": None, 
 OPENAI = {"message": "No such model", "type": "invalid_request_error", "code": "model_not_found"}
 
 
-def failed(custom_id: str, status: int, error: dict[str, object]) -> bytes:
+def failed(custom_id: str, status: int, error: Mapping[str, object]) -> bytes:
     response = {"status_code": status, "request_id": "req_1", "body": {"error": error}}
     return msgspec.json.encode({"custom_id": custom_id, "response": response, "error": None}) + b"\n"
 
