@@ -86,9 +86,14 @@ def test_what_cannot_be_is_refused_in_words(desk: Desk) -> None:
     for arguments, says in (
         (("test", "x"), "not the id"),
         (("test", "whk_0000000000000000000000"), "no webhook endpoint"),
+        (("test", "whk_0000000000000000000000"), "`tidegate webhooks list --org NAME` shows them"),
+        (("test", "whk_0000000000000000000000", "--org", "acme"), "`tidegate webhooks list --org acme` shows them"),
         (("test", "whk_0000000000000000000000", "--event", "batch.begun"), "batch.completed"),
         (("replay",), "--failed"),
         (("replay", "evt_x.whk_y"), "no delivery"),
         (("list", "--org", "nobody"), "nobody"),
     ):
         assert says in desk.done("webhooks", *arguments, code=2).logs(), arguments
+    for arguments in (("list",), ("list", "--failed")):
+        assert "--org NAME lists those of another organization" in desk.done("webhooks", *arguments).logs()
+        assert "--org NAME" not in desk.done("webhooks", *arguments, "--org", "acme").logs()

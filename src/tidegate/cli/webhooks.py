@@ -50,11 +50,12 @@ def list_webhooks(
         nothing = "No delivery has failed."
     else:
         rows = uvloop.run(_endpoints(settings, org))
-        nothing = "There are no webhook endpoints. Make one: POST /v1/webhook_endpoints"
+        nothing = "There are no webhook endpoints. Make one: POST /v1/webhook_endpoints."
     if as_json:
         terminal.show_json(rows)
     elif not rows:
-        terminal.say(nothing)
+        more = "" if settings.remote.url or org is not None else " --org NAME lists those of another organization."
+        terminal.say(nothing + more)
     else:
         terminal.show_table(list(rows[0]), [list(row.values()) for row in rows])
 
@@ -138,6 +139,14 @@ def _delivery_facts(delivery: WebhookDelivery) -> dict[str, object]:
     }
 
 
+def _whose(org: str | None) -> str:
+    return f"organization {org!r}" if org else "callers without a key"
+
+
+def _named(org: str | None) -> str:
+    return f" --org {org}" if org else " --org NAME"
+
+
 async def _endpoints(settings: Settings, org: str | None) -> list[dict[str, object]]:
     if (remote := server_client.remote(settings)) is not None:
         return [
@@ -196,7 +205,9 @@ async def _test(settings: Settings, org: str | None, endpoint_id: str, event: st
     async with storage.opened(settings) as parts, service.callback_sender(settings) as callbacks:
         endpoint = await parts.store.webhook_endpoint(await tenant(parts, org), endpoint_id)
         if endpoint is None:
-            raise SettingsError(f"There is no webhook endpoint {endpoint_id}. `tidegate webhooks list` shows them.")
+            raise SettingsError(
+                f"There is no webhook endpoint {endpoint_id} of {_whose(org)}. `tidegate webhooks list{_named(org)}` shows them."
+            )
         reply = await send_test(callbacks, parts.entropy, endpoint, event, await parts.store.now_ms())
         if not reply.status:
             raise SettingsError(f"No answer came from {endpoint.url}: {reply.word}.")
@@ -217,5 +228,7 @@ async def _replay(settings: Settings, org: str | None, named: list[str]) -> list
         for name in names:
             event_id, _, endpoint_id = name.partition(".")
             if await parts.store.replay_webhook(tenant_id, event_id, endpoint_id) is None:
-                raise SettingsError(f"There is no delivery {name}. `tidegate webhooks list --failed` shows them.")
+                raise SettingsError(
+                    f"There is no delivery {name} of {_whose(org)}. `tidegate webhooks list --failed{_named(org)}` shows them."
+                )
     return names
