@@ -60,7 +60,8 @@ APT := apt-get -q -o Dir::State::lists=$(CURDIR)/$(PROMETHEUS)/lists -o Dir::Cac
 prometheus:  ## fetch the Prometheus that reads the alerts and the dashboard in the soak
 	@test -x $(PROMETHEUS)/usr/bin/promtool || { command -v prometheus && command -v promtool; } > /dev/null || { \
 		mkdir -p $(PROMETHEUS)/lists/partial $(PROMETHEUS)/cache/archives/partial && cd $(PROMETHEUS) && \
-		$(APT) update && $(APT) download prometheus && dpkg -x prometheus_*.deb . && rm -rf prometheus_*.deb lists cache; }
+		$(APT) update && $(APT) download prometheus && dpkg -x prometheus_*.deb . && rm -rf prometheus_*.deb lists cache; } || { \
+		echo "Debian's package of Prometheus cannot be had here: put prometheus and promtool on the PATH" >&2; exit 1; }
 
 # An environment of its own, so that the lowest versions never meet the locked ones.
 test-lowest: $(LOWEST)  ## the rooms that lean on libraries, with the lowest version that pyproject.toml allows of each

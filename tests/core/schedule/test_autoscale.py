@@ -43,7 +43,7 @@ def test_each_pool_grows_with_the_calls_that_it_takes() -> None:
     found = model_replicas(due, 20.0, pools)
     # The rate is that of the two replicas that run batches: three for users change nothing of it.
     assert found[Serves.BATCH].count == 2
-    assert found[Serves.BATCH].why.endswith("one replica did 10.0. 1 of 2 deployments are unhealthy.")
+    assert found[Serves.BATCH].why.endswith("one replica did 10.0. 1 of 2 deployments is unhealthy.")
     assert (found[Serves.INTERACTIVE].count, found[Serves.INTERACTIVE].why) == (3, "17 interactive calls need 3.")
     # Beside a pool of its own, background work makes no shared replica grow.
     shared = model_replicas(due, 20.0, {Serves.BOTH: PoolLoad(1, 0, 0, 8), Serves.BATCH: PoolLoad(1, 0, 0, 8)})

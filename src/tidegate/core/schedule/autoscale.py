@@ -73,7 +73,8 @@ def _pool_replicas(due: Sequence[DueWork], each: float, pool: PoolLoad) -> Repli
     users = in_words(pool.interactive, "interactive call needs", "interactive calls need")
     notes = f" {users} {for_users}." if for_users else ""
     if pool.unhealthy:
-        notes += f" {pool.unhealthy} of {pool.replicas} deployments are unhealthy."
+        verb = "is" if pool.unhealthy == 1 else "are"
+        notes += f" {pool.unhealthy} of {in_words(pool.replicas, 'deployment')} {verb} unhealthy."
     if not due:
         why = "Nothing waits." if not for_users else ""
         return ReplicasNeeded(min(for_users, REPLICAS_MAX), f"{why}{notes}".strip(), _bounded(scale))
