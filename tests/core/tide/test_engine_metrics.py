@@ -23,6 +23,25 @@ from tidegate.core.tide.engine_metrics import (
 from tidegate.simulate.engine import meters
 from tidegate.simulate.engine.board import Board
 
+# What vLLM 0.32.0 showed three seconds apart, as it served a batch of prompts with a common beginning; the lines that matter, and their neighbours.
+VLLM_PAGE = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="meta-llama/Meta-Llama-3-8B-Instruct"} %s
+vllm:num_requests_waiting{engine="0",model_name="meta-llama/Meta-Llama-3-8B-Instruct"} 0.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="meta-llama/Meta-Llama-3-8B-Instruct",reason="capacity"} 5.0
+vllm:kv_cache_usage_perc{engine="0",model_name="meta-llama/Meta-Llama-3-8B-Instruct"} %s
+vllm:prompt_tokens_total{engine="0",model_name="meta-llama/Meta-Llama-3-8B-Instruct"} %s
+vllm:prompt_tokens_created{engine="0",model_name="meta-llama/Meta-Llama-3-8B-Instruct"} 1.7949662765353932e+09
+vllm:prompt_tokens_by_source_total{engine="0",model_name="meta-llama/Meta-Llama-3-8B-Instruct",source="local_compute"} 704.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="meta-llama/Meta-Llama-3-8B-Instruct"} 47.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="meta-llama/Meta-Llama-3-8B-Instruct"} %s
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="meta-llama/Meta-Llama-3-8B-Instruct"} %s
+vllm:inter_token_latency_seconds_count{engine="0",model_name="meta-llama/Meta-Llama-3-8B-Instruct"} %s
+vllm:inter_token_latency_seconds_sum{engine="0",model_name="meta-llama/Meta-Llama-3-8B-Instruct"} %s
+"""
+VLLM_FIRST = ("14.0", "0.010744810744810707", "4544.0", "16.0", "0.9991884231567383", "4351.0", "75.53533578001952")
+VLLM_NEXT = ("31.0", "0.015628815628815684", "13344.0", "47.0", "9.918925762176514", "10134.0", "131.761001240935")
 SGLANG_PAGE = b"""\
 # HELP sglang:prompt_tokens_total Number of prefill tokens processed.
 # TYPE sglang:prompt_tokens_total counter
@@ -61,6 +80,18 @@ def test_the_simulated_engine_is_read_as_vllm(board: Board) -> None:
     assert found.ttft_ms == pytest.approx(20.0)
     assert found.between_tokens_ms == pytest.approx(10.0)
     assert found.prompt_tokens_per_s == pytest.approx(2_000.0)
+
+
+def test_what_a_real_vllm_showed() -> None:
+    model = ["meta-llama/Meta-Llama-3-8B-Instruct"]
+    first = read((VLLM_PAGE % VLLM_FIRST).encode(), VLLM, 1_000.0, model)
+    assert (first.running, first.waiting, first.prompt_tokens) == (14.0, 0.0, 4_544.0)
+    found = sample(first, read((VLLM_PAGE % VLLM_NEXT).encode(), VLLM, 4_000.0, model), known=31)
+    assert (found.running, found.waiting) == (31.0, 0.0)
+    assert found.kv_use == pytest.approx(0.0156, abs=1e-4)
+    assert found.ttft_ms == pytest.approx(287.7, abs=0.1)
+    assert found.between_tokens_ms == pytest.approx(9.72, abs=0.01)
+    assert found.prompt_tokens_per_s == pytest.approx(2_933.3, abs=0.1)
 
 
 def test_sglang_and_the_parts_of_one_engine() -> None:
