@@ -23,7 +23,7 @@ from tidegate.core.tide.engine_metrics import (
 from tidegate.simulate.engine import meters
 from tidegate.simulate.engine.board import Board
 
-# What vLLM 0.32.0 showed three seconds apart, as it served a batch of prompts with a common beginning; the lines that matter, and their neighbours.
+# What vLLM 0.32.0 showed three seconds apart while it served a batch: the lines that matter, and some of their neighbours.
 VLLM_PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
