@@ -73,10 +73,12 @@ def pytest_configure_node(node: pytest.Session) -> None:
 def pytest_collection(session: pytest.Session) -> None:
     """Let each worker import a share of the test files first: every worker needs every file, and reads what another has compiled.
 
-    So it is with the constants of the product's modules, among which Hypothesis chooses: it keeps in a file what it found in a module."""
+    So it is with the constants of the product's modules, among which Hypothesis chooses: it keeps in a file what it found in a module.
+    Nothing is collected as garbage meanwhile: what is made here stays."""
     workerinput = getattr(session.config, "workerinput", None)
     if workerinput is None:
         return
+    gc.disable()
     number, count = int(workerinput["workerid"].removeprefix("gw")), int(workerinput["workercount"])
     for path in sorted(TESTS.rglob("test_*.py"))[number::count]:
         # A file that cannot be imported fails when its turn comes.
@@ -90,6 +92,7 @@ def pytest_collection_finish() -> None:
     """Leave ten thousand tests and all they loaded out of every later collection of garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
