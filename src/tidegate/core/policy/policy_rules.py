@@ -33,19 +33,6 @@ class DenialCode(StrEnum):
 RETRYABLE = frozenset(
     {DenialCode.BUDGET_RESERVED, DenialCode.PARALLEL_EXCEEDED, DenialCode.RATE_EXCEEDED, DenialCode.KEY_UNKNOWN}
 )
-# What a front door answers an interactive call with; a batch item has only the code and the message.
-STATUSES = {
-    DenialCode.KEY_DELETED: 401,
-    DenialCode.KEY_REVOKED: 401,
-    DenialCode.KEY_EXPIRED: 401,
-    DenialCode.MODEL_NOT_ALLOWED: 403,
-    DenialCode.RESOURCE_NOT_ALLOWED: 403,
-    DenialCode.BUDGET_EXCEEDED: 429,
-    DenialCode.BUDGET_RESERVED: 429,
-    DenialCode.PARALLEL_EXCEEDED: 429,
-    DenialCode.RATE_EXCEEDED: 429,
-    DenialCode.KEY_UNKNOWN: 503,
-}
 
 
 class KeyState(msgspec.Struct, frozen=True, gc=False):
@@ -72,10 +59,6 @@ class Denied(msgspec.Struct, frozen=True, gc=False):
     @property
     def retryable(self) -> bool:
         return self.code in RETRYABLE
-
-    @property
-    def status(self) -> int:
-        return STATUSES[self.code]
 
 
 _DELETED = Denied(
