@@ -461,9 +461,13 @@ def test_why_a_model_stopped(answer: dict[str, Any], reason: str) -> None:
         (completion(content="x", finish="function_call"), "choices[0].finish_reason"),
         (completion(content="x", finish=None), "choices[0].finish_reason"),
         (completion(content=["x"]), "choices[0].message.content"),
+        ({"choices": [{"index": 0, "finish_reason": "stop"}]}, "choices[0].message"),
         (completion(content="x", audio={"id": "a"}), "choices[0].message.audio"),
+        (completion(content="x", function_call={"name": "f"}), "choices[0].message.function_call"),
         (completion(content="x", annotations=[{"type": "url_citation"}]), "choices[0].message.annotations"),
         (completion(content=None, tool_calls=[tool_call("{")]), "choices[0].message.tool_calls[0].function.arguments"),
+        (completion(content=None, tool_calls=[{"type": "custom"}]), "choices[0].message.tool_calls[0].type"),
+        (completion(content=None, tool_calls=[{"id": "t"}]), "choices[0].message.tool_calls[0].function"),
     ],
 )
 def test_an_answer_that_cannot_be_said_is_the_upstreams_fault(answer: dict[str, Any], param: str) -> None:
@@ -482,7 +486,7 @@ def test_a_message_with_every_kind_of_stop_and_content() -> None:
             {"type": "thinking", "thinking": "hm", "signature": "s"},
             {"type": "redacted_thinking", "data": "x"},
             {"type": "text", "text": "a"},
-            {"type": "text", "text": "b"},
+            {"type": "text", "text": "b", "citations": []},
         ],
         "stop_reason": "model_context_window_exceeded",
         "usage": {
@@ -507,6 +511,7 @@ def test_a_message_with_every_kind_of_stop_and_content() -> None:
         ({"stop_reason": "pause_turn"}, "stop_reason"),
         ({"type": "error"}, "type"),
         ({"content": [{"type": "server_tool_use"}]}, "content[0].type"),
+        ({"content": [{"type": "text", "text": "x", "citations": [{"url": "u"}]}]}, "content[0].citations"),
         ({"content": "x"}, "content"),
     ):
         with pytest.raises(ApiProblem) as refused:

@@ -104,14 +104,10 @@ NEW_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments"
 @pytest.mark.parametrize(
     "stream",
     [
-        [b""],
-        [chunk({"content": "half"})],
-        [chunk({"content": "half"}), b"data: [DONE]\n\n"],
         [b"data: {not json}\n\n"],
         [b"data: [1]\n\n"],
         [b"data: \xff\n\n"],
         [b"data: " + b"[" * 100_000 + b"\n\n"],
-        [chunk(finish="because")],
         [chunk(choices=[{"index": 1, "delta": {"content": "x"}}])],
         [chunk(choices=[7])],
         [chunk({"function_call": {"name": "f"}})],
@@ -127,7 +123,7 @@ NEW_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments"
 )
 def test_what_cannot_be_followed_ends_in_an_error_event(stream: list[bytes]) -> None:
     translator = StreamToAnthropic()
-    events = read_events(run(translator, stream))
+    events = read_events(run(translator, [*stream, chunk(finish="stop"), b"data: [DONE]\n\n"]))
     assert events[-1]["type"] == "error"
     assert events[-1]["error"]["message"]
     assert translator.ended
@@ -138,8 +134,20 @@ def test_what_cannot_be_followed_ends_in_an_error_event(stream: list[bytes]) -> 
     "stream",
     [
         [b""],
-        [START],
-        [START, event(type="message_stop")],
+        [chunk({"content": "half"})],
+        [chunk({"content": "half"}), b"data: [DONE]\n\n"],
+        [chunk(finish="because")],
+    ],
+)
+def test_a_stream_without_a_known_end_ends_in_an_error_event(stream: list[bytes]) -> None:
+    translator = StreamToAnthropic()
+    assert read_events(run(translator, stream))[-1]["type"] == "error"
+    assert translator.ended
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
         [START, b"data: nope\n\n"],
         [START, b"data: 1\n\n"],
         [event(type="message_start")],
@@ -151,6 +159,15 @@ def test_what_cannot_be_followed_ends_in_an_error_event(stream: list[bytes]) -> 
 )
 def test_what_cannot_be_followed_ends_in_an_error_chunk(stream: list[bytes]) -> None:
     translator = StreamToOpenai(1)
+    out = run(translator, [*stream, STOP, event(type="message_stop")])
+    assert read_events(out)[-1]["error"]["message"]
+    assert b"[DONE]" not in out
+    assert translator.ended
+
+
+@pytest.mark.parametrize("stream", [[b""], [START], [START, event(type="message_stop")]])
+def test_a_stream_without_a_known_end_ends_in_an_error_chunk(stream: list[bytes]) -> None:
+    translator = StreamToOpenai(1)
     out = run(translator, stream)
     assert read_events(out)[-1]["error"]["message"]
     assert b"[DONE]" not in out
@@ -158,18 +175,61 @@ def test_what_cannot_be_followed_ends_in_an_error_chunk(stream: list[bytes]) -> 
     assert translator.feed(STOP) == b""
 
 
-def test_the_kind_of_an_error_survives_in_both_directions() -> None:
-    out = read_events(
-        StreamToOpenai(1).feed(event(type="error", error={"type": "rate_limit_error", "message": "slow"}))
-    )
-    assert out[-1]["error"] == {
-        "message": "slow",
-        "type": "rate_limit_error",
-        "param": None,
-        "code": "rate_limit_error",
-    }
+@pytest.mark.parametrize(
+    ("kind", "there"),
+    [
+        ("invalid_request_error", "invalid_request_error"),
+        ("authentication_error", "authentication_error"),
+        ("billing_error", "invalid_request_error"),
+        ("permission_error", "permission_error"),
+        ("not_found_error", "not_found_error"),
+        ("request_too_large", "invalid_request_error"),
+        ("rate_limit_error", "rate_limit_error"),
+        ("api_error", "server_error"),
+        ("timeout_error", "server_error"),
+        ("overloaded_error", "server_error"),
+        ("a_later_kind", "server_error"),
+    ],
+)
+def test_the_kind_of_an_error_survives_in_both_directions(kind: str, there: str) -> None:
+    out = read_events(StreamToOpenai(1).feed(event(type="error", error={"type": kind, "message": "why"})))
+    assert out[-1]["error"] == {"message": "why", "type": there, "param": None, "code": kind}
     back = read_events(StreamToAnthropic().feed(f"data: {json.dumps(out[-1])}\n\n".encode()))
-    assert back[-1]["error"]["type"] == "rate_limit_error"
+    assert back[-1]["error"]["type"] == {"server_error": "api_error"}.get(there, there)
+    same = {"error": {"message": "why", "type": kind}}
+    said = read_events(StreamToAnthropic().feed(f"data: {json.dumps(same)}\n\n".encode()))
+    assert said[-1]["error"]["type"] == ("api_error" if kind == "a_later_kind" else kind)
+
+
+@pytest.mark.parametrize(
+    ("reported", "kind"),
+    [
+        ({"code": 429}, "rate_limit_error"),
+        ({"status": 529, "code": 400}, "overloaded_error"),
+        ({"code": 399, "type": "not_found_error"}, "not_found_error"),
+        ({"code": 400}, "invalid_request_error"),
+        ({"code": 599}, "api_error"),
+        ({"code": 600, "type": "not_found_error"}, "not_found_error"),
+        ({"code": True}, "api_error"),
+        ({}, "api_error"),
+    ],
+)
+def test_an_error_in_a_stream_may_say_its_status(reported: dict[str, Any], kind: str) -> None:
+    said = json.dumps({"error": {"message": "why", **reported}})
+    events = read_events(StreamToAnthropic().feed(f"data: {said}\n\n".encode()))
+    assert events[-1]["error"]["type"] == kind
+
+
+def test_an_empty_delta_opens_no_block_and_a_thought_under_two_names_is_said_once() -> None:
+    empty = {"role": "assistant", "content": "", "refusal": "", "reasoning": "", "reasoning_content": ""}
+    twice = {"reasoning": "hm", "reasoning_content": "hm"}
+    stream = [chunk(empty), chunk(twice), chunk({"content": "x"}), chunk(empty, "stop"), b"data: [DONE]\n\n"]
+    message = assemble_anthropic(run(StreamToAnthropic(), stream))
+    assert message["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "x"},
+    ]
+    assert message["stop_reason"] == "end_turn"
 
 
 @pytest.mark.parametrize("endless", [b"data: " + b"x" * 50, b"x" * 50, b"data: x\n" * 8, b"event: " + b"y" * 50])

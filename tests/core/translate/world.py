@@ -195,9 +195,10 @@ def assemble_anthropic(stream: bytes) -> dict[str, Any]:
     events = [event for event in read_events(stream) if event["type"] != "ping"]
     message: dict[str, Any] = events[0]["message"]
     assert events[0]["type"] == "message_start"
+    assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
     open_index: int | None = None
     partial = ""
-    for event in events[1:]:
+    for event in events[1:-1]:
         kind = event["type"]
         if kind == "content_block_start":
             assert open_index is None
@@ -217,11 +218,12 @@ def assemble_anthropic(stream: bytes) -> dict[str, Any]:
             if partial:
                 message["content"][-1]["input"] = json.loads(partial)
             open_index = None
-        elif kind == "message_delta":
+        else:
+            assert kind == "message_delta"
+            assert event is events[-2]
             assert open_index is None
             message |= event["delta"]
             message["usage"] |= event["usage"]
-    assert events[-1]["type"] == "message_stop"
     return message
 
 
@@ -242,12 +244,14 @@ def assemble_openai(stream: bytes) -> dict[str, Any]:
                     calls.append({"id": call["id"], "type": "function", "function": {**call["function"]}})
                 else:
                     calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+            assert choice.get("finish_reason") is None, "the reason to stop comes last"
             choice["finish_reason"] = one["finish_reason"]
             if "stop_reason" in one:
                 choice["stop_reason"] = one["stop_reason"]
     if calls:
         message["tool_calls"] = calls
     first, usage = chunks[0], chunks[-1]["usage"]
+    assert len({(one["id"], one["object"], one["created"], one["model"]) for one in chunks}) == 1
     return {
         "id": first["id"],
         "object": "chat.completion",
