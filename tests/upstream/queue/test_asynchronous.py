@@ -193,6 +193,12 @@ async def test_one_that_waits_hears_that_another_process_recorded_the_answer(pai
     first.cancel()
 
 
+async def test_of_two_requests_of_one_moment_the_earlier_one_sorts_first(pair: Pair) -> None:
+    one, _ = pair
+    tokens = [one.office.token() for _ in range(40)]
+    assert tokens == sorted(set(tokens))
+
+
 async def test_another_try_is_another_request(pair: Pair, processor: Processor) -> None:
     one, two = pair
     call = one.post()
@@ -250,6 +256,8 @@ async def test_a_cancelled_call_is_withdrawn(pair: Pair, processor: Processor) -
     await processor.until_lies()
     call.cancel()
     await processor.until_lies(0)
+    await asyncio.wait({call})
+    assert call.cancelled(), "who cancels a call sees it cancelled"
 
 
 async def test_a_call_that_was_adopted_is_not_withdrawn_by_who_left_it(pair: Pair, processor: Processor) -> None:
@@ -287,6 +295,18 @@ async def test_a_request_that_was_taken_and_not_answered_may_have_been_paid_for(
     assert isinstance(await failure(call), Ambiguous)
     token = await processor.redis.get(f"request-cancel:{request['data']['id']}")
     assert token == request["internal"]["request_token"].encode()
+
+
+async def test_a_timeout_that_is_not_the_calls_own_is_not_taken_for_it(
+    pair: Pair, processor: Processor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def put(_: object) -> None:
+        raise TimeoutError("another's")
+
+    one, _ = pair
+    monkeypatch.setattr(one.office.mailbox(processor.queue).queue, "put", put)
+    with pytest.raises(TimeoutError, match="another's"):
+        await one.post()
 
 
 async def test_an_emptied_queue_is_noticed(pair: Pair, processor: Processor) -> None:

@@ -1,0 +1,93 @@
+"""Results are acknowledged when their items are recorded: all of them, each once, and in spite of an outage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from tidegate.core.ids import item_id
+from tidegate.core.ports import RequestQueue
+from tidegate.core.queues import QueueAway
+from tidegate.upstream.queue.receipts import TOGETHER_MAX, Receipts
+
+pytestmark = pytest.mark.anyio
+
+JOB = "batch_0123456789ABCDEFabcdef"
+
+
+class NotedQueue:
+    """A queue that notes what it is told, and is away the first few times."""
+
+    def __init__(self, outages: int = 0) -> None:
+        self.outages = outages
+        self.told: list[list[str]] = []
+        self.heard = asyncio.Event()
+
+    async def acknowledge(self, ids: Sequence[str]) -> None:
+        if self.outages:
+            self.outages -= 1
+            raise QueueAway("no route", is_unsure=False)
+        self.told.append(list(ids))
+        self.heard.set()
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.upstream.queue.receipts.AGAIN_S", 0)
+
+
+def hold(receipts: Receipts, queue: NotedQueue, count: int, first: int = 0) -> list[str]:
+    """Hold one result for each of so many items, and return the ids of the results."""
+    ids = [f"r{number}" for number in range(first, first + count)]
+    for number, request_id in enumerate(ids, first):
+        receipts.hold(item_id(JOB, number), cast(RequestQueue, queue), request_id)
+    return ids
+
+
+async def end(receipts: Receipts) -> list[dict[str, Any]]:
+    with capture_logs() as logged:
+        await receipts.close()
+    return [dict(line) for line in logged]
+
+
+async def test_every_recorded_result_is_acknowledged_once_some_at_a_time() -> None:
+    queue, receipts = NotedQueue(), Receipts()
+    count = 2 * TOGETHER_MAX + 1
+    ids = hold(receipts, queue, count + 1)
+    receipts.recorded((JOB, number) for number in range(count))
+    receipts.recorded([(JOB, 0), (JOB, 10_000)])
+    assert await end(receipts) == []
+    assert [len(some) for some in queue.told] == [TOGETHER_MAX, TOGETHER_MAX, 1]
+    assert [one for some in queue.told for one in some] == ids[:count], "the last one is not recorded"
+
+
+async def test_an_outage_of_one_queue_loses_nothing_and_holds_up_no_other() -> None:
+    gone, there, receipts = NotedQueue(outages=3), NotedQueue(), Receipts()
+    late, soon = hold(receipts, gone, 2), hold(receipts, there, 2, first=2)
+    receipts.recorded((JOB, number) for number in range(4))
+    await there.heard.wait()
+    assert (there.told, gone.told) == ([soon], [])
+    assert await end(receipts) == []
+    assert gone.told == [late]
+
+
+async def test_the_oldest_result_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.upstream.queue.receipts.HELD_MAX", 3)
+    queue, receipts = NotedQueue(), Receipts()
+    ids = hold(receipts, queue, 5)
+    receipts.recorded((JOB, number) for number in range(5))
+    assert await end(receipts) == []
+    assert queue.told == [ids[2:]]
+
+
+async def test_a_queue_that_stays_away_is_said_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.upstream.queue.receipts.CLOSE_S", 0)
+    queue, receipts = NotedQueue(outages=1_000_000), Receipts()
+    hold(receipts, queue, 2)
+    receipts.recorded((JOB, number) for number in range(2))
+    [said] = await end(receipts)
+    assert (said["event"], said["count"]) == ("results_acknowledgement_failed", 2)
