@@ -76,6 +76,20 @@ async def test_a_pass_that_dies_each_time_fails_the_job_with_a_reason(world: Wor
     assert not await ingest.next(worker)
 
 
+async def test_the_crashes_of_the_oldest_job_are_forgotten_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.stages.ingest.ingest._CRASHED_MAX", 2)
+    oldest, worker = await world.job(chat_lines(1)), await world.worker(10 * HOUR_MS)
+    ingest = world.ingest(Passes(*[IngestCrashed("ended with -11")] * 1_000))
+    assert await ingest.next(worker)
+    await world.store.cancel_job(oldest.tenant_id, oldest.id)
+    others = [await world.job(chat_lines(2)), await world.job(chat_lines(3))]
+    for _ in range(CRASHES_MAX):
+        while await ingest.next(worker):
+            pass
+        world.clock.advance(64_000)
+    assert [(await world.look(one)).state for one in others] == [JobState.FAILED] * 2
+
+
 async def test_crashes_with_other_failures_between_them_are_not_the_inputs_doing(world: World) -> None:
     job, worker = await world.job(chat_lines(3)), await world.worker(10 * HOUR_MS)
     ingest = world.ingest(Passes(*[IngestCrashed("-9"), IngestFailed("disk full")] * CRASHES_MAX))

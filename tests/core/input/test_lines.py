@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.input.line_faults import BodyFault
+from tidegate.core.input.line_faults import BodyFault, LineFault
 from tidegate.core.input.lines import ENDPOINTS, MIXED, LineRules, check_line
 
 GENERATING = {
@@ -37,3 +37,17 @@ def test_a_line_that_needs_no_model_is_told_its_real_fault(endpoint: str) -> Non
     with pytest.raises(BodyFault) as refused:
         check_line(line_of("/v1/moderations", input="x", stream=5), LineRules(endpoint))
     assert refused.value.param == "body.stream"
+
+
+def test_the_first_byte_that_is_not_utf8_is_named_by_its_place() -> None:
+    with pytest.raises(LineFault, match=r"^Byte 15 of this line is not UTF-8"):
+        check_line(b'{"custom_id":"\xff"}', LineRules("/v1/chat/completions"))
+
+
+@pytest.mark.parametrize(("size", "is_cut"), [(75, False), (76, True)])
+def test_a_name_in_a_message_is_cut_when_it_is_long(size: int, is_cut: bool) -> None:
+    name = "n" * size
+    twice = f'{{"custom_id":"a","url":"/v1/chat/completions","body":{{"model":"m","{name}":1,"{name}":2}}}}'
+    with pytest.raises(LineFault) as refused:
+        check_line(twice.encode(), LineRules("/v1/chat/completions"))
+    assert ("…" in refused.value.message) is is_cut

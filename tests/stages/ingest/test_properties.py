@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tidegate.core.input import scan as scan_module
@@ -18,6 +18,7 @@ from tidegate.core.input.prefix import Bundle, order_family
 from tidegate.core.input.prefix_tree import KEY_BYTES, PrefixFamily, common_prefix, resume
 from tidegate.core.input.scan import Scan
 from tidegate.core.nouns import IngestPlan
+from tidegate.core.usage.estimate import work_units
 from tidegate.stages.ingest.ingest_file import ingest_file
 
 RULES = LineRules("/v1/chat/completions", slice_count_max=5, slice_bytes_max=700, slice_units_max=2000)
@@ -61,6 +62,19 @@ def good_lines(draw: st.DrawFn) -> list[bytes]:
     return lines
 
 
+def forked_lines() -> list[bytes]:
+    """Runs of lines whose prompts stand on two branches, and then some that leave such a branch behind its key. A line of another shape
+    ends each run: branches are made between runs."""
+    lines: list[bytes] = []
+    for run in ("pppp", "ppqqpq", "pstsq", "ptspq", "tq"):
+        for fork in [*run, ""]:
+            text = {"s": "p" * 40 + "s" * 60, "t": "p" * 90 + "t" * 30}.get(fork, fork * 100)
+            body = {"model": "m", "messages": [{"role": "user", "content": f"Begin. {text} {len(lines)}"}]}
+            line = {"custom_id": f"id-{len(lines)}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            lines.append(json.dumps(line if fork else dict(reversed(line.items()))).encode())
+    return lines
+
+
 def ingest(data: bytes, rules: LineRules) -> tuple[IngestPlan, bytes]:
     with TemporaryDirectory() as directory:
         path, work = Path(directory, "in"), Path(directory, "work")
@@ -77,6 +91,7 @@ def trailer_of(plan: IngestPlan, work: bytes) -> list[int]:
 
 @QUICK
 @given(good_lines(), st.booleans(), st.booleans())
+@example(forked_lines(), True, True)
 def test_every_line_arrives_once_and_unchanged(lines: list[bytes], prefix_order: bool, final_newline: bool) -> None:
     rules = LineRules(
         **{**{name: getattr(RULES, name) for name in LineRules.__struct_fields__}, "prefix_order": prefix_order}
@@ -113,8 +128,10 @@ def check_slices(plan: IngestPlan, work: bytes, rules: LineRules) -> None:
         assert len(lines) == one.count >= 1
         assert one.count <= rules.slice_count_max
         assert one.count == 1 or (one.work_bytes <= rules.slice_bytes_max and one.work_units <= rules.slice_units_max)
-        for line in lines:
-            assert check_line(line, rules).model == one.model
+        checked = [check_line(line, rules) for line in lines]
+        assert {line.model for line in checked} == {one.model}
+        prompt_bytes = sum(line.prompt_size + len(line.fixed) for line in checked)
+        assert one.work_units == work_units(prompt_bytes, sum(line.output_tokens for line in checked))
         number += one.count
         at += one.work_bytes
     assert (number, at) == (plan.item_count, plan.work_bytes)

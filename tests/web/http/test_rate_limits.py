@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -10,8 +11,14 @@ from tests.web.calls import create, upload
 from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetRequest, Limit, LimitBound, LimitRoom, Period, SideRoom
 from tidegate.core.budgets.deal import deal
 from tidegate.core.budgets.ledger import Ledger
+from tidegate.core.errors import StoreUnavailable
+from tidegate.core.nouns import Caller
+from tidegate.settings import Settings
 from tidegate.settings.capacity import LimitEntry, TenantEntry
+from tidegate.settings.tenants import Tenants
+from tidegate.web.context import WebContext
 from tidegate.web.http.rate_limits import limit_headers
+from tidegate.web.jobs.limit_rooms import LimitRooms
 
 BUDGET = Budget(LimitBound.KEY, "k", (Limit(Period.MINUTE, requests=10, tokens=1000),))
 
@@ -47,6 +54,17 @@ def test_a_grant_tells_what_is_left_after_it_and_when_all_of_it_is_back() -> Non
     assert tokens is not None
     assert tokens.left == 0
     assert 60_000 < tokens.resets_ms < NEVER_MS
+
+
+@pytest.mark.anyio
+async def test_a_store_that_is_away_costs_an_answer_only_these_headers() -> None:
+    async def away(*_: object) -> None:
+        raise StoreUnavailable("away")
+
+    tenants = Tenants(Settings(tenants={"ours": TenantEntry(limits=(LimitEntry(period="minute", requests=1),))}))
+    store = SimpleNamespace(tenant_name=away, budget_rooms=away)
+    rooms = LimitRooms(cast(WebContext, SimpleNamespace(store=store, tenants=lambda: tenants)))
+    assert await rooms.headers(Caller("tenant_1")) == []
 
 
 def test_calls_that_make_work_say_what_the_limits_of_their_caller_have_left(start_web: Any) -> None:
