@@ -6,20 +6,20 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import pytest
 
-from tests.support.azure import AzureServer
-from tests.support.s3 import S3Server
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import S3Settings
 from tidegate.core import ids
 from tidegate.core.ports import Blobs, LogIds
 
-# Azure's server comes from npm and takes a while to start.
-PLACES = ("local", "s3", pytest.param("az", marks=pytest.mark.soak))
+if TYPE_CHECKING:
+    # The processes that write blobs need none of what starts servers, nor pytest: loading that took most of their time.
+    from tests.support.azure import AzureServer
+    from tests.support.s3 import S3Server
 
 
 @dataclass(frozen=True)
