@@ -170,7 +170,9 @@ async def test_sealed_spool_files_go_and_unsealed_ones_stay(patient: S3Blobs, tm
     await log.close()
     assert spooled(tmp_path) == [taken[3]]
     assert await patient.list_ids("", 10) == sorted(taken)
+    assert [await patient.holds_end(blob_id) for blob_id in taken] == [False, False, False, True]
     assert await patient.recover(taken[3]) == 9
+    assert not await patient.holds_end(taken[3])
     assert spooled(tmp_path) == []
     assert await patient.read(taken[3], 0, 9) == b"unsealed\n"
 
@@ -238,6 +240,13 @@ async def test_a_truncated_answer_is_never_taken_for_the_whole(
     assert os.listdir(tmp_path) == ["spool"]
     proxy.heal()
     assert await patient.read(blob_id, 0, len(data)) == data
+
+
+async def test_a_copy_that_cannot_be_written_is_tried_again_later(patient: S3Blobs, tmp_path: Path) -> None:
+    blob_id = await put(patient, b"0123456789")
+    with pytest.raises(BlobUnavailable, match=f"copying blob {blob_id}"):
+        await patient.local_path(blob_id, tmp_path / "nowhere")
+    assert (await patient.local_path(blob_id, tmp_path)).read_bytes() == b"0123456789"
 
 
 async def test_an_object_that_shrank_or_went_is_missing(patient: S3Blobs, direct: S3Store) -> None:
