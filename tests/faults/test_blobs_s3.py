@@ -181,6 +181,18 @@ def spooled(tmp_path: Path) -> list[str]:
     return sorted(os.listdir(tmp_path / "spool"))
 
 
+async def test_a_log_whose_object_another_process_wrote_is_void(patient: S3Blobs, direct: S3Store) -> None:
+    taken, next_blob_id = fresh_ids()
+    log = await patient.open_log(next_blob_id)
+    await log.append(b"mine\n")
+    obstore.put(direct, taken[0], b"mine\nand another's\n")
+    with pytest.raises(BlobVoid, match="someone else"):
+        await log.seal()
+    with pytest.raises(BlobVoid):
+        await log.append(b"more\n")
+    await log.close()
+
+
 async def test_listing_never_lets_a_spool_file_overtake_objects(patient: S3Blobs) -> None:
     objects = [await put(patient, b"x") for _ in range(7)]
     taken, next_blob_id = fresh_ids()
