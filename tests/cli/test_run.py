@@ -270,7 +270,7 @@ def test_waiting_for_a_model_server_says_what_it_waits_for(desk: Desk, tmp_path:
     desk.write_requests(4)
     port = free_port()
     proc = desk.start("run", "requests.jsonl", "--upstream", f"http://127.0.0.1:{port}/v1", "-o", "r.jsonl", "--wait")
-    proc.wait_for_line(f"waiting: http://127.0.0.1:{port}/v1: ")
+    proc.wait_for_line(f"waiting: the call never started: no connection to 127.0.0.1:{port} ")
     Engine(desk.processes, tmp_path / "late", port=port)
     assert proc.wait(60) == 0, proc.logs()
     assert len(desk.results("r.jsonl")) == 4

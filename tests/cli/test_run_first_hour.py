@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -282,3 +283,47 @@ def test_a_dry_run_says_what_a_run_would_take_and_sends_nothing(desk: Desk) -> N
     assert bad.wait() == 2
     assert "line 2: " in bad.stderr()
     assert desk.done("batches", "list").stdout().count("batch_") == 0, "nothing is kept"
+
+
+class Crashing(BaseHTTPRequestHandler):
+    """A model server that breaks off the first calls when all of them are there, as one that is killed, and then serves."""
+
+    first_calls = 8
+    all_there = threading.Barrier(first_calls)
+    numbers = itertools.count()
+
+    def do_GET(self) -> None:
+        self._answer({"object": "list", "data": [{"id": "m"}]})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        if next(self.numbers) < self.first_calls:
+            self.all_there.wait(60)
+            self.close_connection = True
+            return
+        message = {"role": "assistant", "content": "here again"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        self._answer({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+
+    def _answer(self, body: dict[str, Any]) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing on the terminal of the tests."""
+
+
+def test_a_server_that_was_restarted_gets_at_once_all_that_it_failed(desk: Desk) -> None:
+    """Three in a minute went to a server that had nothing else to do: the last lines of a small file are all retries."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Crashing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    desk.write_requests(Crashing.first_calls)
+    upstream = f"http://127.0.0.1:{server.server_port}/v1"
+    desk.done("run", "requests.jsonl", "--upstream", upstream, "-o", "r.jsonl")
+    server.shutdown()
+    assert len(desk.results("r.jsonl")) == Crashing.first_calls
+    assert next(Crashing.numbers) == 2 * Crashing.first_calls

@@ -32,6 +32,7 @@ from tidegate.core.job_controls import Canary, JobControls, MaxErrors
 from tidegate.core.states import JOB_ENDED
 from tidegate.core.usage.prices import nano_of
 from tidegate.settings import Settings, openai_names
+from tidegate.settings.groups import Retry
 
 OPENAI_URL = "https://api.openai.com/"
 ERRORS_AFTER = 100
@@ -65,7 +66,7 @@ class Order(msgspec.Struct, frozen=True):
 def perform(order: Order, settings: Settings) -> int:
     """Run what was asked for, and return the exit code."""
     require_upstream(settings)
-    settings = _without_public_limits(settings)
+    settings = _for_ones_own_file(settings)
     _check_together(order)
     try:
         with ExitStack() as passing:
@@ -248,10 +249,15 @@ def named_upstream(upstream: str | None, api_key: str | None) -> tuple[str | Non
     return named, api_key
 
 
-def _without_public_limits(settings: Settings) -> Settings:
-    """Lift the limits of a public API: they are no concern of one's own file."""
+def _for_ones_own_file(settings: Settings) -> Settings:
+    """Lift the limits of a public API, which are no concern of one's own file. And let a server that was restarted get at once what it
+    failed, unless the settings say how many retries it may get: behind one file there is no crowd that would ask again."""
     raised = {name: max(getattr(settings.limits, name), most) for name, most in OWN_LIMITS.items()}
-    return msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, **raised))
+    retry = settings.retry
+    if retry.budget_min == Retry().budget_min:
+        retry = msgspec.structs.replace(retry, budget_min=max(retry.budget_min, settings.worker.in_flight_max))
+    limits = msgspec.structs.replace(settings.limits, **raised)
+    return msgspec.structs.replace(settings, limits=limits, retry=retry)
 
 
 def answer_terms(schema: str | None) -> AnswerTerms | None:

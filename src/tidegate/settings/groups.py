@@ -380,11 +380,16 @@ class Retry(Group, frozen=True):
         _num(
             0,
             1,
-            "Most retries on the deployment that failed, in flight or failed again, as a share of its first attempts in the last 60 s.",
+            "Most retries on the deployment that failed, as a share of its first attempts in the last 60 s; further retries wait.",
         ),
     ] = 0.1
     budget_min: Annotated[
-        int, _int(0, 1_000_000, "Retries that a deployment gets in any 60 s beside that share, per process.")
+        int,
+        _int(
+            0,
+            1_000_000,
+            "Retries that a deployment gets in any 60 s beside that share, per process; `run`: as many as `worker.in_flight_max`.",
+        ),
     ] = 3
 
     def policy(self) -> RetryPolicy:

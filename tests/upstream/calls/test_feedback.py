@@ -121,18 +121,18 @@ async def test_others_hear_of_longer_rests_and_of_failures_that_are_about_the_se
         assert one.pressed == []
         for error in (Unavailable("away"), Ambiguous("lost"), BrokenAnswer("no JSON"), KeyRejected("no", status=401)):
             one.learn(error)
-        one.feedback.answered(one.state, (0, False))
+        one.feedback.answered(one.state)
         assert one.pressed == ["failed"] * 4 + ["answered"]
 
 
 async def test_a_circuit_that_opens_or_closes_is_said_once() -> None:
     async with school() as one:
         with capture_logs() as logged:
-            one.feedback.answered(one.state, (0, False))
+            one.feedback.answered(one.state)
             for _ in range(9):
                 one.learn(Ambiguous("lost"))
             for _ in range(2):
-                one.feedback.answered(one.state, (0, False))
+                one.feedback.answered(one.state)
             for _ in range(2):
                 one.learn(KeyRejected("no", status=401))
         assert [line["event"] for line in logged] == [
@@ -148,7 +148,7 @@ async def test_a_403_while_others_pass_is_the_requests_own_and_a_key_is_hidden()
         quoted = KeyRejected("no", status=403, body=f"bad key {key}".encode())
         assert one.learn(quoted, call) is quoted
         assert quoted.body == b"bad key ***"
-        one.feedback.answered(one.state, (0, False))
+        one.feedback.answered(one.state)
         for status, kind in ((401, KeyRejected), (403, Refused)):
             learned = one.learn(KeyRejected("no", status=status), call)
             assert (type(learned), learned.status) == (kind, status)

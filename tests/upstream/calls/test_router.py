@@ -388,25 +388,6 @@ async def test_retries_are_held_to_their_budget_and_put_off_rather_than_failed(w
     assert len(server.posts) == 26
 
 
-async def test_a_server_that_came_back_gets_all_that_it_failed_one_answer_after_the_other(world: World) -> None:
-    """A small file had nothing but retries left: they came three in a minute, beside an idle server."""
-    is_back = False
-
-    async def crashed(request: Request, peer: Peer) -> None:
-        await peer.answer(200, CHAT) if is_back else await peer.answer(500, b"{}")
-
-    async with RawServer(crashed) as server, world.router(deployment(server.url)) as router:
-        for _ in range(3):
-            assert (await failure(router, world, attempt_count=1)).code == "upstream_ambiguous"
-        held = await failure(router, world, attempt_count=1)
-        assert held.code == "retry_budget_spent", "retries that fail stay within the budget"
-        is_back = True
-        world.clock.advance(62_000)
-        for _ in range(40):
-            await router.send(world.call(attempt_count=1))
-    assert len(server.posts) == 3 + 40
-
-
 async def test_a_throttled_retry_spends_no_budget(world: World) -> None:
     async with RawServer(always(429, Retry_After="1")) as server, world.router(deployment(server.url)) as router:
         for _ in range(10):

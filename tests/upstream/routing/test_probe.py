@@ -67,8 +67,8 @@ async def test_a_server_that_answers_anything_but_an_error_of_its_own_is_there(s
         (Throttled("too many", code="rate_limited"), "upstream_unavailable"),
     ],
 )
-async def test_a_server_that_is_away_is_named_with_the_reason(answer: int | Exception, code: str) -> None:
-    with pytest.raises(Unavailable, match="one is still away") as caught:
+async def test_a_server_that_is_away_is_told_with_the_reason(answer: int | Exception, code: str) -> None:
+    with pytest.raises(Unavailable) as caught:
         await probe(state_of(Control(answer)))
     assert caught.value.code == code
     assert str(answer) in caught.value.message

@@ -130,7 +130,7 @@ class Admissions:
             # It still counts as in flight.
             learned = self._feedback.failed(state, admission.call, error, admission.attempt)
         elif answer_tokens is not None:
-            self._feedback.answered(state, admission.attempt)
+            self._feedback.answered(state)
         if traffic is not None and not traffic.flex_wait_s:
             if admission.timer is not None:
                 admission.timer.cancel()

@@ -51,8 +51,7 @@ class Feedback:
         self._rests = rests
         self._backpressure = backpressure
 
-    def answered(self, state: DeploymentState, attempt: Attempt) -> None:
-        state.budget.answered(attempt, self._clock.monotonic_ms())
+    def answered(self, state: DeploymentState) -> None:
         if state.succeeded():
             log.info("upstream_recovered", deployment=state.deployment.name)
         self._backpressure.answered(state)

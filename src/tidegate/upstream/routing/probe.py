@@ -101,7 +101,7 @@ async def probe(state: DeploymentState) -> None:
         if reply.status < 500:
             return
         why, code = f"GET /models was answered with status {reply.status}", FAILING
-    raise Unavailable(f"{why}; {state.deployment.name} is still away", code=code)
+    raise Unavailable(why, code=code)
 
 
 class SideProbes:

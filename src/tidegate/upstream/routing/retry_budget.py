@@ -1,9 +1,8 @@
 """How many retries a deployment allows: a share of its first attempts over the last minute, and a few in any case.
 
-A failing server is not helped by everyone asking again. A retry is charged while it is in flight and when it fails; one that was answered
-is charged no longer, so a server that came back soon gets all that it failed before. Only a call that this same deployment failed before
-is a retry here: one that comes from another deployment is a first attempt. A retry without budget is not failed, only put off. Time is an
-argument; the window moves in whole seconds, rounded so that it never allows more than the exact one would.
+A failing server is not helped by everyone asking again. Only a call that this same deployment failed before is a retry here: one that
+comes from another deployment is a first attempt. A retry without budget is not failed, only put off. Time is an argument; the window
+moves in whole seconds, rounded so that it never allows more than the exact one would.
 """
 
 import msgspec
@@ -72,14 +71,6 @@ class RetryBudget:
         elif not is_retry and self._firsts[bucket]:
             self._firsts[bucket] -= 1
             self._first_sum -= 1
-
-    def answered(self, attempt: Attempt, now_ms: float) -> None:
-        """That call was answered: a retry presses no failing server, and makes room for the next one."""
-        if attempt[1]:
-            second = int(now_ms // 1000)
-            if second != self._second:
-                self._move_to(second)
-            self.undo(attempt)
 
     def _move_to(self, second: int) -> None:
         for passed in range(self._second + 1, min(second, self._second + self._length) + 1):
