@@ -1,0 +1,77 @@
+"""A worker that is told to leave: calls get their grace, answers are committed, and nothing of it is left for others to clear up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.worker.workshop import BODY, Script, until, working
+from tests.worker.world import World, chat_lines
+from tidegate.core.nouns import Answer, Call, Usage
+
+pytestmark = pytest.mark.anyio
+
+
+async def _is(truth: bool) -> bool:
+    return truth
+
+
+async def test_calls_that_outlast_the_grace_are_cut_off_and_run_again_by_another_worker(live: World) -> None:
+    script, cut_off = Script(live, "m"), list[int]()
+
+    async def answers(call: Call) -> Answer:
+        if call.number < 2:
+            return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cut_off.append(call.number)
+            raise
+        raise AssertionError("it waits for ever")
+
+    script.answers = answers
+    job = await live.started(chat_lines(4))
+    async with working(live, script, grace_ms=50):
+        await until(lambda: _is(len(script.calls) == 4), "four calls")
+    assert sorted(cut_off) == [2, 3]
+    assert (await live.look(job)).answered_count == 2
+    patient = Script(live, "m")
+    async with working(live, patient):
+        await until(lambda: _is(len(patient.calls) == 2), "the rest")
+    assert sorted(call.number for call in patient.calls) == [2, 3]
+    assert (await live.look(job)).answered_count == 4
+
+
+async def test_it_does_not_leave_before_its_last_answers_are_committed(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, gate, asked = Script(live, "m"), asyncio.Event(), asyncio.Event()
+    record_outcomes = live.store.record_outcomes
+
+    async def slow(*what: Any) -> Any:
+        asked.set()
+        await gate.wait()
+        return await record_outcomes(*what)
+
+    monkeypatch.setattr(live.store, "record_outcomes", slow)
+    job = await live.started(chat_lines(4))
+    async with working(live, script) as bench:
+        await until(lambda: _is(asked.is_set() and len(script.calls) == 4), "four answers")
+        leaving = asyncio.create_task(bench.leave())
+        left, _ = await asyncio.wait([leaving], timeout=0.2)
+        assert not left
+        assert not bench.me.has_left
+        gate.set()
+        await leaving
+    assert (await live.look(job)).answered_count == 4
+
+
+async def test_it_leaves_no_log_that_counts_as_being_written(live: World) -> None:
+    script = Script(live, "m")
+    await live.started(chat_lines(4))
+    async with working(live, script) as bench:
+        await until(lambda: _is(len(script.calls) == 4), "four calls")
+    kinds = "select kind from blobs where worker_id = ? and state = 'writing'"
+    assert await live.rows(kinds, bench.me.id) == []
