@@ -60,11 +60,11 @@ async def test_it_does_not_leave_before_its_last_answers_are_committed(
     async with working(live, script) as bench:
         await until(lambda: _is(asked.is_set() and len(script.calls) == 4), "four answers")
         leaving = asyncio.create_task(bench.leave())
-        left, _ = await asyncio.wait([leaving], timeout=0.2)
-        assert not left
-        assert not bench.me.has_left
+        await asyncio.wait([leaving], timeout=0.2)
+        had_left = bench.me.has_left
         gate.set()
         await leaving
+    assert not had_left
     assert (await live.look(job)).answered_count == 4
 
 
