@@ -150,9 +150,9 @@ async def test_a_job_that_an_operator_gave_up_lacks_lines_and_breaks_no_promise(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
 ) -> None:
     monkeypatch.setattr(failpoints, "ARMED", {})
-    failpoints.arm("publish_rest_durable=sleep:3600")
     world = World(tmp_path / "data", engine.calls_log)
-    chosen = settings(tmp_path / "data", engine, **{"worker.cancel_grace_ms": 0})
+    stands_still = {"worker.cancel_grace_ms": 0, "failpoints": "publish_rest_durable=sleep:3600"}
+    chosen = settings(tmp_path / "data", engine, **stands_still)
     async with service.working(chosen) as working, working.running():
         store, tenant_id = working.parts.store, working.parts.tenant_id
         lines = [line(f"s{n}", "hang" if n % 2 else "") for n in range(12)]

@@ -71,13 +71,20 @@ class Round:
     def refused_share(self) -> float:
         return self.refusals / max(1, self.calls + self.refusals)
 
-    def see(self, now_ms: float, in_flight: int) -> None:
+    def see(self, now_ms: float, in_flight: int, ended: Sequence[Ended]) -> None:
+        """Count what was in flight since the last look: as many as now, or as then where so many came and went meanwhile. What was in
+        flight then alone says nothing of a step that was taken just afterwards."""
         if not self._now_in_flight and not self.calls:
             # Nothing ran yet: the round begins now.
             self._begin(now_ms)
-        # A quick upstream ends a whole round between two looks: right after a step what is in flight now says more than what was before.
-        self._flown_ms += in_flight * max(0.0, now_ms - self._seen_ms)
-        self._seen_ms, self._now_in_flight = max(now_ms, self._seen_ms), in_flight
+        if (elapsed_ms := now_ms - self._seen_ms) > 0.0:
+            flown_ms = in_flight * elapsed_ms
+            if in_flight < self._now_in_flight:
+                ended_ms = sum([min(call.latency_ms, elapsed_ms) for call in ended])
+                flown_ms = max(flown_ms, min(ended_ms, self._now_in_flight * elapsed_ms))
+            self._flown_ms += flown_ms
+            self._seen_ms = now_ms
+        self._now_in_flight = in_flight
         self._highest = max(self._highest, in_flight)
 
     def add(self, call: Ended, now_ms: float) -> None:
@@ -90,10 +97,11 @@ class Round:
                 self._begin(now_ms)
             return
         self.calls += 1
-        self._ended_ms += max(0.001, call.latency_ms)
+        latency_ms, kind = max(0.001, call.latency_ms), call.kind
+        self._ended_ms += latency_ms
         tokens = CALL_TOKENS + call.prompt_tokens / PROMPT_TOKENS_PER_TOKEN + call.answer_tokens
-        self._ms[call.kind] = self._ms.get(call.kind, 0.0) + max(0.001, call.latency_ms)
-        self._tokens[call.kind] = self._tokens.get(call.kind, 0.0) + tokens
+        self._ms[kind] = self._ms.get(kind, 0.0) + latency_ms
+        self._tokens[kind] = self._tokens.get(kind, 0.0) + tokens
 
     def paces(self) -> dict[Kind, float]:
         """Milliseconds per token, by kind."""
@@ -142,7 +150,7 @@ class Learner:
         if current is None:
             # Calls that ended by now may have begun at any time before.
             current = self._round = Round(now_ms, in_flight)
-        current.see(now_ms, in_flight)
+        current.see(now_ms, in_flight, ended)
         current.refusals += refusals
         if self._by_pace:
             for call in ended:
@@ -218,11 +226,11 @@ class Learner:
     def _judge(self, trial: float, current: Round) -> None:
         """A round under another limit: it stays when it gets more work done, or the same with fewer calls."""
         is_up = trial > self._limit
-        if is_up and current.in_flight - self._in_flight < USED_STEP_SHARE_MIN * (trial - self._limit):
-            return
         speedup = current.speedup(self._paces)
         if speedup is None:
             self._begin_again()
+            return
+        if is_up and current.in_flight - self._in_flight < USED_STEP_SHARE_MIN * (round(trial) - round(self._limit)):
             return
         more = current.in_flight / self._in_flight
         is_good = speedup * more >= (1.0 + GAIN_SHARE_MIN * (more - 1.0) if is_up else 1.0)
