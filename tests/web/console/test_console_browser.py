@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from tidegate.store.audit import AuditNote
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-# Where a reviewer finds a picture of each page after a run with CONSOLE_PICTURES=1. No test looks at one.
+# Where a reviewer finds a picture of each page after a run.
 PICTURES = Path(__file__).parents[3] / "build" / "console"
 AXE = PICTURES.parent / "axe"
 AXE_VERSION = "4.14.0"
@@ -97,8 +96,6 @@ class Visit:
         sync_api.expect(self.page.get_by_role("heading", name="Overview")).to_be_visible()
 
     def keep(self, name: str) -> None:
-        if not os.environ.get("CONSOLE_PICTURES"):
-            return
         PICTURES.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=str(PICTURES / f"{name}.png"), full_page=True)
 
