@@ -188,6 +188,9 @@ def test_workers_that_are_broken_or_gone() -> None:
     found = reasons.causes(job_running(), inputs(workers=(ended,), workers_alive=0))
     assert "No worker is alive" in found[0]
     assert "node-b and was alive 12s ago" in found[0]
+    started_later = ReportedWorker("node-c", False, 40_000, WorkerReport())
+    found_last = reasons.causes(job_running(), inputs(workers=(started_later, ended), workers_alive=0))
+    assert "node-b and was alive 12s ago" in found_last[0], "not the one that started last"
     assert found[1] == "The worker on node-b ended 12s ago: ends after an internal error: KeyError in leasing."
     assert reasons.causes(job_running(), inputs(workers=(ended,))) == [], "another one runs"
     many = tuple(replace(broken, host=f"n{number}") for number in range(9))

@@ -224,7 +224,7 @@ def _no_worker(inputs: ExplainInputs, *, for_owner: bool) -> str:
         return "No worker is alive, so nothing runs until the operator starts one."
     text = "No worker is alive, so nothing runs: start one with `tidegate serve` or `tidegate worker`."
     if inputs.workers:
-        last = inputs.workers[0]
+        last = min(inputs.workers, key=lambda one: one.silent_ms)
         text += f" The last one ran on {last.host} and was alive {spoken(last.silent_ms)} ago."
     return text
 
