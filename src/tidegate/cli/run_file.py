@@ -251,7 +251,7 @@ def named_upstream(upstream: str | None, api_key: str | None) -> tuple[str | Non
 
 def _for_ones_own_file(settings: Settings) -> Settings:
     """Lift the limits of a public API, which are no concern of one's own file. And let a server that was restarted get at once what it
-    failed, unless the settings say how many retries it may get: behind one file there is no crowd that would ask again."""
+    failed, unless the settings name another number of retries: behind one file there is no crowd that would ask again."""
     raised = {name: max(getattr(settings.limits, name), most) for name, most in OWN_LIMITS.items()}
     retry = settings.retry
     if retry.budget_min == Retry().budget_min:
