@@ -81,7 +81,9 @@ class Split:
 def site(processes: Processes, tmp_path: Path, postgres_url: str) -> Iterator[Site]:
     engine = Engine(processes, tmp_path / "engine", mode="modelled")
     config = tmp_path / "tidegate.yaml"
-    place = {"url": engine.url, "engine": "vllm", "max_in_flight": 8}
+    # The engine shows nothing of itself: only another process can tell of a user.
+    hidden = f"http://127.0.0.1:{free_port()}/metrics"
+    place = {"url": engine.url, "engine": "vllm", "max_in_flight": 8, "metrics_url": hidden}
     config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
     env = {"TIDEGATE_STORE_URL": postgres_url, "TIDEGATE_CONFIG": str(config)}
     yield Site("cluster", processes, tmp_path, engine, env)
