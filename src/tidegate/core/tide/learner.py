@@ -72,8 +72,8 @@ class Round:
         return self.refusals / max(1, self.calls + self.refusals)
 
     def see(self, now_ms: float, in_flight: int, ended: Sequence[Ended]) -> None:
-        """Count what was in flight since the last look: as many as now, or as then where so many came and went meanwhile. What was in
-        flight then alone says nothing of a step that was taken just afterwards."""
+        """Count what was in flight since the last look. As many as now, because the last look may have been just before a step; more, up
+        to what it saw, where calls that ended meanwhile kept more of them busy."""
         if not self._now_in_flight and not self.calls:
             # Nothing ran yet: the round begins now.
             self._begin(now_ms)
