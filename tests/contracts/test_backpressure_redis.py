@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.support.processes import free_port, wait_until_async
 from tests.upstream.raw_server import RawServer
-from tests.upstream.world import World
+from tests.upstream.world import RouterWorld
 from tidegate.backends.shared_redis import RedisShared
 from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.core.deployments import Deployment, HttpLimits
@@ -33,7 +33,7 @@ def router(place: Deployment, shared: RedisShared) -> Router:
 
 
 async def shut(sick: Router) -> None:
-    world = World()
+    world = RouterWorld()
     while sick.status()[0].state != "open":
         world.clock.monotonic = SystemClock().monotonic_ms()
         with pytest.raises(UpstreamError):

@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 from tests.upstream.raw_server import RawServer
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate import tracing
 from tidegate.core.deployments import Hints
 from tidegate.core.nouns import Answer, Call, Usage
@@ -99,7 +99,7 @@ async def test_calls_are_sampled_one_by_one(monkeypatch: pytest.MonkeyPatch, rat
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", NOWHERE)
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", rate)
-    spans, call, headers = Spans("0"), World().call(), []
+    spans, call, headers = Spans("0"), RouterWorld().call(), []
 
     async def send(call: Call) -> Answer:
         headers.append(call.trace_header)
@@ -117,7 +117,7 @@ async def test_calls_are_sampled_one_by_one(monkeypatch: pytest.MonkeyPatch, rat
 @pytest.mark.parametrize("hints", [Hints(), Hints(fairness_header="x-owner")])
 async def test_the_trace_of_a_call_goes_on_in_the_model_server(hints: Hints) -> None:
     """On both ways of an item: the plain one, and the one of calls that need more than their body."""
-    world, line = World(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    world, line = RouterWorld(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with RawServer() as server, world.router(deployment(server.url, hints=hints)) as router:
         await router.send(world.call(trace_header=f"traceparent: {line}\r\n".encode()))
         await router.send(world.call())
@@ -131,7 +131,7 @@ async def test_few_spans_are_kept_for_a_collector_that_takes_none(monkeypatch: p
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "64")
         monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "16")
-        spans, call, before = Spans("0"), World().call(), _spans_alive()
+        spans, call, before = Spans("0"), RouterWorld().call(), _spans_alive()
 
         async def send(call: Call) -> Answer:
             return Answer(200, b"{}", Usage(), "d")

@@ -13,6 +13,10 @@ PERIOD_MS = {Period.MINUTE: 60_000, Period.HOUR: 3_600_000}
 LASTS_MS = 250
 
 
+def minute(requests: int | None = None, tokens: int | None = None, *, enabled: bool = True) -> Limit:
+    return Limit(Period.MINUTE, requests, tokens, enabled)
+
+
 @dataclass
 class Taken:
     at_ms: float

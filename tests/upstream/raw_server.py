@@ -128,6 +128,15 @@ async def _answer(request: Request, peer: Peer) -> None:
         await peer.answer()
 
 
+def answers_with(status: int, body: bytes = b"{}", **headers: str) -> Script:
+    """Answer every request alike, probes too."""
+
+    async def script(request: Request, peer: Peer) -> None:
+        await peer.answer(status, body, **headers)
+
+    return script
+
+
 async def eventually(condition: Callable[[], Any], what: str, within_s: float = 10.0) -> None:
     """Poll until the condition holds; fail with what was waited for."""
     async with asyncio.timeout(within_s):

@@ -1,9 +1,15 @@
-"""A clock that a test moves by hand, dice that always fall the same way, and short ways to build what tests need."""
+"""The world of tests of the road to a model server.
+
+Real: the router with all that is below it, HTTP, and the sockets to servers whose answers a test scripts (`raw_server`).
+Not real: the clock, which stands still until a test moves it, and chance, which always gives the middle of a range. There is no store;
+limits, where a test gives some, are in memory (`limits`).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from yarl import URL
@@ -11,7 +17,8 @@ from yarl import URL
 from tests.support.ports import FairDice, HandClock
 from tests.upstream.raw_server import RawServer
 from tidegate.core.deployments import Deployment, HttpLimits, Resource, Secret
-from tidegate.core.nouns import Call
+from tidegate.core.errors import UpstreamError
+from tidegate.core.nouns import Answer, Call
 from tidegate.upstream.calls.router import Router, open_router
 from tidegate.upstream.http.transport import AiohttpClient, AiohttpTransport
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
@@ -20,7 +27,9 @@ from tidegate.upstream.routing.slots import Capacity
 CHAT_ENDPOINT = "/v1/chat/completions"
 
 
-class World:
+class RouterWorld:
+    """Opens routers under one clock, and makes the calls that they are given."""
+
     def __init__(self) -> None:
         self.clock = HandClock()
         self.numbers = 0
@@ -76,6 +85,13 @@ async def line_to(
         yield transport, transport.line(place), URL(place.url_of(CHAT_ENDPOINT))
     finally:
         await transport.close()
+
+
+async def together(router: Router, calls: Sequence[Call]) -> list[Answer | UpstreamError]:
+    """Send all at once; what each got."""
+    found = await asyncio.gather(*[router.send(call) for call in calls], return_exceptions=True)
+    assert all(isinstance(one, Answer | UpstreamError) for one in found), found
+    return found  # type: ignore[return-value]
 
 
 def deployment(url: str, name: str = "one", **more: Any) -> Deployment:

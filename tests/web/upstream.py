@@ -8,7 +8,7 @@ import ssl
 import threading
 from typing import Any
 
-from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script
+from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, answers_with
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM_END = b"0\r\n\r\n"
@@ -53,10 +53,7 @@ def streams(*pieces: bytes) -> Script:
 
 
 def answers(body: bytes = CHAT, status: int = 200, **headers: str) -> Script:
-    async def script(request: Request, peer: Peer) -> None:
-        await peer.answer(status, body, **headers)
-
-    return script
+    return answers_with(status, body, **headers)
 
 
 class Upstream:

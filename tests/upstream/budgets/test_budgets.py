@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.upstream.limits import MemoryLimits
-from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
-from tests.upstream.world import World, deployment
+from tests.upstream.limits import MemoryLimits, minute
+from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, answers_with, eventually
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Deployment, Estimate, HttpLimits, Resource
 from tidegate.core.errors import Ambiguous, Refused, Throttled, Unavailable, Withheld
@@ -27,29 +27,8 @@ AT_ONCE = DeploymentPolicy(patience_ms=0)
 ANSWER = b'{"choices":[{}],"usage":{"prompt_tokens":30,"completion_tokens":12}}'
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def limits(world: World) -> MemoryLimits:
-    return MemoryLimits(world.clock)
-
-
-def minute(requests: int | None = None, tokens: int | None = None, *, enabled: bool = True) -> Limit:
-    return Limit(Period.MINUTE, requests, tokens, enabled)
-
-
 def budget(bound: LimitBound, name: str, *limits: Limit) -> Budget:
     return Budget(bound, name, limits)
-
-
-def always(status: int, body: bytes = ANSWER, **headers: str) -> Script:
-    async def script(request: Request, peer: Peer) -> None:
-        await peer.answer(status, body, **headers)
-
-    return script
 
 
 async def send_all(router: Router, calls: Iterable[Call]) -> tuple[int, list[Withheld]]:
@@ -61,7 +40,7 @@ async def send_all(router: Router, calls: Iterable[Call]) -> tuple[int, list[Wit
     return len(ends) - len(withheld), withheld
 
 
-async def test_nine_then_thirty_under_ten_a_minute_are_ten(world: World, limits: MemoryLimits) -> None:
+async def test_nine_then_thirty_under_ten_a_minute_are_ten(world: RouterWorld, limits: MemoryLimits) -> None:
     """VM-X sent 23 of them in that minute."""
     async with RawServer() as server:
         place = deployment(server.url, limits=(minute(10),))
@@ -82,7 +61,9 @@ async def test_nine_then_thirty_under_ten_a_minute_are_ten(world: World, limits:
     assert len(server.posts) == 19
 
 
-async def test_a_spent_budget_is_not_asked_again_before_the_moment_it_named(world: World, limits: MemoryLimits) -> None:
+async def test_a_spent_budget_is_not_asked_again_before_the_moment_it_named(
+    world: RouterWorld, limits: MemoryLimits
+) -> None:
     async with RawServer() as server:
         place = deployment(server.url, limits=(minute(1),))
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
@@ -99,7 +80,7 @@ async def test_a_spent_budget_is_not_asked_again_before_the_moment_it_named(worl
     assert len(server.posts) == 2
 
 
-async def test_one_question_for_all_calls_that_wait(world: World, limits: MemoryLimits) -> None:
+async def test_one_question_for_all_calls_that_wait(world: RouterWorld, limits: MemoryLimits) -> None:
     async with RawServer() as server:
         place = deployment(server.url, limits=(minute(1_000),))
         async with world.router(place, capacity=Capacity(limits)) as router:
@@ -108,7 +89,7 @@ async def test_one_question_for_all_calls_that_wait(world: World, limits: Memory
     assert [(len(asks), asks[0].requests) for asks in limits.questions] == [(1, 60)]
 
 
-async def test_a_jobs_budget_is_enforced_without_any_other(world: World, limits: MemoryLimits) -> None:
+async def test_a_jobs_budget_is_enforced_without_any_other(world: RouterWorld, limits: MemoryLimits) -> None:
     """VM-X sent 40 in four seconds under a batch's 10 a minute, because no connection had a limit."""
     own = budget(LimitBound.JOB, "batch_1", minute(10))
     async with RawServer() as server:
@@ -123,7 +104,7 @@ async def test_a_jobs_budget_is_enforced_without_any_other(world: World, limits:
     assert len(server.posts) == 30
 
 
-async def test_a_job_can_only_tighten(world: World, limits: MemoryLimits) -> None:
+async def test_a_job_can_only_tighten(world: RouterWorld, limits: MemoryLimits) -> None:
     async with RawServer() as server:
         place = deployment(server.url, limits=(minute(5),))
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
@@ -131,7 +112,7 @@ async def test_a_job_can_only_tighten(world: World, limits: MemoryLimits) -> Non
             assert (await send_all(router, [world.call(budgets=(wide,)) for _ in range(20)]))[0] == 5
 
 
-async def test_every_level_binds_and_what_is_switched_off_does_not(world: World, limits: MemoryLimits) -> None:
+async def test_every_level_binds_and_what_is_switched_off_does_not(world: RouterWorld, limits: MemoryLimits) -> None:
     levels = (
         budget(LimitBound.TENANT, "t", minute(50)),
         budget(LimitBound.USER, "u", minute(3)),
@@ -147,7 +128,7 @@ async def test_every_level_binds_and_what_is_switched_off_does_not(world: World,
     assert {asked.name for asks in limits.questions for ask in asks for asked in ask.budgets} == {"t", "u", "j"}
 
 
-async def test_ten_resources_and_one_more_share_what_they_leave_open(world: World, limits: MemoryLimits) -> None:
+async def test_ten_resources_and_one_more_share_what_they_leave_open(world: RouterWorld, limits: MemoryLimits) -> None:
     """A deployment's limit is one for all resources that have none of their own; VM-X kept one per resource."""
     resources = [Resource(f"r{number}", "m") for number in range(10)]
     resources.append(Resource("own", "m", (minute(4),)))
@@ -166,7 +147,7 @@ async def test_ten_resources_and_one_more_share_what_they_leave_open(world: Worl
 
 
 async def test_a_resources_calls_carry_the_upstreams_name_and_every_other_byte(
-    world: World, limits: MemoryLimits
+    world: RouterWorld, limits: MemoryLimits
 ) -> None:
     body = b'{"model": "chat", "seed":12345678901234567890123, "messages" : [{"role":"user","content":"\\u00e9  x"}]}'
     async with RawServer() as server:
@@ -182,7 +163,7 @@ async def test_a_resources_calls_carry_the_upstreams_name_and_every_other_byte(
         assert kept in told
 
 
-async def test_failover_goes_on_under_the_other_deployments_budget(world: World, limits: MemoryLimits) -> None:
+async def test_failover_goes_on_under_the_other_deployments_budget(world: RouterWorld, limits: MemoryLimits) -> None:
     async with RawServer() as first, RawServer() as second:
         places = (
             deployment(first.url, "first", limits=(minute(4),)),
@@ -195,8 +176,8 @@ async def test_failover_goes_on_under_the_other_deployments_budget(world: World,
     assert (len(first.posts), len(second.posts)) == (4, 7)
 
 
-async def test_a_429_is_a_request_sent_and_no_tokens_and_no_attempt(world: World, limits: MemoryLimits) -> None:
-    async with RawServer(always(429, Retry_After="1")) as server:
+async def test_a_429_is_a_request_sent_and_no_tokens_and_no_attempt(world: RouterWorld, limits: MemoryLimits) -> None:
+    async with RawServer(answers_with(429, Retry_After="1")) as server:
         place = deployment(server.url, limits=(minute(10, 10_000),))
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
             for _ in range(3):
@@ -208,8 +189,8 @@ async def test_a_429_is_a_request_sent_and_no_tokens_and_no_attempt(world: World
             assert limits.used("one") == (3, 0)
 
 
-async def test_real_usage_takes_the_place_of_what_was_reserved(world: World, limits: MemoryLimits) -> None:
-    async with RawServer(always(200)) as server:
+async def test_real_usage_takes_the_place_of_what_was_reserved(world: RouterWorld, limits: MemoryLimits) -> None:
+    async with RawServer(answers_with(200, ANSWER)) as server:
         place = deployment(server.url, limits=(minute(None, 10_000),))
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
             await send_all(router, [world.call(tokens=1_000) for _ in range(5)])
@@ -220,8 +201,8 @@ async def test_real_usage_takes_the_place_of_what_was_reserved(world: World, lim
             await eventually(lambda: limits.used("one")[1] == 6 * 42, "the debt to be settled")
 
 
-async def test_what_may_have_been_done_keeps_its_reserve(world: World, limits: MemoryLimits) -> None:
-    async with RawServer(always(500)) as server:
+async def test_what_may_have_been_done_keeps_its_reserve(world: RouterWorld, limits: MemoryLimits) -> None:
+    async with RawServer(answers_with(500)) as server:
         place = deployment(server.url, limits=(minute(10, 10_000),))
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
             with pytest.raises(Ambiguous):
@@ -230,7 +211,7 @@ async def test_what_may_have_been_done_keeps_its_reserve(world: World, limits: M
         assert limits.settlements == []
 
 
-async def test_a_call_that_was_not_sent_gives_its_leave_back(world: World, limits: MemoryLimits) -> None:
+async def test_a_call_that_was_not_sent_gives_its_leave_back(world: RouterWorld, limits: MemoryLimits) -> None:
     place = deployment("http://127.0.0.1:9/v1", limits=(minute(10, 10_000),))
     async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
         with pytest.raises(Unavailable):
@@ -240,8 +221,8 @@ async def test_a_call_that_was_not_sent_gives_its_leave_back(world: World, limit
     assert limits.settlements[0].unsent_requests == 1
 
 
-async def test_a_retry_takes_a_new_grant(world: World, limits: MemoryLimits) -> None:
-    async with RawServer(always(500)) as server:
+async def test_a_retry_takes_a_new_grant(world: RouterWorld, limits: MemoryLimits) -> None:
+    async with RawServer(answers_with(500)) as server:
         place = deployment(server.url, limits=(minute(2),))
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
             for attempt in range(2):
@@ -253,7 +234,7 @@ async def test_a_retry_takes_a_new_grant(world: World, limits: MemoryLimits) -> 
 
 
 async def test_leave_that_died_while_a_connection_was_waited_for_is_taken_anew(
-    world: World, limits: MemoryLimits
+    world: RouterWorld, limits: MemoryLimits
 ) -> None:
     gate = asyncio.Event()
 
@@ -280,7 +261,7 @@ async def test_leave_that_died_while_a_connection_was_waited_for_is_taken_anew(
 
 
 async def test_nothing_is_sent_after_its_permit_expired_however_late_that_is_seen(
-    world: World, limits: MemoryLimits, monkeypatch: pytest.MonkeyPatch
+    world: RouterWorld, limits: MemoryLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process stands still when all that is left to do is to write: its permit is over when it goes on."""
     async with RawServer() as server:
@@ -315,7 +296,7 @@ async def test_nothing_is_sent_after_its_permit_expired_however_late_that_is_see
 
 
 async def test_limits_that_cannot_be_reached_send_nothing_and_are_asked_seldom(
-    world: World, limits: MemoryLimits
+    world: RouterWorld, limits: MemoryLimits
 ) -> None:
     limits.away = True
     async with RawServer() as server:
@@ -336,14 +317,16 @@ async def test_limits_that_cannot_be_reached_send_nothing_and_are_asked_seldom(
     assert len(server.posts) == 4
 
 
-async def test_without_anyone_who_keeps_budgets_nothing_bound_is_sent(world: World) -> None:
+async def test_without_anyone_who_keeps_budgets_nothing_bound_is_sent(world: RouterWorld) -> None:
     async with RawServer() as server, world.router(deployment(server.url, limits=(minute(10),))) as router:
         _, withheld = await send_all(router, [world.call()])
         assert withheld[0].code == "limits_unavailable"
     assert server.posts == []
 
 
-async def test_a_cancelled_call_that_waits_for_leave_leaves_nothing_behind(world: World, limits: MemoryLimits) -> None:
+async def test_a_cancelled_call_that_waits_for_leave_leaves_nothing_behind(
+    world: RouterWorld, limits: MemoryLimits
+) -> None:
     async with RawServer() as server:
         place = deployment(server.url, limits=(minute(10),))
         async with world.router(place, capacity=Capacity(limits)) as router:
@@ -357,7 +340,7 @@ async def test_a_cancelled_call_that_waits_for_leave_leaves_nothing_behind(world
     assert server.posts == []
 
 
-async def test_a_budget_that_frees_in_a_moment_is_waited_for_and_holds_only_so_many_places(world: World) -> None:
+async def test_a_budget_that_frees_in_a_moment_is_waited_for_and_holds_only_so_many_places(world: RouterWorld) -> None:
     """Time is the loop's own here: the call waits inside."""
     limits = MemoryLimits(world.clock)
     spent = budget(LimitBound.TENANT, "t", minute(1))
@@ -376,7 +359,7 @@ async def test_a_budget_that_frees_in_a_moment_is_waited_for_and_holds_only_so_m
             assert sum(isinstance(end, Withheld) for end in ends) >= 4
 
 
-async def test_bound_estimates_never_let_real_tokens_pass_the_limit(world: World, limits: MemoryLimits) -> None:
+async def test_bound_estimates_never_let_real_tokens_pass_the_limit(world: RouterWorld, limits: MemoryLimits) -> None:
     async def greedy(request: Request, peer: Peer) -> None:
         body = b'{"choices":[{}],"usage":{"prompt_tokens":%d,"completion_tokens":50}}' % len(request.body)
         await peer.answer(200, body)
@@ -398,9 +381,9 @@ async def test_bound_estimates_never_let_real_tokens_pass_the_limit(world: World
 
 
 async def test_what_a_model_used_to_answer_is_what_the_next_call_is_likely_to(
-    world: World, limits: MemoryLimits
+    world: RouterWorld, limits: MemoryLimits
 ) -> None:
-    async with RawServer(always(200)) as server:
+    async with RawServer(answers_with(200, ANSWER)) as server:
         place = deployment(server.url, limits=(minute(None, 1_000_000),))
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
             await router.send(world.call())
@@ -411,7 +394,7 @@ async def test_what_a_model_used_to_answer_is_what_the_next_call_is_likely_to(
     assert asked == [4 + 256, 4 + 12, 10 + 5, 77]
 
 
-async def test_a_cap_on_tokens_in_flight_lets_one_through_and_holds_the_others(world: World) -> None:
+async def test_a_cap_on_tokens_in_flight_lets_one_through_and_holds_the_others(world: RouterWorld) -> None:
     highest = flying = 0
 
     async def script(request: Request, peer: Peer) -> None:
@@ -432,7 +415,7 @@ async def test_a_cap_on_tokens_in_flight_lets_one_through_and_holds_the_others(w
             assert router._states["one"].tokens_in_flight == 0
 
 
-async def test_calls_without_budgets_ask_nobody(world: World, limits: MemoryLimits) -> None:
+async def test_calls_without_budgets_ask_nobody(world: RouterWorld, limits: MemoryLimits) -> None:
     place: Deployment
     async with RawServer() as server:
         place = deployment(server.url)

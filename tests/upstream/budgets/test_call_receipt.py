@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.ports import HandClock
 from tests.upstream.budgets.test_money import PRICE, TOKEN, LedgerLimits, money
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period, Settlement
 from tidegate.core.deployments import Deployment, Estimate
 from tidegate.core.nouns import Usage
@@ -40,7 +40,7 @@ class Till:
     """One budget, and calls that are paid from it."""
 
     def __init__(self, budgets: tuple[Budget, ...], place: Deployment) -> None:
-        self.world = World()
+        self.world = RouterWorld()
         self.limits = NotingLimits(self.world.clock)
         self.client = BudgetClient(self.limits, self.world.clock)
         self.budgets = budgets

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tests.support.ports import HandClock
-from tests.upstream.budgets.test_budgets import AT_ONCE, always
-from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
-from tests.upstream.world import World, deployment
+from tests.upstream.budgets.test_budgets import AT_ONCE
+from tests.upstream.raw_server import Peer, RawServer, Request, Script, answers_with, eventually
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period, Settlement, budgets_of
 from tidegate.core.budgets.deal import deal, settle
 from tidegate.core.budgets.ledger import Ledger
@@ -73,12 +73,7 @@ class LedgerLimits:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def limits(world: World) -> LedgerLimits:
+def limits(world: RouterWorld) -> LedgerLimits:
     return LedgerLimits(world.clock)
 
 
@@ -91,15 +86,15 @@ def likely(tokens: int) -> int:
     return 10 + math.ceil(14 * LETTER_TOKENS + (tokens - 10 - 14) * OTHER_TOKENS)
 
 
-def sized(world: World, budgets: tuple[Budget, ...], tokens: int, left_ms: float = 60_000) -> Call:
+def sized(world: RouterWorld, budgets: tuple[Budget, ...], tokens: int, left_ms: float = 60_000) -> Call:
     """A call that can cost so many tokens at most."""
     body = b'{"model":"m","max_tokens":10}'
     return world.call(body=body + b"\n" * (tokens - 10 - len(body)), budgets=budgets, left_ms=left_ms)
 
 
-async def test_what_is_set_aside_is_replaced_by_what_it_cost(world: World, limits: LedgerLimits) -> None:
+async def test_what_is_set_aside_is_replaced_by_what_it_cost(world: RouterWorld, limits: LedgerLimits) -> None:
     budgets = money(100)
-    async with RawServer(always(200, USED)) as server:
+    async with RawServer(answers_with(200, USED)) as server:
         async with world.router(
             deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
         ) as router:
@@ -121,10 +116,10 @@ async def test_what_is_set_aside_is_replaced_by_what_it_cost(world: World, limit
     assert len(server.posts) == 3
 
 
-async def test_large_calls_that_do_not_fit_keep_no_small_one_back(world: World, limits: LedgerLimits) -> None:
+async def test_large_calls_that_do_not_fit_keep_no_small_one_back(world: RouterWorld, limits: LedgerLimits) -> None:
     """All are asked for together, as if each cost the same: what is told each is true of it alone."""
     budgets = money(200)
-    async with RawServer(always(200, USED)) as server:
+    async with RawServer(answers_with(200, USED)) as server:
         async with world.router(
             deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
         ) as router:
@@ -148,7 +143,7 @@ async def in_the_end(router: Router, call: Call) -> Answer:
             await asyncio.sleep(0.01)
 
 
-async def test_who_finds_the_rest_in_flight_waits_and_is_not_refused(world: World, limits: LedgerLimits) -> None:
+async def test_who_finds_the_rest_in_flight_waits_and_is_not_refused(world: RouterWorld, limits: LedgerLimits) -> None:
     budgets = money(100)
     may_answer = asyncio.Event()
 
@@ -175,10 +170,10 @@ async def test_who_finds_the_rest_in_flight_waits_and_is_not_refused(world: Worl
     ("status", "error", "left"), [(429, Throttled, 100), (400, Refused, 100), (500, Ambiguous, 40)]
 )
 async def test_what_may_have_been_done_is_paid_and_what_was_turned_away_is_not(
-    world: World, limits: LedgerLimits, status: int, error: type[Exception], left: int
+    world: RouterWorld, limits: LedgerLimits, status: int, error: type[Exception], left: int
 ) -> None:
     budgets = money(100)
-    async with RawServer(always(status, b"{}")) as server:
+    async with RawServer(answers_with(status, b"{}")) as server:
         async with world.router(
             deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
         ) as router:
@@ -188,10 +183,10 @@ async def test_what_may_have_been_done_is_paid_and_what_was_turned_away_is_not(
 
 
 async def test_an_answer_that_does_not_say_what_it_used_costs_all_that_it_could(
-    world: World, limits: LedgerLimits
+    world: RouterWorld, limits: LedgerLimits
 ) -> None:
     budgets = money(100)
-    async with RawServer(always(200, b'{"choices":[{}]}')) as server:
+    async with RawServer(answers_with(200, b'{"choices":[{}]}')) as server:
         async with world.router(
             deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
         ) as router:
@@ -199,9 +194,11 @@ async def test_an_answer_that_does_not_say_what_it_used_costs_all_that_it_could(
             await eventually(lambda: limits.left(budgets[0]) == 40, "it to be settled")
 
 
-async def test_what_nothing_bounds_is_not_sent_unless_the_deployment_does(world: World, limits: LedgerLimits) -> None:
+async def test_what_nothing_bounds_is_not_sent_unless_the_deployment_does(
+    world: RouterWorld, limits: LedgerLimits
+) -> None:
     budgets = money(100)
-    async with RawServer(always(200, USED)) as server:
+    async with RawServer(answers_with(200, USED)) as server:
         place = deployment(server.url, price=PRICE)
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
             with pytest.raises(Refused) as refused:
@@ -216,9 +213,9 @@ async def test_what_nothing_bounds_is_not_sent_unless_the_deployment_does(world:
     assert len(server.posts) == 1
 
 
-async def test_what_is_too_dear_here_goes_where_it_is_cheaper(world: World, limits: LedgerLimits) -> None:
+async def test_what_is_too_dear_here_goes_where_it_is_cheaper(world: RouterWorld, limits: LedgerLimits) -> None:
     budgets = money(50)
-    async with RawServer(always(200, USED)) as dear, RawServer(always(200, USED)) as cheap:
+    async with RawServer(answers_with(200, USED)) as dear, RawServer(answers_with(200, USED)) as cheap:
         places = (
             deployment(dear.url, "dear", price=PRICE, weight=100.0),
             deployment(cheap.url, "cheap", price=CHEAP),
@@ -228,9 +225,9 @@ async def test_what_is_too_dear_here_goes_where_it_is_cheaper(world: World, limi
     assert len(dear.posts) == 0
 
 
-async def test_a_budget_that_renews_in_time_is_waited_for(world: World, limits: LedgerLimits) -> None:
+async def test_a_budget_that_renews_in_time_is_waited_for(world: RouterWorld, limits: LedgerLimits) -> None:
     budgets = money(60, Period.DAY)
-    async with RawServer(always(200, b'{"choices":[{}]}')) as server:
+    async with RawServer(answers_with(200, b'{"choices":[{}]}')) as server:
         async with world.router(
             deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
         ) as router:
@@ -246,7 +243,7 @@ async def test_a_budget_that_renews_in_time_is_waited_for(world: World, limits: 
             await router.send(sized(world, budgets, 60))
 
 
-async def test_places_are_taken_per_call_in_order_and_given_back(world: World) -> None:
+async def test_places_are_taken_per_call_in_order_and_given_back(world: RouterWorld) -> None:
     parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), world.clock)
     key, both = (("key:k", 2),), (("tenant:t", 9), ("key:k", 2))
     await parallel.take(key)
@@ -277,7 +274,9 @@ async def test_places_are_taken_per_call_in_order_and_given_back(world: World) -
     assert order == list(range(1, WAITERS_MAX))
 
 
-async def test_names_that_callers_make_up_are_forgotten_when_their_calls_are_refused_or_leave(world: World) -> None:
+async def test_names_that_callers_make_up_are_forgotten_when_their_calls_are_refused_or_leave(
+    world: RouterWorld,
+) -> None:
     parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), world.clock)
     key = ("key:k", 1)
     first = await parallel.take((("user:first", 3), key))
@@ -294,7 +293,7 @@ async def test_names_that_callers_make_up_are_forgotten_when_their_calls_are_ref
     assert not parallel.slots()
 
 
-async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(world: World) -> None:
+async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(world: RouterWorld) -> None:
     parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), world.clock)
     for _ in range(2):
         await parallel.take((("key:k", 2),))
@@ -309,7 +308,7 @@ async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(wo
 
 
 async def test_a_part_of_a_shared_cap_is_asked_for_and_nothing_goes_beyond_it(
-    world: World, limits: LedgerLimits
+    world: RouterWorld, limits: LedgerLimits
 ) -> None:
     demand = SlotDemand(lambda: "me", ModelSlots({}, 0, is_alone=False))
     parallel = KeySlots(demand, world.clock)
@@ -325,7 +324,7 @@ async def test_a_part_of_a_shared_cap_is_asked_for_and_nothing_goes_beyond_it(
         await sharing.close()
 
 
-def wordy(world: World, budgets: tuple[Budget, ...], letters: int, text: bytes = b"abcd") -> Call:
+def wordy(world: RouterWorld, budgets: tuple[Budget, ...], letters: int, text: bytes = b"abcd") -> Call:
     """A call whose prompt takes a token a byte at most, and one for four bytes in truth."""
     body = b'{"max_tokens":1,"messages":"%s"}' % (text * (letters // len(text)))
     return world.call(body=body, budgets=budgets)
@@ -341,7 +340,7 @@ def counting(bytes_per_token: int) -> Script:
 
 @pytest.mark.parametrize("text", [b"abcd", b"0123456789", "\u6f6e\u6c50".encode()], ids=["words", "digits", "chinese"])
 async def test_a_budget_below_the_worst_of_one_call_is_used_up_one_call_after_another(
-    world: World, limits: LedgerLimits, text: bytes
+    world: RouterWorld, limits: LedgerLimits, text: bytes
 ) -> None:
     """Each may cost 4,000 and costs 1,000: a budget of 3,500 pays for three, and none is passed."""
     budgets = money(3_500)
@@ -356,7 +355,9 @@ async def test_a_budget_below_the_worst_of_one_call_is_used_up_one_call_after_an
     assert 0 < limits.left(budgets[0]) < 1_000
 
 
-async def test_calls_that_go_on_their_likely_cost_never_run_beside_others(world: World, limits: LedgerLimits) -> None:
+async def test_calls_that_go_on_their_likely_cost_never_run_beside_others(
+    world: RouterWorld, limits: LedgerLimits
+) -> None:
     budgets = money(3_500)
     at_once = highest = 0
 
@@ -378,7 +379,7 @@ async def test_calls_that_go_on_their_likely_cost_never_run_beside_others(world:
     assert highest == 1
 
 
-async def test_a_server_that_counts_densely_is_believed_from_then_on(world: World, limits: LedgerLimits) -> None:
+async def test_a_server_that_counts_densely_is_believed_from_then_on(world: RouterWorld, limits: LedgerLimits) -> None:
     """Half a token a byte was counted once: what may take as much again is not sent with less."""
     async with RawServer(counting(2)) as server:
         async with world.router(
@@ -392,9 +393,11 @@ async def test_a_server_that_counts_densely_is_believed_from_then_on(world: Worl
 
 
 @pytest.mark.parametrize("more", [b'"n":"128"', b'"n":128.0', b'"best_of":1.28e2', b'"max_completion_tokens":"100000"'])
-async def test_no_way_to_write_a_number_passes_a_hard_budget(world: World, limits: LedgerLimits, more: bytes) -> None:
+async def test_no_way_to_write_a_number_passes_a_hard_budget(
+    world: RouterWorld, limits: LedgerLimits, more: bytes
+) -> None:
     budgets = money(1_000)
-    async with RawServer(always(200, USED)) as server:
+    async with RawServer(answers_with(200, USED)) as server:
         async with world.router(
             deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
         ) as router:

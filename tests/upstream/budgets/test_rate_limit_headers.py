@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import Throttled, Withheld
@@ -138,7 +138,7 @@ def test_no_header_does_harm(headers: dict[str, str], now_ms: int) -> None:
 
 
 async def test_a_told_limit_tightens_and_is_kept_for_the_others() -> None:
-    world = World()
+    world = RouterWorld()
     limits = MemoryLimits(world.clock)
 
     async def script(request: Request, peer: Peer) -> None:
@@ -160,7 +160,7 @@ async def test_a_told_limit_tightens_and_is_kept_for_the_others() -> None:
 
 
 async def test_nothing_left_rests_the_deployment_and_a_longer_retry_after_wins() -> None:
-    world = World()
+    world = RouterWorld()
     answers = iter([(200, {"Retry_After": "1"}), (429, {"Retry_After": "100"}), (200, {})])
     reset = datetime.fromtimestamp(world.clock.now_ms() / 1000 + 30, UTC)
 
@@ -190,7 +190,7 @@ async def test_nothing_left_rests_the_deployment_and_a_longer_retry_after_wins()
 class Metered:
     """A server that allows so many requests a minute, of which some were used by others before, and tells what is left."""
 
-    def __init__(self, world: World, limit: int, used: int, renews_in_ms: int = 60_000) -> None:
+    def __init__(self, world: RouterWorld, limit: int, used: int, renews_in_ms: int = 60_000) -> None:
         self.world = world
         self.limit, self.used = limit, used
         self.renews_ms = world.clock.monotonic + renews_in_ms
@@ -211,7 +211,7 @@ class Metered:
         await peer.answer(*((429, b"{}") if is_over else (200, CHAT)), **headers)
 
 
-async def all_sent(router: Router, world: World, count: int) -> int:
+async def all_sent(router: Router, world: RouterWorld, count: int) -> int:
     """How many of so many calls are answered now."""
     ends = await asyncio.gather(*(router.send(world.call()) for _ in range(count)), return_exceptions=True)
     return sum(isinstance(end, Answer) for end in ends)
@@ -219,7 +219,7 @@ async def all_sent(router: Router, world: World, count: int) -> int:
 
 @pytest.mark.parametrize("renews_in_ms", [60_000, 20_000])
 async def test_what_is_left_counts_from_the_first_answer_until_it_renews(renews_in_ms: int) -> None:
-    world = World()
+    world = RouterWorld()
     limits = MemoryLimits(world.clock)
     metered = Metered(world, 20, 14, renews_in_ms)
     async with RawServer(metered) as server:
@@ -236,7 +236,7 @@ async def test_what_is_left_counts_from_the_first_answer_until_it_renews(renews_
 
 
 async def test_another_process_that_has_not_asked_yet_knows_what_is_spent() -> None:
-    world = World()
+    world = RouterWorld()
     limits = MemoryLimits(world.clock)
     metered = Metered(world, 20, 14)
     async with RawServer(metered) as server:
@@ -252,7 +252,7 @@ async def test_another_process_that_has_not_asked_yet_knows_what_is_spent() -> N
 
 
 async def test_tokens_that_are_left_count_likewise() -> None:
-    world = World()
+    world = RouterWorld()
     limits = MemoryLimits(world.clock)
     body = b'{"choices":[{}],"usage":{"prompt_tokens":50,"completion_tokens":50}}'
 

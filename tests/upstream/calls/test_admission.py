@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.upstream.limits import MemoryLimits
-from tests.upstream.world import CHAT_ENDPOINT, World, deployment
+from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core.errors import Ambiguous, Throttled, Unavailable
 from tidegate.upstream.calls import admission as admissions
 from tidegate.upstream.calls.admission import Admission
@@ -60,7 +60,7 @@ class Heard:
 
 
 class Gate:
-    def __init__(self, world: World, router: Any) -> None:
+    def __init__(self, world: RouterWorld, router: Any) -> None:
         self.world, self.router = world, router
         self.state, self.route = router._states["one"], router._routes.of("m")
         self.admissions = router._path._admissions
@@ -80,7 +80,7 @@ class Gate:
 
 @asynccontextmanager
 async def gate(capacity: Capacity | None = None) -> AsyncIterator[Gate]:
-    world = World()
+    world = RouterWorld()
     place = deployment("http://127.0.0.1:1/v1", models=("m",), max_in_flight=4)
     async with world.router(place, capacity=capacity) as router:
         yield Gate(world, router)
@@ -183,7 +183,7 @@ async def test_only_what_failed_here_before_is_a_retry() -> None:
 @pytest.mark.parametrize(("traffic", "by_ms"), [(WHOLE, 500.0), (FLEX, 500.0), (None, 900.0)])
 async def test_a_call_begins_while_its_slot_is_surely_this_processes(traffic: Traffic | None, by_ms: float) -> None:
     """An item's own moment is that of its lease."""
-    limits = MemoryLimits(World().clock)
+    limits = MemoryLimits(RouterWorld().clock)
     async with gate(Capacity(limits, lambda: "worker", safe_until_ms=lambda: 500.0)) as one:
         one.admissions._demand.given_to("worker")
         assert one.begin(traffic, begin_by_ms=900.0).begin_by_ms == by_ms
@@ -194,7 +194,7 @@ async def test_a_call_begins_while_its_slot_is_surely_this_processes(traffic: Tr
 async def test_calls_that_find_no_slot_or_take_the_last_one_are_noted_for_the_next_share(
     traffic: Traffic | None,
 ) -> None:
-    async with gate(Capacity(MemoryLimits(World().clock), lambda: "worker")) as one:
+    async with gate(Capacity(MemoryLimits(RouterWorld().clock), lambda: "worker")) as one:
         one.admissions._demand.given_to("worker")
         call, now_ms = one.world.call(), one.world.clock.monotonic
         one.state.slots.grant(0)

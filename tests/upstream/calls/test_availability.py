@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tests.upstream.limits import MemoryLimits
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Resource, Serves
 from tidegate.core.errors import Ambiguous
@@ -33,7 +33,7 @@ def opens_circuit(state: DeploymentState, now_ms: float) -> None:
 
 
 async def test_fallbacks_count_while_their_own_rest_and_not_while_they_are_merely_full() -> None:
-    world = World()
+    world = RouterWorld()
     places = [place("one", "a"), place("two", "b", max_in_flight=2), place("three", "c", max_in_flight=3)]
     async with world.router(*places, resources=[Resource("chat", "a", fallbacks=("b", "c"))]) as router:
         one, two, three = (router._states[name] for name in ("one", "two", "three"))
@@ -58,7 +58,7 @@ async def test_fallbacks_count_while_their_own_rest_and_not_while_they_are_merel
 
 
 async def test_calls_that_wait_take_their_part_of_what_is_free_beyond_those_that_stand_ready() -> None:
-    world = World()
+    world = RouterWorld()
     async with world.router(place("one", max_in_flight=40)) as router:
         [state] = router._states.values()
         for waiting, free in ((READY_MAX, 40), (READY_MAX + 1, 39), (READY_MAX + 60, 0)):
@@ -67,7 +67,7 @@ async def test_calls_that_wait_take_their_part_of_what_is_free_beyond_those_that
 
 
 async def test_a_cap_of_the_model_and_one_over_all_bound_what_is_free() -> None:
-    world = World()
+    world = RouterWorld()
     async with world.router(place("one"), capacity=Capacity(model_in_flight_max={"m": 3})) as router:
         assert router.free_slots("m") == 3
         for left in (2, 1, 0):
@@ -76,7 +76,7 @@ async def test_a_cap_of_the_model_and_one_over_all_bound_what_is_free() -> None:
 
 
 async def test_a_process_that_finds_nothing_free_asks_for_slots_at_once() -> None:
-    world = World()
+    world = RouterWorld()
     safe_until_ms = world.clock.monotonic
     capacity = Capacity(MemoryLimits(world.clock), lambda: "me", safe_until_ms=lambda: safe_until_ms)
     async with world.router(place("one"), capacity=capacity) as router:
@@ -106,7 +106,7 @@ def spend(router: Router, until_ms: float) -> None:
 
 
 async def test_why_nothing_may_be_sent() -> None:
-    world = World()
+    world = RouterWorld()
     async with world.router(place("one", limits=(MINUTE,)), place("two", limits=(MINUTE,))) as router:
         one, two = router._states.values()
         now_ms = world.clock.monotonic
@@ -163,7 +163,7 @@ class Still:
 
 
 async def test_a_group_goes_where_its_tokens_fit_beside_those_in_flight_and_under_its_budgets() -> None:
-    world = World()
+    world = RouterWorld()
     async with world.router(place("one", tokens_in_flight_max=100)) as router:
         view, route, [state] = router._path._view, router._routes.of("m"), list(router._states.values())
         call = world.call(body=b'{"max_tokens":10}')
@@ -193,7 +193,7 @@ class Choosy:
 
 
 async def test_an_item_needs_a_slot_a_try_and_the_tide() -> None:
-    world = World()
+    world = RouterWorld()
     async with world.router(place("one"), capacity=Capacity(model_in_flight_max={"m": 3})) as router:
         view, route, [state] = router._path._view, router._routes.of("m"), list(router._states.values())
         now_ms, call = world.clock.monotonic, world.call()
@@ -217,7 +217,7 @@ async def test_an_item_needs_a_slot_a_try_and_the_tide() -> None:
 
 
 async def test_a_group_fits_under_the_tokens_of_its_budgets_and_who_serves_users_alone_has_a_moment_too() -> None:
-    world = World()
+    world = RouterWorld()
     async with world.router(
         place("one", limits=(Limit(Period.MINUTE, None, 40),)), place("two", "n", serves=Serves.INTERACTIVE)
     ) as router:

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from tests.upstream.limits import MemoryLimits
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import Ambiguous
 from tidegate.core.nouns import Call
@@ -44,7 +44,7 @@ def look(router: Router, call: Call, traffic: Traffic | None) -> str | None:
 @pytest.mark.parametrize("traffic", [None, USER, FLEX], ids=["item", "user", "flex"])
 @pytest.mark.parametrize("share", [0, 1, 4])
 async def test_a_choice_changes_nothing(traffic: Traffic | None, share: int) -> None:
-    world = World()
+    world = RouterWorld()
     places = [deployment("http://127.0.0.1:1/v1", name=name, models=("m",), max_in_flight=4) for name in ("one", "two")]
     caps = {"model_in_flight_max": {"m": 4}, "in_flight_max_global": 8}
     capacity = Capacity(MemoryLimits(world.clock), lambda: "worker", **caps)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ NOW_MS = 1_000_000.0
 class Pair:
     """Two deployments of one model, and the choice between them."""
 
-    def __init__(self, world: World, router: Router) -> None:
+    def __init__(self, world: RouterWorld, router: Router) -> None:
         self.world = world
         self.one, self.two = (router._states[name] for name in ("one", "two"))
         self.route = router._routes.of("m")
@@ -116,7 +116,7 @@ class Pair:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
-    world = World()
+    world = RouterWorld()
     limited: dict[str, Any] = {"models": ("m",), "max_in_flight": 4, "limits": (Limit(Period.MINUTE, 9),)}
     places = [deployment("http://127.0.0.1:1/v1", name=name, **limited) for name in ("one", "two")]
     async with world.router(*places) as router:

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from tests.upstream.limits import MemoryLimits
-from tests.upstream.raw_server import CHAT, Peer, RawServer, Request
-from tests.upstream.world import World, deployment
+from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, answers_with
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core import retry
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import HttpLimits, Resource
@@ -37,12 +37,7 @@ CALLS = range(20)
 AT_ONCE = 8
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-async def test_a_fallback_is_never_given_more_calls_at_once_than_it_takes(world: World) -> None:
+async def test_a_fallback_is_never_given_more_calls_at_once_than_it_takes(world: RouterWorld) -> None:
     """#248: eight calls were turned away together, and all of them met the other deployment, which takes one at a time."""
     turned_away = asyncio.Barrier(8)
     at_once = most = 0
@@ -70,7 +65,7 @@ async def test_a_fallback_is_never_given_more_calls_at_once_than_it_takes(world:
     assert all(one.in_flight == 0 for one in status.values()), "every slot was given back"
 
 
-async def test_a_retry_goes_to_the_deployment_that_has_not_failed_it(world: World) -> None:
+async def test_a_retry_goes_to_the_deployment_that_has_not_failed_it(world: RouterWorld) -> None:
     """#245: the tries of one call went A, A, A, B."""
 
     async def fails(request: Request, peer: Peer) -> None:
@@ -87,7 +82,7 @@ async def test_a_retry_goes_to_the_deployment_that_has_not_failed_it(world: Worl
     assert (len(first.posts), len(second.posts)) == (2, 1), "a new call still finds the first one, which is not shut"
 
 
-async def test_where_all_have_failed_a_call_it_is_tried_again_all_the_same(world: World) -> None:
+async def test_where_all_have_failed_a_call_it_is_tried_again_all_the_same(world: RouterWorld) -> None:
     async def fails(request: Request, peer: Peer) -> None:
         await peer.answer(500, b"{}")
 
@@ -99,7 +94,7 @@ async def test_where_all_have_failed_a_call_it_is_tried_again_all_the_same(world
     assert sorted([len(first.posts), len(second.posts)]) == [1, 2]
 
 
-async def test_one_failure_counts_once(world: World) -> None:
+async def test_one_failure_counts_once(world: RouterWorld) -> None:
     """#245: one 503 was counted twice, so that a deployment was shut after half the failures."""
 
     async def fails(request: Request, peer: Peer) -> None:
@@ -115,7 +110,7 @@ async def test_one_failure_counts_once(world: World) -> None:
                 assert all(state == "closed" for state, count in states if count < 5)
 
 
-async def test_a_rest_that_is_over_needs_no_probe_to_end(world: World) -> None:
+async def test_a_rest_that_is_over_needs_no_probe_to_end(world: RouterWorld) -> None:
     """#245: the cooldown ran out, and the deployment stayed unroutable until a background check found it."""
 
     async def refuses(request: Request, peer: Peer) -> None:
@@ -148,30 +143,23 @@ async def _half(request: Request, peer: Peer) -> None:
     peer.close()
 
 
-def _says(status: int, body: bytes = b"{}", **headers: str) -> Way:
-    async def script(request: Request, peer: Peer) -> None:
-        await peer.answer(status, body, **headers)
-
-    return script
-
-
-_html = _says(200, b"<html>")
-_no_choices = _says(200, b'{"choices":[]}')
+_html = answers_with(200, b"<html>")
+_no_choices = answers_with(200, b'{"choices":[]}')
 
 WAYS: dict[str, Way] = {
     "closes": _closes,
     "resets": _resets,
     "half": _half,
-    "500": _says(500),
-    "503": _says(503, Retry_After="30"),
-    "429": _says(429, Retry_After="30"),
-    "401": _says(401),
+    "500": answers_with(500),
+    "503": answers_with(503, Retry_After="30"),
+    "429": answers_with(429, Retry_After="30"),
+    "401": answers_with(401),
     "html": _html,
     "no choices": _no_choices,
 }
 
 
-async def until_answered(router: Router, world: World, calls: list[Call]) -> list[Answer]:
+async def until_answered(router: Router, world: RouterWorld, calls: list[Call]) -> list[Answer]:
     """Items as the engine runs them: put off while they must wait, tried again as often as they may be; none may be given up."""
     waiting: list[tuple[float, Call]] = [(0.0, call) for call in calls]
     answers: list[Answer] = []
@@ -194,7 +182,7 @@ async def until_answered(router: Router, world: World, calls: list[Call]) -> lis
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_one_is_ill_and_no_call_is_lost_no_limit_passed_and_it_comes_back(world: World, way: str) -> None:
+async def test_one_is_ill_and_no_call_is_lost_no_limit_passed_and_it_comes_back(world: RouterWorld, way: str) -> None:
     # What is no answer is tried only once more: where the other could not be asked at all, that try may meet the ill one again.
     per_minute = len(CALLS) + 1 if WAYS[way] in (_html, _no_choices) else len(CALLS) // 2
     sent: list[float] = []
@@ -235,11 +223,11 @@ STANDBYS: dict[str, tuple[tuple[dict[str, Any], dict[str, Any]], tuple[Resource,
 
 @pytest.mark.parametrize("standby", STANDBYS)
 async def test_a_failover_to_a_healthy_deployment_is_not_charged_to_any_retry_budget(
-    world: World, standby: str
+    world: RouterWorld, standby: str
 ) -> None:
     terms, resources = STANDBYS[standby]
     policy = DeploymentPolicy(retry_budget=RetryBudgetPolicy(share=0.0, retries_min=0))
-    async with RawServer(_says(503)) as ill, RawServer() as well:
+    async with RawServer(answers_with(503)) as ill, RawServer() as well:
         places = (
             deployment(ill.url, "ill", max_in_flight=AT_ONCE, **terms[0]),
             deployment(well.url, "well", max_in_flight=AT_ONCE, **terms[1]),
@@ -257,11 +245,11 @@ async def test_a_failover_to_a_healthy_deployment_is_not_charged_to_any_retry_bu
 
 @pytest.mark.parametrize("standby", STANDBYS)
 async def test_a_retry_goes_to_a_deployment_that_has_not_failed_it_however_few_calls_there_are(
-    world: World, standby: str
+    world: RouterWorld, standby: str
 ) -> None:
     """Too few failures to shut the ill one, and budget enough to try it three times: the item would fail beside a healthy server."""
     terms, resources = STANDBYS[standby]
-    async with RawServer(_says(500)) as ill, RawServer() as well:
+    async with RawServer(answers_with(500)) as ill, RawServer() as well:
         places = (deployment(ill.url, "ill", **terms[0]), deployment(well.url, "well", **terms[1]))
         async with world.router(*places, resources=resources) as router:
             answers = await until_answered(router, world, [world.call(left_ms=1e9) for _ in range(2)])
@@ -269,7 +257,7 @@ async def test_a_retry_goes_to_a_deployment_that_has_not_failed_it_however_few_c
     assert len(ill.posts) == 2
 
 
-async def test_a_retry_that_another_process_left_is_charged_where_calls_failed_lately(world: World) -> None:
+async def test_a_retry_that_another_process_left_is_charged_where_calls_failed_lately(world: RouterWorld) -> None:
     """Nobody here knows which deployment failed it: the one that fails others too is likely to be the one."""
 
     async def fails(request: Request, peer: Peer) -> None:

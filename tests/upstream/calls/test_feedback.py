@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from tests.upstream.world import World, deployment, secret
+from tests.upstream.world import RouterWorld, deployment, secret
 from tidegate.core.errors import (
     Ambiguous,
     BrokenAnswer,
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 class School:
     """The feedback of a router of one deployment. It is also the others: who hears of rests, and of failures and answers."""
 
-    def __init__(self, world: World, router: Any) -> None:
+    def __init__(self, world: RouterWorld, router: Any) -> None:
         self.world = world
         self.state: DeploymentState = router._states["one"]
         self.feedback: Feedback = router._path._admissions._feedback
@@ -61,7 +61,7 @@ class School:
 
 @asynccontextmanager
 async def school() -> AsyncIterator[School]:
-    world = World()
+    world = RouterWorld()
     place = deployment("http://127.0.0.1:1/v1", models=("m",), max_in_flight=4, api_key=secret())
     async with world.router(place) as router:
         yield School(world, router)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core import retry
 from tidegate.core.budgets.budget import BudgetRequest, Grant, Limit, Period
 from tidegate.core.errors import UpstreamError, Withheld
@@ -22,12 +22,7 @@ pytestmark = pytest.mark.anyio
 OUTAGE_MS = 150_000
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-async def test_an_outage_of_150_seconds_ends_by_itself_and_costs_no_item(world: World) -> None:
+async def test_an_outage_of_150_seconds_ends_by_itself_and_costs_no_item(world: RouterWorld) -> None:
     began = world.clock.monotonic
 
     async def script(request: Request, peer: Peer) -> None:
@@ -50,7 +45,7 @@ async def test_an_outage_of_150_seconds_ends_by_itself_and_costs_no_item(world: 
         assert len(answers) == 50
 
 
-async def test_neither_a_429_nor_a_spent_budget_uses_up_an_attempt(world: World) -> None:
+async def test_neither_a_429_nor_a_spent_budget_uses_up_an_attempt(world: RouterWorld) -> None:
     refusals = iter([True] * 40)
 
     async def script(request: Request, peer: Peer) -> None:
@@ -81,7 +76,7 @@ async def test_neither_a_429_nor_a_spent_budget_uses_up_an_attempt(world: World)
     assert len(server.posts) == 41
 
 
-async def test_whatever_the_order_of_refusals_the_longest_rest_stands(world: World) -> None:
+async def test_whatever_the_order_of_refusals_the_longest_rest_stands(world: RouterWorld) -> None:
     dice = random.Random(3)
     waits = [dice.randint(0, 90) for _ in range(30)]
     together = asyncio.Barrier(len(waits))
@@ -110,7 +105,7 @@ class LateLimits(MemoryLimits):
         return grants
 
 
-async def test_a_grant_that_comes_too_late_sends_nothing(world: World) -> None:
+async def test_a_grant_that_comes_too_late_sends_nothing(world: RouterWorld) -> None:
     limits = LateLimits(world.clock)
     async with RawServer() as server:
         place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),))
@@ -126,7 +121,7 @@ async def test_a_grant_that_comes_too_late_sends_nothing(world: World) -> None:
     assert len(server.posts) == 1
 
 
-async def test_a_lease_that_ran_out_while_leave_was_waited_for_sends_nothing(world: World) -> None:
+async def test_a_lease_that_ran_out_while_leave_was_waited_for_sends_nothing(world: RouterWorld) -> None:
     limits = LateLimits(world.clock)
     async with RawServer() as server:
         place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),))
@@ -144,7 +139,7 @@ async def test_a_lease_that_ran_out_while_leave_was_waited_for_sends_nothing(wor
     assert server.posts == []
 
 
-async def test_a_job_that_was_paused_while_a_permit_was_waited_for_sends_nothing(world: World) -> None:
+async def test_a_job_that_was_paused_while_a_permit_was_waited_for_sends_nothing(world: RouterWorld) -> None:
     limits, paused = LateLimits(world.clock), asyncio.Event()
     async with RawServer() as server:
         place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),))
@@ -161,7 +156,7 @@ async def test_a_job_that_was_paused_while_a_permit_was_waited_for_sends_nothing
     assert server.posts == []
 
 
-async def test_closing_while_calls_wait_for_leave_puts_them_off(world: World) -> None:
+async def test_closing_while_calls_wait_for_leave_puts_them_off(world: RouterWorld) -> None:
     limits = LateLimits(world.clock)
     async with RawServer() as server:
         place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),))
@@ -182,7 +177,7 @@ async def test_closing_while_calls_wait_for_leave_puts_them_off(world: World) ->
 @pytest.mark.parametrize("is_limited", [False, True])
 @pytest.mark.parametrize("end", ["lease", "window", "pause"])
 async def test_nothing_is_sent_when_the_connection_comes_after_the_lease_the_window_or_a_pause(
-    world: World, monkeypatch: pytest.MonkeyPatch, end: str, is_limited: bool
+    world: RouterWorld, monkeypatch: pytest.MonkeyPatch, end: str, is_limited: bool
 ) -> None:
     opened, moment_ms = Connections.open, world.clock.monotonic + 100
 

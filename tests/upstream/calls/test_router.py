@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
-from tests.upstream.world import World, deployment, secret
+from tests.upstream.world import RouterWorld, deployment, secret
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import (
     Ambiguous,
@@ -28,11 +28,6 @@ from tidegate.upstream.routing.deployment_state import KEY_REST_MS_MAX
 pytestmark = pytest.mark.anyio
 
 FAST = HttpLimits(pool_timeout_s=0.05)
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
 
 
 def always(status: int, body: bytes = b'{"error":{"message":"no"}}', **headers: str) -> Script:
@@ -56,13 +51,13 @@ class Gate:
         await peer.answer()
 
 
-async def failure(router: Router, world: World, **named: object) -> UpstreamError:
+async def failure(router: Router, world: RouterWorld, **named: object) -> UpstreamError:
     with pytest.raises(UpstreamError) as caught:
         await router.send(world.call(**named))  # type: ignore[arg-type]
     return caught.value
 
 
-async def test_a_call_becomes_an_answer(world: World) -> None:
+async def test_a_call_becomes_an_answer(world: RouterWorld) -> None:
     body = b'{"choices":[{}],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
     async with RawServer(always(200, body)) as server, world.router(deployment(server.url)) as router:
         upstream: Upstream = router
@@ -73,7 +68,7 @@ async def test_a_call_becomes_an_answer(world: World) -> None:
     assert server.posts[0].headers["Idempotency-Key"] == "batch_1:9:abc"
 
 
-async def test_models_go_to_their_own_deployments_and_any_other_to_the_unnamed(world: World) -> None:
+async def test_models_go_to_their_own_deployments_and_any_other_to_the_unnamed(world: RouterWorld) -> None:
     async with RawServer() as named, RawServer() as unnamed:
         places = (deployment(named.url, "named", models=("m",)), deployment(unnamed.url, "unnamed"))
         async with world.router(*places) as router:
@@ -87,13 +82,13 @@ async def test_models_go_to_their_own_deployments_and_any_other_to_the_unnamed(w
             assert "add one under models" in (await failure(router, world, model="other")).message
 
 
-async def test_two_deployments_of_one_name_are_refused(world: World) -> None:
+async def test_two_deployments_of_one_name_are_refused(world: RouterWorld) -> None:
     with pytest.raises(SettingsError, match="two deployments"):
         async with world.router(deployment("http://h/v1"), deployment("http://i/v1")):
             pass
 
 
-async def test_slots_are_never_exceeded_and_waiting_calls_get_them(world: World) -> None:
+async def test_slots_are_never_exceeded_and_waiting_calls_get_them(world: RouterWorld) -> None:
     highest = flying = 0
 
     async def script(request: Request, peer: Peer) -> None:
@@ -112,7 +107,7 @@ async def test_slots_are_never_exceeded_and_waiting_calls_get_them(world: World)
     assert highest == 3
 
 
-async def test_slots_that_stay_taken_are_pool_exhaustion_and_harm_nobody(world: World) -> None:
+async def test_slots_that_stay_taken_are_pool_exhaustion_and_harm_nobody(world: RouterWorld) -> None:
     gate = Gate()
     async with RawServer(gate) as server, world.router(deployment(server.url, max_in_flight=2), limits=FAST) as router:
         flying = [asyncio.create_task(router.send(world.call())) for _ in range(2)]
@@ -125,7 +120,7 @@ async def test_slots_that_stay_taken_are_pool_exhaustion_and_harm_nobody(world: 
         await asyncio.gather(*flying)
 
 
-async def test_the_connection_ceiling_bounds_the_free_slots_and_harms_nobody(world: World) -> None:
+async def test_the_connection_ceiling_bounds_the_free_slots_and_harms_nobody(world: RouterWorld) -> None:
     gate = Gate()
     limits = HttpLimits(connections_max=2, kept_alive_max=2, pool_timeout_s=0.05)
     async with RawServer(gate) as server, world.router(deployment(server.url), limits=limits) as router:
@@ -142,7 +137,7 @@ async def test_the_connection_ceiling_bounds_the_free_slots_and_harms_nobody(wor
     assert server.open_count_highest == 2
 
 
-async def test_calls_go_where_load_over_weight_is_least(world: World) -> None:
+async def test_calls_go_where_load_over_weight_is_least(world: RouterWorld) -> None:
     gate = Gate()
     async with RawServer(gate) as heavy, RawServer(gate) as light:
         places = (deployment(heavy.url, "heavy", weight=2.0), deployment(light.url, "light", weight=1.0))
@@ -154,7 +149,7 @@ async def test_calls_go_where_load_over_weight_is_least(world: World) -> None:
             await asyncio.gather(*flying)
 
 
-async def test_retry_after_is_obeyed_and_a_shorter_one_never_shortens_it(world: World) -> None:
+async def test_retry_after_is_obeyed_and_a_shorter_one_never_shortens_it(world: RouterWorld) -> None:
     gate = asyncio.Event()
 
     async def script(request: Request, peer: Peer) -> None:
@@ -180,7 +175,7 @@ async def test_retry_after_is_obeyed_and_a_shorter_one_never_shortens_it(world: 
         await router.send(world.call())
 
 
-async def test_an_absurd_retry_after_is_capped(world: World) -> None:
+async def test_an_absurd_retry_after_is_capped(world: RouterWorld) -> None:
     async with (
         RawServer(always(429, Retry_After="1000000000")) as server,
         world.router(deployment(server.url)) as router,
@@ -189,7 +184,7 @@ async def test_an_absurd_retry_after_is_capped(world: World) -> None:
         assert router.rests_until_ms("m") == world.clock.monotonic + 86_400_000
 
 
-async def test_throttling_without_a_stated_wait_backs_off_further_each_time(world: World) -> None:
+async def test_throttling_without_a_stated_wait_backs_off_further_each_time(world: RouterWorld) -> None:
     waits = []
     async with RawServer(always(429)) as server, world.router(deployment(server.url)) as router:
         for _ in range(9):
@@ -203,7 +198,7 @@ async def test_throttling_without_a_stated_wait_backs_off_further_each_time(worl
         assert router.status()[0].state == "closed"
 
 
-async def test_retry_after_of_a_503_rests_the_deployment_too(world: World) -> None:
+async def test_retry_after_of_a_503_rests_the_deployment_too(world: RouterWorld) -> None:
     async with RawServer(always(503, Retry_After="12")) as server, world.router(deployment(server.url)) as router:
         error = await failure(router, world)
         assert (type(error), error.retry_after_ms) == (Ambiguous, 12_000)
@@ -211,7 +206,7 @@ async def test_retry_after_of_a_503_rests_the_deployment_too(world: World) -> No
 
 
 @pytest.mark.parametrize("status", [429, 401, 403])
-async def test_what_was_not_billed_goes_on_to_another_deployment(world: World, status: int) -> None:
+async def test_what_was_not_billed_goes_on_to_another_deployment(world: RouterWorld, status: int) -> None:
     async with RawServer(always(status)) as bad, RawServer() as good:
         places = (deployment(bad.url, "bad", weight=100.0), deployment(good.url, "good"))
         async with world.router(*places) as router:
@@ -220,7 +215,7 @@ async def test_what_was_not_billed_goes_on_to_another_deployment(world: World, s
     assert bad.posts[0].headers["Idempotency-Key"] == good.posts[0].headers["Idempotency-Key"]
 
 
-async def test_a_refused_connection_goes_on_to_another_deployment(world: World) -> None:
+async def test_a_refused_connection_goes_on_to_another_deployment(world: RouterWorld) -> None:
     async with RawServer() as gone:
         pass
     async with RawServer() as good:
@@ -233,7 +228,7 @@ async def test_a_refused_connection_goes_on_to_another_deployment(world: World) 
 
 @pytest.mark.parametrize(("status", "kind"), [(500, Ambiguous), (200, BrokenAnswer), (400, Refused)])
 async def test_what_may_have_been_billed_or_refused_stays_where_it_was(
-    world: World, status: int, kind: type[UpstreamError]
+    world: RouterWorld, status: int, kind: type[UpstreamError]
 ) -> None:
     async with RawServer(always(status)) as bad, RawServer() as good:
         places = (deployment(bad.url, "bad", weight=100.0), deployment(good.url, "good"))
@@ -242,13 +237,13 @@ async def test_what_may_have_been_billed_or_refused_stays_where_it_was(
     assert (len(bad.posts), len(good.posts)) == (1, 0)
 
 
-async def _open_the_breaker(router: Router, world: World) -> None:
+async def _open_the_breaker(router: Router, world: RouterWorld) -> None:
     for _ in range(5):
         assert type(await failure(router, world)) is Ambiguous
     assert router.status()[0].state == "open"
 
 
-async def test_a_burst_of_503_shuts_the_deployment_and_probes_bring_it_back(world: World) -> None:
+async def test_a_burst_of_503_shuts_the_deployment_and_probes_bring_it_back(world: RouterWorld) -> None:
     async with RawServer(always(503)) as server, world.router(deployment(server.url)) as router:
         await _open_the_breaker(router, world)
         assert router.free_slots("m") == 0
@@ -269,7 +264,7 @@ async def test_a_burst_of_503_shuts_the_deployment_and_probes_bring_it_back(worl
         assert router.free_slots("m") == 64
 
 
-async def test_a_server_that_does_not_even_answer_the_knock_gets_no_item(world: World) -> None:
+async def test_a_server_that_does_not_even_answer_the_knock_gets_no_item(world: RouterWorld) -> None:
     async def down(request: Request, peer: Peer) -> None:
         await peer.answer(502, b"bad gateway")
 
@@ -285,7 +280,7 @@ async def test_a_server_that_does_not_even_answer_the_knock_gets_no_item(world: 
         assert len(server.posts) == 6
 
 
-async def test_a_shut_deployment_beside_a_good_one_is_probed_back(world: World) -> None:
+async def test_a_shut_deployment_beside_a_good_one_is_probed_back(world: RouterWorld) -> None:
     async with RawServer(always(500)) as bad, RawServer() as good:
         bad_place = deployment(bad.url, "bad", weight=100.0)
         async with world.router(bad_place, deployment(good.url, "good")) as router:
@@ -299,7 +294,7 @@ async def test_a_shut_deployment_beside_a_good_one_is_probed_back(world: World) 
 
 
 @pytest.mark.parametrize("status", [400, 429])
-async def test_a_refusal_or_a_throttle_shows_a_probe_that_the_server_is_back(world: World, status: int) -> None:
+async def test_a_refusal_or_a_throttle_shows_a_probe_that_the_server_is_back(world: RouterWorld, status: int) -> None:
     async with RawServer(always(500)) as server, world.router(deployment(server.url)) as router:
         await _open_the_breaker(router, world)
         server.script = always(status)
@@ -308,14 +303,14 @@ async def test_a_refusal_or_a_throttle_shows_a_probe_that_the_server_is_back(wor
         assert router.status()[0].state in ("closed", "resting")
 
 
-async def test_refusals_never_shut_a_deployment(world: World) -> None:
+async def test_refusals_never_shut_a_deployment(world: RouterWorld) -> None:
     async with RawServer(always(422)) as server, world.router(deployment(server.url)) as router:
         for _ in range(50):
             assert type(await failure(router, world)) is Refused
         assert router.status()[0].state == "closed"
 
 
-async def test_a_rejected_key_pauses_the_deployment_instead_of_failing_every_item(world: World) -> None:
+async def test_a_rejected_key_pauses_the_deployment_instead_of_failing_every_item(world: RouterWorld) -> None:
     async with RawServer(always(401)) as server, world.router(deployment(server.url, api_key=secret())) as router:
         error = await failure(router, world)
         assert (type(error), error.retry_after_ms) == (KeyRejected, KEY_REST_MS_MAX)
@@ -329,7 +324,7 @@ async def test_a_rejected_key_pauses_the_deployment_instead_of_failing_every_ite
         assert router.status()[0].state == "closed"
 
 
-async def test_while_a_probe_is_out_nobody_is_sent_to_rest_until_the_next_one(world: World) -> None:
+async def test_while_a_probe_is_out_nobody_is_sent_to_rest_until_the_next_one(world: RouterWorld) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def late(request: Request, peer: Peer) -> None:
@@ -351,7 +346,7 @@ async def test_while_a_probe_is_out_nobody_is_sent_to_rest_until_the_next_one(wo
         assert router.rests_until_ms("m") == 0
 
 
-async def test_a_request_that_is_forbidden_while_others_pass_is_to_blame_itself(world: World) -> None:
+async def test_a_request_that_is_forbidden_while_others_pass_is_to_blame_itself(world: RouterWorld) -> None:
     async def script(request: Request, peer: Peer) -> None:
         await peer.answer(*((403, b"{}") if request.headers["Idempotency-Key"] == "poison" else (200, CHAT)))
 
@@ -364,14 +359,14 @@ async def test_a_request_that_is_forbidden_while_others_pass_is_to_blame_itself(
     assert len(server.posts) == 3
 
 
-async def test_three_forbidden_in_a_row_are_our_key(world: World) -> None:
+async def test_three_forbidden_in_a_row_are_our_key(world: RouterWorld) -> None:
     async with RawServer(always(403)) as server, world.router(deployment(server.url)) as router:
         for _ in range(3):
             assert type(await failure(router, world)) is KeyRejected
         assert router.status()[0].state == "paused"
 
 
-async def test_retries_are_held_to_their_budget_and_put_off_rather_than_failed(world: World) -> None:
+async def test_retries_are_held_to_their_budget_and_put_off_rather_than_failed(world: RouterWorld) -> None:
     async with RawServer() as server, world.router(deployment(server.url)) as router:
         for _ in range(20):
             await router.send(world.call())
@@ -388,7 +383,7 @@ async def test_retries_are_held_to_their_budget_and_put_off_rather_than_failed(w
     assert len(server.posts) == 26
 
 
-async def test_a_throttled_retry_spends_no_budget(world: World) -> None:
+async def test_a_throttled_retry_spends_no_budget(world: RouterWorld) -> None:
     async with RawServer(always(429, Retry_After="1")) as server, world.router(deployment(server.url)) as router:
         for _ in range(10):
             error = await failure(router, world, attempt_count=1)
@@ -397,7 +392,7 @@ async def test_a_throttled_retry_spends_no_budget(world: World) -> None:
     assert len(server.posts) == 10
 
 
-async def test_our_own_deadline_ends_the_call_and_harms_nobody(world: World) -> None:
+async def test_our_own_deadline_ends_the_call_and_harms_nobody(world: RouterWorld) -> None:
     async def hang(request: Request, peer: Peer) -> None:
         world.clock.advance(60)
         await peer.until_gone()
@@ -411,7 +406,7 @@ async def test_our_own_deadline_ends_the_call_and_harms_nobody(world: World) -> 
     assert len(server.posts) == 8
 
 
-async def test_a_deployments_own_time_limits_win(world: World) -> None:
+async def test_a_deployments_own_time_limits_win(world: RouterWorld) -> None:
     async def hang(request: Request, peer: Peer) -> None:
         await peer.until_gone()
 
@@ -423,7 +418,7 @@ async def test_a_deployments_own_time_limits_win(world: World) -> None:
                 assert type(await failure(router, world)) is Ambiguous
 
 
-async def test_a_cancelled_send_reaches_the_upstream_and_frees_its_slot(world: World) -> None:
+async def test_a_cancelled_send_reaches_the_upstream_and_frees_its_slot(world: RouterWorld) -> None:
     gate = Gate()
 
     async def script(request: Request, peer: Peer) -> None:
@@ -446,7 +441,7 @@ async def test_a_cancelled_send_reaches_the_upstream_and_frees_its_slot(world: W
         assert router.status()[0].state == "closed"
 
 
-async def test_waiting_for_one_model_does_not_swallow_another_models_turn(world: World) -> None:
+async def test_waiting_for_one_model_does_not_swallow_another_models_turn(world: RouterWorld) -> None:
     gates = {"a": Gate(), "b": Gate()}
     async with RawServer(gates["a"]) as first, RawServer(gates["b"]) as second:
         places = (
@@ -462,7 +457,7 @@ async def test_waiting_for_one_model_does_not_swallow_another_models_turn(world:
             await asyncio.gather(*calls[:2])
 
 
-async def test_an_upstream_that_quotes_our_key_is_not_passed_on(world: World) -> None:
+async def test_an_upstream_that_quotes_our_key_is_not_passed_on(world: RouterWorld) -> None:
     body = b'{"error":{"message":"bad request by sk-canary-77aa"}}'
     async with RawServer(always(400, body)) as server, world.router(deployment(server.url, api_key=secret())) as router:
         error = await failure(router, world)
@@ -470,7 +465,7 @@ async def test_an_upstream_that_quotes_our_key_is_not_passed_on(world: World) ->
         assert "canary" not in repr(router.status())
 
 
-async def test_status_counts_what_happened(world: World) -> None:
+async def test_status_counts_what_happened(world: RouterWorld) -> None:
     statuses = iter([200, 200, 400, 500, 429])
 
     async def script(request: Request, peer: Peer) -> None:
@@ -486,7 +481,7 @@ async def test_status_counts_what_happened(world: World) -> None:
     assert status.last_failure
 
 
-async def test_doctors_probe_says_what_is_there_and_what_to_do(world: World) -> None:
+async def test_doctors_probe_says_what_is_there_and_what_to_do(world: RouterWorld) -> None:
     async with RawServer() as server, world.router(deployment(server.url)) as router:
         probe = await router.probe("one")
         assert (probe.reachable, probe.status, probe.models, probe.message) == (True, 200, ("m",), "")
@@ -502,7 +497,7 @@ async def test_doctors_probe_says_what_is_there_and_what_to_do(world: World) -> 
         assert "is the server running?" in probe.message
 
 
-async def test_a_call_whose_lease_may_be_over_is_not_sent_and_harms_nobody(world: World) -> None:
+async def test_a_call_whose_lease_may_be_over_is_not_sent_and_harms_nobody(world: RouterWorld) -> None:
     async with RawServer(always(200, CHAT)) as server, world.router(deployment(server.url)) as router:
         call = msgspec.structs.replace(world.call(), begin_by_ms=world.clock.monotonic_ms())
         with pytest.raises(Unavailable) as refused:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.support.engine import Engine
-from tests.upstream.world import CHAT_ENDPOINT, World, deployment
+from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, UpstreamError
 from tidegate.core.nouns import Call
@@ -55,7 +55,7 @@ FAULTS: list[tuple[str, type[UpstreamError]]] = [
 ]
 
 
-def call(world: World, behaviour: str | None = None, number: int = 0) -> Call:
+def call(world: RouterWorld, behaviour: str | None = None, number: int = 0) -> Call:
     content = "hello" if behaviour is None else json.dumps({"behave": behaviour})
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
     deadline_ms = world.clock.monotonic + 30_000
@@ -70,7 +70,7 @@ async def test_every_scripted_fault_is_its_class_and_exactly_one_call(engine: En
     met: dict[str, object] = {}
     for behaviour, _ in FAULTS:
         # A fresh router each, so that a rest or an open breaker of one fault does not hide the next.
-        world = World()
+        world = RouterWorld()
         async with world.router(deployment(engine.url), limits=LIMITS) as router:
             met[behaviour] = type(await end_of(router, call(world, behaviour)))
     assert met == dict(FAULTS)
@@ -79,7 +79,7 @@ async def test_every_scripted_fault_is_its_class_and_exactly_one_call(engine: En
 
 
 async def test_a_pretty_printed_answer_is_one_line(engine: Engine) -> None:
-    world = World()
+    world = RouterWorld()
     async with world.router(deployment(engine.url)) as router:
         answer = await router.send(call(world, "pretty"))
     assert b"\n" not in answer.body
@@ -87,7 +87,7 @@ async def test_a_pretty_printed_answer_is_one_line(engine: Engine) -> None:
 
 
 async def test_a_quiet_run_makes_every_call_exactly_once(engine: Engine) -> None:
-    world = World()
+    world = RouterWorld()
     async with world.router(deployment(engine.url, max_in_flight=32)) as router:
         answers = await asyncio.gather(*(router.send(call(world, number=number)) for number in range(1_000)))
         assert router.status()[0].failures == {}
@@ -97,7 +97,7 @@ async def test_a_quiet_run_makes_every_call_exactly_once(engine: Engine) -> None
 
 
 async def test_doctor_finds_the_engine(engine: Engine) -> None:
-    world = World()
+    world = RouterWorld()
     async with world.router(deployment(engine.url)) as router:
         probe = await router.probe("one")
     assert probe.reachable

@@ -10,7 +10,7 @@ import pytest
 
 from tests.upstream.grouping.test_groups import vectors
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script
-from tests.upstream.world import CHAT_ENDPOINT, World, deployment
+from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core.deployments import Deployment, EngineKind, Resource
 from tidegate.core.errors import (
     Ambiguous,
@@ -40,11 +40,6 @@ COMPLETION: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def says(said: Any, status: int = 200, **headers: str) -> Script:
     async def script(request: Request, peer: Peer) -> None:
         await peer.answer(status, said if isinstance(said, bytes) else json.dumps(said).encode(), **headers)
@@ -52,7 +47,7 @@ def says(said: Any, status: int = 200, **headers: str) -> Script:
     return script
 
 
-async def failed(router: Router, world: World, **more: Any) -> UpstreamError:
+async def failed(router: Router, world: RouterWorld, **more: Any) -> UpstreamError:
     with pytest.raises(UpstreamError) as caught:
         await router.send(world.call(**more))
     return caught.value
@@ -63,7 +58,7 @@ def body_of(**more: Any) -> bytes:
 
 
 @pytest.mark.parametrize("weighed", [0, 10_000])
-async def test_a_chat_item_is_translated_for_an_anthropic_engine(world: World, weighed: int) -> None:
+async def test_a_chat_item_is_translated_for_an_anthropic_engine(world: RouterWorld, weighed: int) -> None:
     place: dict[str, Any] = {"engine": EngineKind.ANTHROPIC, "tokens_in_flight_max": weighed}
     async with RawServer(says(MESSAGE)) as server, world.router(deployment(server.url, **place)) as router:
         answer = await router.send(world.call(body=body_of(stop=["x"])))
@@ -80,7 +75,7 @@ async def test_a_chat_item_is_translated_for_an_anthropic_engine(world: World, w
 
 
 @pytest.mark.parametrize("engine", [EngineKind.OPENAI, EngineKind.VLLM, EngineKind.GENERIC])
-async def test_a_messages_item_is_translated_for_an_openai_engine(world: World, engine: EngineKind) -> None:
+async def test_a_messages_item_is_translated_for_an_openai_engine(world: RouterWorld, engine: EngineKind) -> None:
     async with RawServer(says(COMPLETION)) as server, world.router(deployment(server.url, engine=engine)) as router:
         answer = await router.send(world.call(body=body_of(), endpoint=MESSAGES))
     assert server.posts[0].path == CHAT_ENDPOINT
@@ -89,7 +84,7 @@ async def test_a_messages_item_is_translated_for_an_openai_engine(world: World, 
     assert (said["usage"]["input_tokens"], answer.usage) == (5, Usage(5, 0, 4))
 
 
-async def test_an_item_in_the_engines_own_shape_is_sent_as_it_is(world: World) -> None:
+async def test_an_item_in_the_engines_own_shape_is_sent_as_it_is(world: RouterWorld) -> None:
     body = b'{ "model":"m", "max_tokens": 7,  "messages":[]}'
     async with (
         RawServer(says(MESSAGE)) as server,
@@ -109,7 +104,7 @@ async def test_an_item_in_the_engines_own_shape_is_sent_as_it_is(world: World) -
     ],
 )
 async def test_an_error_comes_in_the_shape_of_the_items_endpoint(
-    world: World, status: int, kind: str, expected: type[UpstreamError]
+    world: RouterWorld, status: int, kind: str, expected: type[UpstreamError]
 ) -> None:
     theirs = {"type": "error", "error": {"type": kind, "message": "no"}, "request_id": "req_theirs"}
     async with (
@@ -137,7 +132,7 @@ async def test_an_error_comes_in_the_shape_of_the_items_endpoint(
     ],
 )
 async def test_what_cannot_be_said_fails_its_item_and_is_not_sent(
-    world: World, endpoint: str, more: dict[str, Any], code: str, param: str | None
+    world: RouterWorld, endpoint: str, more: dict[str, Any], code: str, param: str | None
 ) -> None:
     async with (
         RawServer(says(MESSAGE)) as server,
@@ -151,7 +146,7 @@ async def test_what_cannot_be_said_fails_its_item_and_is_not_sent(
         assert server.posts == []
 
 
-async def test_what_cannot_be_said_to_one_engine_goes_to_another(world: World) -> None:
+async def test_what_cannot_be_said_to_one_engine_goes_to_another(world: RouterWorld) -> None:
     async with RawServer(says(MESSAGE)) as theirs, RawServer() as ours:
         first = deployment(theirs.url, "first", engine=EngineKind.ANTHROPIC, weight=100.0)
         async with world.router(first, deployment(ours.url, "second", weight=0.01)) as router:
@@ -160,7 +155,7 @@ async def test_what_cannot_be_said_to_one_engine_goes_to_another(world: World) -
     assert theirs.posts == []
 
 
-async def test_an_answer_that_cannot_be_translated_is_broken(world: World) -> None:
+async def test_an_answer_that_cannot_be_translated_is_broken(world: RouterWorld) -> None:
     odd = {**MESSAGE, "content": [{"type": "server_tool_use", "id": "x"}]}
     async with (
         RawServer(says(odd)) as server,
@@ -172,7 +167,7 @@ async def test_an_answer_that_cannot_be_translated_is_broken(world: World) -> No
 
 
 @pytest.mark.parametrize("name", ["m", "support"])
-async def test_a_server_is_asked_for_its_own_name_of_the_model(world: World, name: str) -> None:
+async def test_a_server_is_asked_for_its_own_name_of_the_model(world: RouterWorld, name: str) -> None:
     body = b'{"messages": [1.50],  "model":"m", "odd":{"a":1}}'
     async with RawServer() as server, RawServer(says(vectors(["a"]))) as other:
         places = (
@@ -186,7 +181,7 @@ async def test_a_server_is_asked_for_its_own_name_of_the_model(world: World, nam
     assert json.loads(other.posts[0].body) == {"model": "inner-e", "input": "a"}
 
 
-async def test_a_group_and_a_translated_item_have_the_servers_name_too(world: World) -> None:
+async def test_a_group_and_a_translated_item_have_the_servers_name_too(world: RouterWorld) -> None:
     async def embed(request: Request, peer: Peer) -> None:
         given = json.loads(request.body)["input"]
         await peer.answer(200, vectors(given if isinstance(given, list) else [given]))

@@ -9,24 +9,18 @@ import msgspec
 import pytest
 
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment, together
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import HttpLimits
-from tidegate.core.errors import Ambiguous, HandedBack, Refused, Throttled, UpstreamError
+from tidegate.core.errors import Ambiguous, HandedBack, Refused, Throttled
 from tidegate.core.ids import group_id
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.retry import RetryAt, RetryPolicy, decide
-from tidegate.upstream.calls.router import Router
 
 pytestmark = pytest.mark.anyio
 
 EMBEDDINGS = "/v1/embeddings"
 BAD = "bad"
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
 
 
 def inputs_of(request: Request) -> list[str]:
@@ -65,15 +59,9 @@ class Gate:
         await self._script(request, peer)
 
 
-def item(world: World, text: Any, **more: Any) -> Call:
+def item(world: RouterWorld, text: Any, **more: Any) -> Call:
     body = json.dumps({"model": "m", "input": text, **more.pop("fields", {})}).encode()
     return world.call(body=body, endpoint=EMBEDDINGS, **more)
-
-
-async def together(router: Router, calls: Sequence[Call]) -> list[Answer | UpstreamError]:
-    found = await asyncio.gather(*[router.send(call) for call in calls], return_exceptions=True)
-    assert all(isinstance(one, Answer | UpstreamError) for one in found), found
-    return found  # type: ignore[return-value]
 
 
 def grouped(url: str, inputs: int = 8, **more: Any) -> Any:
@@ -84,7 +72,7 @@ def sizes(server: RawServer) -> list[int]:
     return [len(inputs_of(request)) for request in server.posts]
 
 
-async def test_items_that_come_together_share_calls_and_each_gets_its_own(world: World) -> None:
+async def test_items_that_come_together_share_calls_and_each_gets_its_own(world: RouterWorld) -> None:
     async with RawServer(embed) as server, world.router(grouped(server.url)) as router:
         calls = [item(world, "x" * (number + 1)) for number in range(20)]
         answers = await together(router, calls)
@@ -99,7 +87,7 @@ async def test_items_that_come_together_share_calls_and_each_gets_its_own(world:
     assert sum(used) == sum(range(1, 21)), "what the groups used is what their items used, to the token"
 
 
-async def test_the_key_of_a_group_names_its_items_and_follows_from_theirs(world: World) -> None:
+async def test_the_key_of_a_group_names_its_items_and_follows_from_theirs(world: RouterWorld) -> None:
     async with RawServer(embed) as server, world.router(grouped(server.url)) as router:
         calls = [item(world, "x") for _ in range(4)]
         await together(router, calls)
@@ -110,7 +98,7 @@ async def test_the_key_of_a_group_names_its_items_and_follows_from_theirs(world:
     assert keys[0] == keys[1] != keys[2]
 
 
-async def test_what_waits_for_a_slot_forms_the_next_group_and_nobody_waits_for_company(world: World) -> None:
+async def test_what_waits_for_a_slot_forms_the_next_group_and_nobody_waits_for_company(world: RouterWorld) -> None:
     gate = Gate(embed)
     async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=1)) as router:
         first = asyncio.create_task(router.send(item(world, "alone")))
@@ -121,7 +109,7 @@ async def test_what_waits_for_a_slot_forms_the_next_group_and_nobody_waits_for_c
     assert sizes(server) == [1, 8, 3]
 
 
-async def test_many_groups_are_in_flight_at_once(world: World) -> None:
+async def test_many_groups_are_in_flight_at_once(world: RouterWorld) -> None:
     gate = Gate(embed)
     async with RawServer(gate) as server, world.router(grouped(server.url, inputs=4, max_in_flight=8)) as router:
         assert router.free_slots("m") == 32
@@ -133,7 +121,7 @@ async def test_many_groups_are_in_flight_at_once(world: World) -> None:
     assert sizes(server) == [4] * 8
 
 
-async def test_a_slot_is_worth_several_items_only_while_they_fit_together(world: World) -> None:
+async def test_a_slot_is_worth_several_items_only_while_they_fit_together(world: RouterWorld) -> None:
     gate = Gate(embed)
     async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=2)) as router:
         assert (router.free_slots("m"), router.items_per_call("m"), router.items_per_call()) == (16, 8, 8)
@@ -150,7 +138,7 @@ async def test_a_slot_is_worth_several_items_only_while_they_fit_together(world:
     assert sizes(server) == [1, 1, 1]
 
 
-async def test_a_job_fills_its_groups_while_those_of_another_are_out(world: World) -> None:
+async def test_a_job_fills_its_groups_while_those_of_another_are_out(world: RouterWorld) -> None:
     gate = Gate(embed)
     async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=3)) as router:
         tasks = [
@@ -178,7 +166,7 @@ async def test_a_job_fills_its_groups_while_those_of_another_are_out(world: Worl
     ],
 )
 async def test_what_differs_in_anything_that_matters_does_not_share_a_call(
-    world: World, one: dict[str, Any], other: dict[str, Any]
+    world: RouterWorld, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     async with RawServer(embed) as server, world.router(grouped(server.url)) as router:
         calls = [item(world, "x", **dict(one)), item(world, "x", **dict(other))]
@@ -189,7 +177,7 @@ async def test_what_differs_in_anything_that_matters_does_not_share_a_call(
 
 
 @pytest.mark.parametrize("text", [["a", "b"], [[1, 2], [3]], [], None])
-async def test_an_item_with_several_inputs_or_none_goes_as_it_is(world: World, text: Any) -> None:
+async def test_an_item_with_several_inputs_or_none_goes_as_it_is(world: RouterWorld, text: Any) -> None:
     async def script(request: Request, peer: Peer) -> None:
         await peer.answer(200, vectors(["x"]))
 
@@ -199,7 +187,7 @@ async def test_an_item_with_several_inputs_or_none_goes_as_it_is(world: World, t
     assert sorted(request.body for request in server.posts) == sorted(call.body for call in calls)
 
 
-async def test_fewer_than_are_worth_a_group_go_alone(world: World) -> None:
+async def test_fewer_than_are_worth_a_group_go_alone(world: RouterWorld) -> None:
     place = grouped("http://x", upstream_min_batch_inputs=4)
     async with RawServer(embed) as server:
         place = grouped(server.url, upstream_min_batch_inputs=4)
@@ -209,14 +197,14 @@ async def test_fewer_than_are_worth_a_group_go_alone(world: World) -> None:
     assert sizes(server) == [1, 1, 1, 4]
 
 
-async def test_without_the_setting_every_item_is_its_own_call(world: World) -> None:
+async def test_without_the_setting_every_item_is_its_own_call(world: RouterWorld) -> None:
     async with RawServer(embed) as server, world.router(deployment(server.url)) as router:
         assert (router.items_per_call("m"), router.free_slots("m")) == (1, 64)
         await together(router, [item(world, "x") for _ in range(5)])
     assert sizes(server) == [1] * 5
 
 
-async def test_a_bad_input_fails_alone_and_costs_the_others_nothing(world: World) -> None:
+async def test_a_bad_input_fails_alone_and_costs_the_others_nothing(world: RouterWorld) -> None:
     async with RawServer(embed) as server, world.router(grouped(server.url)) as router:
         answers = await together(router, [item(world, BAD if at == 3 else "x") for at in range(8)])
     assert [isinstance(answer, Refused) for answer in answers] == [at == 3 for at in range(8)]
@@ -233,7 +221,7 @@ async def test_a_bad_input_fails_alone_and_costs_the_others_nothing(world: World
         b'{"error":{"message":"no"},"data":[{"index":0}]}',
     ],
 )
-async def test_an_answer_that_cannot_be_taken_apart_isolates_its_items(world: World, answer: bytes) -> None:
+async def test_an_answer_that_cannot_be_taken_apart_isolates_its_items(world: RouterWorld, answer: bytes) -> None:
     async def script(request: Request, peer: Peer) -> None:
         given = inputs_of(request)
         await peer.answer(200, vectors(given) if len(given) == 1 else answer)
@@ -249,7 +237,7 @@ async def test_an_answer_that_cannot_be_taken_apart_isolates_its_items(world: Wo
         assert router.status()[0].state == "closed"
 
 
-async def test_overload_is_put_off_first_and_then_the_groups_shrink_and_grow_again(world: World) -> None:
+async def test_overload_is_put_off_first_and_then_the_groups_shrink_and_grow_again(world: RouterWorld) -> None:
     refusals = 2
 
     async def script(request: Request, peer: Peer) -> None:
@@ -274,7 +262,7 @@ async def test_overload_is_put_off_first_and_then_the_groups_shrink_and_grow_aga
         assert sizes(server)[-1] == 8
 
 
-async def test_a_group_that_may_have_been_billed_counts_for_each_and_the_last_try_is_alone(world: World) -> None:
+async def test_a_group_that_may_have_been_billed_counts_for_each_and_the_last_try_is_alone(world: RouterWorld) -> None:
     async def script(request: Request, peer: Peer) -> None:
         if request.line.startswith("GET"):
             await peer.answer(200, b'{"data":[]}')
@@ -292,7 +280,7 @@ async def test_a_group_that_may_have_been_billed_counts_for_each_and_the_last_tr
     assert sizes(server) == [3, 1, 1, 1]
 
 
-async def test_a_server_that_takes_no_groups_of_this_size_is_sent_smaller_ones(world: World) -> None:
+async def test_a_server_that_takes_no_groups_of_this_size_is_sent_smaller_ones(world: RouterWorld) -> None:
     async def script(request: Request, peer: Peer) -> None:
         given = inputs_of(request)
         await peer.answer(200, vectors(given)) if len(given) <= 2 else await peer.answer(400, b'{"error":{}}')
@@ -304,7 +292,7 @@ async def test_a_server_that_takes_no_groups_of_this_size_is_sent_smaller_ones(w
     assert sizes(server)[-4:] == [2, 2, 2, 2]
 
 
-async def test_a_group_fails_over_only_to_who_takes_it(world: World) -> None:
+async def test_a_group_fails_over_only_to_who_takes_it(world: RouterWorld) -> None:
     async def busy(request: Request, peer: Peer) -> None:
         await peer.answer(429, b"{}", Retry_After="60")
 
@@ -327,7 +315,7 @@ async def test_a_group_fails_over_only_to_who_takes_it(world: World) -> None:
             assert (sizes(first), sizes(large)) == ([8], [8])
 
 
-async def test_a_rest_puts_off_all_who_wait_and_none_is_forgotten(world: World) -> None:
+async def test_a_rest_puts_off_all_who_wait_and_none_is_forgotten(world: RouterWorld) -> None:
     async def busy(request: Request, peer: Peer) -> None:
         await peer.answer(429, b"{}", Retry_After="60")
 
@@ -338,7 +326,7 @@ async def test_a_rest_puts_off_all_who_wait_and_none_is_forgotten(world: World) 
     assert sizes(server) == [1]
 
 
-async def test_who_leaves_takes_nobody_along(world: World) -> None:
+async def test_who_leaves_takes_nobody_along(world: RouterWorld) -> None:
     gate = Gate(embed)
     fast = HttpLimits(pool_timeout_s=30)
     async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=1), limits=fast) as router:
@@ -356,7 +344,7 @@ async def test_who_leaves_takes_nobody_along(world: World) -> None:
     assert sizes(server) == [1, 2]
 
 
-async def test_a_leader_that_is_cancelled_costs_the_others_no_attempt(world: World) -> None:
+async def test_a_leader_that_is_cancelled_costs_the_others_no_attempt(world: RouterWorld) -> None:
     """What they shared may have been billed, but it was we who cut it: with attempts, enough of it would fail an item."""
 
     async def script(request: Request, peer: Peer) -> None:
@@ -378,7 +366,7 @@ async def test_a_leader_that_is_cancelled_costs_the_others_no_attempt(world: Wor
         await eventually(server.posts[0].gone.is_set, "the upstream to see it")
 
 
-async def test_one_request_and_the_sum_of_tokens_are_weighed(world: World) -> None:
+async def test_one_request_and_the_sum_of_tokens_are_weighed(world: RouterWorld) -> None:
     gate = Gate(embed)
     place_of = {"max_in_flight": 4, "tokens_in_flight_max": 40}
     async with RawServer(gate) as server, world.router(grouped(server.url, **place_of)) as router:
@@ -390,7 +378,7 @@ async def test_one_request_and_the_sum_of_tokens_are_weighed(world: World) -> No
     assert sum(sizes(server)) == 8
 
 
-async def test_no_group_is_sent_for_an_item_whose_job_was_paused(world: World) -> None:
+async def test_no_group_is_sent_for_an_item_whose_job_was_paused(world: RouterWorld) -> None:
     gate, paused = Gate(embed), asyncio.Event()
     async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=1)) as router:
         first = asyncio.create_task(router.send(item(world, "first")))
@@ -405,7 +393,7 @@ async def test_no_group_is_sent_for_an_item_whose_job_was_paused(world: World) -
     assert len(server.posts) == 1
 
 
-async def test_no_group_is_sent_for_an_item_whose_lease_may_be_over(world: World) -> None:
+async def test_no_group_is_sent_for_an_item_whose_lease_may_be_over(world: RouterWorld) -> None:
     """A group is one call: it begins only while the lease of each of its items covers it."""
     gate = Gate(embed)
     async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=1)) as router:

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from tests.upstream.grouping.test_groups import Gate, embed, grouped, item, sizes, together
-from tests.upstream.limits import MemoryLimits
+from tests.upstream.grouping.test_groups import Gate, embed, grouped, item, sizes
+from tests.upstream.limits import MemoryLimits, minute
 from tests.upstream.raw_server import RawServer, eventually
-from tests.upstream.world import World
-from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
+from tests.upstream.world import RouterWorld, together
+from tidegate.core.budgets.budget import Budget, LimitBound
 from tidegate.core.deployments import Estimate
 from tidegate.core.errors import Withheld
 from tidegate.core.nouns import Answer
@@ -20,21 +20,7 @@ pytestmark = pytest.mark.anyio
 AT_ONCE = DeploymentPolicy(patience_ms=0)
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def limits(world: World) -> MemoryLimits:
-    return MemoryLimits(world.clock)
-
-
-def minute(requests: int | None = None, tokens: int | None = None) -> Limit:
-    return Limit(Period.MINUTE, requests, tokens)
-
-
-async def test_a_shared_call_is_one_request_of_its_deployment(world: World, limits: MemoryLimits) -> None:
+async def test_a_shared_call_is_one_request_of_its_deployment(world: RouterWorld, limits: MemoryLimits) -> None:
     async with RawServer(embed) as server:
         place = grouped(server.url, limits=(minute(3),))
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
@@ -44,7 +30,7 @@ async def test_a_shared_call_is_one_request_of_its_deployment(world: World, limi
             assert (len(server.posts), limits.used("one")[0]) == (3, 3)
 
 
-async def test_tokens_are_settled_with_what_all_items_used(world: World, limits: MemoryLimits) -> None:
+async def test_tokens_are_settled_with_what_all_items_used(world: RouterWorld, limits: MemoryLimits) -> None:
     mine, other = (Budget(LimitBound.JOB, name, (minute(tokens=10_000),)) for name in ("mine", "other"))
     async with RawServer(embed) as server:
         async with world.router(grouped(server.url), policy=AT_ONCE, capacity=Capacity(limits)) as router:
@@ -60,7 +46,7 @@ async def test_tokens_are_settled_with_what_all_items_used(world: World, limits:
 
 @pytest.mark.parametrize("estimate", Estimate)
 async def test_a_group_is_no_larger_than_its_budget_allows(
-    world: World, limits: MemoryLimits, estimate: Estimate
+    world: RouterWorld, limits: MemoryLimits, estimate: Estimate
 ) -> None:
     """Eight together would be more than a minute has, and four are not."""
     text = "x" * 400
@@ -74,7 +60,7 @@ async def test_a_group_is_no_larger_than_its_budget_allows(
     assert max(sizes(server)) == 4
 
 
-async def test_a_process_has_no_more_calls_out_than_its_own_limit(world: World) -> None:
+async def test_a_process_has_no_more_calls_out_than_its_own_limit(world: RouterWorld) -> None:
     gate = Gate(embed)
     async with (
         RawServer(gate) as server,

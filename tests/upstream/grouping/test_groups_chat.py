@@ -1,25 +1,17 @@
 """Chat items in provider micro-batches, over real sockets: the adapter that wants a result for each, and every way back to single calls."""
 
-import asyncio
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.upstream.raw_server import Peer, RawServer, Request
-from tests.upstream.world import CHAT_ENDPOINT, World, deployment
+from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment, together
 from tidegate.core.errors import Ambiguous, Refused, SettingsError, Throttled, UpstreamError
 from tidegate.core.grouping.chat import BATCH_ENDPOINT, USAGE_MISSING, ChatAdapter, ChatBatching, ChatMode
 from tidegate.core.nouns import Answer, Call, Usage
-from tidegate.upstream.calls.router import Router
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
 
 
 def completion(text: str, **more: Any) -> dict[str, Any]:
@@ -60,22 +52,16 @@ def batching(size: int = 4, **more: Any) -> ChatBatching:
     return ChatBatching(ChatMode.SYNC_MICROBATCH, upstream_max_batch_size=size, adapter=ChatAdapter.RESULTS, **more)
 
 
-def item(world: World, text: str, **fields: Any) -> Call:
+def item(world: RouterWorld, text: str, **fields: Any) -> Call:
     body = {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
     return world.call(body=json.dumps(body).encode())
-
-
-async def together(router: Router, calls: Sequence[Call]) -> list[Answer | UpstreamError]:
-    found = await asyncio.gather(*[router.send(call) for call in calls], return_exceptions=True)
-    assert all(isinstance(one, Answer | UpstreamError) for one in found), found
-    return found  # type: ignore[return-value]
 
 
 def shapes(server: RawServer) -> list[tuple[str, int]]:
     return [(request.path.removeprefix("/v1/chat/completions"), len(texts(request))) for request in server.posts]
 
 
-async def test_each_item_gets_its_own_completion_and_its_own_usage(world: World) -> None:
+async def test_each_item_gets_its_own_completion_and_its_own_usage(world: RouterWorld) -> None:
     async with RawServer(chat) as server, world.router(deployment(server.url, chat_batching=batching())) as router:
         assert router.items_per_call("m") == 4
         found = await together(router, [item(world, "x" * (at + 1), temperature=0) for at in range(6)])
@@ -98,7 +84,7 @@ async def test_each_item_gets_its_own_completion_and_its_own_usage(world: World)
     ],
 )
 async def test_other_modes_no_adapter_and_a_size_of_one_send_each_item_by_itself(
-    world: World, settings: ChatBatching
+    world: RouterWorld, settings: ChatBatching
 ) -> None:
     async with RawServer(chat) as server, world.router(deployment(server.url, chat_batching=settings)) as router:
         assert router.items_per_call("m") == 1
@@ -118,13 +104,13 @@ async def test_other_modes_no_adapter_and_a_size_of_one_send_each_item_by_itself
         {"n": 2},
     ],
 )
-async def test_whatever_a_group_could_spoil_goes_by_itself(world: World, fields: dict[str, Any]) -> None:
+async def test_whatever_a_group_could_spoil_goes_by_itself(world: RouterWorld, fields: dict[str, Any]) -> None:
     async with RawServer(chat) as server, world.router(deployment(server.url, chat_batching=batching())) as router:
         await together(router, [item(world, "x", **fields) for _ in range(3)])
     assert shapes(server) == [("", 1)] * 3
 
 
-async def test_more_tokens_than_the_cap_are_not_put_together(world: World) -> None:
+async def test_more_tokens_than_the_cap_are_not_put_together(world: RouterWorld) -> None:
     batches = batching(max_total_input_tokens=200)
     async with RawServer(chat) as server, world.router(deployment(server.url, chat_batching=batches)) as router:
         await together(router, [item(world, "x" * 300) for _ in range(4)])
@@ -132,13 +118,13 @@ async def test_more_tokens_than_the_cap_are_not_put_together(world: World) -> No
     assert shapes(server) == [("/batch", 2), ("/batch", 2), ("", 1), ("", 1)]
 
 
-async def test_items_that_differ_in_a_parameter_do_not_meet(world: World) -> None:
+async def test_items_that_differ_in_a_parameter_do_not_meet(world: RouterWorld) -> None:
     async with RawServer(chat) as server, world.router(deployment(server.url, chat_batching=batching())) as router:
         await together(router, [item(world, "x", temperature=at % 2) for at in range(4)])
     assert shapes(server) == [("/batch", 2)] * 2
 
 
-async def test_successes_are_kept_and_each_failure_is_its_own(world: World) -> None:
+async def test_successes_are_kept_and_each_failure_is_its_own(world: RouterWorld) -> None:
     wanted = ["fine", "status 429", "status 503", "status 400", "unstructured", "no usage", "left out", "fine too"]
     async with RawServer(chat) as server, world.router(deployment(server.url, chat_batching=batching(8))) as router:
         found = await together(router, [item(world, text) for text in wanted])
@@ -160,7 +146,7 @@ async def test_successes_are_kept_and_each_failure_is_its_own(world: World) -> N
     assert left_out.billed
 
 
-async def test_a_server_without_the_path_or_that_sums_up_gets_single_calls_soon(world: World) -> None:
+async def test_a_server_without_the_path_or_that_sums_up_gets_single_calls_soon(world: RouterWorld) -> None:
     """As vLLM does: its path has this name, and its answer one usage for all."""
 
     async def script(request: Request, peer: Peer) -> None:
@@ -176,7 +162,9 @@ async def test_a_server_without_the_path_or_that_sums_up_gets_single_calls_soon(
     assert shapes(server)[-4:] == [("", 1)] * 4
 
 
-async def test_a_group_goes_on_to_a_deployment_that_takes_it_or_waits_with_the_first_ones_failure(world: World) -> None:
+async def test_a_group_goes_on_to_a_deployment_that_takes_it_or_waits_with_the_first_ones_failure(
+    world: RouterWorld,
+) -> None:
     async def busy(request: Request, peer: Peer) -> None:
         await peer.answer(429, b"{}", Retry_After="60")
 
@@ -195,7 +183,7 @@ async def test_a_group_goes_on_to_a_deployment_that_takes_it_or_waits_with_the_f
 
 
 async def test_a_deployment_that_takes_no_groups_serves_their_items_one_by_one_and_is_not_to_blame(
-    world: World,
+    world: RouterWorld,
 ) -> None:
     async with RawServer(chat) as groups, RawServer(chat) as plain:
         places = (

@@ -14,7 +14,7 @@ from tests.support.redis import RedisServer
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.queue.test_asynchronous import OK, Processor, deployment
 from tests.upstream.raw_server import RawServer
-from tests.upstream.world import World
+from tests.upstream.world import RouterWorld
 from tidegate.backends.queue_redis import RedisQueue
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, HttpLimits, Queue, Secret
@@ -53,7 +53,7 @@ async def answered(processor: Processor, **result: Any) -> dict[str, Any]:
 
 
 async def test_a_call_takes_a_slot_for_as_long_as_it_lies_in_the_queue(processor: Processor) -> None:
-    world = World()
+    world = RouterWorld()
     async with routed(world.clock, deployment(processor.queue, max_in_flight=1)) as router:
         call = asyncio.create_task(router.send(world.call()))
         await processor.until_lies()
@@ -64,7 +64,7 @@ async def test_a_call_takes_a_slot_for_as_long_as_it_lies_in_the_queue(processor
 
 
 async def test_budgets_bind_what_goes_through_a_queue(processor: Processor) -> None:
-    world = World()
+    world = RouterWorld()
     bound = deployment(processor.queue, limits=(Limit(Period.MINUTE, requests=1),))
     capacity = Capacity(limits=MemoryLimits(world.clock))
     async with routed(world.clock, bound, capacity=capacity) as router:
@@ -77,7 +77,7 @@ async def test_budgets_bind_what_goes_through_a_queue(processor: Processor) -> N
 
 
 async def test_failures_from_the_queue_shut_the_deployment_and_the_queue_brings_it_back(processor: Processor) -> None:
-    world = World()
+    world = RouterWorld()
     async with routed(world.clock, deployment(processor.queue)) as router:
         while router.free_slots("m"):
             call = asyncio.create_task(router.send(world.call()))
@@ -93,7 +93,7 @@ async def test_failures_from_the_queue_shut_the_deployment_and_the_queue_brings_
 
 
 async def test_a_queue_that_is_away_leaves_the_call_to_another_deployment(private_redis: RedisServer) -> None:
-    world = World()
+    world = RouterWorld()
     private_redis.stop()
     away = deployment(Queue(Secret(private_redis.url), "a", "b"))
     async with RawServer() as server, routed(world.clock, away, other(server)) as router:
@@ -104,7 +104,7 @@ async def test_a_queue_that_is_away_leaves_the_call_to_another_deployment(privat
 
 
 async def test_a_call_that_lies_in_a_queue_is_sent_to_no_other_deployment(processor: Processor) -> None:
-    world = World()
+    world = RouterWorld()
     call = world.call()
     queued = deployment(processor.queue)
     async with RawServer() as server:

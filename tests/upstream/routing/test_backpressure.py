@@ -8,7 +8,7 @@ import pytest
 
 from tests.upstream.calls.test_router import always, failure
 from tests.upstream.raw_server import RawServer
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate import metrics
 from tidegate.backends.shared_redis import LocalRests
 from tidegate.core.deployments import Resource
@@ -21,12 +21,7 @@ from tidegate.upstream.routing.slots import Capacity
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-async def shut(router: Router, world: World, model: str = "m") -> None:
+async def shut(router: Router, world: RouterWorld, model: str = "m") -> None:
     for _ in range(5):
         await failure(router, world, model=model)
 
@@ -36,7 +31,7 @@ def heard(router: Router) -> None:
     router.replace([state.deployment for state in router._states.values()], ())
 
 
-async def test_one_process_says_so_and_the_others_wait_it_out(world: World) -> None:
+async def test_one_process_says_so_and_the_others_wait_it_out(world: RouterWorld) -> None:
     rests = LocalRests(world.clock)
     async with RawServer(always(503)) as ill, RawServer() as well:
         async with world.router(deployment(ill.url, models=("m",)), capacity=Capacity(rests=rests)) as first:
@@ -54,7 +49,7 @@ async def test_one_process_says_so_and_the_others_wait_it_out(world: World) -> N
 @pytest.mark.parametrize("models", [("m",), ()], ids=["named", "any"])
 @pytest.mark.parametrize("is_shared", [True, False], ids=["redis", "alone"])
 async def test_a_model_of_which_no_server_is_healthy_is_counted_wherever_it_is(
-    world: World, models: tuple[str, ...], *, is_shared: bool
+    world: RouterWorld, models: tuple[str, ...], *, is_shared: bool
 ) -> None:
     """Without Redis, and behind one server for every model, an alert goes by this too."""
 
@@ -78,7 +73,7 @@ async def test_a_model_of_which_no_server_is_healthy_is_counted_wherever_it_is(
             assert counted() > before
 
 
-async def test_who_obeyed_once_tries_for_itself_before_it_obeys_again(world: World) -> None:
+async def test_who_obeyed_once_tries_for_itself_before_it_obeys_again(world: RouterWorld) -> None:
     rests = LocalRests(world.clock)
     async with RawServer() as well, RawServer(always(503)) as ill:
         async with world.router(deployment(well.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
@@ -99,7 +94,7 @@ async def test_who_obeyed_once_tries_for_itself_before_it_obeys_again(world: Wor
             assert router.rests_until_ms("m") > world.clock.monotonic + 250_000
 
 
-async def test_as_long_as_one_server_is_well_the_model_is_not_left_alone(world: World) -> None:
+async def test_as_long_as_one_server_is_well_the_model_is_not_left_alone(world: RouterWorld) -> None:
     rests = LocalRests(world.clock)
     async with RawServer(always(503)) as ill, RawServer() as well:
         places = deployment(ill.url, "ill", models=("m",)), deployment(well.url, "well", models=("m",))
@@ -111,7 +106,7 @@ async def test_as_long_as_one_server_is_well_the_model_is_not_left_alone(world: 
             assert "model:m" not in rests.current()
 
 
-async def test_a_throttled_model_is_not_ill_and_a_longer_retry_after_wins(world: World) -> None:
+async def test_a_throttled_model_is_not_ill_and_a_longer_retry_after_wins(world: RouterWorld) -> None:
     rests = LocalRests(world.clock)
     async with RawServer(always(429, Retry_After="900")) as server:
         async with world.router(deployment(server.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
@@ -122,7 +117,7 @@ async def test_a_throttled_model_is_not_ill_and_a_longer_retry_after_wins(world:
             assert router.rests_until_ms("m") == pytest.approx(world.clock.monotonic + 900_000, abs=10)
 
 
-async def test_a_user_is_not_kept_waiting_by_what_another_process_said(world: World) -> None:
+async def test_a_user_is_not_kept_waiting_by_what_another_process_said(world: RouterWorld) -> None:
     rests = LocalRests(world.clock)
     rests.publish("model:m", 60_000)
     async with RawServer() as server:
@@ -133,7 +128,7 @@ async def test_a_user_is_not_kept_waiting_by_what_another_process_said(world: Wo
             assert state.ready_at_ms() <= world.clock.monotonic
 
 
-async def test_it_can_be_switched_off_and_has_bounds(world: World) -> None:
+async def test_it_can_be_switched_off_and_has_bounds(world: RouterWorld) -> None:
     async with RawServer(always(401)) as server:
         for most, said in ((0, {"model:m": 0.0}), (3_000, {"model:m": 3_000.0})):
             rests = LocalRests(world.clock)
@@ -145,7 +140,7 @@ async def test_it_can_be_switched_off_and_has_bounds(world: World) -> None:
                 assert left_ms.get("model:m", 0.0) == pytest.approx(said["model:m"], abs=10)
 
 
-async def test_a_resource_falls_back_while_its_model_is_left_alone(world: World) -> None:
+async def test_a_resource_falls_back_while_its_model_is_left_alone(world: RouterWorld) -> None:
     rests = LocalRests(world.clock)
     async with RawServer() as first, RawServer() as second:
         places = [deployment(first.url, "one", models=("a",)), deployment(second.url, "two", models=("b",))]

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.upstream.calls.test_router import Gate, always, failure
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
-from tests.upstream.world import CHAT_ENDPOINT, World, deployment
+from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core.deployments import Resource
 from tidegate.core.errors import Throttled
 from tidegate.core.schedule import Reason
@@ -20,12 +20,7 @@ from tidegate.upstream.routing.deployment_state import DRAINED_WAIT_MS
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-async def test_calls_in_flight_end_and_new_ones_go_elsewhere_until_it_is_resumed(world: World) -> None:
+async def test_calls_in_flight_end_and_new_ones_go_elsewhere_until_it_is_resumed(world: RouterWorld) -> None:
     gate = Gate()
     async with RawServer(gate) as first, RawServer() as second:
         one = deployment(first.url, "one", models=("m",), max_in_flight=4)
@@ -45,7 +40,7 @@ async def test_calls_in_flight_end_and_new_ones_go_elsewhere_until_it_is_resumed
             assert router.status()[0].state == "closed"
 
 
-async def test_work_waits_while_every_deployment_is_drained(world: World) -> None:
+async def test_work_waits_while_every_deployment_is_drained(world: RouterWorld) -> None:
     """No call fails for it as if the model were unknown, and each wait has an end: it may be resumed at any moment."""
     async with RawServer() as server:
         limited = deployment(server.url, models=("m",), is_drained=True)
@@ -70,7 +65,7 @@ async def test_work_waits_while_every_deployment_is_drained(world: World) -> Non
 
 
 async def test_a_drained_deployment_hands_over_to_fallbacks_and_who_waits_for_its_slot_looks_again(
-    world: World,
+    world: RouterWorld,
 ) -> None:
     gate = Gate()
     async with RawServer(gate) as first, RawServer() as second:
@@ -89,7 +84,7 @@ async def test_a_drained_deployment_hands_over_to_fallbacks_and_who_waits_for_it
     assert len(first.posts) == 1
 
 
-async def test_a_refresh_tries_at_once_what_rests_or_has_an_open_circuit(world: World) -> None:
+async def test_a_refresh_tries_at_once_what_rests_or_has_an_open_circuit(world: RouterWorld) -> None:
     healthy = False
 
     async def script(request: Request, peer: Peer) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.deployments import Hints, Resource
 from tidegate.core.errors import SettingsError
 from tidegate.upstream.routing.priority_hints import PriorityHints
@@ -27,12 +27,7 @@ ALL = Hints(
 )
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-async def test_every_hint_reaches_the_upstream_and_no_name_does(world: World) -> None:
+async def test_every_hint_reaches_the_upstream_and_no_name_does(world: RouterWorld) -> None:
     body = b' {"model":"m", "seed":123456789012345678901}'
     async with RawServer() as server, world.router(deployment(server.url, hints=ALL)) as router:
         for share_owner in ("tenant:acme", "tenant:acme", "tenant:other\r\nX: y"):
@@ -88,7 +83,7 @@ def test_header_names_that_would_break_a_request_are_refused() -> None:
         Hints(objective_header="x", objective="a\r\nb")
 
 
-async def test_calls_of_one_prefix_go_to_one_deployment_in_every_process(world: World) -> None:
+async def test_calls_of_one_prefix_go_to_one_deployment_in_every_process(world: RouterWorld) -> None:
     async with RawServer() as a, RawServer() as b, RawServer() as c:
         places = [deployment(server.url, name) for name, server in (("a", a), ("b", b), ("c", c))]
         groups = [b"batch_%d/0" % number for number in range(60)]
@@ -109,7 +104,7 @@ async def test_calls_of_one_prefix_go_to_one_deployment_in_every_process(world: 
                 assert found == where[0][group] or where[0][group] == "c"
 
 
-async def test_a_prefix_is_served_elsewhere_rather_than_wait(world: World) -> None:
+async def test_a_prefix_is_served_elsewhere_rather_than_wait(world: RouterWorld) -> None:
     gate = asyncio.Event()
 
     async def script(request: Request, peer: Peer) -> None:
@@ -127,7 +122,7 @@ async def test_a_prefix_is_served_elsewhere_rather_than_wait(world: World) -> No
             await asyncio.gather(*flying)
 
 
-async def test_a_resource_whose_model_nobody_serves_is_refused(world: World) -> None:
+async def test_a_resource_whose_model_nobody_serves_is_refused(world: RouterWorld) -> None:
     with pytest.raises(SettingsError, match="no deployment serves"):
         async with world.router(deployment("http://h/v1", models=("m",)), resources=[Resource("r", "typo")]):
             pass

@@ -10,17 +10,12 @@ import pytest
 from bench.capacity import REFUSAL_SLOTS
 from bench.capacity_world import Item, RefusingServer, Report, SteadyServer, run
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import Throttled, UpstreamError
 from tidegate.upstream.routing.refusals import LAST_CALLS, WAITING_MAX, Refusals
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
 
 
 class Picky:
@@ -43,7 +38,7 @@ def keys(server: RawServer) -> list[str]:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_refused_call_waits_and_the_others_go_on(world: World, status: int) -> None:
+async def test_a_refused_call_waits_and_the_others_go_on(world: RouterWorld, status: int) -> None:
     picky = Picky("refused", status=status)
     async with RawServer(picky) as server, world.router(deployment(server.url)) as router:
         for _ in range(40):
@@ -64,7 +59,7 @@ async def test_a_refused_call_waits_and_the_others_go_on(world: World, status: i
     assert keys(server).count("refused") == 2
 
 
-async def test_a_refused_call_goes_elsewhere_and_not_back_before_its_time(world: World) -> None:
+async def test_a_refused_call_goes_elsewhere_and_not_back_before_its_time(world: RouterWorld) -> None:
     both = Picky("same"), Picky("same", Retry_After="2")
     async with RawServer(both[0]) as first, RawServer(both[1]) as second:
         places = (deployment(first.url, "first", weight=100.0), deployment(second.url, "second"))
@@ -121,7 +116,7 @@ def test_more_waiting_calls_than_are_remembered_are_a_rest_of_them_all() -> None
     assert refusals.refused("one more", 9_000.0) == 7_000.0
 
 
-async def test_the_deployment_rests_at_once_when_it_says_that_nothing_is_left(world: World) -> None:
+async def test_the_deployment_rests_at_once_when_it_says_that_nothing_is_left(world: RouterWorld) -> None:
     said: dict[str, Any] = {
         "x_ratelimit_limit_requests": "20",
         "x_ratelimit_remaining_requests": "0",

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.upstream.calls.test_router import FAST, Gate, always, failure
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import EngineKind, Resource, Tls
 from tidegate.core.errors import Ambiguous, Refused, SettingsError, Throttled, Unavailable
@@ -22,12 +22,7 @@ from tidegate.upstream.routing.slots import Capacity
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-async def test_calls_in_flight_end_where_they_are_and_new_ones_go_elsewhere(world: World) -> None:
+async def test_calls_in_flight_end_where_they_are_and_new_ones_go_elsewhere(world: RouterWorld) -> None:
     gate = Gate()
     async with RawServer(gate) as old, RawServer() as new:
         async with world.router(deployment(old.url, "old", models=("m",))) as router:
@@ -41,7 +36,7 @@ async def test_calls_in_flight_end_where_they_are_and_new_ones_go_elsewhere(worl
     assert len(old.posts) == 3
 
 
-async def test_who_waits_for_a_slot_of_one_that_is_gone_gets_one_of_its_successor(world: World) -> None:
+async def test_who_waits_for_a_slot_of_one_that_is_gone_gets_one_of_its_successor(world: RouterWorld) -> None:
     gate = Gate()
     async with RawServer(gate) as old, RawServer() as new:
         async with world.router(deployment(old.url, "old", models=("m",), max_in_flight=1)) as router:
@@ -56,7 +51,7 @@ async def test_who_waits_for_a_slot_of_one_that_is_gone_gets_one_of_its_successo
     assert len(old.posts) == 1
 
 
-async def test_who_waits_for_a_model_that_is_gone_is_told(world: World) -> None:
+async def test_who_waits_for_a_model_that_is_gone_is_told(world: RouterWorld) -> None:
     gate = Gate()
     async with RawServer(gate) as old:
         async with world.router(deployment(old.url, "old", models=("m",), max_in_flight=1)) as router:
@@ -72,7 +67,7 @@ async def test_who_waits_for_a_model_that_is_gone_is_told(world: World) -> None:
             await flying
 
 
-async def test_a_call_that_fails_at_one_that_is_gone_goes_on_to_its_successor(world: World) -> None:
+async def test_a_call_that_fails_at_one_that_is_gone_goes_on_to_its_successor(world: RouterWorld) -> None:
     gate = asyncio.Event()
 
     async def refuse(request: Request, peer: Peer) -> None:
@@ -88,7 +83,7 @@ async def test_a_call_that_fails_at_one_that_is_gone_goes_on_to_its_successor(wo
             assert (await flying).deployment == "new"
 
 
-async def test_other_terms_keep_calls_health_and_what_was_learned(world: World) -> None:
+async def test_other_terms_keep_calls_health_and_what_was_learned(world: RouterWorld) -> None:
     gate = Gate()
     async with RawServer(gate) as server:
         before = deployment(server.url, models=("m",), max_in_flight=4)
@@ -105,7 +100,9 @@ async def test_other_terms_keep_calls_health_and_what_was_learned(world: World) 
             assert (router.status()[0].in_flight, router.status()[0].answered, router.free_slots("m")) == (0, 3, 5)
 
 
-async def test_a_shut_deployment_stays_shut_under_other_terms_and_another_server_begins_well(world: World) -> None:
+async def test_a_shut_deployment_stays_shut_under_other_terms_and_another_server_begins_well(
+    world: RouterWorld,
+) -> None:
     async with RawServer(always(503)) as ill, RawServer() as well:
         before = deployment(ill.url, models=("m",))
         async with world.router(before) as router:
@@ -119,7 +116,7 @@ async def test_a_shut_deployment_stays_shut_under_other_terms_and_another_server
             await router.send(world.call())
 
 
-async def test_another_tide_counts_only_its_own_calls(world: World) -> None:
+async def test_another_tide_counts_only_its_own_calls(world: RouterWorld) -> None:
     """The engine's own deployments have a tide; with another capacity they get another one, and calls of the first end in peace."""
     gate = Gate()
     async with RawServer(gate) as server:
@@ -134,7 +131,7 @@ async def test_another_tide_counts_only_its_own_calls(world: World) -> None:
             await asyncio.gather(*(router.send(world.call()) for _ in range(6)))
 
 
-async def test_what_cannot_be_used_is_left_out_and_said(world: World) -> None:
+async def test_what_cannot_be_used_is_left_out_and_said(world: RouterWorld) -> None:
     async with RawServer() as server:
         good = deployment(server.url, "good", models=("m",))
         bad = deployment("https://h/v1", "bad", models=("b",), tls=Tls(ca_file="/no/such/file"))
@@ -148,7 +145,7 @@ async def test_what_cannot_be_used_is_left_out_and_said(world: World) -> None:
             await router.send(world.call())
 
 
-async def test_resources_come_and_go(world: World) -> None:
+async def test_resources_come_and_go(world: RouterWorld) -> None:
     seen: list[str] = []
 
     async def script(request: Request, peer: Peer) -> None:
@@ -169,7 +166,7 @@ async def test_resources_come_and_go(world: World) -> None:
 # Fallbacks.
 
 
-async def test_a_fallback_takes_what_the_first_refused_under_its_own_name_and_limits(world: World) -> None:
+async def test_a_fallback_takes_what_the_first_refused_under_its_own_name_and_limits(world: RouterWorld) -> None:
     seen: list[str] = []
 
     async def script(request: Request, peer: Peer) -> None:
@@ -192,7 +189,7 @@ async def test_a_fallback_takes_what_the_first_refused_under_its_own_name_and_li
     assert (len(first.posts), len(second.posts)) == (1, 2)
 
 
-async def test_a_key_that_does_not_allow_the_fallbacks_model_waits_for_the_first(world: World) -> None:
+async def test_a_key_that_does_not_allow_the_fallbacks_model_waits_for_the_first(world: RouterWorld) -> None:
     """Also a second deployment of the first's own model counts as its own, and a key without an allowlist may go everywhere."""
     async with RawServer(always(429, Retry_After="7")) as first, RawServer() as second, RawServer() as third:
         places = (
@@ -213,7 +210,7 @@ async def test_a_key_that_does_not_allow_the_fallbacks_model_waits_for_the_first
     assert (len(second.posts), len(third.posts)) == (1, 1)
 
 
-async def test_a_later_order_of_an_allowed_model_is_no_other_model(world: World) -> None:
+async def test_a_later_order_of_an_allowed_model_is_no_other_model(world: RouterWorld) -> None:
     async with RawServer(always(429, Retry_After="7")) as first, RawServer() as later:
         places = (
             deployment(first.url, "one", models=("a",)),
@@ -226,7 +223,7 @@ async def test_a_later_order_of_an_allowed_model_is_no_other_model(world: World)
 
 @pytest.mark.parametrize(("status", "kind"), [(500, Ambiguous), (400, Refused)])
 async def test_what_may_be_billed_or_is_wrong_everywhere_takes_no_fallback(
-    world: World, status: int, kind: type[Exception]
+    world: RouterWorld, status: int, kind: type[Exception]
 ) -> None:
     async with RawServer(always(status)) as first, RawServer() as second:
         places = deployment(first.url, "one", models=("a",)), deployment(second.url, "two", models=("b",))
@@ -235,7 +232,7 @@ async def test_what_may_be_billed_or_is_wrong_everywhere_takes_no_fallback(
     assert len(second.posts) == 0
 
 
-async def test_a_deployment_that_is_merely_full_is_waited_for(world: World) -> None:
+async def test_a_deployment_that_is_merely_full_is_waited_for(world: RouterWorld) -> None:
     gate = Gate()
     async with RawServer(gate) as first, RawServer() as second:
         places = (
@@ -252,7 +249,7 @@ async def test_a_deployment_that_is_merely_full_is_waited_for(world: World) -> N
     assert (len(first.posts), len(second.posts)) == (2, 0)
 
 
-async def test_deployments_of_a_later_order_are_there_for_when_the_earlier_ones_are_not(world: World) -> None:
+async def test_deployments_of_a_later_order_are_there_for_when_the_earlier_ones_are_not(world: RouterWorld) -> None:
     gate = Gate()
     async with RawServer(gate) as first, RawServer() as spare, RawServer() as last:
         places = [
@@ -275,7 +272,7 @@ async def test_deployments_of_a_later_order_are_there_for_when_the_earlier_ones_
             assert router.rests_until_ms("m") == 0
 
 
-async def test_fallbacks_of_fallbacks_come_in_order_and_each_once(world: World) -> None:
+async def test_fallbacks_of_fallbacks_come_in_order_and_each_once(world: RouterWorld) -> None:
     order: list[str] = []
 
     def refusing(name: str) -> Script:
@@ -296,7 +293,7 @@ async def test_fallbacks_of_fallbacks_come_in_order_and_each_once(world: World) 
     assert order == ["a", "b", "c"]
 
 
-async def test_a_fallbacks_own_limit_binds_what_falls_back_to_it(world: World) -> None:
+async def test_a_fallbacks_own_limit_binds_what_falls_back_to_it(world: RouterWorld) -> None:
     async with RawServer(always(429, Retry_After="100")) as first, RawServer() as second:
         places = deployment(first.url, "one", models=("a",)), deployment(second.url, "two", models=("b",))
         named = [
@@ -311,7 +308,7 @@ async def test_a_fallbacks_own_limit_binds_what_falls_back_to_it(world: World) -
     assert len(second.posts) == 2
 
 
-async def test_a_policy_of_lanes_holds_for_those_that_come_later(world: World) -> None:
+async def test_a_policy_of_lanes_holds_for_those_that_come_later(world: RouterWorld) -> None:
     async with RawServer(always(429, Retry_After="3600")) as server:
         async with world.router(policy=DeploymentPolicy(retry_after_ms_max=5_000)) as router:
             router.replace([deployment(server.url, models=("m",))], ())
@@ -320,7 +317,7 @@ async def test_a_policy_of_lanes_holds_for_those_that_come_later(world: World) -
             assert error.retry_after_ms <= 5_000
 
 
-async def test_a_beginning_with_what_cannot_be_used_is_refused(world: World) -> None:
+async def test_a_beginning_with_what_cannot_be_used_is_refused(world: RouterWorld) -> None:
     with pytest.raises(SettingsError, match="check that each exists"):
         async with world.router(deployment("https://h/v1", tls=Tls(ca_file="/no/such/file"))):
             pass
@@ -338,7 +335,7 @@ async def test_a_beginning_with_what_cannot_be_used_is_refused(world: World) -> 
     ],
 )
 async def test_a_whole_call_may_take_what_its_route_endpoint_or_deployment_says(
-    world: World, place: dict[str, Any], named: float | None, said: str
+    world: RouterWorld, place: dict[str, Any], named: float | None, said: str
 ) -> None:
     async with RawServer(Gate()) as server:
         resource = [] if named is None else [Resource("chat", "m", total_timeout_s=named)]

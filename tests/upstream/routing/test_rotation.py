@@ -14,7 +14,7 @@ from yarl import URL
 
 from tests.upstream.calls.test_router import failure
 from tests.upstream.raw_server import Peer, RawServer, Request
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.backends.shared_redis import LocalRests
 from tidegate.core.deployments import Deployment, HttpLimits, Secret, Tls
 from tidegate.core.errors import KeyRejected
@@ -26,18 +26,13 @@ from tidegate.upstream.routing.slots import Capacity
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 async def new_key_only(request: Request, peer: Peer) -> None:
     is_right = request.headers.get("Authorization") == "Bearer new"
     await peer.answer(200 if is_right or request.line.startswith("GET") else 401)
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-async def test_another_key_is_tried_at_once(world: World, is_shared: bool) -> None:
+async def test_another_key_is_tried_at_once(world: RouterWorld, is_shared: bool) -> None:
     """Also where the processes told one another to leave the model alone."""
     rests = LocalRests(world.clock)
     async with RawServer(new_key_only) as server:
@@ -55,7 +50,7 @@ async def test_another_key_is_tried_at_once(world: World, is_shared: bool) -> No
     assert len(server.posts) == 2
 
 
-async def test_what_met_a_rejected_key_looks_again_soon_and_asks_no_more_often(world: World) -> None:
+async def test_what_met_a_rejected_key_looks_again_soon_and_asks_no_more_often(world: RouterWorld) -> None:
     async with RawServer(new_key_only) as server:
         async with world.router(deployment(server.url, models=("m",), api_key=Secret("old"))) as router:
             error = await failure(router, world)
@@ -121,7 +116,7 @@ async def test_equal_settings_share_one_pool_and_others_do_not(certificates: Pat
             await transport.close()
 
 
-async def test_equal_settings_share_one_pool_without_tls_too(world: World) -> None:
+async def test_equal_settings_share_one_pool_without_tls_too(world: RouterWorld) -> None:
     async with RawServer() as server:
         places = [deployment(server.url, name, models=(name,)) for name in ("a", "b")]
         async with world.router(*places) as router:
@@ -131,7 +126,7 @@ async def test_equal_settings_share_one_pool_without_tls_too(world: World) -> No
 
 
 async def test_a_client_certificate_that_is_replaced_is_shown_and_a_broken_one_is_not(
-    world: World, certificates: Path, tmp_path: Path
+    world: RouterWorld, certificates: Path, tmp_path: Path
 ) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     renewal = Renewal({})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Resource, Serves
 from tidegate.core.errors import Ambiguous
@@ -83,7 +83,7 @@ def test_names_lead_to_their_own_first_and_by_order_to_the_others() -> None:
 
 
 def test_a_retry_is_what_failed_here_or_may_have() -> None:
-    world, routes = World(), Routes()
+    world, routes = RouterWorld(), Routes()
     one, two = state_of("one", "m"), state_of("two", "m")
     routes.assign([one, two], ())
     first, again = world.call(key="key"), world.call(key="key", attempt_count=1)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
-from tests.upstream.world import World, deployment
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Deployment, HttpLimits, Resource
 from tidegate.core.errors import LimitsUnavailable, Throttled, Unavailable, Withheld
@@ -57,7 +57,7 @@ class Air:
 
 @pytest.fixture
 async def store() -> AsyncIterator[Store]:
-    world = World()
+    world = RouterWorld()
     store = Store(SqliteDriver(None, world.clock.now_ms))
     await store.migrate()
     try:
@@ -69,12 +69,12 @@ async def store() -> AsyncIterator[Store]:
 @contextlib.asynccontextmanager
 async def processes(
     store: Store, count: int, *places: Deployment, **caps: object
-) -> AsyncIterator[list[tuple[World, Router]]]:
+) -> AsyncIterator[list[tuple[RouterWorld, Router]]]:
     limits = StoreLimits(store)
     async with contextlib.AsyncExitStack() as stack:
         made = []
         for number in range(count):
-            world, name = World(), f"worker_{number}"
+            world, name = RouterWorld(), f"worker_{number}"
             await store.enlist_worker(name, "here", "1", 60_000)
             capacity = Capacity(limits, lambda name=name: name, **caps)  # type: ignore[misc, arg-type]
             router = await stack.enter_async_context(world.router(*places, limits=PATIENT, capacity=capacity))
@@ -82,7 +82,7 @@ async def processes(
         yield made
 
 
-def calls(world: World, count: int, model: str = "m") -> list[Call]:
+def calls(world: RouterWorld, count: int, model: str = "m") -> list[Call]:
     return [world.call(model, body=model.encode()) for _ in range(count)]
 
 
@@ -141,7 +141,7 @@ async def test_caps_per_model_and_over_all_hold_across_processes(store: Store) -
 
 
 async def test_one_process_holds_the_caps_by_itself() -> None:
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     air.landing.set()
     async with RawServer(air) as server:
         places = (
@@ -159,7 +159,7 @@ async def test_one_process_holds_the_caps_by_itself() -> None:
 
 
 async def test_a_share_outlives_a_store_that_is_away_but_not_the_lease() -> None:
-    world = World()
+    world = RouterWorld()
     limits = MemoryLimits(world.clock)
     async with RawServer() as server:
         capacity = Capacity(limits, lambda: "worker_0")
@@ -175,7 +175,7 @@ async def test_a_share_outlives_a_store_that_is_away_but_not_the_lease() -> None
 
 
 async def test_a_call_whose_job_was_paused_while_it_waited_for_a_slot_is_not_sent() -> None:
-    world, air, paused = World(), Air(), asyncio.Event()
+    world, air, paused = RouterWorld(), Air(), asyncio.Event()
     async with RawServer(air) as server:
         async with world.router(deployment(server.url, max_in_flight=1), limits=PATIENT) as router:
             first = asyncio.create_task(router.send(world.call()))
@@ -209,7 +209,7 @@ async def test_calls_of_a_life_that_was_declared_gone_count_in_the_next_one_unti
     async with RawServer(air) as server:
         place, limits = deployment(server.url, max_in_flight=8), StoreLimits(store)
         await store.enlist_worker("worker_before", "here", "1", 60_000)
-        world = World()
+        world = RouterWorld()
         async with (
             world.router(place, limits=PATIENT, capacity=Capacity(limits, lambda: me[0])) as router,
             processes(store, 1, place) as others,
@@ -233,7 +233,7 @@ async def test_calls_of_a_life_that_was_declared_gone_count_in_the_next_one_unti
 class Board:
     """The Rests port, as several processes see it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: RouterWorld) -> None:
         self._world = world
         self.until: dict[str, float] = {}
 
@@ -246,7 +246,7 @@ class Board:
 
 
 async def test_a_rest_is_told_to_the_others_and_a_longer_one_wins() -> None:
-    world = World()
+    world = RouterWorld()
     limits, board = MemoryLimits(world.clock), Board(world)
 
     async def script(request: Request, peer: Peer) -> None:
@@ -272,7 +272,7 @@ async def test_a_rest_is_told_to_the_others_and_a_longer_one_wins() -> None:
 
 async def test_no_sliding_minute_holds_more_than_the_limit_and_none_is_left_unused(store: Store) -> None:
     """Four routers over the store's own ledger, all waking at the moment that it named; counted at the server, by the clock."""
-    clock_world = World()
+    clock_world = RouterWorld()
     driver = SqliteDriver(None, clock_world.clock.now_ms)
     kept = Store(driver)
     await kept.migrate()
@@ -288,7 +288,7 @@ async def test_no_sliding_minute_holds_more_than_the_limit_and_none_is_left_unus
             place = deployment(server.url, limits=(Limit(Period.MINUTE, 20),))
             routers = []
             for _ in range(4):
-                world = World()
+                world = RouterWorld()
                 world.clock = clock_world.clock
                 capacity = Capacity(StoreLimits(kept))
                 routers.append(
@@ -303,8 +303,10 @@ async def test_no_sliding_minute_holds_more_than_the_limit_and_none_is_left_unus
     assert seen[-1] - seen[0] <= 4 * 61_500
 
 
-async def _work(routers: list[tuple[World, Router]], world: World, budgets: tuple[Budget, ...], until: object) -> None:
-    async def drive(mine: World, router: Router) -> None:
+async def _work(
+    routers: list[tuple[RouterWorld, Router]], world: RouterWorld, budgets: tuple[Budget, ...], until: object
+) -> None:
+    async def drive(mine: RouterWorld, router: Router) -> None:
         while not until():  # type: ignore[operator]
             if router.rests_until_ms("m") > world.clock.monotonic:
                 await asyncio.sleep(0)
@@ -323,7 +325,7 @@ async def _work(routers: list[tuple[World, Router]], world: World, budgets: tupl
 
 async def test_a_cap_that_comes_and_goes_counts_what_is_out_already() -> None:
     """Also of calls under a resource that leads to another model by the time they end."""
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     async with RawServer(air) as server:
         places = [deployment(server.url, name, models=(name,), max_in_flight=50) for name in ("a", "b")]
         async with world.router(*places, resources=[Resource("ra", "a")]) as router:
@@ -406,7 +408,7 @@ class _Asked(MemoryLimits):
 
 
 async def test_calls_of_a_deployment_that_was_replaced_count_with_those_of_the_new_one() -> None:
-    limits = _Asked(World().clock)
+    limits = _Asked(RouterWorld().clock)
     limits.one.count(1)
     limits.leaving.append(Slots("one", 4, 0))
     limits.leaving[0].count(2)
@@ -418,7 +420,7 @@ async def test_calls_of_a_deployment_that_was_replaced_count_with_those_of_the_n
 
 
 async def test_slots_of_the_last_life_are_not_those_of_the_next() -> None:
-    world, me = World(), ["before"]
+    world, me = RouterWorld(), ["before"]
     limits = MemoryLimits(world.clock)
     async with RawServer() as server:
         capacity = Capacity(limits, lambda: me[0])
@@ -432,7 +434,7 @@ async def test_slots_of_the_last_life_are_not_those_of_the_next() -> None:
 
 async def test_a_process_says_once_more_that_nothing_is_in_use() -> None:
     """Others count what it said last as in use for as long as it lives."""
-    limits = _Asked(World().clock)
+    limits = _Asked(RouterWorld().clock)
     limits.one.count(1)
     demand = SlotDemand(lambda: "me", ModelSlots({}, 0, is_alone=False))
     sharing = SlotSharing(limits, demand, [limits], RoomSignal(WaitLine()), None)
@@ -533,7 +535,7 @@ def test_a_cap_that_is_lifted_is_given_back_once_and_calls_of_a_model_count_befo
 
 async def test_what_was_asked_for_without_an_answer_may_be_held_and_is_given_back() -> None:
     """A share that the store gave and this process never heard of would be nobody's."""
-    limits = _Asked(World().clock)
+    limits = _Asked(RouterWorld().clock)
     demand = SlotDemand(lambda: "me", ModelSlots({}, 0, is_alone=False))
     sharing = SlotSharing(limits, demand, [limits], RoomSignal(WaitLine()), None)
     await sharing.close()

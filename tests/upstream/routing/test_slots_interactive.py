@@ -11,7 +11,7 @@ import pytest
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import RawServer, eventually
 from tests.upstream.routing.test_slots import PATIENT, Air, calls, processes
-from tests.upstream.world import CHAT_ENDPOINT, World, deployment
+from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import PoolExhausted
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def store() -> AsyncIterator[Store]:
-    store = Store(SqliteDriver(None, World().clock.now_ms))
+    store = Store(SqliteDriver(None, RouterWorld().clock.now_ms))
     await store.migrate()
     try:
         yield store
@@ -37,13 +37,13 @@ async def store() -> AsyncIterator[Store]:
         await store.close()
 
 
-def ask(world: World, router: Router, body: bytes = b"user", owner: str = "") -> asyncio.Task[UpstreamResponse]:
+def ask(world: RouterWorld, router: Router, body: bytes = b"user", owner: str = "") -> asyncio.Task[UpstreamResponse]:
     traffic = Traffic(lambda engine: Shaped(CHAT_ENDPOINT, body), False, owner=owner)
     return asyncio.ensure_future(router.open(world.call(body=body), traffic))
 
 
 async def test_all_calls_of_one_process_stay_within_the_cap_and_users_go_first() -> None:
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     async with RawServer(air) as server:
         async with world.router(deployment(server.url, max_in_flight=4), limits=PATIENT) as router:
             items = [asyncio.create_task(router.send(call)) for call in calls(world, 12)]
@@ -60,7 +60,7 @@ async def test_all_calls_of_one_process_stay_within_the_cap_and_users_go_first()
 
 
 async def test_items_leave_a_slot_free_while_users_come() -> None:
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     air.landing.set()
     async with RawServer(air) as server:
         async with world.router(deployment(server.url, max_in_flight=16), limits=PATIENT) as router:
@@ -111,7 +111,7 @@ async def test_processes_that_keep_slots_for_users_leave_one_to_batch(store: Sto
 
 async def test_a_process_without_a_slot_sends_no_item_while_users_come() -> None:
     """It has a part of what batch may use, but another process has all slots of the deployment."""
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     air.landing.set()
     limits = MemoryLimits(world.clock)
     async with RawServer(air) as server:
@@ -143,7 +143,7 @@ async def test_an_idle_process_serves_its_first_user_at_once(store: Store, monke
 
 
 async def test_slow_calls_of_one_tenant_do_not_shut_out_others() -> None:
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     async with RawServer(air) as server:
         async with world.router(deployment(server.url, max_in_flight=64), limits=PATIENT) as router:
             slow = [ask(world, router, b"slow", "a") for _ in range(64)]
@@ -156,7 +156,7 @@ async def test_slow_calls_of_one_tenant_do_not_shut_out_others() -> None:
 
 
 async def test_the_tenant_with_fewer_calls_is_served_first() -> None:
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     async with RawServer(air) as server:
         async with world.router(deployment(server.url, max_in_flight=2), limits=PATIENT) as router:
             first = [ask(world, router, b"many", "a") for _ in range(6)]
@@ -170,7 +170,7 @@ async def test_the_tenant_with_fewer_calls_is_served_first() -> None:
 
 
 async def test_one_who_waits_too_long_or_leaves_takes_no_slot_along() -> None:
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     async with RawServer(air) as server:
         limits = PATIENT.__class__(pool_timeout_s=0.1)
         async with world.router(deployment(server.url, max_in_flight=1), limits=limits) as router:
@@ -190,7 +190,7 @@ async def test_one_who_waits_too_long_or_leaves_takes_no_slot_along() -> None:
 
 
 async def test_a_learned_number_does_not_bind_users() -> None:
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     async with RawServer(air) as server:
         place = deployment(server.url, max_in_flight=4, is_capacity_known=False)
         async with world.router(place, limits=PATIENT) as router:
@@ -204,7 +204,7 @@ async def test_a_learned_number_does_not_bind_users() -> None:
 
 async def test_users_of_a_learned_number_need_no_slot_that_could_be_anothers() -> None:
     """They are not counted with the others' calls: a process that may be taken for dead serves them all the same."""
-    world = World()
+    world = RouterWorld()
     capacity = Capacity(MemoryLimits(world.clock), lambda: "me", safe_until_ms=lambda: world.clock.monotonic - 1)
     async with RawServer() as server:
         place = deployment(server.url, max_in_flight=4, is_capacity_known=False)
@@ -231,7 +231,7 @@ async def test_a_call_that_was_admitted_before_a_pause_asks_for_a_slot_again(
     flex_wait_s: float, is_known: bool
 ) -> None:
     """Where the number of calls is learned, it binds flex calls as it does items."""
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     air.landing.set()
     limits, safe_until_ms = PausedLimits(world.clock), [world.clock.monotonic + 25_000]
     lives = ["me"]
@@ -255,7 +255,7 @@ async def test_a_call_that_was_admitted_before_a_pause_asks_for_a_slot_again(
 
 async def test_a_call_that_had_its_keys_place_before_a_pause_asks_for_one_again() -> None:
     """The deployment has no cap, but the key has one, and another process uses it up meanwhile."""
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     air.landing.set()
     limits, safe_until_ms = PausedLimits(world.clock, taken="parallel:key:k"), [world.clock.monotonic + 25_000]
     lives = ["me"]
@@ -279,7 +279,7 @@ async def test_a_call_that_had_its_keys_place_before_a_pause_asks_for_one_again(
 
 async def test_no_user_is_let_in_under_slots_that_may_be_anothers() -> None:
     """The store is away for longer than the lease: it may have declared this process gone."""
-    world, air = World(), Air()
+    world, air = RouterWorld(), Air()
     air.landing.set()
     limits, safe_until_ms = MemoryLimits(world.clock), [world.clock.monotonic + 25_000]
     capacity = Capacity(limits, lambda: "me", safe_until_ms=lambda: safe_until_ms[0])

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from tests.support.ports import HandClock
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
-from tests.upstream.world import CHAT_ENDPOINT, World, deployment
+from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core.deployments import EngineKind, HttpLimits, Serves, TideMode
 from tidegate.core.errors import HandedBack, StoreUnavailable, Throttled, UpstreamError
 from tidegate.core.nouns import Answer, Call
@@ -92,7 +92,7 @@ class Model:
 class Sea:
     """A router over one model server, whose batch and interactive calls a test begins."""
 
-    def __init__(self, world: World, server: RawServer, model: Model, router: Router) -> None:
+    def __init__(self, world: RouterWorld, server: RawServer, model: Model, router: Router) -> None:
         self.world, self.server, self.model, self.router = world, server, model, router
         self.tasks: list[asyncio.Task[Any]] = []
 
@@ -140,7 +140,7 @@ class Sea:
 async def sea(
     limits: HttpLimits = PATIENT, capacity: Capacity | None = None, clock: HandClock | None = None, **place: Any
 ) -> AsyncIterator[Sea]:
-    world, model = World(), Model()
+    world, model = RouterWorld(), Model()
     world.clock = clock or world.clock
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(RawServer(model))
