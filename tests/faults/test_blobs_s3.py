@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -329,6 +330,34 @@ async def test_wrong_bytes_in_the_store_are_noticed(
         await writer.finish()
     await writer.abort()
     assert keys(direct) == []
+
+
+async def test_an_upload_that_failed_unseen_or_was_stopped_says_nothing_of_its_own() -> None:
+    """What is wrong is told by `write` and `finish`; the loop's own log would show the failure again, without a name."""
+    said: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(str(context)))
+    nowhere = S3Settings(
+        "any",
+        endpoint="http://127.0.0.1:9",
+        access_key_id="a",
+        secret_access_key="s",
+        allow_http=True,
+        retry_for_ms=0,
+    )
+    for is_stopped in (False, True):
+        with ThreadPoolExecutor(1) as threads:
+            writer = S3Writer(Objects(nowhere), threads, new_id())
+            await writer.write(bytes(blobs_s3_writer.PART_BYTES + 1))
+            upload = writer._upload
+            assert upload is not None
+            if is_stopped:
+                upload.cancel()
+            await asyncio.wait({upload})
+            await writer.abort()
+        del upload, writer
+        gc.collect()
+        await asyncio.sleep(0)
+    assert said == []
 
 
 async def test_a_seal_replaces_wrong_bytes_of_its_own(settings: S3Settings, tmp_path: Path) -> None:

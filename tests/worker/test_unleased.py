@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from tests.support.ports import HandClock
 from tidegate import metrics
+from tidegate.core.errors import StoreUnavailable
 from tidegate.worker.unleased import LONG_MS, Unleased
 
 pytestmark = pytest.mark.anyio
@@ -57,3 +59,27 @@ async def test_only_a_worker_that_could_take_it_is_not_ready(takes: str, is_trou
     assert (unleased.trouble() is not None) is is_trouble
     if is_trouble:
         assert "has not been leased for 60 s" in str(unleased.trouble())
+
+
+async def test_it_looks_every_five_seconds_also_after_the_store_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    class Away(Waiting):
+        async def unleased_models(self, count_max: int) -> list[str]:
+            steps.append("look")
+            if len(steps) == 1:
+                raise StoreUnavailable("gone")
+            if len(steps) > 4:
+                raise asyncio.CancelledError
+            return await super().unleased_models(count_max)
+
+    async def sleep(seconds: float) -> None:
+        steps.append(f"{seconds:g} s")
+        if len(steps) == 4:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("tidegate.worker.unleased.asyncio.sleep", sleep)
+    unleased = Unleased(Away("a"), HandClock(0.0), lambda _: True)  # type: ignore[arg-type]
+    with pytest.raises(asyncio.CancelledError):
+        await unleased.watch()
+    assert steps == ["look", "5 s", "look", "5 s"]

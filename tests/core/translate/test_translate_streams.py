@@ -17,7 +17,7 @@ from tests.core.translate.world import (
 )
 from tests.support.sdks import openai
 from tidegate.core.translate import StreamToAnthropic, StreamToOpenai, answer_to_anthropic
-from tidegate.core.translate.sse import EventReader
+from tidegate.core.translate.sse import EventReader, StreamBroken
 
 
 def run(translator: StreamToAnthropic | StreamToOpenai, pieces: Any) -> bytes:
@@ -242,6 +242,14 @@ def test_an_event_without_end_is_given_up_and_not_kept(endless: bytes) -> None:
     for _ in range(10_000):
         reader.feed(b"data: x\n\n: note\n\n")
     assert not reader._rest
+
+
+def test_an_event_of_four_mebibytes_is_read_and_a_longer_one_is_not() -> None:
+    data = b"x" * (4 * 1024 * 1024 - 1)
+    [event] = EventReader().feed(b"data: " + data + b"\n\n")
+    assert event.data == data
+    with pytest.raises(StreamBroken, match="longer than 4194304 bytes"):
+        EventReader().feed(b"data: x" + data + b"\n\n")
 
 
 def test_an_odd_but_lawful_stream_is_read() -> None:

@@ -65,6 +65,13 @@ def test_an_unknown_model_is_told_before_its_body_is_judged(world: World) -> Non
     assert world.client().post(CHAT, json={**ASK, "model": "nosuch", "priority": 1}).status_code == 404
 
 
+def test_a_field_of_background_responses_is_the_servers_own_elsewhere(world: World) -> None:
+    world.start()
+    asked = asks(background=True, interactive_after_seconds="soon")
+    assert world.client().post(CHAT, json=asked).status_code == 200
+    assert json.loads(world.upstreams[0].posts[0].body) == asked
+
+
 def test_a_large_body_is_judged_too(world: World) -> None:
     world.start()
     inline = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 200_000}}
