@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import World, line, plan_of
+from tests.contracts.store_world import DAY_MS, World, line, plan_of
 from tests.support.store_verbs import any_file, slice_counts
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.job_shape import CopiedItems, JobShape
@@ -54,6 +54,25 @@ async def publish(world: World, job: Job, token: str, **parts: Any) -> None:
 async def unused_blobs(world: World) -> int:
     """How many kept blobs nothing needs any more."""
     return await world.store.condemn_unused_blobs(-1, -1, 100)
+
+
+async def test_no_job_is_shown_as_expired_before_its_deadline_though_the_clock_was_set_back(world: World) -> None:
+    """A step that is too small to be noticed passes into the store's time."""
+    caller, worker = await world.caller(), await world.worker(2 * DAY_MS)
+    waiting, running = await world.job(caller), await world.running(caller, 2)
+    await world.clock.advance(DAY_MS)
+    for job in (waiting, running):
+        assert await world.store.expire_job(job.id)
+    await world.clock.advance(-1_500)
+    assert await world.store.end_unstarted(waiting.id)
+    assert await world.store.close_job(running.id, 0)
+    token = world.token()
+    assert await world.store.take_step(running.id, JobState.FINALIZING, worker, token)
+    running = await world.look(running)
+    await publish(world, running, token, rest=await rest_of(world, running, 0, 1, outcome=Outcome.EXPIRED))
+    for job in (waiting, running):
+        ended = await world.look(job)
+        assert (ended.state, ended.expired_at) == (JobState.EXPIRED, ended.expires_at)
 
 
 async def test_items_that_are_not_run_are_done_when_their_lines_are_added(world: World) -> None:

@@ -36,7 +36,8 @@ order by turn, finalizing_at, id
 limit :count_max;
 
 -- job_publish --
--- The end. Guarded by the step's token: a worker that lost it changes nothing.
+-- The end. Guarded by the step's token: a worker that lost it changes nothing. A job that was closed by its deadline did not expire before, though
+-- the clock was set back a little since.
 -- moves: jobs: finalizing -> completed
 -- moves: jobs: finalizing -> failed
 -- moves: jobs: finalizing -> expired
@@ -44,7 +45,7 @@ limit :count_max;
 update jobs set state = closing, step_token = null, step_worker_id = null,
     completed_at = case when closing = 'completed' then now_ms() end,
     failed_at = case when closing = 'failed' then now_ms() end,
-    expired_at = case when closing = 'expired' then now_ms() end,
+    expired_at = case when closing = 'expired' and closing_at > now_ms() then closing_at when closing = 'expired' then now_ms() end,
     cancelled_at = case when closing = 'cancelled' then now_ms() end,
     answered_count = answered_count + :answered, schema_invalid_count = schema_invalid_count + :schema_invalid,
     failed_count = failed_count + :failed, expired_count = expired_count + :expired, cancelled_count = cancelled_count + :cancelled,

@@ -376,7 +376,7 @@ limit :count_max;
 update jobs set state = closing, step_token = null, step_worker_id = null,
     failed_at = case when closing = 'failed' then now_ms() end,
     cancelled_at = case when closing = 'cancelled' then now_ms() end,
-    expired_at = case when closing = 'expired' then now_ms() end
+    expired_at = case when closing = 'expired' and closing_at > now_ms() then closing_at when closing = 'expired' then now_ms() end
 where id = :id and state = 'validating' and closing in ('cancelled', 'expired', 'failed')
     and (step_worker_id is null or step_token = cast(:token as text)
         or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
