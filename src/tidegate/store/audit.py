@@ -105,7 +105,7 @@ class Audit(Table):
     @reads
     async def unchained_audit_count(self, tx: Tx) -> int:
         """Return how many entries of an earlier version are not chained yet."""
-        (count,) = await tx.one("audit_unchained_count") or (0,)
+        [(count,)] = await tx.all("audit_unchained_count")
         return int(count)
 
     @reads

@@ -45,7 +45,7 @@ class Census(Table):
             QueuedPart(row[0], row[1], _SCOPES.get(row[2], "organization"), *row[3:])
             for row in await tx.all("census_queue")
         ]
-        leased = await tx.one("census_leased") or (0, 0, 0)
-        (workers,) = await tx.one("census_workers") or (0,)
+        [leased] = await tx.all("census_leased")
+        [(workers,)] = await tx.all("census_workers")
         outcomes = dict(zip(("completed", "failed", "expired", "cancelled"), totals, strict=True))
         return StoreCensus({row[0]: row[1] for row in jobs}, outcomes, parts, leased[0], leased[2], workers, leased[1])

@@ -317,8 +317,8 @@ async def show_file(tx: Tx, tenant_id: str, file: NewFile) -> None:
 async def check_stored_bytes(tx: Tx, caller: Caller, quotas: Quotas | None, size_bytes: int) -> None:
     if quotas is None or not quotas.stored_bytes_max:
         return
-    row = await tx.one("tenant_bytes", tenant_id=caller.tenant_id)
-    stored = int(row[0]) if row else 0
+    [(total,)] = await tx.all("tenant_bytes", tenant_id=caller.tenant_id)
+    stored = int(total)
     if stored + size_bytes > quotas.stored_bytes_max:
         raise ApiProblem(
             429,

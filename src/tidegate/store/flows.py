@@ -72,13 +72,11 @@ async def wake_flows(tx: Tx, models: list[str], share_owner: str, tenant_id: str
 
 
 async def _wake(tx: Tx, model: str, share_owner: str, weight_milli: int | None) -> None:
-    lift = await tx.one("flow_lift", model=model)
-    await tx.all(
-        "flow_wake", model=model, share_owner=share_owner, weight_milli=weight_milli, lift=lift[0] if lift else 0
-    )
+    [(lift,)] = await tx.all("flow_lift", model=model)
+    await tx.all("flow_wake", model=model, share_owner=share_owner, weight_milli=weight_milli, lift=lift)
 
 
 async def _work(tx: Tx, model: str, share_owner: str) -> tuple[bool, bool]:
     """Whether a flow has anything to do at all, and whether anything of it is out or could go out now."""
-    row = await tx.one("flow_work", model=model, share_owner=share_owner)
-    return (bool(row[0]), bool(row[1])) if row else (False, False)
+    [(has_open, is_active)] = await tx.all("flow_work", model=model, share_owner=share_owner)
+    return bool(has_open), bool(is_active)

@@ -16,10 +16,10 @@ class Forecasts(Table):
     async def forecast(self, tx: Tx, model: str, share_owner: str, units: int, servers: str = "") -> ModelOutlook:
         """What would stand before so many work units of this share owner on this model, if they came now. With a name of model servers
         the rates are those that were measured there."""
-        shared = await tx.one("flows_weight", model=model)
-        flow_count, weights_milli = (shared[0], shared[1]) if shared else (0, 0)
-        row = await tx.one("forecast_flow", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX)
-        weight_milli, is_awake, ahead_units = row if row else (1000, 0, 0)
+        [(flow_count, weights_milli)] = await tx.all("flows_weight", model=model)
+        [(weight_milli, is_awake, ahead_units)] = await tx.all(
+            "forecast_flow", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX
+        )
         if not is_awake:
             flow_count, weights_milli = flow_count + 1, weights_milli + weight_milli
         recent = await tx.all("rates_recent", model=model, minutes=RATE_MINUTES, servers=servers)
@@ -31,18 +31,17 @@ class Forecasts(Table):
     @reads
     async def workers_alive(self, tx: Tx) -> int:
         """How many processes are alive, one at the least."""
-        row = await tx.one("workers_alive")
-        return max(1, int(row[0])) if row else 1
+        [(count,)] = await tx.all("workers_alive")
+        return max(1, int(count))
 
     @reads
     async def calls_take_ms(self, tx: Tx, ways: Sequence[tuple[Budget, ...]], calls: int) -> int | None:
         """Return how long until so many calls may all be sent over these ways, if no others are sent; None when they never may."""
-        row = await tx.one("now")
-        assert row is not None
+        [(now,)] = await tx.all("now")
         packed: dict[str, bytes] = {}
         for ids in few_at_a_time({budget.id for way in ways for budget in way}):
             packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
-        return calls_take_ms(ways, packed, int(row[0]), calls)
+        return calls_take_ms(ways, packed, int(now), calls)
 
     @reads
     async def was_made(self, tx: Tx, tenant_id: str, route: str, key: str) -> bool:

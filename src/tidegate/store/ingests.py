@@ -38,8 +38,8 @@ class Ingests(Table):
         """Become the one that ingests the next jobs of a lane, all under one token. `passed_over` are tenants that may take none now."""
         if taken := await tx.all("ingest_taken", worker_id=worker_id, token=token):
             return [row[0] for row in taken]
-        row = await tx.one("ingest_clock_hold", lane=lane)
-        clock = int(row[0]) if row else 0
+        [(held,)] = await tx.all("ingest_clock_hold", lane=lane)
+        clock = int(held)
         bounds = {"bytes_min": sizes[0], "bytes_max": sizes[1], "worker_id": worker_id}
         # Tenants come in the order of the clock: one that comes behind so many others has no turn now.
         tenants_max = count_max + len(passed_over)
@@ -180,8 +180,7 @@ async def _put_slices(tx: Tx, placed: Sequence[tuple[JobStart, Row]]) -> dict[tu
     """Slices of jobs, summed per model. A place is a job's tenant, share owner and queue, when it was created, expires, is due and must
     have begun, the state of its models, until when they rest, and its priority. Returns the flows by model and share owner, each with
     its tenant and its weight."""
-    row = await tx.one("now")
-    now = row[0] if row else 0
+    [(now,)] = await tx.all("now")
     slices: list[tuple[Any, ...]] = []
     models: dict[tuple[str, str], list[Any]] = {}
     flows: dict[tuple[str, str], tuple[str, int | None]] = {}

@@ -80,7 +80,7 @@ async def _wake(tx: Tx, tenant_id: str, flows: list[Row]) -> None:
 
 
 async def _check_deadline(tx: Tx, expires_at: int) -> None:
-    (now,) = await tx.one("now") or (0,)
+    [(now,)] = await tx.all("now")
     if expires_at < now + DEADLINE_AHEAD_MS_MIN:
         raise ApiProblem(
             400,

@@ -102,8 +102,8 @@ class JobEvents(Table):
         rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
         if not rows:
             return None
-        running = await tx.one("job_running_items", job_id=job_id)
-        return job_from(rows[0]), int(running[0]) if running else 0
+        [(running,)] = await tx.all("job_running_items", job_id=job_id)
+        return job_from(rows[0]), int(running)
 
     @reads
     async def job_look(self, tx: Tx, tenant_id: str, job_id: str) -> JobLook | None:

@@ -482,7 +482,7 @@ def _check_input(purpose: str | None, file_id: str, param: str) -> None:
 
 
 async def _check_not_before(tx: Tx, request: JobRequest) -> None:
-    (now,) = await tx.one("now") or (0,)
+    [(now,)] = await tx.all("now")
     begin_by = None if request.begin_within_ms is None else now + request.begin_within_ms
     check_not_before(request.controls.not_before, now + request.window_ms, begin_by)
 
@@ -492,8 +492,8 @@ async def check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str
     if quotas is None:
         return
     size_bytes, line_count = size
-    pending = await tx.one("job_pending", tenant_id=caller.tenant_id, share_owner=share, key_id=caller.key_id or "")
-    jobs, key_jobs, items = map(int, pending or (0, 0, 0))
+    [pending] = await tx.all("job_pending", tenant_id=caller.tenant_id, share_owner=share, key_id=caller.key_id or "")
+    jobs, key_jobs, items = map(int, pending)
     if quotas.pending_jobs_max and jobs >= quotas.pending_jobs_max:
         have = in_words(jobs, "batch", "batches")
         raise over_quota(f"You have {have} waiting or running; the limit is {quotas.pending_jobs_max:,}.", 60)
@@ -508,7 +508,7 @@ async def check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str
             60,
         )
     if quotas.queued_units_max:
-        (units,) = await tx.one("tenant_units", tenant_id=caller.tenant_id) or (0,)
+        [(units,)] = await tx.all("tenant_units", tenant_id=caller.tenant_id)
         if units >= quotas.queued_units_max:
             raise over_quota(
                 f"You have {in_words(units, 'token')} of work queued; the limit is {quotas.queued_units_max:,}.", 60
@@ -519,9 +519,10 @@ async def check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str
     ):
         if not jobs_max and not bytes_max:
             continue
-        jobs, created_bytes = _ints(
-            await tx.one("job_created_since", tenant_id=caller.tenant_id, period_ms=period_ms, user_name=caller.user)
+        [created] = await tx.all(
+            "job_created_since", tenant_id=caller.tenant_id, period_ms=period_ms, user_name=caller.user
         )
+        jobs, created_bytes = map(int, created)
         if jobs_max and jobs >= jobs_max:
             raise over_quota(f"You created {jobs} batches in the last hour, and {jobs_max} are allowed.", 600)
         if bytes_max and created_bytes + size_bytes > bytes_max:
@@ -530,10 +531,6 @@ async def check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str
             )
     if quotas.creation:
         await count_creation(tx, quotas.creation, size_bytes)
-
-
-def _ints(row: Row | None) -> tuple[int, int]:
-    return (int(row[0]), int(row[1])) if row else (0, 0)
 
 
 def over_quota(message: str, retry_after_s: int) -> ApiProblem:

@@ -134,7 +134,7 @@ class OperatedStore(Table):
     @reads
     async def overview(self, tx: Tx) -> OverviewRows:
         """Return what is open, what ended lately, what waits for which model, how fast it goes, and what is stuck."""
-        (now_ms,) = await tx.one("now") or (0,)
+        [(now_ms,)] = await tx.all("now")
         span_s = 60 * RATE_MINUTES + now_ms % 60_000 / 1000
         rates = await tx.all("overview_rates", minutes=RATE_MINUTES)
         return OverviewRows(

@@ -73,7 +73,7 @@ class BackgroundResponses(Table):
 async def _check_pending(tx: Tx, caller: Caller, quotas: Quotas) -> None:
     if not quotas.pending_responses_max:
         return
-    (pending,) = await tx.one("responses_pending", tenant_id=caller.tenant_id) or (0,)
+    [(pending,)] = await tx.all("responses_pending", tenant_id=caller.tenant_id)
     if pending >= quotas.pending_responses_max:
         raise over_quota(
             f"You have {in_words(pending, 'background response')} waiting or running; the limit is {quotas.pending_responses_max:,}.",

@@ -330,8 +330,7 @@ async def _put_ready(
     tx: Tx, job_id: str, model: str, endpoint: str, chunks: list[tuple[int, int, int, int, int, int, int]]
 ) -> None:
     """Parts of a slice that was leased before: (first, count, lost_count, read_first, work_at, work_bytes, work_units)."""
-    row = await tx.one("now")
-    now = row[0] if row else 0
+    [(now,)] = await tx.all("now")
     await tx.copy(
         "slices",
         SLICE_COLUMNS,

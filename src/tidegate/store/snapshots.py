@@ -92,15 +92,13 @@ class Snapshots(Table):
     @reads
     async def unleased_models(self, tx: Tx, count_max: int) -> list[str]:
         """Models with work that is due, of which nothing is leased."""
-        row = await tx.one("now")
-        assert row is not None
-        return [one[0] for one in await tx.all("unleased_models", now=row[0], count_max=count_max)]
+        [(now,)] = await tx.all("now")
+        return [one[0] for one in await tx.all("unleased_models", now=now, count_max=count_max)]
 
     @reads
     async def paces(self, tx: Tx, models: list[str]) -> dict[str, ModelPace]:
         """How each model went in the last minutes, and who shares it."""
-        row = await tx.one("now")
-        now = row[0] if row else 0
+        [(now,)] = await tx.all("now")
         return {model: await _pace(tx, model, now) for model in models}
 
     async def snapshot(
@@ -284,8 +282,7 @@ def _model(model: str, room: ModelRoom, out: _Out, hides: bool) -> ModelView:
 
 async def _pace(tx: Tx, model: str, now: int) -> ModelPace:
     minutes = await _minutes(tx, model)
-    shared = await tx.one("flows_weight", model=model)
-    flow_count, weight_milli = (shared[0], shared[1]) if shared else (0, 0)
+    [(flow_count, weight_milli)] = await tx.all("flows_weight", model=model)
     units, tokens = sum(one.units for one in minutes), sum(one.tokens for one in minutes)
     # The minute under way has lasted only so long, and the model may have begun within it.
     seconds = max(1.0, now / 1000 - 60 * minutes[0].minute) if minutes else 1.0
@@ -302,9 +299,8 @@ async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:
     model, total, items, done, share_owner, state, weight_milli, ahead_units, in_flight_units = row
     if state != "open":
         return None
-    shared = await tx.one("flows_weight", model=model)
-    flow_count, weights_milli = (shared[0], shared[1]) if shared else (0, 0)
-    changed = await tx.one("flows_changed", model=model, share_owner=share_owner)
+    [(flow_count, weights_milli)] = await tx.all("flows_weight", model=model)
+    [(changed_at,)] = await tx.all("flows_changed", model=model, share_owner=share_owner)
     left = max(0, total - total * done // max(1, items))
     return ModelOutlook(
         model,
@@ -317,7 +313,7 @@ async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:
         flow_count,
         await _minutes(tx, model),
         await other_flows(tx, model, share_owner, flow_count, weights_milli - weight_milli),
-        changed[0] if changed else 0,
+        changed_at,
     )
 
 

@@ -50,7 +50,7 @@ class StoredUploads(Table):
             return known
         if earlier := await idempotent_object(tx, tenant_id, "uploads", idempotency):
             return await _upload(tx, tenant_id, earlier) or refuse_forgotten()
-        (count,) = await tx.one("upload_count", tenant_id=tenant_id) or (0,)
+        [(count,)] = await tx.all("upload_count", tenant_id=tenant_id)
         if count >= PENDING_MAX:
             message = f"You have {in_words(count, 'pending upload')}. Complete or cancel one."
             raise ApiProblem(429, "too_many_pending_uploads", message, retry_after_s=60)
@@ -187,7 +187,7 @@ async def _pending(tx: Tx, tenant_id: str, upload_id: str) -> PartedUpload:
 
 
 async def _check_room(tx: Tx, upload: PartedUpload, size_bytes: int) -> None:
-    count, sent = await tx.one("upload_part_sums", upload_id=upload.id) or (0, 0)
+    [(count, sent)] = await tx.all("upload_part_sums", upload_id=upload.id)
     if count >= PARTS_MAX:
         raise ApiProblem(400, "too_many_parts", f"An upload may have {PARTS_MAX:,} parts.", param="data")
     if int(sent) + size_bytes > SENT_TWICE * upload.request.size_bytes:

@@ -53,7 +53,7 @@ class Webhooks(Table):
             return known
         if earlier := await idempotent_object(tx, tenant_id, "webhook_endpoints", idempotency):
             return await _endpoint(tx, tenant_id, earlier) or refuse_forgotten()
-        (count,) = await tx.one("webhook_endpoint_count", tenant_id=tenant_id) or (0,)
+        [(count,)] = await tx.all("webhook_endpoint_count", tenant_id=tenant_id)
         if count >= ENDPOINTS_MAX:
             raise ApiProblem(
                 400,
