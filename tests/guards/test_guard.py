@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.worker.test_keys import ended, key
-from tests.worker.workshop import Script, until, working
-from tests.worker.world import World
+from tests.worker.world import Script, WorkerWorld, until, working
 from tidegate.core.deployments import Resource, reached_names
 from tidegate.core.errors import Ambiguous
 from tidegate.core.hooks import PolicyRule
@@ -151,25 +149,25 @@ def saying(script: Script, *texts: str) -> None:
     script.answers = answer
 
 
-async def errors(world: World, job: Job) -> dict[str, tuple[str, str]]:
+async def errors(world: WorkerWorld, job: Job) -> dict[str, tuple[str, str]]:
     return {
         line["custom_id"]: (line["error"]["code"], line["error"]["message"])
         for line in await world.file_lines(job.error_file_id)
     }
 
 
-async def answers(world: World, job: Job) -> dict[str, Any]:
+async def answers(world: WorkerWorld, job: Job) -> dict[str, Any]:
     return {line["custom_id"]: line["response"]["body"] for line in await world.file_lines(job.output_file_id)}
 
 
-async def run(world: World, script: Script, work: list[bytes], made: tuple[PolicyRule, ...], **more: Any) -> Job:
+async def run(world: WorkerWorld, script: Script, work: list[bytes], made: tuple[PolicyRule, ...], **more: Any) -> Job:
     ask = {"caller": more.pop("caller")} if "caller" in more else {}
     job = await world.started(work, **ask)
     async with working(world, script, rules=made, **more):
-        return await ended(world, job)
+        return await world.ended(job)
 
 
-async def test_what_is_redacted_is_not_sent_and_a_retry_has_the_same_key(live: World) -> None:
+async def test_what_is_redacted_is_not_sent_and_a_retry_has_the_same_key(live: WorkerWorld) -> None:
     script = Script(live, "m")
     failures = iter([True, False, False])
 
@@ -195,7 +193,7 @@ async def test_what_is_redacted_is_not_sent_and_a_retry_has_the_same_key(live: W
     assert CANARY.encode() not in await live.file_bytes(job.output_file_id)
 
 
-async def test_the_key_of_a_call_is_that_of_the_callers_own_bytes(live: World) -> None:
+async def test_the_key_of_a_call_is_that_of_the_callers_own_bytes(live: WorkerWorld) -> None:
     """Switching a guardrail on in the middle of a job must not make an upstream take a retry for a new request."""
     keys = []
     for made in ((), rules(guardrails={"numbers": {"patterns": ["[0-9]{3}"], "action": "redact"}})):
@@ -213,7 +211,7 @@ async def test_the_key_of_a_call_is_that_of_the_callers_own_bytes(live: World) -
         ({"prompt_tokens_max": 20}, "guardrail_length"),
     ],
 )
-async def test_a_request_that_is_refused_is_not_sent(live: World, entry: dict[str, Any], code: str) -> None:
+async def test_a_request_that_is_refused_is_not_sent(live: WorkerWorld, entry: dict[str, Any], code: str) -> None:
     script = Script(live, "m")
     job = await run(live, script, lines("fine", "this is forbidden" + " " * 90), rules(guardrails={"house": entry}))
     assert [json.loads(call.body)["messages"][0]["content"] for call in script.calls] == ["fine"]
@@ -232,11 +230,11 @@ async def test_a_request_that_is_refused_is_not_sent(live: World, entry: dict[st
         ({"schema": {"type": "object", "required": ["name"]}}, "guardrail_schema"),
     ],
 )
-async def test_a_refused_answer_was_paid_for(live: World, entry: dict[str, Any], code: str) -> None:
+async def test_a_refused_answer_was_paid_for(live: WorkerWorld, entry: dict[str, Any], code: str) -> None:
     script = Script(live, "m")
     saying(script, "this is forbidden")
     prices = {"here": Price.of("2", "1", "4", "0.5")}
-    caller = await key(live)
+    caller = await live.key()
     job = await run(live, script, lines("a", "b"), rules(guardrails={"house": entry}), caller=caller, prices=prices)
     assert (job.answered_count, job.failed_count, len(script.calls)) == (0, 2, 2)
     assert {one for one, _ in (await errors(live, job)).values()} == {code}
@@ -248,7 +246,7 @@ async def test_a_refused_answer_was_paid_for(live: World, entry: dict[str, Any],
     assert {one.key for one in entries} == {"k1"}
 
 
-async def test_an_answer_that_fits_its_schema_passes(live: World) -> None:
+async def test_an_answer_that_fits_its_schema_passes(live: WorkerWorld) -> None:
     script = Script(live, "m")
     saying(script, '{"name": "x"}')
     made = rules(
@@ -261,7 +259,7 @@ async def test_an_answer_that_fits_its_schema_passes(live: World) -> None:
     assert (await run(live, script, lines("a"), made)).answered_count == 1
 
 
-async def test_rules_bind_those_whom_they_name(live: World) -> None:
+async def test_rules_bind_those_whom_they_name(live: WorkerWorld) -> None:
     deny = {"patterns": ["x"]}
     for bound, is_refused in (
         ({"tenants": ["acme"]}, True),
@@ -274,7 +272,7 @@ async def test_rules_bind_those_whom_they_name(live: World) -> None:
         ({"tenants": ["acme"], "models": ["other"]}, False),
     ):
         script = Script(live, "chat")
-        caller = await key(live)
+        caller = await live.key()
         made = rules(guardrails={"house": {**deny, **bound}})
         work = lines("x", model="chat")
         job = await run(live, script, work, made, caller=caller, reached_by={"chat": ("chat", "m")})
@@ -302,11 +300,11 @@ def test_a_rule_for_a_fallback_or_for_its_model_binds_the_call_from_the_start() 
 
 
 @pytest.mark.parametrize("name", ["shout", "shout_async"])
-async def test_a_hook_changes_what_is_sent_and_what_is_kept(live: World, own: str, name: str) -> None:
+async def test_a_hook_changes_what_is_sent_and_what_is_kept(live: WorkerWorld, own: str, name: str) -> None:
     script = Script(live, "m")
     saying(script, "hi")
     made = rules(hooks={"house": {"before": f"{own}:{name}", "after": f"{own}:sign"}})
-    job = await run(live, script, lines("hello"), made, caller=await key(live, user="ann"))
+    job = await run(live, script, lines("hello"), made, caller=await live.key(user="ann"))
     assert json.loads(script.calls[0].body)["messages"][0]["content"] == "HELLO"
     kept = (await answers(live, job))["c0"]
     assert kept["signed"] == "c0"
@@ -317,14 +315,14 @@ async def test_a_hook_changes_what_is_sent_and_what_is_kept(live: World, own: st
     )  # fmt: skip
 
 
-async def test_a_hook_that_returns_nothing_leaves_the_bytes_alone(live: World, own: str) -> None:
+async def test_a_hook_that_returns_nothing_leaves_the_bytes_alone(live: WorkerWorld, own: str) -> None:
     script = Script(live, "m")
     [line] = lines("hello")
     await run(live, script, [line], rules(hooks={"house": {"before": f"{own}:only_looks"}}))
     assert json.loads(script.calls[0].body) == json.loads(line)["body"]
 
 
-async def test_guardrails_judge_what_hooks_made_of_it(live: World, own: str) -> None:
+async def test_guardrails_judge_what_hooks_made_of_it(live: WorkerWorld, own: str) -> None:
     script = Script(live, "m")
     made = rules(guardrails={"loud": {"patterns": ["HELLO"]}}, hooks={"house": {"before": f"{own}:shout"}})
     assert (await run(live, script, lines("hello"), made)).failed_count == 1
@@ -349,7 +347,7 @@ async def test_guardrails_judge_what_hooks_made_of_it(live: World, own: str) -> 
     ],
 )
 async def test_a_hook_that_refuses_or_breaks_ends_its_item_and_no_other(
-    live: World, own: str, name: str, code: str, says: str
+    live: WorkerWorld, own: str, name: str, code: str, says: str
 ) -> None:
     script = Script(live, "m", "n")
     made = rules(hooks={"house": {"before": f"{own}:{name}", "models": ["m"]}})
@@ -357,8 +355,8 @@ async def test_a_hook_that_refuses_or_breaks_ends_its_item_and_no_other(
     other = await live.started(lines("hello", model="n"))
     with structlog.testing.capture_logs() as logged:
         async with working(live, script, rules=made) as bench:
-            job = await ended(live, hooked)
-            assert (await ended(live, other)).answered_count == 1
+            job = await live.ended(hooked)
+            assert (await live.ended(other)).answered_count == 1
             assert bench.worker.broken is None
     assert {call.model for call in script.calls} == {"n"}
     found = await errors(live, job)
@@ -367,14 +365,16 @@ async def test_a_hook_that_refuses_or_breaks_ends_its_item_and_no_other(
     assert CANARY not in str(logged) + str(found)
 
 
-async def test_an_own_guardrail_has_a_code_of_its_own(live: World, own: str) -> None:
+async def test_an_own_guardrail_has_a_code_of_its_own(live: WorkerWorld, own: str) -> None:
     made = rules(guardrails={"house": {"use": f"{own}:refuses", "applies_to": "requests"}})
     job = await run(live, Script(live, "m"), lines("hello"), made)
     assert await errors(live, job) == {"c0": ("guardrail_refused", "House rule 7: ask in the form of a question.")}
 
 
 @pytest.mark.parametrize("name", ["later_once", "away_once"])
-async def test_what_may_pass_later_is_tried_again_and_uses_up_no_attempt(live: World, own: str, name: str) -> None:
+async def test_what_may_pass_later_is_tried_again_and_uses_up_no_attempt(
+    live: WorkerWorld, own: str, name: str
+) -> None:
     script = Script(live, "m")
     made = rules(hooks={"house": {"before": f"{own}:{name}", "retry_ms": 1}})
     with structlog.testing.capture_logs() as logged:
@@ -385,7 +385,7 @@ async def test_what_may_pass_later_is_tried_again_and_uses_up_no_attempt(live: W
     assert CANARY not in str(logged)
 
 
-async def test_what_asks_for_a_long_wait_rests_until_a_known_moment(live: World, own: str) -> None:
+async def test_what_asks_for_a_long_wait_rests_until_a_known_moment(live: WorkerWorld, own: str) -> None:
     """Or until its job's window ends, where that is earlier."""
     script = Script(live, "m")
     made = rules(hooks={"house": {"before": f"{own}:much_later"}})
@@ -399,7 +399,7 @@ async def test_what_asks_for_a_long_wait_rests_until_a_known_moment(live: World,
     assert job.expires_at - 900_000 < waits[1] <= job.expires_at + 1_000
 
 
-async def rested(world: World, job: Job, count: int) -> list[Any]:
+async def rested(world: WorkerWorld, job: Job, count: int) -> list[Any]:
     sql = "select number, count, reason, not_before from attempts where job_id = ? order by number"
 
     async def look() -> bool:
@@ -411,7 +411,7 @@ async def rested(world: World, job: Job, count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["breaks", "away", "hangs"])
-async def test_a_hook_that_fails_after_the_answer_costs_the_answer(live: World, own: str, name: str) -> None:
+async def test_a_hook_that_fails_after_the_answer_costs_the_answer(live: WorkerWorld, own: str, name: str) -> None:
     """What was paid for is charged; a moment's failure is asked again, here and not upstream."""
     script = Script(live, "m")
     saying(script, CANARY)
@@ -428,19 +428,19 @@ async def test_a_hook_that_fails_after_the_answer_costs_the_answer(live: World, 
 
 
 @pytest.mark.parametrize("name", ["hangs", "hangs_async", "blocks"])
-async def test_a_hook_that_hangs_holds_up_its_own_items_alone(live: World, own: str, name: str) -> None:
+async def test_a_hook_that_hangs_holds_up_its_own_items_alone(live: WorkerWorld, own: str, name: str) -> None:
     """Its items wait; everyone else's are answered; once it lets go, so are they."""
     script = Script(live, "m", "n")
     made = rules(hooks={"house": {"before": f"{own}:{name}", "models": ["m"], "timeout_ms": 100, "retry_ms": 20}})
     hooked = await live.started(lines("a", "b", "c"))
     other = await live.started(lines(*map(str, range(50)), model="n"))
     async with working(live, script, rules=made, in_flight_max=8) as bench:
-        assert (await ended(live, other)).answered_count == 50
+        assert (await live.ended(other)).answered_count == 50
         assert bench.worker.broken is None
         assert {call.model for call in script.calls} == {"n"}
         if name != "hangs_async":
             sys.modules[own].never.set()
-            assert (await ended(live, hooked)).answered_count == 3
+            assert (await live.ended(hooked)).answered_count == 3
     assert all(call.attempt_count == 0 for call in script.calls)
 
 
@@ -497,15 +497,17 @@ LOOSE = [r"\w+@\w+\.x"]
 HOSTILE = "a" * 20_000 + "@.x " + CANARY
 
 
-async def test_a_text_that_would_keep_pythons_engine_busy_for_minutes_is_looked_through_at_once(live: World) -> None:
+async def test_a_text_that_would_keep_pythons_engine_busy_for_minutes_is_looked_through_at_once(
+    live: WorkerWorld,
+) -> None:
     script = Script(live, "m", "n")
     made = rules(guardrails={"mail": {"patterns": [*LOOSE, CANARY], "models": ["m"]}})
     hostile = await live.started(lines(HOSTILE, "a" * 300_000))
     other = await live.started(lines(*map(str, range(50)), model="n"))
     with structlog.testing.capture_logs() as logged:
         async with working(live, script, rules=made, in_flight_max=8) as bench:
-            assert (await ended(live, other)).answered_count == 50
-            job = await ended(live, hostile)
+            assert (await live.ended(other)).answered_count == 50
+            job = await live.ended(hostile)
             assert bench.worker.broken is None
     assert [call.model for call in script.calls].count("m") == 1
     found = await errors(live, job)
@@ -513,7 +515,7 @@ async def test_a_text_that_would_keep_pythons_engine_busy_for_minutes_is_looked_
     assert CANARY not in str(logged) + str(found)
 
 
-async def test_what_is_long_is_looked_through_all_the_same(live: World) -> None:
+async def test_what_is_long_is_looked_through_all_the_same(live: WorkerWorld) -> None:
     script = Script(live, "m")
     long = "words and words " * 5_000
     saying(script, long + " me@here.x")

@@ -3,66 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-from tests.support.ports import FairDice, PushedClock
+from tests.support.ports import PushedClock
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
+from tests.worker.world import WorkerWorld, chat_lines
 from tidegate.backends.callback_sender import CallbackSender
-from tidegate.core import ids
 from tidegate.core.callback_targets import CallbackReply, TargetRules
 from tidegate.core.errors import BlobMissing, BlobUnavailable, StoreUnavailable
-from tidegate.core.nouns import Caller, JobRequest, JobWebhook, NewFile, Stamp
+from tidegate.core.nouns import Caller, JobWebhook
 from tidegate.core.states import DeliveryState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape, LeasedDelivery
 from tidegate.stages import deliver
 from tidegate.stages.deliver import WebhookDeliveries
-from tidegate.store.sqlite import SqliteDriver
-from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
 
 RULES = TargetRules(frozenset({"127.0.0.1", "localhost"}), allow_http=True)
 
 
-def fresh(kind: str) -> str:
-    return ids.make(kind, secrets.token_bytes(ids.RANDOM_BYTES))
+class DeliveryWorld(WorkerWorld):
+    """The worker's world, whose clock a test pushes, with deliveries in it and receivers on real sockets."""
 
-
-class World:
-    def __init__(self, store: Store, clock: PushedClock, worker_id: str) -> None:
-        self.store = store
-        self.clock = clock
-        self.worker_id = worker_id
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, PushedClock())
         self.sender = CallbackSender(RULES, "Tidegate/test")
         self.deliveries = self.made(self.sender)
 
-    def made(self, callbacks: Any, bodies: Any = None) -> WebhookDeliveries:
-        return WebhookDeliveries(self.store, callbacks, self.clock, FairDice(), lambda: self.worker_id, bodies)
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.worker_id = await self.worker(30 * 86_400_000)
+        return self
 
-    async def caller(self, name: str) -> Caller:
-        return Caller(await self.store.put_tenant(fresh("tenant"), name))
+    async def __aexit__(self, *wrong: object) -> None:
+        await self.sender.close()
+        await super().__aexit__()
+
+    def made(self, callbacks: Any, bodies: Any = None) -> WebhookDeliveries:
+        return WebhookDeliveries(self.store, callbacks, self.clock, self.entropy, lambda: self.worker_id, bodies)
 
     async def endpoint(self, caller: Caller, url: str) -> str:
         shape = EndpointShape("one", url, EVENT_TYPES)
-        made = await self.store.create_webhook_endpoint(caller.tenant_id, fresh("whk"), shape, b"s" * 32)
+        made = await self.store.create_webhook_endpoint(caller.tenant_id, self.id("whk"), shape, b"s" * 32)
         return made.id
 
     async def end_job(self, caller: Caller, webhook: JobWebhook | None = None) -> str:
-        blob_id, file_id, job_id = fresh("blob"), fresh("file"), fresh("batch")
-        await self.store.begin_blob(blob_id, "upload", self.worker_id)
-        await self.store.create_file(
-            caller, NewFile(file_id, blob_id, Stamp(3, "ab" * 32), "batch", "in.jsonl", 1, None)
-        )
-        request = JobRequest("/v1/embeddings", file_id, 86_400_000, "24h", webhook=webhook)
-        await self.store.create_job(caller, job_id, request)
-        await self.store.cancel_job(caller.tenant_id, job_id)
-        assert await self.store.end_unstarted(job_id)
-        return job_id
+        job = await self.job(chat_lines(1), caller=caller, webhook=webhook)
+        await self.store.cancel_job(caller.tenant_id, job.id)
+        assert await self.store.end_unstarted(job.id)
+        return job.id
 
     async def states(self, caller: Caller) -> list[tuple[str, int, str | None]]:
         found = await self.store.list_webhook_deliveries(caller.tenant_id, None, None, 1_000)
@@ -70,20 +63,13 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    clock = PushedClock()
-    store = Store(SqliteDriver(tmp_path / "store.db", clock.now_ms))
-    await store.migrate()
-    worker_id = fresh("worker")
-    await store.enlist_worker(worker_id, "here", "test", 30 * 86_400_000)
-    made = World(store, clock, worker_id)
-    yield made
-    await made.sender.close()
-    await store.close()
+async def world(tmp_path: Path) -> AsyncIterator[DeliveryWorld]:
+    async with DeliveryWorld(tmp_path) as opened:
+        yield opened
 
 
 @pytest.fixture
-async def running(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+async def running(world: DeliveryWorld, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DeliveryWorld]:
     monkeypatch.setattr(deliver, "POLL_S", 0.02)
     task = asyncio.create_task(world.deliveries.run())
     yield world
@@ -98,13 +84,13 @@ def answering(status: Callable[[], int]) -> Callable[[Request, Peer], Awaitable[
     return script
 
 
-async def settled(world: World, caller: Caller, wanted: list[tuple[str, int, str | None]]) -> None:
+async def settled(world: DeliveryWorld, caller: Caller, wanted: list[tuple[str, int, str | None]]) -> None:
     async with asyncio.timeout(10):
         while await world.states(caller) != wanted:  # noqa: ASYNC110 - nothing announces what the loop records
             await asyncio.sleep(0.01)
 
 
-async def test_an_event_is_tried_ten_times_over_three_days_and_then_listed(running: World) -> None:
+async def test_an_event_is_tried_ten_times_over_three_days_and_then_listed(running: DeliveryWorld) -> None:
     caller = await running.caller("acme")
     async with RawServer(answering(lambda: 503)) as receiver:
         await running.endpoint(caller, receiver.url)
@@ -121,7 +107,7 @@ async def test_an_event_is_tried_ten_times_over_three_days_and_then_listed(runni
     assert stamps == sorted(set(stamps)), "each try has the time at which it was sent"
 
 
-async def test_a_receiver_that_recovers_gets_the_event(running: World) -> None:
+async def test_a_receiver_that_recovers_gets_the_event(running: DeliveryWorld) -> None:
     caller, statuses = await running.caller("acme"), iter([500, 302, 200])
     async with RawServer(answering(lambda: next(statuses))) as receiver:
         await running.endpoint(caller, receiver.url)
@@ -133,7 +119,7 @@ async def test_a_receiver_that_recovers_gets_the_event(running: World) -> None:
         await settled(running, caller, [("delivered", 3, None)])
 
 
-async def test_one_tenants_hanging_receivers_do_not_hold_up_another(running: World) -> None:
+async def test_one_tenants_hanging_receivers_do_not_hold_up_another(running: DeliveryWorld) -> None:
     slow, quick = await running.caller("slow"), await running.caller("quick")
     async with RawServer(lambda _, peer: peer.until_gone()) as hanging, RawServer(answering(lambda: 200)) as receiver:
         await running.endpoint(slow, hanging.url)
@@ -147,7 +133,9 @@ async def test_one_tenants_hanging_receivers_do_not_hold_up_another(running: Wor
         assert len([task for task in running.deliveries._sending if not task.done()]) <= deliver.TENANT_MAX
 
 
-async def test_the_fewer_turns_are_free_the_fewer_a_tenant_gets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_fewer_turns_are_free_the_fewer_a_tenant_gets(
+    world: DeliveryWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deliver, "SLOTS", 10)
     slow, quick = await world.caller("slow"), await world.caller("quick")
     async with RawServer(lambda _, peer: peer.until_gone()) as hanging:
@@ -163,7 +151,7 @@ async def test_the_fewer_turns_are_free_the_fewer_a_tenant_gets(world: World, mo
             task.cancel()
 
 
-async def test_a_delivery_that_waited_here_has_the_time_at_which_it_is_sent(world: World) -> None:
+async def test_a_delivery_that_waited_here_has_the_time_at_which_it_is_sent(world: DeliveryWorld) -> None:
     caller = await world.caller("acme")
     async with RawServer(answering(lambda: 200)) as receiver:
         await world.endpoint(caller, receiver.url)
@@ -175,7 +163,7 @@ async def test_a_delivery_that_waited_here_has_the_time_at_which_it_is_sent(worl
         assert int(receiver.requests[0].headers["webhook-timestamp"]) >= leased_s
 
 
-async def test_a_receivers_own_headers_replace_none_of_ours(world: World) -> None:
+async def test_a_receivers_own_headers_replace_none_of_ours(world: DeliveryWorld) -> None:
     caller = await world.caller("acme")
     async with RawServer(answering(lambda: 200)) as receiver:
         own = {"webhook-id": "forged", "webhook-signature": "forged", "X-Own": "kept"}
@@ -187,7 +175,9 @@ async def test_a_receivers_own_headers_replace_none_of_ours(world: World) -> Non
     assert "forged" not in (headers["webhook-id"], headers["webhook-signature"])
 
 
-async def test_what_was_sent_is_recorded_once_the_store_is_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_sent_is_recorded_once_the_store_is_back(
+    world: DeliveryWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caller, record, failures = await world.caller("acme"), world.store.record_webhook, iter([True] * 3)
 
     async def away(*args: Any) -> DeliveryState | None:
@@ -204,7 +194,9 @@ async def test_what_was_sent_is_recorded_once_the_store_is_back(world: World, mo
         assert len(receiver.requests) == 1
 
 
-async def test_a_lease_that_may_have_committed_is_not_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lease_that_may_have_committed_is_not_forgotten(
+    world: DeliveryWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caller, lease, lost = await world.caller("acme"), world.store.lease_webhooks, iter([True])
 
     async def unknown(*args: Any, **more: Any) -> Any:
@@ -223,7 +215,9 @@ async def test_a_lease_that_may_have_committed_is_not_forgotten(world: World, mo
         await settled(world, caller, [("delivered", 1, None)])
 
 
-async def test_a_store_that_is_away_stops_nothing_for_good(running: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_is_away_stops_nothing_for_good(
+    running: DeliveryWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caller, look, failures = await running.caller("acme"), running.store.any_webhook_due, iter([True] * 5)
 
     async def away() -> bool:
@@ -238,7 +232,7 @@ async def test_a_store_that_is_away_stops_nothing_for_good(running: World, monke
         await settled(running, caller, [("delivered", 1, None)])
 
 
-async def test_a_send_that_breaks_counts_as_a_failed_try(world: World) -> None:
+async def test_a_send_that_breaks_counts_as_a_failed_try(world: DeliveryWorld) -> None:
     class Broken:
         async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
             raise RuntimeError("a fault of ours")
@@ -260,7 +254,7 @@ async def test_a_send_that_breaks_counts_as_a_failed_try(world: World) -> None:
     ids=["storage is away for a moment", "results are lost", "the door has a fault"],
 )
 async def test_an_event_that_cannot_be_worded_is_a_try_that_failed(
-    world: World, problems: list[Exception], recorded: tuple[str, int, str | None]
+    world: DeliveryWorld, problems: list[Exception], recorded: tuple[str, int, str | None]
 ) -> None:
     left = list(problems)
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 ALLOWED = TargetRules(frozenset({"127.0.0.1"}), allow_http=True)
 
 
-class Desk:
+class Performing:
     """A performer, the calls that it made, and files that come from `files`."""
 
     def __init__(self, files: FileSource) -> None:
@@ -66,9 +66,9 @@ class Desk:
 
 async def perform(body: dict[str, Any], rules: TargetRules = ALLOWED) -> tuple[ItemVerdict | Again, list[Call]]:
     files = CallbackSender(rules, "Tidegate/test")
-    desk = Desk(files)
+    performing = Performing(files)
     try:
-        return await desk.perform(body), desk.calls
+        return await performing.perform(body), performing.calls
     finally:
         await files.close()
 
@@ -133,19 +133,19 @@ class SlowHosts:
 
 async def test_files_that_do_not_come_hold_up_few_items_of_their_own_tenant_and_nobody_elses() -> None:
     files = SlowHosts()
-    desk = Desk(files)
-    slow = [asyncio.create_task(desk.perform({"file_url": "https://slow/a.wav"}, "tenant:a")) for _ in range(40)]
+    performing = Performing(files)
+    slow = [asyncio.create_task(performing.perform({"file_url": "https://slow/a.wav"}, "tenant:a")) for _ in range(40)]
     await asyncio.sleep(0)
     ended = [task.result() for task in slow if task.done()]
     assert files.waiting == FETCHES_PER_OWNER_MAX
     assert len(ended) == 40 - FETCHES_PER_OWNER_MAX, "whoever cannot be served soon takes no runner"
     assert {(type(one), one.count) for one in ended if isinstance(one, Again)} == {(Again, 0)}
     for _ in range(40):
-        verdict = await desk.perform({"file_url": "https://quick/b.wav"}, "tenant:b")
+        verdict = await performing.perform({"file_url": "https://quick/b.wav"}, "tenant:b")
         assert isinstance(verdict, ItemVerdict)
     files.release.set()
     await asyncio.gather(*slow)
-    assert isinstance(await desk.perform({"file_url": "https://slow/a.wav"}, "tenant:a"), ItemVerdict)
+    assert isinstance(await performing.perform({"file_url": "https://slow/a.wav"}, "tenant:a"), ItemVerdict)
 
 
 async def test_other_members_are_held_to_the_rules_of_every_body() -> None:

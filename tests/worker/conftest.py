@@ -1,4 +1,4 @@
-"""One small world for every test of the engine's stages."""
+"""The worker's world with a clock that stands still, or with the machine's. Other rooms that use this world take both from here."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.world import World
+from tests.worker.world import WorkerWorld
 from tidegate.backends.system import SystemClock
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path)
-    await made.store.migrate()
-    yield made
-    await made.blobs.close()
-    await made.store.close()
+async def world(tmp_path: Path) -> AsyncIterator[WorkerWorld]:
+    async with WorkerWorld(tmp_path) as opened:
+        yield opened
 
 
 @pytest.fixture
-async def live(tmp_path: Path) -> AsyncIterator[World]:
+async def live(tmp_path: Path) -> AsyncIterator[WorkerWorld]:
     """A world whose clock is the machine's, for whole workers."""
-    made = World(tmp_path, SystemClock())
-    await made.store.migrate()
-    yield made
-    await made.blobs.close()
-    await made.store.close()
+    async with WorkerWorld(tmp_path, SystemClock()) as opened:
+        yield opened

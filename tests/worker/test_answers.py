@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.test_keys import ended, key
-from tests.worker.workshop import Script, working
-from tests.worker.world import World, chat_lines
+from tests.worker.world import Script, WorkerWorld, chat_lines, working
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.errors import Throttled
 from tidegate.core.nouns import Answer, Call, Usage
@@ -40,17 +38,17 @@ def answering(script: Script, good: Any) -> None:
     script.answers = answer
 
 
-async def lines_of(live: World, job: Any) -> tuple[list[Any], list[Any]]:
+async def lines_of(live: WorkerWorld, job: Any) -> tuple[list[Any], list[Any]]:
     files = [await live.file_bytes(one) for one in (job.output_file_id, job.error_file_id)]
     return tuple([json.loads(line) for line in data.splitlines()] for data in files)  # type: ignore[return-value]
 
 
-async def test_an_answer_that_does_not_fit_is_asked_for_again_and_all_are_paid_for(live: World) -> None:
+async def test_an_answer_that_does_not_fit_is_asked_for_again_and_all_are_paid_for(live: WorkerWorld) -> None:
     script = Script(live, "m")
     answering(script, lambda call, before: call.number % 2 == 0 or before == 1)
     job = await live.started(chat_lines(6), slice_items=3, answers=AnswerTerms(SCHEMA, tries_max=2))
     async with working(live, script, prices=PRICE):
-        job = await ended(live, job)
+        job = await live.ended(job)
     output, errors = await lines_of(live, job)
     assert (job.answered_count, job.failed_count, job.schema_invalid_count) == (6, 0, 0)
     assert len(script.calls) == 9
@@ -75,13 +73,13 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again_and_all_are_paid_f
     assert sum(one.spend.calls for one in entries) == 9
 
 
-async def test_the_stronger_model_is_asked_last_and_then_the_answer_is_filed(live: World) -> None:
+async def test_the_stronger_model_is_asked_last_and_then_the_answer_is_filed(live: WorkerWorld) -> None:
     script = Script(live, "m", "strong")
     answering(script, lambda call, before: call.model == "strong" and call.number != 1)
     terms = AnswerTerms(SCHEMA, tries_max=1, escalate_to="strong")
     job = await live.started(chat_lines(2), answers=terms)
     async with working(live, script, prices=PRICE):
-        job = await ended(live, job)
+        job = await live.ended(job)
     output, errors = await lines_of(live, job)
     assert (job.answered_count, job.failed_count, job.schema_invalid_count) == (1, 1, 1)
     assert [one["model"] for one in output[0]["tidegate"]["tries"]] == ["m", "m", "strong"]
@@ -100,30 +98,30 @@ async def test_the_stronger_model_is_asked_last_and_then_the_answer_is_filed(liv
     assert calls == {"m": 4, "strong": 2}
 
 
-async def test_a_key_that_does_not_allow_the_stronger_model_is_not_passed_by(live: World) -> None:
+async def test_a_key_that_does_not_allow_the_stronger_model_is_not_passed_by(live: WorkerWorld) -> None:
     script = Script(live, "m", "strong")
     answering(script, lambda call, before: call.model == "strong")
-    caller = await key(live, models='["m"]')
+    caller = await live.key(models='["m"]')
     terms = AnswerTerms(SCHEMA, tries_max=0, escalate_to="strong")
     job = await live.started(chat_lines(1), answers=terms, caller=caller)
     async with working(live, script):
-        job = await ended(live, job)
+        job = await live.ended(job)
     assert job.schema_invalid_count == 1
     assert [call.model for call in script.calls] == ["m"]
 
 
-async def test_feedback_goes_with_the_next_try(live: World) -> None:
+async def test_feedback_goes_with_the_next_try(live: WorkerWorld) -> None:
     script = Script(live, "m")
     answering(script, lambda call, before: before == 1)
     job = await live.started(chat_lines(1), answers=AnswerTerms(SCHEMA, feedback=True))
     async with working(live, script):
-        await ended(live, job)
+        await live.ended(job)
     turns = json.loads(script.calls[1].body)["messages"]
     assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
     assert turns[1]["content"] == "no"
 
 
-async def test_tries_are_remembered_when_the_slice_goes_back(live: World) -> None:
+async def test_tries_are_remembered_when_the_slice_goes_back(live: WorkerWorld) -> None:
     """The second try is put off for long: the slice goes back to the store, and whoever leases it next goes on with the second try."""
     script = Script(live, "m")
     throttled: list[int] = []
@@ -137,19 +135,19 @@ async def test_tries_are_remembered_when_the_slice_goes_back(live: World) -> Non
     script.answers = answer
     job = await live.started(chat_lines(1), answers=AnswerTerms(SCHEMA, tries_max=1))
     async with working(live, script):
-        job = await asyncio.wait_for(ended(live, job), 30)
+        job = await asyncio.wait_for(live.ended(job), 30)
     assert throttled
     assert len(script.calls) == 3
     assert (job.schema_invalid_count, job.usage) == (1, Usage(200, 0, 20, 0))
 
 
-async def test_a_request_whose_own_schema_cannot_be_used_is_refused_and_not_sent(live: World) -> None:
+async def test_a_request_whose_own_schema_cannot_be_used_is_refused_and_not_sent(live: WorkerWorld) -> None:
     script = Script(live, "m")
     ask = json.loads(chat_lines(1)[0])
     ask["body"]["response_format"] = {"type": "json_schema", "json_schema": {"schema": {"$ref": "https://example.com"}}}
     job = await live.started([json.dumps(ask).encode()], answers=AnswerTerms())
     async with working(live, script):
-        job = await ended(live, job)
+        job = await live.ended(job)
     _, errors = await lines_of(live, job)
     assert errors[0]["response"]["status_code"] == 400
     assert not script.calls

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.worker.workshop import BODY, Script, options, until, working
-from tests.worker.world import World, chat_lines
+from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, options, until, working
 from tidegate import metrics
 from tidegate.core.errors import WorkerBroken
 from tidegate.core.nouns import Answer, Call, Usage
-from tidegate.core.states import JobState
 from tidegate.stages.lease import LeaseStage
 from tidegate.worker import kept_worker
 from tidegate.worker.kept_worker import KeptWorker
@@ -35,7 +33,7 @@ def gauge() -> float:
 
 
 async def test_a_broken_worker_finishes_its_calls_hands_back_the_rest_and_ends(
-    live: World, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(live, "m", "n")
     resume_timeout = asyncio.Event()
@@ -54,10 +52,10 @@ async def test_a_broken_worker_finishes_its_calls_hands_back_the_rest_and_ends(
 
     async def breaks() -> None:
         async with working(live, script, in_flight_max=2) as bench:
-            await until(lambda: _is(script.in_flight == 2), "two calls")
+            await until(lambda: script.in_flight == 2, "two calls")
             monkeypatch.setattr(LeaseStage, "take", taken_and_lost)
             await live.started(chat_lines(4, "n"))
-            await until(lambda: _is(bench.worker.broken is not None), "the bug")
+            await until(lambda: bench.worker.broken is not None, "the bug")
             assert bench.worker.trouble() == "ends after an internal error: ValueError in leasing"
             assert gauge() == 1
             resume_timeout.set()
@@ -71,7 +69,7 @@ async def test_a_broken_worker_finishes_its_calls_hands_back_the_rest_and_ends(
 
 
 async def test_what_record_had_taken_is_put_back_when_it_meets_a_bug(
-    live: World, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(live, "m")
     job = await live.started(chat_lines(4))
@@ -96,7 +94,7 @@ async def test_what_record_had_taken_is_put_back_when_it_meets_a_bug(
     assert len(script.calls) == (await live.look(job)).answered_count > 0
     monkeypatch.undo()
     async with working(live, Script(live, "m")):
-        await until(lambda: _ended(live, job.id), "the job")
+        await live.completed(job)
 
 
 class Fragile:
@@ -121,7 +119,7 @@ class Fragile:
 
 
 async def test_a_kept_worker_is_made_anew_and_its_process_stays_enlisted(
-    live: World, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_worker, "RESTART_S", 0.01)
     me = Registration(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
@@ -137,7 +135,7 @@ async def test_a_kept_worker_is_made_anew_and_its_process_stays_enlisted(
     kept = KeptWorker(make, me, options(live).heartbeat_ms)
     stop = asyncio.Event()
     running = asyncio.create_task(kept.run(stop))
-    await until(lambda: _is(len(made) == 3), "a worker that works")
+    await until(lambda: len(made) == 3, "a worker that works")
     assert kept.trouble() is None
     assert me.id != first
     assert await live.rows("select state from workers where id = ?", me.id) == [("alive",)]
@@ -145,22 +143,13 @@ async def test_a_kept_worker_is_made_anew_and_its_process_stays_enlisted(
     await running
 
 
-async def test_a_kept_worker_that_rests_leaves_when_it_is_told_to(live: World) -> None:
+async def test_a_kept_worker_that_rests_leaves_when_it_is_told_to(live: WorkerWorld) -> None:
     me = Registration(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
     kept = KeptWorker(lambda: Fragile(breaks=True), me, 100)
     stop = asyncio.Event()
     running = asyncio.create_task(kept.run(stop))
-    await until(lambda: _is(bool(me.id)), "a new incarnation")
+    await until(lambda: bool(me.id), "a new incarnation")
     assert kept.trouble() == "broken"
     stop.set()
     await running
     assert await live.rows("select state from workers where id = ?", me.id) == [("gone",)]
-
-
-async def _is(condition: bool) -> bool:
-    return condition
-
-
-async def _ended(world: World, job_id: str) -> bool:
-    rows = await world.rows("select state from jobs where id = ?", job_id)
-    return rows == [(JobState.COMPLETED.value,)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.worker.test_publish_failures import answer
-from tests.worker.world import World, chat_lines
+from tests.worker.world import WorkerWorld, chat_lines
 from tidegate.core.errors import BlobUnavailable
 from tidegate.core.nouns import Extent
 from tidegate.stages.tend import compact_extents
@@ -54,7 +54,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
-async def test_a_crowded_file_stays_the_same_in_fewer_pieces(world: World) -> None:
+async def test_a_crowded_file_stays_the_same_in_fewer_pieces(world: WorkerWorld) -> None:
     job = await world.started(chat_lines(8))
     for number in range(8):
         await answer(world, job, [number])
@@ -71,7 +71,9 @@ async def test_a_crowded_file_stays_the_same_in_fewer_pieces(world: World) -> No
     assert await compact_extents.tend(world.store, world.blobs, world.entropy, await world.worker()) == 0
 
 
-async def test_two_pieces_are_joined_and_one_alone_is_not_copied(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_pieces_are_joined_and_one_alone_is_not_copied(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compact_extents, "PIECES_MAX", 4)
     job = await world.started(chat_lines(5))
     for number in range(5):
@@ -85,7 +87,7 @@ async def test_two_pieces_are_joined_and_one_alone_is_not_copied(world: World, m
 
 
 @pytest.mark.usefixtures("few")
-async def test_a_copy_that_fails_leaves_the_file_as_it_was_and_nothing_behind(world: World) -> None:
+async def test_a_copy_that_fails_leaves_the_file_as_it_was_and_nothing_behind(world: WorkerWorld) -> None:
     job = await world.started(chat_lines(8))
     for number in range(8):
         await answer(world, job, [number])

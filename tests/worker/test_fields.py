@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from tests.guards.test_guard import rules
-from tests.worker.test_keys import ended
-from tests.worker.workshop import Script, working
-from tests.worker.world import World
+from tests.worker.world import Script, WorkerWorld, working
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.nouns import Job
 
@@ -40,13 +38,13 @@ def lines(*more: dict[str, Any]) -> list[bytes]:
     return [json.dumps({"custom_id": f"c{n}", "body": {**usual, **one}}).encode() for n, one in enumerate(more)]
 
 
-async def run(world: World, script: Script, work: list[bytes], **options: Any) -> Job:
+async def run(world: WorkerWorld, script: Script, work: list[bytes], **options: Any) -> Job:
     job = await world.started(work)
     async with working(world, script, **options):
-        return await ended(world, job)
+        return await world.ended(job)
 
 
-async def test_each_is_refused_alone_and_is_never_sent(live: World) -> None:
+async def test_each_is_refused_alone_and_is_never_sent(live: WorkerWorld) -> None:
     script = Script(live, "m")
     job = await run(live, script, lines(*(body for body, _, _ in WRONG), {}))
     assert (job.state, job.answered_count, job.failed_count) == ("completed", 1, len(WRONG))
@@ -62,7 +60,7 @@ async def test_each_is_refused_alone_and_is_never_sent(live: World) -> None:
     assert job.usage.input_tokens == 1
 
 
-async def test_what_a_model_allows_is_sent_as_it_came(live: World) -> None:
+async def test_what_a_model_allows_is_sent_as_it_came(live: WorkerWorld) -> None:
     script = Script(live, "m")
     allowed = FieldRules(allowed=frozenset({"priority"}), media_hosts=frozenset({"images.example.com"}))
     image = {"type": "image_url", "image_url": {"url": "https://images.example.com/a"}}
@@ -75,7 +73,7 @@ async def test_what_a_model_allows_is_sent_as_it_came(live: World) -> None:
 
 
 async def test_what_a_hook_adds_is_the_operators_own(
-    live: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hook_of_lines.py").write_text("def first(body, about):\n    return {**body, 'priority': 7}\n")
     monkeypatch.syspath_prepend(str(tmp_path))

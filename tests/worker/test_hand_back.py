@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.worker.workshop import BODY, Script, until, working
-from tests.worker.world import World, chat_lines
+from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.nouns import Answer, Call, Usage
 
 pytestmark = pytest.mark.anyio
 
 
-async def _is(truth: bool) -> bool:
-    return truth
-
-
-async def test_calls_that_outlast_the_grace_are_cut_off_and_run_again_by_another_worker(live: World) -> None:
+async def test_calls_that_outlast_the_grace_are_cut_off_and_run_again_by_another_worker(live: WorkerWorld) -> None:
     script, cut_off = Script(live, "m"), list[int]()
 
     async def answers(call: Call) -> Answer:
@@ -34,18 +29,18 @@ async def test_calls_that_outlast_the_grace_are_cut_off_and_run_again_by_another
     script.answers = answers
     job = await live.started(chat_lines(4))
     async with working(live, script, grace_ms=50):
-        await until(lambda: _is(len(script.calls) == 4), "four calls")
+        await until(lambda: len(script.calls) == 4, "four calls")
     assert sorted(cut_off) == [2, 3]
     assert (await live.look(job)).answered_count == 2
     patient = Script(live, "m")
     async with working(live, patient):
-        await until(lambda: _is(len(patient.calls) == 2), "the rest")
+        await until(lambda: len(patient.calls) == 2, "the rest")
     assert sorted(call.number for call in patient.calls) == [2, 3]
     assert (await live.look(job)).answered_count == 4
 
 
 async def test_it_does_not_leave_before_its_last_answers_are_committed(
-    live: World, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, gate, asked = Script(live, "m"), asyncio.Event(), asyncio.Event()
     record_outcomes = live.store.record_outcomes
@@ -58,7 +53,7 @@ async def test_it_does_not_leave_before_its_last_answers_are_committed(
     monkeypatch.setattr(live.store, "record_outcomes", slow)
     job = await live.started(chat_lines(4))
     async with working(live, script) as bench:
-        await until(lambda: _is(asked.is_set() and len(script.calls) == 4), "four answers")
+        await until(lambda: asked.is_set() and len(script.calls) == 4, "four answers")
         leaving = asyncio.create_task(bench.leave())
         await asyncio.wait([leaving], timeout=0.2)
         had_left = bench.me.has_left
@@ -68,10 +63,10 @@ async def test_it_does_not_leave_before_its_last_answers_are_committed(
     assert (await live.look(job)).answered_count == 4
 
 
-async def test_it_leaves_no_log_that_counts_as_being_written(live: World) -> None:
+async def test_it_leaves_no_log_that_counts_as_being_written(live: WorkerWorld) -> None:
     script = Script(live, "m")
     await live.started(chat_lines(4))
     async with working(live, script) as bench:
-        await until(lambda: _is(len(script.calls) == 4), "four calls")
+        await until(lambda: len(script.calls) == 4, "four calls")
     kinds = "select kind from blobs where worker_id = ? and state = 'writing'"
     assert await live.rows(kinds, bench.me.id) == []

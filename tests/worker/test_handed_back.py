@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
 
 import pytest
 
-from tests.worker.workshop import BODY, Script, until, working
-from tests.worker.world import World, chat_lines
+from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.errors import Ambiguous, HandedBack
-from tidegate.core.nouns import Answer, Call, Job, Usage
+from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.retry import RetryPolicy
 
 pytestmark = pytest.mark.anyio
@@ -20,14 +18,7 @@ ATTEMPTS = "select number, count, reason, hand_backs from attempts where job_id 
 ASLEEP = "select 1 from flows where state = 'asleep' and wakes_at is not null"
 
 
-def has_ended(world: World, job: Job) -> Any:
-    async def look() -> bool:
-        return (await world.look(job)).state == "completed"
-
-    return look
-
-
-async def test_an_item_that_came_back_is_run_again_and_uses_up_no_attempt(live: World) -> None:
+async def test_an_item_that_came_back_is_run_again_and_uses_up_no_attempt(live: WorkerWorld) -> None:
     """Two hand-backs and then two failures: with three attempts, the third call that counts still answers it."""
     script, tries = Script(live, "m"), Counter[int]()
 
@@ -44,14 +35,14 @@ async def test_an_item_that_came_back_is_run_again_and_uses_up_no_attempt(live: 
     script.answers = answers
     job = await live.started(chat_lines(6))
     async with working(live, script):
-        await until(has_ended(live, job), "the job")
+        await live.completed(job)
     done = await live.look(job)
     assert (done.answered_count, done.failed_count) == (6, 0)
     assert set(tries.values()) == {5}
     assert len({call.idempotency_key for call in script.calls}) == 6, "each repeat carries the same key"
 
 
-async def test_how_often_it_came_back_is_kept_over_a_release_and_the_next_lease(live: World) -> None:
+async def test_how_often_it_came_back_is_kept_over_a_release_and_the_next_lease(live: WorkerWorld) -> None:
     script, came_back = Script(live, "m"), 0
     slow = RetryPolicy(backoff_ms=1, backoff_ms_max=1, deferral_ms=600_000)
 
@@ -83,5 +74,5 @@ async def test_how_often_it_came_back_is_kept_over_a_release_and_the_next_lease(
 
     script.answers = last
     async with working(live, script):
-        await until(has_ended(live, job), "the job")
+        await live.completed(job)
     assert await heard == (1, 0)

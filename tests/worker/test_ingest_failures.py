@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.world import HOUR_MS, World, chat_lines, here
+from tests.worker.world import HOUR_MS, WorkerWorld, chat_lines, here
 from tidegate.core.errors import BlobUnavailable, IngestCrashed, IngestFailed
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
@@ -33,7 +33,7 @@ class Passes:
         return await here(input_path, work_path, rules, lane)
 
 
-async def test_a_full_disk_is_waited_out_with_growing_pauses_until_the_deadline(world: World) -> None:
+async def test_a_full_disk_is_waited_out_with_growing_pauses_until_the_deadline(world: WorkerWorld) -> None:
     job, worker = await world.job(chat_lines(3)), await world.worker()
     passes = Passes(*[IngestFailed("disk full")] * 10_000)
     ingest = world.ingest(passes)
@@ -48,7 +48,7 @@ async def test_a_full_disk_is_waited_out_with_growing_pauses_until_the_deadline(
     assert not await ingest.next(worker)
 
 
-async def test_an_outage_however_long_does_not_fail_the_job(world: World) -> None:
+async def test_an_outage_however_long_does_not_fail_the_job(world: WorkerWorld) -> None:
     job, worker = await world.job(chat_lines(3)), await world.worker(10 * HOUR_MS)
     ingest = world.ingest(Passes(*[BlobUnavailable("away")] * 20))
     while (await world.look(job)).state is JobState.VALIDATING:
@@ -60,7 +60,7 @@ async def test_an_outage_however_long_does_not_fail_the_job(world: World) -> Non
     )
 
 
-async def test_a_pass_that_dies_each_time_fails_the_job_with_a_reason(world: World) -> None:
+async def test_a_pass_that_dies_each_time_fails_the_job_with_a_reason(world: WorkerWorld) -> None:
     job, other = await world.job(chat_lines(3)), await world.job(chat_lines(2))
     worker = await world.worker(10 * HOUR_MS)
     ingest = world.ingest(Passes(*[IngestCrashed("ended with -11")] * 1_000))
@@ -76,7 +76,9 @@ async def test_a_pass_that_dies_each_time_fails_the_job_with_a_reason(world: Wor
     assert not await ingest.next(worker)
 
 
-async def test_the_crashes_of_the_oldest_job_are_forgotten_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_crashes_of_the_oldest_job_are_forgotten_first(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tidegate.stages.ingest.ingest._CRASHED_MAX", 2)
     oldest, worker = await world.job(chat_lines(1)), await world.worker(10 * HOUR_MS)
     ingest = world.ingest(Passes(*[IngestCrashed("ended with -11")] * 1_000))
@@ -90,7 +92,7 @@ async def test_the_crashes_of_the_oldest_job_are_forgotten_first(world: World, m
     assert [(await world.look(one)).state for one in others] == [JobState.FAILED] * 2
 
 
-async def test_crashes_with_other_failures_between_them_are_not_the_inputs_doing(world: World) -> None:
+async def test_crashes_with_other_failures_between_them_are_not_the_inputs_doing(world: WorkerWorld) -> None:
     job, worker = await world.job(chat_lines(3)), await world.worker(10 * HOUR_MS)
     ingest = world.ingest(Passes(*[IngestCrashed("-9"), IngestFailed("disk full")] * CRASHES_MAX))
     while (await world.look(job)).state is JobState.VALIDATING:
@@ -99,7 +101,7 @@ async def test_crashes_with_other_failures_between_them_are_not_the_inputs_doing
     assert (await world.look(job)).state is JobState.IN_PROGRESS
 
 
-async def test_a_cancelled_job_ends_though_its_pass_keeps_failing(world: World) -> None:
+async def test_a_cancelled_job_ends_though_its_pass_keeps_failing(world: WorkerWorld) -> None:
     job, worker = await world.job(chat_lines(3)), await world.worker()
     ingest = world.ingest(Passes(*[IngestFailed("disk full")] * 3))
     assert await ingest.next(worker)
@@ -108,7 +110,7 @@ async def test_a_cancelled_job_ends_though_its_pass_keeps_failing(world: World) 
     assert (await world.look(job)).state is JobState.CANCELLED
 
 
-async def test_a_key_that_names_models_admits_only_those(world: World) -> None:
+async def test_a_key_that_names_models_admits_only_those(world: WorkerWorld) -> None:
     tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
     caller = Caller(tenant_id, "k1")
     await world.store.put_key(caller, b"", "", KeyRights(models='["small"]'))
@@ -127,7 +129,7 @@ async def test_a_key_that_names_models_admits_only_those(world: World) -> None:
     assert "key does not allow" in refused.errors[0].message
 
 
-async def test_an_input_whose_bytes_changed_after_upload_runs_nothing(world: World) -> None:
+async def test_an_input_whose_bytes_changed_after_upload_runs_nothing(world: WorkerWorld) -> None:
     job, worker = await world.job(chat_lines(3)), await world.worker()
     extents = await world.store.list_extents((await world.look(job)).input_file_id, 0, 1)
     path = await world.blobs.local_path(extents[0].blob_id, Path("/nowhere"))
@@ -139,7 +141,7 @@ async def test_an_input_whose_bytes_changed_after_upload_runs_nothing(world: Wor
     assert ended.item_count == 0
 
 
-async def test_a_truncated_input_is_a_changed_one_even_when_its_lines_are_good(world: World) -> None:
+async def test_a_truncated_input_is_a_changed_one_even_when_its_lines_are_good(world: WorkerWorld) -> None:
     job, worker = await world.job(chat_lines(3)), await world.worker()
     extents = await world.store.list_extents((await world.look(job)).input_file_id, 0, 1)
     path = await world.blobs.local_path(extents[0].blob_id, Path("/nowhere"))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.support.processes import wait_until_async
-from tests.worker.world import World, chat_lines, here
+from tests.worker.world import WorkerWorld, chat_lines, here
 from tidegate.core.errors import IngestCrashed, IngestFailed, StoreUnavailable
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane, IngestLimits
-from tidegate.core.nouns import Caller, IngestPlan, Job
+from tidegate.core.nouns import IngestPlan, Job
 from tidegate.core.policies import Policies
 from tidegate.core.states import JobState
 from tidegate.stages.ingest.ingest import SMALL_AT_ONCE, IngestStage, RunPass
@@ -42,20 +42,16 @@ class Gate:
         return await here(input_path, work_path, rules, lane)
 
 
-def lanes(world: World, run_pass: RunPass) -> IngestStage:
+def lanes(world: WorkerWorld, run_pass: RunPass) -> IngestStage:
     return IngestStage(world.store, world.blobs, world.entropy, world.scratch, Policies(), run_pass, LIMITS)
 
 
-async def tenant(world: World, name: str) -> Caller:
-    return Caller(await world.store.put_tenant(world.id("tenant"), name))
-
-
-async def states(world: World, jobs: list[Job]) -> list[str]:
+async def states(world: WorkerWorld, jobs: list[Job]) -> list[str]:
     return [(await world.look(job)).state for job in jobs]
 
 
-async def test_one_tenants_large_inputs_leave_a_pass_for_another_tenant(world: World) -> None:
-    a, b = await tenant(world, "a"), await tenant(world, "b")
+async def test_one_tenants_large_inputs_leave_a_pass_for_another_tenant(world: WorkerWorld) -> None:
+    a, b = await world.caller("a"), await world.caller("b")
     theirs = [await world.job(chat_lines(LARGE_LINES), caller=a) for _ in range(5)]
     gate, worker = Gate(), await world.worker()
     ingest = lanes(world, gate)
@@ -87,8 +83,8 @@ async def test_one_tenants_large_inputs_leave_a_pass_for_another_tenant(world: W
     assert set(await states(world, theirs)) == {JobState.IN_PROGRESS}
 
 
-async def test_small_inputs_are_ingested_some_at_a_time_and_a_bad_one_harms_no_other(world: World) -> None:
-    caller = await tenant(world, "a")
+async def test_small_inputs_are_ingested_some_at_a_time_and_a_bad_one_harms_no_other(world: WorkerWorld) -> None:
+    caller = await world.caller("a")
     jobs = [await world.job(chat_lines(1), caller=caller) for _ in range(SMALL_AT_ONCE + 1)]
     bad = await world.job([b"nonsense"], caller=caller)
     worker, ingest = await world.worker(), lanes(world, here)
@@ -105,8 +101,8 @@ async def test_small_inputs_are_ingested_some_at_a_time_and_a_bad_one_harms_no_o
     assert list(world.scratch.iterdir()) == []
 
 
-async def test_one_of_many_that_fails_is_tried_again_and_the_others_start(world: World) -> None:
-    caller = await tenant(world, "a")
+async def test_one_of_many_that_fails_is_tried_again_and_the_others_start(world: WorkerWorld) -> None:
+    caller = await world.caller("a")
     jobs = [await world.job(chat_lines(1), caller=caller) for _ in range(3)]
     failures: list[Exception] = [IngestFailed("disk full"), IngestCrashed("broke")]
 
@@ -123,7 +119,7 @@ async def test_one_of_many_that_fails_is_tried_again_and_the_others_start(world:
     assert set(await states(world, jobs)) == {JobState.IN_PROGRESS}
 
 
-async def test_steps_whose_end_is_unknown_are_given_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_whose_end_is_unknown_are_given_back(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [await world.job(chat_lines(1)) for _ in range(3)]
     worker, ingest = await world.worker(), lanes(world, here)
     start_jobs = world.store.start_jobs
@@ -139,7 +135,7 @@ async def test_steps_whose_end_is_unknown_are_given_back(world: World, monkeypat
     assert set(await states(world, jobs)) == {JobState.IN_PROGRESS}
 
 
-async def test_a_job_cancelled_during_its_pass_ends_and_the_others_start(world: World) -> None:
+async def test_a_job_cancelled_during_its_pass_ends_and_the_others_start(world: WorkerWorld) -> None:
     jobs = [await world.job(chat_lines(1)) for _ in range(3)]
 
     async def cancels(input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
@@ -150,7 +146,7 @@ async def test_a_job_cancelled_during_its_pass_ends_and_the_others_start(world: 
     assert await states(world, jobs) == [JobState.IN_PROGRESS, JobState.CANCELLED, JobState.IN_PROGRESS]
 
 
-async def test_a_small_input_needs_no_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_small_input_needs_no_process(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_process(*_: Any, **__: Any) -> None:
         raise AssertionError("a process was started")
 

@@ -10,14 +10,12 @@ import pytest
 
 from tests.support.ports import PushedClock
 from tests.support.store_verbs import lease_slices
-from tests.worker.workshop import BODY, DEADLINE_S, Script, until, working
-from tests.worker.world import HOUR_MS, World, chat_lines
+from tests.worker.world import BODY, DEADLINE_S, HOUR_MS, Script, WorkerWorld, chat_lines, until, working
 from tidegate import metrics
 from tidegate.core.budgets.budget import Limit, LimitBound, Period
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.keys import models_text
-from tidegate.core.nouns import Answer, Call, Caller, Job, Usage
-from tidegate.core.states import JOB_ENDED
+from tidegate.core.nouns import Answer, Call, Job, Usage
 from tidegate.store.keys import KeyRights
 from tidegate.worker.call_rules import BELIEVED_MS, KeyStates
 
@@ -41,41 +39,19 @@ class Door:
         return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
 
 
-async def key(world: World, *, team: str | None = None, user: str | None = None, **rights: Any) -> Caller:
-    tenant = await world.store.put_tenant(world.id("tenant"), "acme")
-    owner = Caller(tenant, "k1", team, user)
-    await world.store.put_key(owner, b"hash", "", KeyRights(**{"models": "[]"} | rights))
-    return Caller(tenant, "k1")
-
-
-async def ended(world: World, job: Job) -> Job:
-    async def look() -> bool:
-        return (await world.look(job)).state in JOB_ENDED
-
-    await until(look, "the job")
-    return await world.look(job)
-
-
-async def codes(world: World, job: Job) -> set[str]:
+async def codes(world: WorkerWorld, job: Job) -> set[str]:
     return {line["error"]["code"] for line in await world.file_lines(job.error_file_id)}
 
 
 async def called(script: Script, count: int) -> None:
-    async def look() -> bool:
-        return len(script.calls) >= count
-
-    await until(look, "the first calls")
+    await until(lambda: len(script.calls) >= count, "the first calls")
 
 
-async def settled(world: World, bench: Any) -> None:
+async def settled(world: WorkerWorld, bench: Any) -> None:
     """The worker has asked for its keys' states since now: what it asked before may be believed no longer."""
     states: KeyStates = bench.worker._keys
     since_ms = world.clock.monotonic_ms()
-
-    async def look() -> bool:
-        return states._asked_ms > since_ms
-
-    await until(look, "a fresh look at the keys")
+    await until(lambda: states._asked_ms > since_ms, "a fresh look at the keys")
 
 
 @pytest.mark.parametrize(
@@ -89,12 +65,12 @@ async def settled(world: World, bench: Any) -> None:
     ],
 )
 async def test_what_changes_in_the_middle_of_a_job_holds_for_the_rest_of_it(
-    live: World, change: str, code: str
+    live: WorkerWorld, change: str, code: str
 ) -> None:
     """What is in flight ends as it would; nothing more is sent; the rest fails with a code that says why."""
     script = Script(live, "m")
     door = Door(script, 4)
-    caller = await key(live)
+    caller = await live.key()
     job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
     async with working(live, script) as bench:
         await called(script, 8)
@@ -111,24 +87,24 @@ async def test_what_changes_in_the_middle_of_a_job_holds_for_the_rest_of_it(
                 assert await live.store.change_key("k1", KeyRights(resources=models_text(["other"])))
         await settled(live, bench)
         door.open.set()
-        done = await ended(live, job)
+        done = await live.ended(job)
     assert (done.answered_count, done.failed_count, len(script.calls)) == (8, ITEMS - 8, 8)
     assert await codes(live, done) == {code}
     for line in await live.file_lines(done.error_file_id):
         assert ": " in line["error"]["message"], "a refusal says what to do next"
 
 
-async def drop_key(world: World) -> None:
+async def drop_key(world: WorkerWorld) -> None:
     async def body(tx: Any) -> None:
         tx._connection.execute("delete from keys where id = 'k1'")
 
     await world.store._driver.write(body)
 
 
-async def test_a_key_that_expires_by_the_clock_needs_no_news(live: World) -> None:
+async def test_a_key_that_expires_by_the_clock_needs_no_news(live: WorkerWorld) -> None:
     """The moment is known beforehand, so it holds to the millisecond and not to the next look."""
     states = KeyStates(live.store, live.clock, {})
-    caller = await key(live, expires_at=live.clock.now_ms() + HOUR_MS)
+    caller = await live.key(expires_at=live.clock.now_ms() + HOUR_MS)
     job = await live.started(chat_lines(1), caller=caller)
     worker = await live.worker()
     [leased] = await lease_slices(live.store, worker, job.id, "m", 1, "token")
@@ -138,59 +114,57 @@ async def test_a_key_that_expires_by_the_clock_needs_no_news(live: World) -> Non
     assert states.believed_until_ms(leased) <= live.clock.monotonic_ms() + 2_000
 
 
-async def test_an_allowlist_that_was_widened_lets_the_rest_pass(live: World) -> None:
+async def test_an_allowlist_that_was_widened_lets_the_rest_pass(live: WorkerWorld) -> None:
     script = Script(live, "m", "n")
     door = Door(script, 0)
-    caller = await key(live)
+    caller = await live.key()
     first = await live.started(chat_lines(2, "n"), caller=caller)
     assert await live.store.change_key("k1", KeyRights(models=models_text(["m"])))
     async with working(live, script) as bench:
-        assert await codes(live, await ended(live, first)) == {"model_not_allowed"}
+        assert await codes(live, await live.ended(first)) == {"model_not_allowed"}
         assert await live.store.change_key("k1", KeyRights(models=models_text(["m", "n"])))
         await settled_or_idle(live, bench)
         second = await live.started(chat_lines(2, "n"), caller=caller)
         door.open.set()
-        assert (await ended(live, second)).answered_count == 2
+        assert (await live.ended(second)).answered_count == 2
 
 
-async def settled_or_idle(world: World, bench: Any) -> None:
+async def settled_or_idle(world: WorkerWorld, bench: Any) -> None:
     """Nothing under a key is held, so nobody asks: what was heard before is too old by the time anything comes."""
     states: KeyStates = bench.worker._keys
-
-    async def look() -> bool:
-        return not states.knows("k1")
-
-    await until(look, "forgetting")
+    await until(lambda: not states.knows("k1"), "forgetting")
 
 
-async def test_a_resource_is_judged_by_the_model_behind_it(live: World) -> None:
+async def test_a_resource_is_judged_by_the_model_behind_it(live: WorkerWorld) -> None:
     script = Script(live, "chat", "m")
-    caller = await key(live)
+    caller = await live.key()
     by_resource = await live.started(chat_lines(2, "chat"), caller=caller)
     by_model = await live.started(chat_lines(2, "m"), caller=caller)
     assert await live.store.change_key("k1", KeyRights(models=models_text(["m"]), resources=models_text(["chat"])))
     async with working(live, script, model_of={"chat": "m"}):
-        assert (await ended(live, by_resource)).answered_count == 2
-        assert await codes(live, await ended(live, by_model)) == {"resource_not_allowed"}
+        assert (await live.ended(by_resource)).answered_count == 2
+        assert await codes(live, await live.ended(by_model)) == {"resource_not_allowed"}
 
 
-async def test_a_call_says_which_models_its_key_allows_now_so_that_no_fallback_leads_elsewhere(live: World) -> None:
+async def test_a_call_says_which_models_its_key_allows_now_so_that_no_fallback_leads_elsewhere(
+    live: WorkerWorld,
+) -> None:
     script = Script(live, "m")
     door = Door(script, 4)
-    caller = await key(live)
+    caller = await live.key()
     job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
     async with working(live, script) as bench:
         await called(script, 8)
         assert await live.store.change_key("k1", KeyRights(models=models_text(["m", "n"])))
         await settled(live, bench)
         door.open.set()
-        await ended(live, job)
+        await live.ended(job)
     assert (script.calls[0].models, script.calls[-1].models) == (frozenset(), frozenset({"m", "n"}))
 
 
-async def test_nothing_is_sent_under_a_key_that_nobody_can_ask_about(live: World) -> None:
+async def test_nothing_is_sent_under_a_key_that_nobody_can_ask_about(live: WorkerWorld) -> None:
     script = Script(live, "m")
-    caller = await key(live)
+    caller = await live.key()
     keyed = await live.started(chat_lines(3), caller=caller)
     free = await live.started(chat_lines(3))
     real = live.store.key_states
@@ -200,33 +174,33 @@ async def test_nothing_is_sent_under_a_key_that_nobody_can_ask_about(live: World
 
     live.store.key_states = away  # type: ignore[method-assign]
     async with working(live, script):
-        assert (await ended(live, free)).answered_count == 3
+        assert (await live.ended(free)).answered_count == 3
         assert {call.job_id for call in script.calls} == {free.id}
         live.store.key_states = real  # type: ignore[method-assign]
-        assert (await ended(live, keyed)).answered_count == 3
+        assert (await live.ended(keyed)).answered_count == 3
     assert len(script.calls) == 6
 
 
-async def test_a_key_bears_limits_of_its_own_that_change_while_it_works(live: World) -> None:
+async def test_a_key_bears_limits_of_its_own_that_change_while_it_works(live: WorkerWorld) -> None:
     """They come beside what the settings say of every key, and of two for one period the tighter side counts."""
     minute, day = Limit(Period.MINUTE, requests=10, tokens=99), Limit(Period.DAY, tokens=50)
     script = Script(live, "m")
     door = Door(script, 4)
-    caller = await key(live, limits=(minute, day))
+    caller = await live.key(limits=(minute, day))
     job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
     async with working(live, script) as bench:
         await called(script, 8)
         assert await live.store.change_key("k1", KeyRights(limits=(Limit(Period.MINUTE, requests=5),)))
         await settled(live, bench)
         door.open.set()
-        await ended(live, job)
+        await live.ended(job)
     [first] = script.calls[0].budgets
     assert (first.bound, first.name, first.limits) == (LimitBound.KEY, "k1", (minute, day))
     [last] = script.calls[-1].budgets
     assert last.limits == (Limit(Period.MINUTE, requests=5),)
 
 
-async def test_one_question_is_asked_for_all_keys_and_none_without_any(live: World) -> None:
+async def test_one_question_is_asked_for_all_keys_and_none_without_any(live: WorkerWorld) -> None:
     asked = 0
     real = live.store.key_states
 
@@ -239,11 +213,11 @@ async def test_one_question_is_asked_for_all_keys_and_none_without_any(live: Wor
     script = Script(live, "m")
     free = await live.started(chat_lines(40), slice_items=4)
     async with working(live, script):
-        await ended(live, free)
+        await live.ended(free)
         assert asked == 0
-        keyed = await live.started(chat_lines(200), slice_items=50, caller=await key(live))
+        keyed = await live.started(chat_lines(200), slice_items=50, caller=await live.key())
         async with asyncio.timeout(DEADLINE_S):
-            await ended(live, keyed)
+            await live.ended(keyed)
     assert 1 <= asked < 40, "a question a second, and one for what comes new: none for an item"
 
 
@@ -251,11 +225,11 @@ async def test_what_was_heard_of_a_key_is_believed_for_two_seconds_and_no_longer
     """The store is there and does not answer; the key is revoked meanwhile. When two seconds have passed on the worker's clock nothing
     more is sent, without any news, and when the store answers the rest fails."""
     clock = PushedClock()
-    world = World(tmp_path, clock)
+    world = WorkerWorld(tmp_path, clock)
     await world.store.migrate()
     script = Script(world, "m")
     door = Door(script, 4)
-    job = await world.started(chat_lines(ITEMS), slice_items=4, caller=await key(world))
+    job = await world.started(chat_lines(ITEMS), slice_items=4, caller=await world.key())
     real, asked, answer = world.store.key_states, asyncio.Event(), asyncio.Event()
 
     async def silent(worker_id: str) -> Any:
@@ -273,20 +247,20 @@ async def test_what_was_heard_of_a_key_is_believed_for_two_seconds_and_no_longer
         waits = metrics.counted(metrics.policy_waits).get("chat,key_state_unknown", 0)
         door.open.set()
 
-        async def waited() -> bool:
+        def waited() -> bool:
             return metrics.counted(metrics.policy_waits).get("chat,key_state_unknown", 0) > waits
 
         await until(waited, "an item to wait for news of its key")
         assert len(script.calls) == 8
         answer.set()
-        done = await ended(world, job)
+        done = await world.ended(job)
     assert (done.answered_count, done.failed_count, len(script.calls)) == (8, ITEMS - 8, 8)
     assert await codes(world, done) == {"key_revoked"}
     await world.blobs.close()
     await world.store.close()
 
 
-async def test_no_call_may_begin_later_than_two_seconds_after_its_key_was_asked_about(live: World) -> None:
+async def test_no_call_may_begin_later_than_two_seconds_after_its_key_was_asked_about(live: WorkerWorld) -> None:
     """What waits for a place or a connection on its way is held to the same two seconds: the call itself says until when."""
     questions: list[float] = []
     real = live.store.key_states
@@ -304,8 +278,8 @@ async def test_no_call_may_begin_later_than_two_seconds_after_its_key_was_asked_
         return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
 
     script.answers = answer
-    job = await live.started(chat_lines(40), slice_items=4, caller=await key(live))
+    job = await live.started(chat_lines(40), slice_items=4, caller=await live.key())
     async with working(live, script):
-        await ended(live, job)
+        await live.ended(job)
     assert len(seen) == 40
     assert all(begin_by_ms <= asked_ms + BELIEVED_MS for begin_by_ms, asked_ms in seen)

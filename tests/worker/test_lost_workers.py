@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.store_verbs import lease_slices, slice_counts
-from tests.worker.workshop import Script, until, working
-from tests.worker.world import LEASE_MS, World, chat_lines
+from tests.worker.world import LEASE_MS, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobMissing, BlobUnavailable
 from tidegate.core.ids import item_id
@@ -24,7 +23,7 @@ SWEEP_MS = 5_000
 class Victim:
     """A worker that holds a slice, wrote an answer, and died before it was committed."""
 
-    def __init__(self, world: World, job: Job) -> None:
+    def __init__(self, world: WorkerWorld, job: Job) -> None:
         self.world = world
         self.job = job
         self.blob_id = world.id("blob")
@@ -58,7 +57,7 @@ def answer_of(job: Job, number: int, usage: Usage, nano: int = 0, tries: tuple[U
 
 @pytest.mark.parametrize("read_bytes", [64, 1 << 20])
 async def test_lines_of_several_jobs_are_adopted_each_with_what_it_took(
-    world: World, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch, read_bytes: int
 ) -> None:
     """Also lines that are longer than one read, those behind a line that is no answer, and behind what was recorded before."""
     monkeypatch.setattr("tidegate.stages.tend.lost_workers._READ_BYTES", read_bytes)
@@ -94,7 +93,7 @@ async def test_lines_of_several_jobs_are_adopted_each_with_what_it_took(
 class Unreadable:
     """Blobs of which one lies on a bad sector."""
 
-    def __init__(self, world: World, blob_id: str) -> None:
+    def __init__(self, world: WorkerWorld, blob_id: str) -> None:
         self._inner = world.blobs
         self._blob_id = blob_id
 
@@ -117,7 +116,7 @@ class OfAnotherHost(Unreadable):
         return None if blob_id == self._blob_id else await self._inner.recover(blob_id)
 
 
-async def test_a_log_in_another_hosts_spool_is_left_alone_for_one_sweep(world: World) -> None:
+async def test_a_log_in_another_hosts_spool_is_left_alone_for_one_sweep(world: WorkerWorld) -> None:
     victim = Victim(world, await world.started(chat_lines(2)))
     await victim.dies()
     world.clock.advance(LEASE_MS + 1)
@@ -128,7 +127,7 @@ async def test_a_log_in_another_hosts_spool_is_left_alone_for_one_sweep(world: W
     assert (await world.look(victim.job)).answered_count == 1
 
 
-async def test_a_log_that_nobody_delivers_is_given_up_after_one_sweep(world: World) -> None:
+async def test_a_log_that_nobody_delivers_is_given_up_after_one_sweep(world: WorkerWorld) -> None:
     victim = Victim(world, await world.started(chat_lines(2)))
     await victim.dies()
     blobs: Any = OfAnotherHost(world, victim.blob_id)
@@ -140,7 +139,7 @@ async def test_a_log_that_nobody_delivers_is_given_up_after_one_sweep(world: Wor
 
 
 async def test_a_spool_is_delivered_while_its_worker_still_counts_as_alive_and_after_it_was_given_up(
-    world: World,
+    world: WorkerWorld,
 ) -> None:
     for is_given_up in (False, True):
         victim = Victim(world, await world.started(chat_lines(2)))
@@ -165,7 +164,7 @@ async def test_a_spool_is_delivered_while_its_worker_still_counts_as_alive_and_a
 
 
 async def test_a_worker_delivers_the_spool_of_its_host_before_it_leases(
-    live: World, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its predecessor still counts as alive and holds its slice: what it answered is not waited for, nor sent again."""
     job = await live.started(chat_lines(2), slice_items=1)
@@ -185,7 +184,7 @@ async def test_a_worker_delivers_the_spool_of_its_host_before_it_leases(
     assert [call.number for call in script.calls] == [1]
 
 
-async def test_one_bad_log_does_not_keep_other_workers_slices_and_not_its_own_for_ever(world: World) -> None:
+async def test_one_bad_log_does_not_keep_other_workers_slices_and_not_its_own_for_ever(world: WorkerWorld) -> None:
     """Adoption that failed ended the whole pass, so no slice of any dead worker was ever freed again."""
     jobs = [await world.started(chat_lines(2)) for _ in range(2)]
     bad, good = (Victim(world, job) for job in jobs)
@@ -204,7 +203,7 @@ async def test_one_bad_log_does_not_keep_other_workers_slices_and_not_its_own_fo
     assert await world.store.abandoned_blobs(10) == []
 
 
-async def test_a_log_that_is_gone_is_not_waited_for(world: World) -> None:
+async def test_a_log_that_is_gone_is_not_waited_for(world: WorkerWorld) -> None:
     victim = Victim(world, await world.started(chat_lines(2)))
     await victim.dies()
     world.clock.advance(LEASE_MS + 1)
@@ -218,7 +217,7 @@ async def test_a_log_that_is_gone_is_not_waited_for(world: World) -> None:
     assert await slice_counts(world.store, victim.job.id) == {"ready": 1}
 
 
-async def test_more_bad_logs_than_one_pass_holds_do_not_hide_a_good_one(world: World) -> None:
+async def test_more_bad_logs_than_one_pass_holds_do_not_hide_a_good_one(world: WorkerWorld) -> None:
     jobs = [await world.started(chat_lines(2)) for _ in range(23)]
     victims = [Victim(world, job) for job in jobs]
     for victim in victims:
@@ -239,7 +238,7 @@ async def test_more_bad_logs_than_one_pass_holds_do_not_hide_a_good_one(world: W
     assert await slice_counts(world.store, jobs[-1].id) == {"ready": 1}
 
 
-async def test_a_log_that_becomes_readable_is_adopted_and_its_item_is_not_run_again(world: World) -> None:
+async def test_a_log_that_becomes_readable_is_adopted_and_its_item_is_not_run_again(world: WorkerWorld) -> None:
     victim = Victim(world, await world.started(chat_lines(2)))
     await victim.dies()
     world.clock.advance(LEASE_MS + 1)
@@ -251,7 +250,7 @@ async def test_a_log_that_becomes_readable_is_adopted_and_its_item_is_not_run_ag
     assert leased.done == {0}
 
 
-async def test_adoption_begins_behind_what_was_recorded(world: World) -> None:
+async def test_adoption_begins_behind_what_was_recorded(world: WorkerWorld) -> None:
     """An answer that has its place already is no second one that was paid for in vain."""
     job = await world.started(chat_lines(4))
     worker, blob_id = await world.worker(), world.id("blob")

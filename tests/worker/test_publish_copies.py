@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.support.store_verbs import lease_slices
 from tests.worker.test_publish_failures import answer, closed, lose_work_file, shipping
-from tests.worker.world import World, chat_lines
+from tests.worker.world import WorkerWorld, chat_lines
 from tidegate.core.answers import results
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ids import item_id
@@ -44,7 +44,7 @@ def same(count: int, kinds: int) -> list[bytes]:
     ]
 
 
-async def fail(world: World, job: Job, number: int, line: bytes) -> None:
+async def fail(world: WorkerWorld, job: Job, number: int, line: bytes) -> None:
     worker, token = await world.worker(), world.id("worker")
     await lease_slices(world.store, worker, job.id, "m", 10, token)
     blob_id = world.id("blob")
@@ -61,7 +61,7 @@ async def fail(world: World, job: Job, number: int, line: bytes) -> None:
     await log.close()
 
 
-async def published(world: World, job: Job) -> tuple[Job, list[Any], list[Any]]:
+async def published(world: WorkerWorld, job: Job) -> tuple[Job, list[Any], list[Any]]:
     assert await shipping(world).publish_all(await world.worker()) == 1
     ended = await world.look(job)
     files = [await world.file_bytes(file_id) for file_id in (ended.output_file_id, ended.error_file_id)]
@@ -72,7 +72,7 @@ async def published(world: World, job: Job) -> tuple[Job, list[Any], list[Any]]:
     return ended, output, errors
 
 
-async def test_a_job_is_done_when_what_runs_is_done(world: World) -> None:
+async def test_a_job_is_done_when_what_runs_is_done(world: WorkerWorld) -> None:
     job = await world.started(same(6, 2), shape=DEDUPE)
     assert (job.item_count, job.run_count, job.copied.deduplicated) == (6, 2, 4)
     await answer(world, job, [0])
@@ -93,14 +93,14 @@ async def test_a_job_is_done_when_what_runs_is_done(world: World) -> None:
         assert copy["response"] == source["response"]
 
 
-async def test_an_ordered_job_has_copies_at_their_places(world: World) -> None:
+async def test_an_ordered_job_has_copies_at_their_places(world: WorkerWorld) -> None:
     job = await world.started(same(6, 2), shape=DEDUPE, ordered=True)
     await answer(world, job, [1, 0])
     _, output, _ = await published(world, job)
     assert [one["custom_id"] for one in output] == [f"c{number}" for number in range(6)]
 
 
-async def test_what_failed_fails_for_all_and_is_not_sent_again(world: World) -> None:
+async def test_what_failed_fails_for_all_and_is_not_sent_again(world: WorkerWorld) -> None:
     job = await world.started(same(5, 2), shape=DEDUPE)
     await fail(world, job, 0, results.error_line(job.id, 0, b'"c0"', "upstream_refused", "no"))
     await answer(world, job, [1])
@@ -111,7 +111,7 @@ async def test_what_failed_fails_for_all_and_is_not_sent_again(world: World) -> 
     assert len({one["id"] for one in output + errors}) == 5
 
 
-async def test_copies_of_answers_that_did_not_fit_are_counted_with_what_came_instead(world: World) -> None:
+async def test_copies_of_answers_that_did_not_fit_are_counted_with_what_came_instead(world: WorkerWorld) -> None:
     job = await world.started(same(3, 1), shape=DEDUPE)
     line = results.error_line(job.id, 0, b'"c0"', "schema_invalid", "no")
     await fail(world, job, 0, results.with_members(line, [results.raw_member(b"{}"), results.cost_members((1, 0, 0))]))
@@ -122,7 +122,7 @@ async def test_copies_of_answers_that_did_not_fit_are_counted_with_what_came_ins
     assert ended.schema_invalid_count == 2
 
 
-async def test_copies_of_what_never_ran_end_as_it_does(world: World) -> None:
+async def test_copies_of_what_never_ran_end_as_it_does(world: WorkerWorld) -> None:
     job = await world.started(same(6, 2), shape=DEDUPE)
     await answer(world, job, [0])
     await closed(world, job)
@@ -132,7 +132,7 @@ async def test_copies_of_what_never_ran_end_as_it_does(world: World) -> None:
     assert all("tidegate" not in one for one in errors)
 
 
-async def test_a_job_that_a_threshold_stopped_keeps_the_copies_of_what_it_has(world: World) -> None:
+async def test_a_job_that_a_threshold_stopped_keeps_the_copies_of_what_it_has(world: WorkerWorld) -> None:
     job = await world.started(same(6, 2), shape=DEDUPE, controls=JobControls(max_errors=MaxErrors(count=0)))
     await fail(world, job, 0, results.error_line(job.id, 0, b'"c0"', "upstream_refused", "no"))
     assert await world.store.close_job(job.id, 0)
@@ -141,7 +141,7 @@ async def test_a_job_that_a_threshold_stopped_keeps_the_copies_of_what_it_has(wo
     assert Counter(one["error"]["code"] for one in errors) == {"upstream_refused": 3, "batch_failed": 3}
 
 
-async def test_copies_cost_nothing_and_those_of_a_job_that_stops_at_its_cost_are_kept(world: World) -> None:
+async def test_copies_cost_nothing_and_those_of_a_job_that_stops_at_its_cost_are_kept(world: WorkerWorld) -> None:
     job = await world.started(same(9, 3), shape=DEDUPE, controls=JobControls(max_cost_nano=100))
     await answer(world, job, [0], cost_nano=60)
     assert (await world.look(job)).stopped_by is None, "nine answers would cost 180, and one of three kinds costs 60"
@@ -152,7 +152,7 @@ async def test_copies_cost_nothing_and_those_of_a_job_that_stops_at_its_cost_are
     assert (len(output), Counter(one["error"]["code"] for one in errors)) == (6, {"batch_failed": 3})
 
 
-async def test_copies_of_what_a_deadline_left_expire_with_it(world: World) -> None:
+async def test_copies_of_what_a_deadline_left_expire_with_it(world: WorkerWorld) -> None:
     job = await world.started(same(6, 2), shape=DEDUPE, window_ms=60_000)
     await answer(world, job, [1])
     world.clock.advance(60_001)
@@ -164,7 +164,7 @@ async def test_copies_of_what_a_deadline_left_expire_with_it(world: World) -> No
     assert {one["error"]["code"] for one in errors} == {"batch_expired"}
 
 
-async def test_unchanged_lines_take_the_answers_of_an_earlier_job(world: World) -> None:
+async def test_unchanged_lines_take_the_answers_of_an_earlier_job(world: WorkerWorld) -> None:
     lines = chat_lines(4)
     first = await world.started(lines, shape=JobShape(overrides={"seed": 1}))
     await answer(world, first, [0, 2])
@@ -184,7 +184,7 @@ async def test_unchanged_lines_take_the_answers_of_an_earlier_job(world: World) 
 
 
 @pytest.mark.parametrize("shape", [JobShape(), JobShape(dedupe=True), JobShape(overrides={"seed": 2})])
-async def test_a_job_that_an_earlier_one_answered_runs_nothing_and_ends(world: World, shape: JobShape) -> None:
+async def test_a_job_that_an_earlier_one_answered_runs_nothing_and_ends(world: WorkerWorld, shape: JobShape) -> None:
     lines = chat_lines(3)
     first = await world.started(lines)
     await answer(world, first, [0, 1, 2])
@@ -204,7 +204,7 @@ async def test_a_job_that_an_earlier_one_answered_runs_nothing_and_ends(world: W
 
 @pytest.mark.parametrize("is_read", [False, True], ids=["before it is read", "while it is read"])
 async def test_a_job_whose_earlier_one_is_gone_runs_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch, is_read: bool
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
     first = await world.started(chat_lines(2))
     await answer(world, first, [0, 1])
@@ -226,7 +226,7 @@ async def test_a_job_whose_earlier_one_is_gone_runs_nothing(
     assert not list(world.scratch.iterdir())
 
 
-async def test_a_lost_work_file_ends_the_job_all_the_same(world: World) -> None:
+async def test_a_lost_work_file_ends_the_job_all_the_same(world: WorkerWorld) -> None:
     job = await world.started(same(4, 1), shape=DEDUPE)
     await answer(world, job, [0])
     lose_work_file(world, job)
@@ -238,7 +238,9 @@ async def test_a_lost_work_file_ends_the_job_all_the_same(world: World) -> None:
     assert item_id(job.id, 3) == errors[-1]["id"]
 
 
-async def test_results_in_many_parts_and_pages_are_read_as_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_results_in_many_parts_and_pages_are_read_as_one(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Answers of several flushes and workers, and outcomes and parts of files that come a few at a time."""
     job = await world.started(same(12, 5), shape=DEDUPE, ordered=True, slice_items=2)
     for numbers in ([3, 0], [4], [1]):
@@ -264,7 +266,7 @@ async def test_results_in_many_parts_and_pages_are_read_as_one(world: World, mon
 
 
 async def test_a_step_whose_end_is_unknown_is_given_back_before_the_next_look(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, worker = await world.started(same(2, 2)), await world.worker()
     await answer(world, job, [0, 1])
@@ -282,7 +284,7 @@ async def test_a_step_whose_end_is_unknown_is_given_back_before_the_next_look(
 
 
 @pytest.mark.parametrize("garbage", [b"{" * 16, b"\0" * 16, b"\xff" * 16])
-async def test_who_takes_a_damaged_line_is_an_error_and_holds_nothing_up(world: World, garbage: bytes) -> None:
+async def test_who_takes_a_damaged_line_is_an_error_and_holds_nothing_up(world: WorkerWorld, garbage: bytes) -> None:
     job = await world.started(same(6, 2), shape=DEDUPE)
     await answer(world, job, [0, 1])
     damaged = results.response_line(item_id(job.id, 0), b'"c0"', 200, b'{"choices":[{}]}')

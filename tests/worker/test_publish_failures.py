@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tests.support.processes import wait_until_async
 from tests.support.store_verbs import lease_slices
-from tests.worker.world import HOUR_MS, World, chat_lines
+from tests.worker.world import HOUR_MS, WorkerWorld, chat_lines
 from tidegate.backends.system import LocalWake
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobMissing, BlobUnavailable
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.anyio
 SHORT_READ = 1 << 16
 
 
-def shipping(world: World, blobs: Any = None) -> Ship:
+def shipping(world: WorkerWorld, blobs: Any = None) -> Ship:
     return Ship(world.store, blobs or world.blobs, world.entropy, world.scratch, KeepTimes())
 
 
-async def answer(world: World, job: Job, numbers: list[int], cost_nano: int = 0) -> None:
+async def answer(world: WorkerWorld, job: Job, numbers: list[int], cost_nano: int = 0) -> None:
     """Some items are answered, in this order; each answer costs so much."""
     worker, blob_id = await world.worker(), world.id("blob")
 
@@ -57,17 +57,17 @@ async def answer(world: World, job: Job, numbers: list[int], cost_nano: int = 0)
     await world.store.settle_blob(blob_id)
 
 
-async def closed(world: World, job: Job) -> None:
+async def closed(world: WorkerWorld, job: Job) -> None:
     await world.store.cancel_job(job.tenant_id, job.id)
     assert await world.store.close_job(job.id, 0)
 
 
-def lose_work_file(world: World, job: Job) -> None:
+def lose_work_file(world: WorkerWorld, job: Job) -> None:
     assert job.work_blob_id is not None
     world.blobs._layout.path(job.work_blob_id).unlink()
 
 
-async def test_a_job_whose_requests_are_gone_still_ends(world: World) -> None:
+async def test_a_job_whose_requests_are_gone_still_ends(world: WorkerWorld) -> None:
     """It stayed `finalizing` for ever, because the ids of what never ran could not be read."""
     job = await world.started(chat_lines(5))
     await answer(world, job, [1, 3])
@@ -82,7 +82,7 @@ async def test_a_job_whose_requests_are_gone_still_ends(world: World) -> None:
     assert len(await world.file_lines(ended.output_file_id)) == 2
 
 
-async def test_an_ordered_job_whose_order_is_gone_ends_in_the_order_it_has(world: World) -> None:
+async def test_an_ordered_job_whose_order_is_gone_ends_in_the_order_it_has(world: WorkerWorld) -> None:
     job = await world.started(chat_lines(4), ordered=True)
     await answer(world, job, [3, 0, 2, 1])
     lose_work_file(world, job)
@@ -93,7 +93,7 @@ async def test_an_ordered_job_whose_order_is_gone_ends_in_the_order_it_has(world
     assert await world.rows("select count(*) from blobs where kind = 'rest' and state = 'writing'") == [(0,)]
 
 
-async def test_what_never_ran_of_an_ordered_job_is_kept_when_its_order_is_gone(world: World) -> None:
+async def test_what_never_ran_of_an_ordered_job_is_kept_when_its_order_is_gone(world: WorkerWorld) -> None:
     job = await world.started(chat_lines(5), ordered=True)
     await answer(world, job, [3, 0])
     await closed(world, job)
@@ -106,7 +106,7 @@ async def test_what_never_ran_of_an_ordered_job_is_kept_when_its_order_is_gone(w
 
 
 @pytest.mark.parametrize("damage", [b"\0" * SHORT_READ, b"\n" * SHORT_READ])
-async def test_a_damaged_work_file_breaks_nobody(world: World, damage: bytes) -> None:
+async def test_a_damaged_work_file_breaks_nobody(world: WorkerWorld, damage: bytes) -> None:
     """A line that could not be decoded raised what no loop foresees, so every worker that leased the slice stopped for good."""
     job = await world.started(chat_lines(3))
     assert job.work_blob_id is not None
@@ -124,7 +124,9 @@ async def test_a_damaged_work_file_breaks_nobody(world: World, damage: bytes) ->
 
 @pytest.mark.parametrize("model", ["m", ""], ids=["requests", "lines that cannot be run"])
 @pytest.mark.parametrize("junk", [b"\xff", b"\0", b"}"])
-async def test_one_damaged_line_of_the_work_file_is_sent_to_no_server(world: World, model: str, junk: bytes) -> None:
+async def test_one_damaged_line_of_the_work_file_is_sent_to_no_server(
+    world: WorkerWorld, model: str, junk: bytes
+) -> None:
     job = await world.started(chat_lines(3))
     assert job.work_blob_id is not None
     path = world.blobs._layout.path(job.work_blob_id)
@@ -134,7 +136,7 @@ async def test_one_damaged_line_of_the_work_file_is_sent_to_no_server(world: Wor
         await lease.read_items(world.blobs, replace(leased, model=model))
 
 
-async def test_a_slice_brings_only_items_without_outcome_and_how_much_neighbours_share(world: World) -> None:
+async def test_a_slice_brings_only_items_without_outcome_and_how_much_neighbours_share(world: WorkerWorld) -> None:
     """What neighbours share chooses the server that has it in its cache."""
     shared = "one long beginning " * 100
     contents = ["something else " * 200, *(f"{shared}{number}" for number in range(3))]
@@ -156,7 +158,7 @@ async def test_a_slice_brings_only_items_without_outcome_and_how_much_neighbours
 class Away:
     """Blobs that can be read, and take nothing."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorkerWorld) -> None:
         self.read = world.blobs.read
 
     async def create(self, blob_id: str) -> Any:
@@ -166,7 +168,7 @@ class Away:
 class Held(Away):
     """Blobs whose lines are read only when they are let go."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorkerWorld) -> None:
         super().__init__(world)
         self.create = world.blobs.create  # type: ignore[method-assign]
         self._stream = world.blobs.stream
@@ -179,7 +181,7 @@ class Held(Away):
             yield part
 
 
-async def test_a_job_whose_lines_are_written_again_keeps_no_other_one_waiting(world: World) -> None:
+async def test_a_job_whose_lines_are_written_again_keeps_no_other_one_waiting(world: WorkerWorld) -> None:
     ordered = await world.started(chat_lines(4), ordered=True)
     await answer(world, ordered, [3, 0, 2, 1])
     plain = await world.started(chat_lines(2))
@@ -201,11 +203,11 @@ async def test_a_job_whose_lines_are_written_again_keeps_no_other_one_waiting(wo
             task.cancel()
 
 
-async def has_state(world: World, job: Job, state: JobState) -> bool:
+async def has_state(world: WorkerWorld, job: Job, state: JobState) -> bool:
     return (await world.look(job)).state is state
 
 
-async def test_a_publish_that_fails_half_way_leaves_no_bytes(world: World) -> None:
+async def test_a_publish_that_fails_half_way_leaves_no_bytes(world: WorkerWorld) -> None:
     job = await world.started(chat_lines(4), slice_items=2)
     await closed(world, job)
 
@@ -227,7 +229,7 @@ async def test_a_publish_that_fails_half_way_leaves_no_bytes(world: World) -> No
     assert on_disk() == before
 
 
-async def test_publishing_into_an_outage_leaves_no_rows_and_goes_on_after_it(world: World) -> None:
+async def test_publishing_into_an_outage_leaves_no_rows_and_goes_on_after_it(world: WorkerWorld) -> None:
     """Each try left a row that counted as being written until the process ended."""
     job = await world.started(chat_lines(3))
     await closed(world, job)
@@ -246,7 +248,7 @@ async def test_publishing_into_an_outage_leaves_no_rows_and_goes_on_after_it(wor
 
 
 async def test_a_disk_that_takes_a_part_of_a_write_does_not_shorten_an_ordered_file(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the count that `write` returns says so: ignoring it published lines that were cut off."""
     job = await world.started(chat_lines(4), ordered=True)

@@ -15,8 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.store_verbs import lease_slices
-from tests.worker.workshop import Script, until
-from tests.worker.world import World, chat_lines
+from tests.worker.world import Script, WorkerWorld, chat_lines, until
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.system import LocalWake
 from tidegate.core.answers import results
@@ -40,7 +39,7 @@ def verdict(job: Job, number: int, size_bytes: int = 0, outcome: Outcome = Outco
 
 @asynccontextmanager
 async def recording(
-    world: World, blobs: Any, refused: str = "", held_bytes_max: int = 64 << 20, upstream: Any = None
+    world: WorkerWorld, blobs: Any, refused: str = "", held_bytes_max: int = 64 << 20, upstream: Any = None
 ) -> AsyncIterator[Recorder]:
     """A recorder at work; the first blob of the `refused` kind cannot be begun at once."""
     worker, refusals = await world.worker(), [refused]
@@ -62,13 +61,13 @@ async def recording(
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def writing(world: World) -> int:
+async def writing(world: WorkerWorld) -> int:
     """How many logs are being written, but for those that are only begun ahead."""
     counted = "select count(*) from blobs where state = 'writing' and kind in ('answers', 'errors')"
     return int((await world.rows(counted))[0][0]) - 2 * SPARE_COUNT
 
 
-async def written(world: World) -> list[int]:
+async def written(world: WorkerWorld) -> list[int]:
     """How long each log of answers is that lines were written to."""
     found = [
         await world.blobs.recover(row[0]) for row in await world.rows("select id from blobs where kind = 'answers'")
@@ -76,7 +75,7 @@ async def written(world: World) -> list[int]:
     return [size_bytes for size_bytes in found if size_bytes is not None]
 
 
-async def test_a_log_that_moves_on_leaves_no_blob_that_is_written_for_ever(world: World, tmp_path: Any) -> None:
+async def test_a_log_that_moves_on_leaves_no_blob_that_is_written_for_ever(world: WorkerWorld, tmp_path: Any) -> None:
     """Rolled logs stayed `writing` while their process lived: their bytes could not go, and its death meant to adopt them all."""
     blobs = LocalBlobs(tmp_path / "small-logs", log_bytes_max=1)
     job = await world.started(chat_lines(8))
@@ -113,7 +112,7 @@ class Torn:
 
 
 async def test_logs_given_up_on_a_full_disk_are_settled_once_their_lines_are_committed(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
     job = await world.started(chat_lines(4))
@@ -162,7 +161,7 @@ class Spooling:
         return Spool(next_blob_id)
 
 
-async def test_more_lines_than_a_spool_bears_are_sealed_in_turn(world: World) -> None:
+async def test_more_lines_than_a_spool_bears_are_sealed_in_turn(world: WorkerWorld) -> None:
     """A large part behind a small unsealed one was refused, taken to a fresh log behind the same small one, and refused for ever."""
     job = await world.started(chat_lines(4))
     async with recording(world, Spooling()) as recorder:
@@ -177,7 +176,7 @@ async def test_more_lines_than_a_spool_bears_are_sealed_in_turn(world: World) ->
     assert not recorder.failing
 
 
-async def test_draining_waits_for_no_larger_object_however_the_last_lines_come(world: World) -> None:
+async def test_draining_waits_for_no_larger_object_however_the_last_lines_come(world: WorkerWorld) -> None:
     job = await world.started(chat_lines(8))
     async with recording(world, Spooling()) as recorder:
         for number in range(3):
@@ -193,7 +192,7 @@ async def test_draining_waits_for_no_larger_object_however_the_last_lines_come(w
     assert (await world.look(job)).answered_count == 6
 
 
-async def test_lines_of_jobs_that_finish_in_turn_are_all_recorded(world: World) -> None:
+async def test_lines_of_jobs_that_finish_in_turn_are_all_recorded(world: WorkerWorld) -> None:
     jobs = [await world.started(chat_lines(3)) for _ in range(2)]
     async with recording(world, world.blobs) as recorder:
         for number in (2, 0, 1):
@@ -207,7 +206,7 @@ async def test_lines_of_jobs_that_finish_in_turn_are_all_recorded(world: World) 
 
 
 async def test_a_log_that_begins_late_puts_no_line_of_the_other_down_twice(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
     job = await world.started(chat_lines(3))
@@ -222,7 +221,7 @@ async def test_a_log_that_begins_late_puts_no_line_of_the_other_down_twice(
     assert await written(world) == [len(answered.line)]
 
 
-async def test_what_is_committed_is_let_go_of_and_reported(world: World) -> None:
+async def test_what_is_committed_is_let_go_of_and_reported(world: WorkerWorld) -> None:
     """Until then a recorder that holds too much is full, and heartbeats leave its slices alone."""
     job = await world.started(chat_lines(3))
     await lease_slices(world.store, await world.worker(), job.id, "m", 1, "t")
@@ -240,7 +239,7 @@ async def test_what_is_committed_is_let_go_of_and_reported(world: World) -> None
 
 
 async def test_what_an_unexpected_error_puts_back_is_written_once_more_and_no_more(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = await world.started(chat_lines(3))
     answered = verdict(job, 0)
@@ -265,7 +264,7 @@ async def test_what_an_unexpected_error_puts_back_is_written_once_more_and_no_mo
     assert await written(world) == [len(answered.line)] * 2
 
 
-async def test_a_new_life_writes_to_logs_of_its_own_after_what_waits_is_committed(world: World) -> None:
+async def test_a_new_life_writes_to_logs_of_its_own_after_what_waits_is_committed(world: WorkerWorld) -> None:
     job = await world.started(chat_lines(4))
     async with recording(world, Spooling()) as recorder:
         recorder.record(verdict(job, 0))
@@ -284,7 +283,7 @@ async def test_a_new_life_writes_to_logs_of_its_own_after_what_waits_is_committe
 
 
 async def test_a_blob_that_was_being_begun_when_a_life_ended_is_not_the_next_ones(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, gate, begun = await world.started(chat_lines(4)), asyncio.Event(), list[str]()
     begin_blob = world.store.begin_blob
@@ -306,7 +305,7 @@ async def test_a_blob_that_was_being_begun_when_a_life_ended_is_not_the_next_one
     assert (await world.look(job)).answered_count == 1
 
 
-async def test_a_job_that_a_commit_stopped_is_reported_at_once(world: World) -> None:
+async def test_a_job_that_a_commit_stopped_is_reported_at_once(world: WorkerWorld) -> None:
     """What this process still sends of it does not wait for the next heartbeat."""
     job = await world.started(chat_lines(4), controls=JobControls(max_cost_nano=6))
     paid = verdict(job, 0)
@@ -425,7 +424,7 @@ async def test_an_object_is_worth_waiting_for_until_it_is_large_or_old_enough() 
     async def appended(size_bytes: int) -> bool:
         return ledger.appended_bytes == size_bytes
 
-    async def committed() -> bool:
+    def committed() -> bool:
         return len(ledger.committed) == 2
 
     async with noting(ledger, FlushLimits(0, 9, 1_000, 1_500)) as recorder:
@@ -501,7 +500,7 @@ async def test_what_comes_while_older_results_wait_is_durable_before_they_are_co
     async def appended(size_bytes: int) -> bool:
         return ledger.appended_bytes == size_bytes
 
-    async def committed() -> bool:
+    def committed() -> bool:
         return sum(ledger.committed) == 3
 
     async with noting(ledger, FlushLimits(0, 1, 1_000, 1_500)) as recorder:
@@ -524,7 +523,7 @@ async def test_a_new_life_takes_nothing_before_the_answers_of_the_last_one_are_c
     async def begun(count: int) -> bool:
         return ledger.begun == count
 
-    async def open_again() -> bool:
+    def open_again() -> bool:
         return not recorder.full
 
     async with noting(ledger, FlushLimits(0, 1, 1_000, 1_500)) as recorder:
@@ -557,7 +556,7 @@ async def test_logs_are_begun_ahead_once_results_are_expected() -> None:
         begun.append(kind)
         return f"blob {len(begun)}"
 
-    async def are_begun() -> bool:
+    def are_begun() -> bool:
         return len(begun) == 2 * SPARE_COUNT
 
     ledger: Any = Ledger()
@@ -582,7 +581,7 @@ async def test_what_an_unexpected_error_meets_while_older_results_wait_is_writte
     ledger = Halting()
     append = ledger.append
 
-    async def begun() -> bool:
+    def begun() -> bool:
         return ledger.begun == 1
 
     async def breaks(data: bytes) -> None:
@@ -594,7 +593,7 @@ async def test_what_an_unexpected_error_meets_while_older_results_wait_is_writte
         monkeypatch.setattr(ledger, "append", breaks)
         recorder.record(plain(1))
 
-        async def is_put_back() -> bool:
+        def is_put_back() -> bool:
             return recorder._part.line_count == 2
 
         await until(is_put_back, "both lines to be put back")
@@ -618,10 +617,10 @@ async def test_a_store_that_falls_silent_as_the_next_log_is_begun_keeps_no_line_
             await gate.wait()
         return f"blob {len(asked)}"
 
-    async def is_asked() -> bool:
+    def is_asked() -> bool:
         return len(asked) > 1
 
-    async def is_durable() -> bool:
+    def is_durable() -> bool:
         return ledger.appended_bytes == 10
 
     upstream: Any = SimpleNamespace(recorded=list)

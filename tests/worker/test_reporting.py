@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import fields
 from structlog.testing import capture_logs
 
-from tests.worker.workshop import until
-from tests.worker.world import World
+from tests.worker.world import WorkerWorld, until
 from tidegate.core.errors import BlobUnavailable
 from tidegate.core.ports import DeploymentTrouble, WorkerReport
 from tidegate.upstream.routing.deployment_state import DeploymentStatus
@@ -40,17 +39,17 @@ def status(name: str, open_for_ms: int | None = None) -> DeploymentStatus:
     return DeploymentStatus(**unmoved | known)
 
 
-async def registered(live: World) -> Registration:
+async def registered(live: WorkerWorld) -> Registration:
     me = Registration(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
     await me.begin()
     return me
 
 
-async def reports(live: World) -> list[WorkerReport]:
+async def reports(live: WorkerWorld) -> list[WorkerReport]:
     return [one.report for one in await live.store.worker_reports()]
 
 
-async def test_trouble_is_reported_and_taken_back_also_under_a_new_incarnation(live: World) -> None:
+async def test_trouble_is_reported_and_taken_back_also_under_a_new_incarnation(live: WorkerWorld) -> None:
     me, troubles, places = await registered(live), ["ends after an internal error"], [status("a"), status("b", 5_000)]
     reporting = Reporting(live.store, live.blobs, me, lambda: places, lambda: troubles[0] if troubles else None)
     await reporting.report()
@@ -66,7 +65,7 @@ async def test_trouble_is_reported_and_taken_back_also_under_a_new_incarnation(l
     assert WorkerReport() in await reports(live)
 
 
-async def test_answers_that_cannot_be_kept_are_reported_and_logged_once(live: World) -> None:
+async def test_answers_that_cannot_be_kept_are_reported_and_logged_once(live: WorkerWorld) -> None:
     blobs: Any = Unwritable()
     reporting = Reporting(live.store, blobs, await registered(live), lambda: (), lambda: None)
 
@@ -84,7 +83,7 @@ async def test_answers_that_cannot_be_kept_are_reported_and_logged_once(live: Wo
 
 
 async def test_blobs_that_do_not_answer_are_named_before_they_count_as_away(
-    live: World, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidegate.worker.reporting.UNANSWERED_S", 0.01)
     monkeypatch.setattr("tidegate.worker.reporting.EVERY_S", 0.01)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.worker.world import World, chat_lines
+from tests.worker.world import WorkerWorld, chat_lines
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, KeepTimes, NewFile
 from tidegate.core.states import JobState
@@ -24,7 +24,7 @@ KEEP = KeepTimes(metadata_ms=3 * DAY_MS, audit_ms=9 * DAY_MS, scan_max=7)
 class Noting:
     """A store that notes what it is asked."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorkerWorld) -> None:
         self._inner = world.store
         self.asked: dict[str, tuple[object, ...]] = {}
 
@@ -38,7 +38,7 @@ class Noting:
         return note
 
 
-async def test_a_pass_looks_at_everything_that_is_kept_for_a_time(world: World) -> None:
+async def test_a_pass_looks_at_everything_that_is_kept_for_a_time(world: WorkerWorld) -> None:
     store: Any = Noting(world)
     assert await retention.tend(store, KEEP) == 0
     assert store.asked == {
@@ -61,7 +61,7 @@ async def test_a_pass_looks_at_everything_that_is_kept_for_a_time(world: World) 
     }
 
 
-async def _file(world: World, caller: Caller, expires_after_ms: int | None) -> str:
+async def _file(world: WorkerWorld, caller: Caller, expires_after_ms: int | None) -> str:
     blob_id = world.id("blob")
     await world.store.begin_blob(blob_id, "upload", await world.worker())
     stamp = await (await world.blobs.create(blob_id)).finish()
@@ -69,8 +69,8 @@ async def _file(world: World, caller: Caller, expires_after_ms: int | None) -> s
     return (await world.store.create_file(caller, new)).id
 
 
-async def test_files_go_when_their_time_is_over_and_one_that_is_read_keeps_no_other(world: World) -> None:
-    caller = Caller(await world.store.put_tenant(world.id("tenant"), "acme"))
+async def test_files_go_when_their_time_is_over_and_one_that_is_read_keeps_no_other(world: WorkerWorld) -> None:
+    caller = await world.caller()
     brief = [await _file(world, caller, 1_000) for _ in range(2)]
     kept = [await _file(world, caller, 2_000), await _file(world, caller, None)]
 
@@ -94,7 +94,7 @@ async def test_files_go_when_their_time_is_over_and_one_that_is_read_keeps_no_ot
     assert not {file.id for file in page} & set(brief)
 
 
-async def test_a_jobs_records_go_when_it_ended_long_ago(world: World) -> None:
+async def test_a_jobs_records_go_when_it_ended_long_ago(world: WorkerWorld) -> None:
     ended, running = await world.started(chat_lines(1)), await world.started(chat_lines(1))
     await world.store.cancel_job(ended.tenant_id, ended.id)
     assert await world.store.close_job(ended.id, 0)
@@ -110,7 +110,7 @@ async def test_a_jobs_records_go_when_it_ended_long_ago(world: World) -> None:
     assert await world.store.any_job(running.id) is not None
 
 
-async def test_uploads_whose_time_is_over_are_let_go_of_and_counted(world: World) -> None:
+async def test_uploads_whose_time_is_over_are_let_go_of_and_counted(world: WorkerWorld) -> None:
     class Overdue(Noting):
         async def overdue_uploads(self, count_max: int) -> list[tuple[str, str]]:
             return [("tenant_1", "upload_1"), ("tenant_2", "upload_2")]
@@ -126,7 +126,7 @@ async def test_uploads_whose_time_is_over_are_let_go_of_and_counted(world: World
     assert expired == [("tenant_1", "upload_1"), ("tenant_2", "upload_2")]
 
 
-async def test_jobs_expire_when_their_window_has_passed_and_not_before(world: World) -> None:
+async def test_jobs_expire_when_their_window_has_passed_and_not_before(world: WorkerWorld) -> None:
     jobs = [await world.started(chat_lines(1), window_ms=window_ms) for window_ms in (10_000, 10_000, 60_000)]
     began_ms = int(world.clock.monotonic)
     assert await deadlines.tend(world.store) == 0
@@ -136,7 +136,7 @@ async def test_jobs_expire_when_their_window_has_passed_and_not_before(world: Wo
     assert [(await world.look(job)).closing for job in jobs] == [JobState.EXPIRED, JobState.EXPIRED, None]
 
 
-async def test_jobs_that_were_closed_before_they_were_read_end(world: World) -> None:
+async def test_jobs_that_were_closed_before_they_were_read_end(world: WorkerWorld) -> None:
     cancelled, waiting = await world.job(chat_lines(1)), await world.job(chat_lines(1))
     assert await deadlines.tend(world.store) == 0
     await world.store.cancel_job(cancelled.tenant_id, cancelled.id)

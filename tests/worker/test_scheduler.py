@@ -14,11 +14,10 @@ from structlog.testing import capture_logs
 
 from tests.support.ports import HandClock
 from tests.support.store_verbs import lease_slices
-from tests.worker.workshop import until
-from tests.worker.world import World, chat_lines
+from tests.worker.world import WorkerWorld, chat_lines, until
 from tidegate import metrics
 from tidegate.core.errors import StoreUnavailable
-from tidegate.core.nouns import Caller, ModelPace
+from tidegate.core.nouns import ModelPace
 from tidegate.core.policies import Policies
 from tidegate.core.schedule import Choice, FlowView, JobView, Mode, ModelView, Pick, Policy, Reason, Snapshot, Why
 from tidegate.core.schedule.policy import ModeOverride
@@ -78,7 +77,7 @@ def reasons(choice: Choice) -> set[str]:
 
 
 async def test_a_tenants_own_cap_holds_from_the_first_look_on_and_whatever_else_changes(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = await world.started(chat_lines(4), slice_items=1)
     assert await lease_slices(world.store, await world.worker(), job.id, "m", 1, "token")
@@ -107,7 +106,7 @@ async def test_a_tenants_own_cap_holds_from_the_first_look_on_and_whatever_else_
     assert reasons(await choose(scheduler)) == {Reason.TENANT_IN_FLIGHT_MAX}
 
 
-async def test_a_cap_finds_its_tenant_when_that_comes_into_being(world: World) -> None:
+async def test_a_cap_finds_its_tenant_when_that_comes_into_being(world: WorkerWorld) -> None:
     scheduler = Scheduler(world.store, world.clock, Capped({"acme": 1}), 1)
     await scheduler.follow()
     job = await world.started(chat_lines(4), slice_items=1)
@@ -119,7 +118,7 @@ async def test_a_cap_finds_its_tenant_when_that_comes_into_being(world: World) -
     assert reasons(await choose(scheduler)) == {Reason.TENANT_IN_FLIGHT_MAX}
 
 
-async def _tenants_asked(scheduler: Scheduler, world: World) -> list[Iterable[str]]:
+async def _tenants_asked(scheduler: Scheduler, world: WorkerWorld) -> list[Iterable[str]]:
     """Whom the store is asked for in one more look at the operator's words."""
     asked = []
     tenant_ids = world.store.tenant_ids
@@ -134,7 +133,7 @@ async def _tenants_asked(scheduler: Scheduler, world: World) -> list[Iterable[st
     return asked
 
 
-async def test_models_take_turns_over_several_looks(world: World) -> None:
+async def test_models_take_turns_over_several_looks(world: WorkerWorld) -> None:
     for model in ("m", "n"):
         await world.started(chat_lines(4, model), slice_items=1)
     scheduler, seen = Scheduler(world.store, world.clock, Policies(), 1), []
@@ -149,10 +148,10 @@ def told(name: str, **labels: str) -> float:
     return metrics.REGISTRY.get_sample_value(f"tidegate_{name}", labels) or 0.0
 
 
-async def test_what_was_decided_can_be_read_in_the_metrics(world: World) -> None:
+async def test_what_was_decided_can_be_read_in_the_metrics(world: WorkerWorld) -> None:
     """Slices that were wanted, what was passed over and why, and where a second mode would have chosen otherwise."""
     first = await world.started(chat_lines(3), slice_items=1)
-    later = Caller(await world.store.put_tenant(world.id("tenant"), "later"))
+    later = await world.caller("later")
     await world.started(chat_lines(3), slice_items=1, caller=later)
     metrics.pin(models=["m"], deployments=[])
     names: dict[str, tuple[str, dict[str, str]]] = {
@@ -186,7 +185,7 @@ async def test_what_was_decided_can_be_read_in_the_metrics(world: World) -> None
     assert told("scheduler_fairness_gap_tokens", model="m") == 200.0
 
 
-async def test_the_config_in_force_is_the_only_one_that_is_told(world: World) -> None:
+async def test_the_config_in_force_is_the_only_one_that_is_told(world: WorkerWorld) -> None:
     scheduler = Scheduler(world.store, world.clock, Capped({}, mode=Mode.FAIR_SHARE), 1)
     await world.store.override_mode("fifo_v1", "smart_v1")
     await scheduler.follow()

@@ -13,13 +13,11 @@ from msgspec.structs import replace
 from tests.support.ports import HandClock
 from tests.support.store_verbs import lease_slices
 from tests.worker.test_leased_work import hand_of, slice_of
-from tests.worker.workshop import BODY, Script, until, working
-from tests.worker.world import World, chat_lines
+from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.errors import StoreUnavailable, Unavailable
 from tidegate.core.nouns import Answer, Attempts, Call, Item, Job, Usage
 from tidegate.core.retry import ALONE_LOSSES_MAX
 from tidegate.core.schedule.snapshot import Suspects
-from tidegate.core.states import JobState
 from tidegate.stages.lease import SuspectBounds
 from tidegate.store.slices import ALL_SUSPECTS, KEPT_FOR_CHECKS
 from tidegate.worker import trial as trials
@@ -109,13 +107,13 @@ async def test_lesser_suspects_wait_while_another_worker_tries_worse_ones() -> N
     assert trial().suspects_max(Suspects(3, 3, 2)) == 0, "the last are left for checks"
 
 
-async def suspected(world: World, job: Job, lost_count: int) -> None:
+async def suspected(world: WorkerWorld, job: Job, lost_count: int) -> None:
     """Let the slices of this job have lost so many owners."""
     await world.rows("update slices set lost_count = ? where job_id = ?", lost_count, job.id)
 
 
 async def test_a_single_suspect_is_the_only_one_in_flight_and_the_store_knows_before(
-    live: World, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials, "FIRST_REST_S", 0.0)
     script = Script(live, "m")
@@ -132,13 +130,14 @@ async def test_a_single_suspect_is_the_only_one_in_flight_and_the_store_knows_be
 
     script.answers = slow
     async with working(live, script):
-        await until(lambda: _ended(live, job, company), "both jobs")
+        for one in (job, company):
+            await live.completed(one)
         assert seen == [(1, [(job.id, 0)])]
         assert await live.rows(_MARK) == []
 
 
 async def test_a_suspect_that_was_never_lost_alone_does_not_stop_a_worker_that_has_just_begun(
-    live: World, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a machine that keeps dying would stand still for several calls after each start."""
     rest_s, call_s = 0.4, 0.02
@@ -156,11 +155,12 @@ async def test_a_suspect_that_was_never_lost_alone_does_not_stop_a_worker_that_h
 
     script.answers = slow
     async with working(live, script):
-        await until(lambda: _ended(live, job, company), "both jobs")
+        for one in (job, company):
+            await live.completed(one)
     assert begun_s[job.id] - begun_s[company.id] >= rest_s * 0.9
 
 
-async def lost_alone(live: World) -> Job:
+async def lost_alone(live: WorkerWorld) -> Job:
     """A job whose only item was lost alone once."""
     job = await live.started(chat_lines(1))
     lost = await live.worker()
@@ -172,7 +172,7 @@ async def lost_alone(live: World) -> Job:
     return job
 
 
-async def test_an_item_that_no_model_server_answered_is_no_check(live: World) -> None:
+async def test_an_item_that_no_model_server_answered_is_no_check(live: WorkerWorld) -> None:
     """It was not sent, for a spent budget or a server that is away, so its worker survived nothing."""
     script = Script(live, "m")
     company = await live.started(chat_lines(6))
@@ -187,11 +187,12 @@ async def test_an_item_that_no_model_server_answered_is_no_check(live: World) ->
 
     script.answers = away_at_first
     async with working(live, script):
-        await until(lambda: _ended(live, job, company), "both jobs")
+        for one in (job, company):
+            await live.completed(one)
     assert marks[:2] == [(company.id, (company.id, 0)), (job.id, (job.id, 0))]
 
 
-async def test_another_item_is_run_alone_before_a_suspect_that_was_lost_alone(live: World) -> None:
+async def test_another_item_is_run_alone_before_a_suspect_that_was_lost_alone(live: WorkerWorld) -> None:
     script = Script(live, "m")
     company = await live.started(chat_lines(6))
     job = await lost_alone(live)
@@ -203,11 +204,12 @@ async def test_another_item_is_run_alone_before_a_suspect_that_was_lost_alone(li
 
     script.answers = slow
     async with working(live, script):
-        await until(lambda: _ended(live, job, company), "both jobs")
+        for one in (job, company):
+            await live.completed(one)
     assert marks[:2] == [(company.id, (company.id, 0)), (job.id, (job.id, 1))]
 
 
-async def test_an_item_that_was_lost_alone_three_times_fails_unsent(live: World) -> None:
+async def test_an_item_that_was_lost_alone_three_times_fails_unsent(live: WorkerWorld) -> None:
     script = Script(live, "m")
     job = await live.started(chat_lines(2))
     for _ in range(3):
@@ -217,13 +219,9 @@ async def test_an_item_that_was_lost_alone_three_times_fails_unsent(live: World)
         assert await live.store.declare_gone(lost, leaving=True)
         await live.store.reclaim_slices(lost)
     async with working(live, script):
-        await until(lambda: _ended(live, job), "the job")
+        await live.completed(job)
     assert [call.number for call in script.calls] == [0]
     assert (await live.look(job)).failed_count == 1
-
-
-async def _ended(world: World, *jobs: Job) -> bool:
-    return all([(await world.look(job)).state is JobState.COMPLETED for job in jobs])
 
 
 class Lonely:
@@ -292,10 +290,7 @@ class Lonely:
 
         tasks = [asyncio.create_task(one) for one in (self.trial.run(), send(), send())]
 
-        async def holds() -> bool:
-            return what()
-
-        await until(holds, "the end of the trial")
+        await until(what, "the end of the trial")
         for task in tasks:
             task.cancel()
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.worker.world import World
+from tests.worker.world import WorkerWorld
 from tidegate.backends.scratch import scratch_directory
 from tidegate.core.errors import BlobUnavailable
-from tidegate.core.nouns import Caller, KeepTimes, NewFile
+from tidegate.core.nouns import KeepTimes, NewFile
 from tidegate.stages.tend import garbage as garbage_room
 from tidegate.stages.tend.garbage import Garbage
 
@@ -56,7 +56,7 @@ def test_what_a_killed_process_left_in_scratch_goes_with_the_next_one_and_the_li
 class Stubborn:
     """Blobs of which one cannot be removed."""
 
-    def __init__(self, world: World, blob_id: str) -> None:
+    def __init__(self, world: WorkerWorld, blob_id: str) -> None:
         self._inner: Any = world.blobs
         self._blob_id = blob_id
 
@@ -69,7 +69,7 @@ class Stubborn:
         return list(await self._inner.list_ids(after, count_max))
 
 
-async def test_one_blob_that_cannot_be_removed_keeps_no_other(world: World) -> None:
+async def test_one_blob_that_cannot_be_removed_keeps_no_other(world: WorkerWorld) -> None:
     """It ended every pass at the same place, so nothing behind it was ever removed, and the upkeep began anew twice a second."""
     worker, ids = await world.worker(), [world.id("blob") for _ in range(3)]
     for blob_id in ids:
@@ -84,11 +84,11 @@ async def test_one_blob_that_cannot_be_removed_keeps_no_other(world: World) -> N
     assert await world.store.condemned_blobs(0, 0, 10) == [ids[0]]
 
 
-async def _blob(world: World, blob_id: str) -> None:
+async def _blob(world: WorkerWorld, blob_id: str) -> None:
     await (await world.blobs.create(blob_id)).finish()
 
 
-async def test_bytes_without_a_row_go_once_they_were_seen_so_for_the_whole_safety_period(world: World) -> None:
+async def test_bytes_without_a_row_go_once_they_were_seen_so_for_the_whole_safety_period(world: WorkerWorld) -> None:
     world.clock.advance(10**6)
     worker, (known, orphan) = await world.worker(10**9), sorted(world.id("blob") for _ in range(2))
     await world.store.begin_blob(known, "rest", worker)
@@ -107,7 +107,7 @@ async def test_bytes_without_a_row_go_once_they_were_seen_so_for_the_whole_safet
 
 
 async def test_a_bounded_number_of_orphans_is_watched_and_all_go_in_turn(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(garbage_room, "_SUSPECTS_MAX", 2)
     for _ in range(3):
@@ -121,7 +121,9 @@ async def test_a_bounded_number_of_orphans_is_watched_and_all_go_in_turn(
     assert await world.blobs.list_ids("", 10) == []
 
 
-async def test_a_row_that_appears_in_time_saves_its_bytes_and_the_wait_begins_again_without_it(world: World) -> None:
+async def test_a_row_that_appears_in_time_saves_its_bytes_and_the_wait_begins_again_without_it(
+    world: WorkerWorld,
+) -> None:
     worker, blob_id = await world.worker(10**9), world.id("blob")
     await _blob(world, blob_id)
     garbage = Garbage(world.store, world.blobs, world.clock, KeepTimes(orphan_ms=1_000))
@@ -137,8 +139,8 @@ async def test_a_row_that_appears_in_time_saves_its_bytes_and_the_wait_begins_ag
     assert await garbage.tend() == 1
 
 
-async def test_a_deleted_files_bytes_are_condemned_after_a_short_while_and_then_removed(world: World) -> None:
-    worker, caller = await world.worker(10**9), Caller(await world.store.put_tenant(world.id("tenant"), "acme"))
+async def test_a_deleted_files_bytes_are_condemned_after_a_short_while_and_then_removed(world: WorkerWorld) -> None:
+    worker, caller = await world.worker(10**9), await world.caller()
     files = []
     for name in ("kept", "deleted"):
         blob_id = world.id("blob")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.worker.test_keys import ended, key
-from tests.worker.workshop import BODY, Script, working
-from tests.worker.world import World, chat_lines
+from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, working
 from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.usage.prices import Cost, Price
 
@@ -15,16 +13,16 @@ pytestmark = pytest.mark.anyio
 DAY_MS = 86_400_000
 
 
-async def test_every_answer_is_paid_for_once_by_its_deployments_price(live: World) -> None:
+async def test_every_answer_is_paid_for_once_by_its_deployments_price(live: WorkerWorld) -> None:
     script = Script(live, "m")
 
     async def answer(call: Call) -> Answer:
         return Answer(200, BODY, Usage(1_000, 400, 10, 0), "dear" if call.number % 2 else "free")
 
     script.answers = answer
-    job = await live.started(chat_lines(10), slice_items=3, caller=await key(live, team="red"))
+    job = await live.started(chat_lines(10), slice_items=3, caller=await live.key(team="red"))
     async with working(live, script, prices={"dear": Price.of("2", "1", "4", "0.5")}):
-        await ended(live, job)
+        await live.ended(job)
     today = live.clock.now_ms() // DAY_MS
     entries = await live.store.usage(today - 1, today + 1, by_job=True)
     # A run may stand on two days: they add up.

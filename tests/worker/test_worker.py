@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.store_verbs import lease_slices, slice_counts
-from tests.worker.workshop import BODY, Script, until, working
-from tests.worker.world import World, chat_lines
+from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
 from tidegate.core.nouns import Answer, Attempts, Call, Caller, JobFlush, Usage
@@ -23,14 +22,7 @@ from tidegate.worker import leasing
 pytestmark = pytest.mark.anyio
 
 
-def ended(world: World, job: Any, state: JobState = JobState.COMPLETED) -> Any:
-    async def look() -> bool:
-        return (await world.look(job)).state is state
-
-    return look
-
-
-async def test_slices_of_a_shut_model_do_not_fill_the_hand_for_ever(live: World) -> None:
+async def test_slices_of_a_shut_model_do_not_fill_the_hand_for_ever(live: WorkerWorld) -> None:
     """A hand full of small slices of a model that had just been shut kept every other model waiting until it came back."""
     script = Script(live, "shut", "open")
     shutting = asyncio.Event()
@@ -44,22 +36,18 @@ async def test_slices_of_a_shut_model_do_not_fill_the_hand_for_ever(live: World)
     script.answers = shuts
     jobs = [await live.started(chat_lines(1, "shut")) for _ in range(6)]
     async with working(live, script, slice_count_max=3):
-        await until(lambda: _is(len(script.calls) == 3), "a full hand")
+        await until(lambda: len(script.calls) == 3, "a full hand")
         script.shut.add("shut")
         shutting.set()
         other = await live.started(chat_lines(2, "open"))
-        await until(ended(live, other), "a job of the open model")
+        await live.completed(other)
         script.shut.clear()
         await live.rows("update slices set ready_at = 0")
         for job in jobs:
-            await until(ended(live, job), "the jobs that waited")
+            await live.completed(job)
 
 
-async def _is(truth: bool) -> bool:
-    return truth
-
-
-async def test_any_number_of_jobs_for_a_closed_model_hides_no_open_one(live: World) -> None:
+async def test_any_number_of_jobs_for_a_closed_model_hides_no_open_one(live: WorkerWorld) -> None:
     """A look at what is ready is bounded: all that it shows could wait for a model that is away."""
     one_by_one = Policy(flows_per_decision_max=1, jobs_per_flow_max=1)
     script = Script(live, "shut", "closed", "open")
@@ -69,28 +57,28 @@ async def test_any_number_of_jobs_for_a_closed_model_hides_no_open_one(live: Wor
     job = await live.started(chat_lines(2, "open"))
     bad = await live.started([*chat_lines(1, "open"), b"not json"], invalid_lines="error_file")
     async with working(live, script, scheduling=one_by_one):
-        await until(ended(live, job), "the job of the open model")
-        await until(ended(live, bad), "the job with a bad line")
+        await live.completed(job)
+        await live.completed(bad)
 
 
-async def test_a_model_that_nobody_serves_fails_its_items_and_no_others(live: World) -> None:
+async def test_a_model_that_nobody_serves_fails_its_items_and_no_others(live: WorkerWorld) -> None:
     script = Script(live, "m")
     job = await live.started([*chat_lines(3, "nobody's"), *chat_lines(3, "m", 3)])
     async with working(live, script):
-        await until(ended(live, job), "the job")
+        await live.completed(job)
     done = await live.look(job)
     assert (done.answered_count, done.failed_count) == (3, 3)
 
 
 @pytest.mark.parametrize("invalid_lines", ["fail", "error_file"])
-async def test_a_wrong_body_parameter_is_a_400_for_its_own_item(live: World, invalid_lines: str) -> None:
+async def test_a_wrong_body_parameter_is_a_400_for_its_own_item(live: WorkerWorld, invalid_lines: str) -> None:
     script = Script(live, "m")
     good = chat_lines(3, "m")
     wrong = [good[0].replace(b'"c0"', b'"zero"').replace(b'"model"', b'"n": 0, "model"')]
     wrong.append(good[0].replace(b'"c0"', b'"none"').replace(b"messages", b"massages"))
     job = await live.started([wrong[0], *good, wrong[1]], invalid_lines=invalid_lines)
     async with working(live, script):
-        await until(ended(live, job), "the job")
+        await live.completed(job)
     done = await live.look(job)
     assert (done.state, done.answered_count, done.failed_count) == (JobState.COMPLETED, 3, 2)
     lines = {line["custom_id"]: line for line in await live.file_lines(done.error_file_id)}
@@ -102,7 +90,7 @@ async def test_a_wrong_body_parameter_is_a_400_for_its_own_item(live: World, inv
     assert {call.number for call in script.calls} == {0, 1, 2}, "nothing wrong was sent"
 
 
-async def test_a_call_that_breaks_in_an_unforeseen_way_fails_its_item_alone(live: World) -> None:
+async def test_a_call_that_breaks_in_an_unforeseen_way_fails_its_item_alone(live: WorkerWorld) -> None:
     """The runner died of it, the item was forgotten while its slice stayed leased, and the worker took no more work at all."""
     script = Script(live, "m")
 
@@ -114,7 +102,7 @@ async def test_a_call_that_breaks_in_an_unforeseen_way_fails_its_item_alone(live
     script.answers = broken
     job = await live.started(chat_lines(5, "m"))
     async with working(live, script) as bench:
-        await until(ended(live, job), "the job")
+        await live.completed(job)
         assert bench.worker.trouble() is None
     done = await live.look(job)
     assert (done.answered_count, done.failed_count) == (4, 1)
@@ -127,7 +115,7 @@ async def test_a_call_that_breaks_in_an_unforeseen_way_fails_its_item_alone(live
 class AwayToRead:
     """Blobs of which nothing can be read while `away`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorkerWorld) -> None:
         self._inner: Any = world.blobs
         self.away = True
         self.reads = 0
@@ -142,12 +130,12 @@ class AwayToRead:
         return bytes(await self._inner.read(blob_id, at, count))
 
 
-async def test_a_blob_store_that_is_away_is_not_asked_for_slice_after_slice(live: World) -> None:
+async def test_a_blob_store_that_is_away_is_not_asked_for_slice_after_slice(live: WorkerWorld) -> None:
     """Each slice that could not be read was given back and the next one leased at once, through all there were, again and again."""
     script, blobs = Script(live, "m"), AwayToRead(live)
     job = await live.started(chat_lines(200), slice_items=1)
     async with working(live, script, blobs, poll_ms=60_000):
-        await until(lambda: _is(blobs.reads > 0), "a try")
+        await until(lambda: blobs.reads > 0, "a try")
         for _ in range(50):
             await asyncio.sleep(0.002)
         assert blobs.reads <= 8, "one round, then a pause"
@@ -155,7 +143,7 @@ async def test_a_blob_store_that_is_away_is_not_asked_for_slice_after_slice(live
     assert await slice_counts(live.store, job.id) == {"ready": 200}
 
 
-async def test_a_lease_under_way_at_a_stop_is_handed_back_and_blames_nobody(live: World) -> None:
+async def test_a_lease_under_way_at_a_stop_is_handed_back_and_blames_nobody(live: WorkerWorld) -> None:
     """It came into the hand after everything there was given back, stayed leased, and counted as a lost worker's."""
     script = Script(live, "m")
     job = await live.started(chat_lines(8), slice_items=4)
@@ -180,7 +168,7 @@ async def test_a_lease_under_way_at_a_stop_is_handed_back_and_blames_nobody(live
     assert rows == [("ready", 0), ("ready", 0)]
 
 
-async def test_a_long_deferral_that_outlived_its_worker_is_not_held_in_the_next_ones_hand(live: World) -> None:
+async def test_a_long_deferral_that_outlived_its_worker_is_not_held_in_the_next_ones_hand(live: WorkerWorld) -> None:
     """An item that may not be sent for an hour kept its slice, and one of the worker's places, for that hour."""
     script = Script(live, "m")
     job = await live.started(chat_lines(4))
@@ -189,8 +177,8 @@ async def test_a_long_deferral_that_outlived_its_worker_is_not_held_in_the_next_
     await _defer(live, job.id, number=2, for_ms=3_600_000)
     assert await live.store.declare_gone(lost, leaving=True)
     async with working(live, script) as bench:
-        await until(lambda: _is(len(script.calls) == 3), "the other items")
-        await until(lambda: _is(bench.worker._leased_work.slice_count == 0), "an empty hand")
+        await until(lambda: len(script.calls) == 3, "the other items")
+        await until(lambda: bench.worker._leased_work.slice_count == 0, "an empty hand")
 
         async def rests() -> bool:
             rows = await live.rows("select state, ready_at - now_ms() > 3000000 from slices where job_id = ?", job.id)
@@ -199,23 +187,23 @@ async def test_a_long_deferral_that_outlived_its_worker_is_not_held_in_the_next_
         await until(rests, "a slice that rests in the store")
 
 
-async def _defer(world: World, job_id: str, number: int, for_ms: int) -> None:
+async def _defer(world: WorkerWorld, job_id: str, number: int, for_ms: int) -> None:
     note = ("t", Attempts(number, 1, for_ms, "upstream_throttled"))
     await world.store.record_outcomes([JobFlush(job_id, attempts=[note])], [], [])
 
 
-async def test_names_of_models_do_not_pile_up_in_the_hand(live: World) -> None:
+async def test_names_of_models_do_not_pile_up_in_the_hand(live: WorkerWorld) -> None:
     names = [f"model-{number}" for number in range(30)]
     script = Script(live, *names)
     lines = [line for number, name in enumerate(names) for line in chat_lines(1, name, number)]
     job = await live.started(lines)
     async with working(live, script) as bench:
-        await until(ended(live, job), "the job")
+        await live.completed(job)
         leased_work = bench.worker._leased_work
-        await until(lambda: _is(len(leased_work._stocks) <= 1), "an empty hand")
+        await until(lambda: len(leased_work._stocks) <= 1, "an empty hand")
 
 
-async def test_a_suspect_of_one_job_keeps_no_other_job_waiting(live: World) -> None:
+async def test_a_suspect_of_one_job_keeps_no_other_job_waiting(live: WorkerWorld) -> None:
     """While a worker held one suspect, a job that had only suspects left took all the room of its model and gave nothing for it."""
     script = Script(live, "m")
     gate = asyncio.Event()
@@ -233,15 +221,15 @@ async def test_a_suspect_of_one_job_keeps_no_other_job_waiting(live: World) -> N
 
     script.answers = slow
     async with working(live, script, in_flight_max=3):
-        await until(lambda: _is(len(script.calls) == 2), "the first half of the suspects")
+        await until(lambda: len(script.calls) == 2, "the first half of the suspects")
         other = await live.started(chat_lines(3))
-        await until(ended(live, other), "the other job")
+        await live.completed(other)
         assert [call.job_id for call in script.calls].count(suspects.id) == 2
         gate.set()
-        await until(ended(live, suspects), "the suspects")
+        await live.completed(suspects)
 
 
-async def test_a_publish_that_hangs_keeps_no_other_job_from_being_cancelled(live: World) -> None:
+async def test_a_publish_that_hangs_keeps_no_other_job_from_being_cancelled(live: WorkerWorld) -> None:
     """Expiry, cancel and publishing took turns in one loop, so a blob store that answered slowly held up what needs no blobs."""
     script = Script(live, "m")
     state = asyncio.Event()
@@ -259,14 +247,14 @@ async def test_a_publish_that_hangs_keeps_no_other_job_from_being_cancelled(live
     await live.store.take_step(waiting.id, JobState.VALIDATING, await live.worker(1), "t")
     async with working(live, script, Hanging(live)):
         await live.store.cancel_job(stuck.tenant_id, stuck.id)
-        await until(ended(live, stuck, JobState.FINALIZING), "the job whose files cannot be written")
+        await live.reaches(stuck, JobState.FINALIZING)
         await live.store.cancel_job(waiting.tenant_id, waiting.id)
-        await until(ended(live, waiting, JobState.CANCELLED), "the job that was never begun")
+        await live.reaches(waiting, JobState.CANCELLED)
         state.set()
-        await until(ended(live, stuck, JobState.CANCELLED), "the first job")
+        await live.reaches(stuck, JobState.CANCELLED)
 
 
-async def test_a_call_that_waits_in_the_router_may_not_begin_when_its_job_is_paused(live: World) -> None:
+async def test_a_call_that_waits_in_the_router_may_not_begin_when_its_job_is_paused(live: WorkerWorld) -> None:
     script, gate = Script(live, "m"), asyncio.Event()
 
     async def waits(call: Call) -> Answer:
@@ -279,24 +267,22 @@ async def test_a_call_that_waits_in_the_router_may_not_begin_when_its_job_is_pau
     script.answers = waits
     job = await live.started(chat_lines(2))
     async with working(live, script):
-        await until(lambda: _is(len(script.calls) == 2), "both calls to wait for a slot")
+        await until(lambda: len(script.calls) == 2, "both calls to wait for a slot")
         await live.store.pause_job(job.tenant_id, job.id)
-        await until(
-            lambda: _is(not any(one.may_begin() for one in script.calls if one.may_begin)), "the worker to know"
-        )
+        await until(lambda: not any(one.may_begin() for one in script.calls if one.may_begin), "the worker to know")
         gate.set()
         await until(lambda: _handed_back(live, job), "its slices to be handed back")
         assert (await live.look(job)).answered_count == 0
         await live.store.resume_job(job.tenant_id, job.id)
-        await until(ended(live, job), "the job that goes on")
+        await live.completed(job)
     assert len(script.calls) == 4
 
 
-async def _handed_back(world: World, job: Any) -> bool:
+async def _handed_back(world: WorkerWorld, job: Any) -> bool:
     return not [row for row in await world.rows("select job_id from slices where state = 'leased'") if row[0] == job.id]
 
 
-async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_something(live: World) -> None:
+async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_something(live: WorkerWorld) -> None:
     """They stay neither in the hand nor in the look: other jobs of the same model run meanwhile, and nobody asks again before."""
     script = Script(live, "m")
     budget = Budget(LimitBound.JOB, "mine", (Limit(Period.MINUTE, requests=1),))
@@ -312,21 +298,21 @@ async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_somet
     async with working(live, script, job_budgets={limited.id: (budget,)}):
         await until(lambda: rests(live, limited), "the job at rest")
         free = await live.started(chat_lines(8, "m"))
-        await until(ended(live, free), "the job without a budget")
+        await live.completed(free)
         assert (await live.look(limited)).answered_count == 0
         assert await live.rows("select max(count) from attempts") in ([(0,)], [(None,)]), "waiting is no attempt"
         script.spent_until = 0.0
         await until(lambda: _cleared(live, limited), "the job that waited")
 
 
-async def _cleared(world: World, job: Any) -> bool:
+async def _cleared(world: WorkerWorld, job: Any) -> bool:
     """What was told to rest before may still be on its way to the store, so nothing rests at each look."""
     await world.rows("update job_models set rests_until = 0")
     await world.rows("update slices set ready_at = 0")
-    return bool(await ended(world, job)())
+    return (await world.look(job)).state is JobState.COMPLETED
 
 
-async def rests(world: World, job: Any) -> bool:
+async def rests(world: WorkerWorld, job: Any) -> bool:
     resting = [
         row
         for row in await world.rows("select job_id from job_models where rests_until > now_ms()")
@@ -336,7 +322,7 @@ async def rests(world: World, job: Any) -> bool:
     return bool(resting) and not state
 
 
-async def test_a_response_that_has_waited_is_leased_and_sent_though_the_tide_is_closed(live: World) -> None:
+async def test_a_response_that_has_waited_is_leased_and_sent_though_the_tide_is_closed(live: WorkerWorld) -> None:
     """The tide leaves background work no slot: only what goes like an interactive call runs, and a full hand does not matter."""
     script = Script(live, "m")
     script.full.add("m")
@@ -345,17 +331,17 @@ async def test_a_response_that_has_waited_is_leased_and_sent_though_the_tide_is_
         await asyncio.sleep(0.1)
         assert not script.calls
         await live.rows("update jobs set interactive_at = now_ms() where id = ?", turned.id)
-        await until(ended(live, turned), "the job that has waited")
+        await live.completed(turned)
         assert (script.calls, [owner for _, owner in script.interactive_calls]) == ([], [""])
         assert (await live.look(waiting)).begun_at is None
         done = await live.look(turned)
         assert b'"tidegate":{"service_tier":"default"}' in await live.file_bytes(done.output_file_id)
         script.full.clear()
-        await until(ended(live, waiting), "the other job")
+        await live.completed(waiting)
         assert len(script.calls) == 1
 
 
-async def test_what_went_like_an_interactive_call_counts_and_costs_like_one(live: World) -> None:
+async def test_what_went_like_an_interactive_call_counts_and_costs_like_one(live: WorkerWorld) -> None:
     """Under a key its slots are its organization's, and it is not paid for at the price of batch work."""
     script = Script(live, "m")
     script.full.add("m")
@@ -365,13 +351,13 @@ async def test_what_went_like_an_interactive_call_counts_and_costs_like_one(live
     await live.rows("update jobs set interactive_at = now_ms() where id = ?", job.id)
     price = Price(input_nano=1_000_000, output_nano=2_000_000, batch_factor_ppm=500_000)
     async with working(live, script, prices={"here": price}):
-        await until(ended(live, job), "the job that has waited")
+        await live.completed(job)
     assert [owner for _, owner in script.interactive_calls] == [tenant_id]
     assert (await live.look(job)).cost_nano == 3
 
 
 async def test_so_many_at_most_are_held_that_go_like_interactive_calls(
-    live: World, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leasing, "LONG_WAITING_HELD_MAX", 1)
     monkeypatch.setattr(leasing, "LONG_WAITING_EVERY_MS", 1)
@@ -387,15 +373,15 @@ async def test_so_many_at_most_are_held_that_go_like_interactive_calls(
     jobs = [await live.started(chat_lines(1, model)) for model in models]
     await live.rows("update jobs set interactive_at = now_ms()")
     async with working(live, script):
-        await until(lambda: _is(bool(script.interactive_calls)), "the first of them")
+        await until(lambda: bool(script.interactive_calls), "the first of them")
         await asyncio.sleep(0.1)
         assert len(script.interactive_calls) == 1
         gate.set()
         for job in jobs:
-            await until(ended(live, job), "all of them")
+            await live.completed(job)
 
 
-async def test_a_response_of_a_model_for_batches_alone_stays_where_it_is(live: World) -> None:
+async def test_a_response_of_a_model_for_batches_alone_stays_where_it_is(live: WorkerWorld) -> None:
     """Leased for a turn that it never gets, it would keep its place in this worker and be of use to none."""
     script, asked = Script(live, "m"), asyncio.Event()
     script.full.add("m")
@@ -413,7 +399,7 @@ async def test_a_response_of_a_model_for_batches_alone_stays_where_it_is(live: W
         assert (await live.look(job)).begun_at is None
 
 
-async def test_an_item_costs_one_row_and_a_share_of_what_is_written_for_many(live: World) -> None:
+async def test_an_item_costs_one_row_and_a_share_of_what_is_written_for_many(live: WorkerWorld) -> None:
     """Also where a door wants events of items; the row of the job is written for flushes, not for items."""
     tables = [row[0] for row in await live.rows("select name from sqlite_master where type = 'table'")]
     await live.rows("create table row_writes (name text)")
@@ -425,7 +411,7 @@ async def test_an_item_costs_one_row_and_a_share_of_what_is_written_for_many(liv
     await live.rows("delete from row_writes")
     flush = FlushLimits(50, 256, 1 << 20, 64 << 20)
     async with working(live, Script(live, "m"), in_flight_max=256, slice_count_max=64, flush=flush):
-        await until(ended(live, job), "the job")
+        await live.completed(job)
         writes = dict(await live.rows("select name, count(*) from row_writes group by name"))
     # Those of heartbeats and of the store's clock are a matter of time.
     counts = {name: count for name, count in writes.items() if name not in ("workers", "clock", "meta")}
@@ -435,7 +421,7 @@ async def test_an_item_costs_one_row_and_a_share_of_what_is_written_for_many(liv
 
 
 async def test_a_worker_that_was_declared_gone_sends_nothing_again_that_it_has_the_answer_of(
-    live: World, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answers wait for a store that hangs. They are committed before the next life leases the items that they belong to."""
     script = Script(live, "m")
@@ -448,21 +434,21 @@ async def test_a_worker_that_was_declared_gone_sends_nothing_again_that_it_has_t
 
     monkeypatch.setattr(live.store, "record_outcomes", hanging)
     async with working(live, script, in_flight_max=8) as bench:
-        await until(lambda: _is(len(script.calls) == 8 and not bench.worker._leased_work.in_flight), "eight answers")
+        await until(lambda: len(script.calls) == 8 and not bench.worker._leased_work.in_flight, "eight answers")
         lost = bench.me.id
         assert await live.store.declare_gone(lost, leaving=True)
         assert await live.store.reclaim_slices(lost) == 4
         # A heartbeat at once.
         bench.worker._recorder.job_stopped.set()
-        await until(lambda: _is(bench.me.id != lost), "the next life")
-        await until(lambda: _is(bench.worker._recorder.full), "the answers to be waited for")
+        await until(lambda: bench.me.id != lost, "the next life")
+        await until(lambda: bench.worker._recorder.full, "the answers to be waited for")
         gate.set()
-        await until(ended(live, job), "the job")
+        await live.completed(job)
     assert sorted(call.number for call in script.calls) == list(range(8))
 
 
 async def test_a_next_life_writes_to_no_log_that_was_begun_while_it_was_enlisted(
-    live: World, monkeypatch: pytest.MonkeyPatch
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a log belongs to the life that ended: it would be collected under the lines of the next one."""
     script, gate, asked = Script(live, "m"), asyncio.Event(), asyncio.Event()
@@ -475,7 +461,7 @@ async def test_a_next_life_writes_to_no_log_that_was_begun_while_it_was_enlisted
         await enlist_worker(*args)
 
     async with working(live, script, in_flight_max=8) as bench:
-        await until(ended(live, job), "the job")
+        await live.completed(job)
         recorder, lost = bench.worker._recorder, bench.me.id
         spares = recorder._spare_blob_ids["answers"]
         monkeypatch.setattr(live.store, "enlist_worker", slow)
@@ -484,11 +470,11 @@ async def test_a_next_life_writes_to_no_log_that_was_begun_while_it_was_enlisted
         await asked.wait()
         # Something to do for the recorder: it begins logs ahead.
         recorder._announce()
-        await until(lambda: _is(len(spares) == SPARE_COUNT), "logs of the life that ended")
+        await until(lambda: len(spares) == SPARE_COUNT, "logs of the life that ended")
         gate.set()
-        await until(lambda: _is(bench.me.id != lost), "the next life")
+        await until(lambda: bench.me.id != lost, "the next life")
         again = await live.started(chat_lines(2))
-        await until(ended(live, again), "the next job")
-        await until(lambda: _is(len(spares) == SPARE_COUNT), "its logs")
+        await live.completed(again)
+        await until(lambda: len(spares) == SPARE_COUNT, "its logs")
         owners = await live.rows("select distinct worker_id from blobs where state = 'writing' and kind = 'answers'")
     assert owners == [(bench.me.id,)]

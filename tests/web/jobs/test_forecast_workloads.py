@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import json
 import random
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.ports import EPOCH_MS
-from tests.worker.world import World
+from tests.worker.world import WorkerWorld
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period, budgets_of
 from tidegate.core.nouns import Caller, Job, JobRequest, Usage
 from tidegate.core.schedule.share_owner import tenant_owner
@@ -37,15 +36,6 @@ SLOTS = 8
 HOUR_MS = 3_600_000
 FOUR = Limit(Period.MINUTE, requests=4)
 PRICE = Price.of("1", None, "3")
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path)
-    await made.store.migrate()
-    yield made
-    await made.blobs.close()
-    await made.store.close()
 
 
 def lines(chance: random.Random, count: int, low: int, high: int) -> list[bytes]:
@@ -83,7 +73,7 @@ class Service:
     A prompt has `token_share` of the tokens that are estimated."""
 
     def __init__(
-        self, world: World, forecaster: Forecaster, seed: int, fixed_ms: int = 0, looks_after: int = 0
+        self, world: WorkerWorld, forecaster: Forecaster, seed: int, fixed_ms: int = 0, looks_after: int = 0
     ) -> None:
         self.fixed_ms = fixed_ms
         self.looks_after = looks_after
@@ -160,7 +150,7 @@ class Service:
             one.looks.append((self.world.clock.monotonic, await self.forecaster.of_job(await self.world.look(job))))
 
 
-def context_of(world: World, tmp_path: Path) -> Any:
+def context_of(world: WorkerWorld, tmp_path: Path) -> Any:
     overrides = {"scheduler.admission": "refuse", "worker.in_flight_max": SLOTS}
     settings = load(None, tmp_path, overrides, environ={}).settings
     router = SimpleNamespace(budgets=lambda model: [], prices=lambda model: [PRICE], knows=lambda model: True)
@@ -176,11 +166,11 @@ def context_of(world: World, tmp_path: Path) -> Any:
     )
 
 
-def forecaster(world: World, tmp_path: Path) -> Forecaster:
+def forecaster(world: WorkerWorld, tmp_path: Path) -> Forecaster:
     return Forecaster(context_of(world, tmp_path))
 
 
-async def caller_of(world: World, name: str, *limits: Limit, user: str | None = None) -> Caller:
+async def caller_of(world: WorkerWorld, name: str, *limits: Limit, user: str | None = None) -> Caller:
     tenant_id = await world.store.put_tenant(world.id("tenant"), name)
     key_id = f"key-{name}"
     caller = Caller(tenant_id, key_id, user=user, limits=limits)
@@ -188,7 +178,7 @@ async def caller_of(world: World, name: str, *limits: Limit, user: str | None = 
     return caller
 
 
-async def begun(world: World, caller: Caller, inputs: list[bytes], *limits: Limit) -> Running:
+async def begun(world: WorkerWorld, caller: Caller, inputs: list[bytes], *limits: Limit) -> Running:
     job = await world.started(inputs, caller=caller, window_ms=10 * HOUR_MS)
     prompts = [len(json.loads(line)["body"]["messages"][0]["content"]) for line in inputs]
     return Running(job, prompts, budgets_of(LimitBound.KEY, caller.key_id or "", limits))
@@ -210,7 +200,7 @@ WORKLOADS = {"short": (300, 20, 20), "long": (200, 1_500, 1_500), "mixed": (240,
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("kind", WORKLOADS)
-async def test_a_workload_of_one_tenant(world: World, tmp_path: Path, kind: str, seed: int) -> None:
+async def test_a_workload_of_one_tenant(world: WorkerWorld, tmp_path: Path, kind: str, seed: int) -> None:
     service = Service(world, forecaster(world, tmp_path), seed)
     caller = await caller_of(world, "a")
     inputs = lines(service.chance, *WORKLOADS[kind])
@@ -226,7 +216,7 @@ async def test_a_workload_of_one_tenant(world: World, tmp_path: Path, kind: str,
         assert await service.forecaster.admit(caller, wanted, tenant_owner(caller.tenant_id), None) == ()
 
 
-async def test_twenty_seconds_of_work_are_not_refused_in_a_minute(world: World, tmp_path: Path) -> None:
+async def test_twenty_seconds_of_work_are_not_refused_in_a_minute(world: WorkerWorld, tmp_path: Path) -> None:
     """What was measured is one short batch, some calls at a time: it says how long a call takes, not what all slots could do."""
     service = Service(world, forecaster(world, tmp_path), 3)
     caller = await caller_of(world, "a")
@@ -238,7 +228,7 @@ async def test_twenty_seconds_of_work_are_not_refused_in_a_minute(world: World, 
 
 
 @pytest.mark.parametrize("fixed_ms", [0, 1_000])
-async def test_one_workload_after_the_other(world: World, tmp_path: Path, fixed_ms: int) -> None:
+async def test_one_workload_after_the_other(world: WorkerWorld, tmp_path: Path, fixed_ms: int) -> None:
     """What was measured with other requests says little about these, least of all where a call takes the same time whatever it reads."""
     service = Service(world, forecaster(world, tmp_path), 7, fixed_ms)
     caller = await caller_of(world, "a")
@@ -255,7 +245,7 @@ async def test_one_workload_after_the_other(world: World, tmp_path: Path, fixed_
         near(one)
 
 
-async def test_a_key_of_four_a_minute(world: World, tmp_path: Path) -> None:
+async def test_a_key_of_four_a_minute(world: WorkerWorld, tmp_path: Path) -> None:
     service = Service(world, forecaster(world, tmp_path), 4)
     caller = await caller_of(world, "a", FOUR)
     one = await begun(world, caller, lines(service.chance, 30, 20, 200), FOUR)
@@ -265,7 +255,7 @@ async def test_a_key_of_four_a_minute(world: World, tmp_path: Path) -> None:
     near(one)
 
 
-async def test_two_tenants_of_which_one_has_little(world: World, tmp_path: Path) -> None:
+async def test_two_tenants_of_which_one_has_little(world: WorkerWorld, tmp_path: Path) -> None:
     service = Service(world, forecaster(world, tmp_path), 5)
     large = await begun(world, await caller_of(world, "a"), lines(service.chance, 400, 20, 900))
     small = await begun(world, await caller_of(world, "b"), lines(service.chance, 160, 20, 900))
@@ -275,7 +265,7 @@ async def test_two_tenants_of_which_one_has_little(world: World, tmp_path: Path)
     near(small)
 
 
-async def test_a_lifetime_that_is_too_short_promises_no_end(world: World, tmp_path: Path) -> None:
+async def test_a_lifetime_that_is_too_short_promises_no_end(world: WorkerWorld, tmp_path: Path) -> None:
     service = Service(world, forecaster(world, tmp_path), 6)
     total = Limit(Period.LIFETIME, requests=20)
     caller = await caller_of(world, "a", total)
@@ -299,7 +289,7 @@ def inputs_of(service: Service, kind: str) -> list[bytes]:
 
 async def forecast_run(directory: Path, kind: str, seed: int) -> tuple[bool, float]:
     """Return whether a batch cost what was forecast after other workloads, and the error of its end after a canary."""
-    world = World(directory)
+    world = WorkerWorld(directory)
     await world.store.migrate()
     try:
         canary = 4 if kind == "four" else 20
