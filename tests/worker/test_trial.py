@@ -101,6 +101,18 @@ async def test_a_group_that_was_given_back_unsent_has_survived_nothing() -> None
     assert ours.suspects_max(Suspects(0, 3, 8)) == 4
 
 
+async def test_an_item_that_is_given_up_says_nothing_about_the_other_suspects() -> None:
+    """It fails unsent. Its end passed for a group that was survived, and all others ran at once."""
+    ours = trial()
+    assert ours.suspects_max(Suspects(0, 7, 1)) == 1
+    given_up = state(7, count=1)
+    given_up.slice.attempts = {20: Attempts(20, 3, 0, "worker_lost", alone_losses=ALONE_LOSSES_MAX)}
+    [only] = hashable(given_up)
+    ours.begin_group([only])
+    assert ours.end_slice(only), "what is left is looked for at once"
+    assert ours.suspects_max(Suspects(0, 4, 30)) == 15
+
+
 async def test_lesser_suspects_wait_while_another_worker_tries_worse_ones() -> None:
     assert trial().suspects_max(Suspects(4, 3, 8)) == 0
     assert trial().suspects_max(Suspects(3, 3, 8)) == 4

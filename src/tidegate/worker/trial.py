@@ -147,10 +147,15 @@ class Trial:
         if state not in self._group:
             return False
         self._group.discard(state)
-        # A group of another model may have had none of the worst in it: then it says nothing about these.
-        self._has_sent = self._has_sent or (state.sent_to > 0 and state.slice.lost_count >= self._level)
-        if self._group or not self._has_sent:
+        # A group of another model may have had none of the worst in it: then it says nothing about these. Nor does one that is given up,
+        # for it was not sent; the others are looked for at once.
+        is_given_up = _alone_losses(state) >= ALONE_LOSSES_MAX
+        is_worst = state.slice.lost_count >= self._level
+        self._has_sent = self._has_sent or (state.sent_to > 0 and is_worst and not is_given_up)
+        if self._group:
             return False
+        if not self._has_sent:
+            return is_given_up
         self._has_sent = False
         self._stage = _Stage(min(self._stage + 1, _Stage.ALL))
         return True
