@@ -58,6 +58,30 @@ async def test_replaying_the_flush_that_completed_a_job_changes_nothing(world: W
     assert await world.judge(job) == once
 
 
+@pytest.mark.parametrize("item_count", [3, 4], ids=["completes", "goes on"])
+async def test_a_log_that_was_recorded_in_part_may_be_replayed_whole(world: World, item_count: int) -> None:
+    """A worker's last flush arrives late: who adopts its log records these lines and those behind them. No answer is counted as unused."""
+    log = await world.log()
+    job = await world.running(await world.caller(), item_count)
+    first, rest = world.answers(log, job, 0), world.answers(log, job, 1, 2)
+    assert first.answers_placed is not None
+    assert rest.answers_placed is not None
+    size_bytes = first.answers_placed.size_bytes + rest.answers_placed.size_bytes
+    whole = replace(
+        first,
+        answers=[*first.answers, *rest.answers],
+        answers_placed=replace(first.answers_placed, size_bytes=size_bytes),
+    )
+    assert (await world.record(first)).new_count == 1
+    for new_count in (2, 0):
+        told = await world.record(whole)
+        assert (told.new_count, told.unused_count) == (new_count, 0)
+    job = await world.judge(job)
+    assert (job.answered_count, job.unused_count) == (3, 0)
+    late = await world.answer(log, job, 1)
+    assert (late.new_count, late.unused_count) == (0, 1), "another answer to the same item is one"
+
+
 async def test_the_first_result_wins_and_the_second_is_counted(world: World) -> None:
     first, second = await world.log(), await world.log()
     job = await world.running(await world.caller(), 5)

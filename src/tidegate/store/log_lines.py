@@ -43,13 +43,11 @@ class Logs:
         self._runs: list[tuple[str, int, int, str, int]] = []
         self._needed: set[str] = set()
 
-    async def was_recorded(self, placed: Placed) -> bool:
-        """Whether this very call was committed before: its second answers are its own first ones, and were not paid for in vain.
-
-        A log is recorded front to back, so how far it was recorded says it.
-        """
-        row = await self._tx.one("blob_recorded_to", id=placed.blob_id)
-        return row is not None and end_of(placed) <= row[0]
+    async def recorded_to(self, blob_id: str) -> int:
+        """How far a log was recorded by transactions before this one. It is recorded front to back, so what ends there or earlier was
+        committed before."""
+        row = await self._tx.one("blob_recorded_to", id=blob_id)
+        return 0 if row is None else int(row[0])
 
     def look_through(self, placed: Placed, *, needed: bool) -> None:
         """Everything up to the end of this range is dealt with."""

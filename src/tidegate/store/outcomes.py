@@ -9,7 +9,7 @@ from itertools import accumulate
 from msgspec.structs import replace
 
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import Job, JobEnd, JobFlush, LineError, Recorded, Rewrite, UnrunLines, Usage
+from tidegate.core.nouns import Finished, Job, JobEnd, JobFlush, LineError, Recorded, Rewrite, UnrunLines, Usage
 from tidegate.core.states import JOB_ENDED, JobState, Outcome
 from tidegate.store.canaries import SampleEnd, end_sample, let_go
 from tidegate.store.driver import Row, Tx
@@ -223,7 +223,7 @@ async def _record_job(
     tx: Tx, logs: Logs, accounting: FlowAccounting, books: _Books, flush: JobFlush, row: Row | None
 ) -> None:
     if row is None:
-        unused = await _count_unused(logs, flush, len(flush.answers))
+        unused = await _count_unused(logs, flush, [])
         if unused and flush.answers_placed:
             await tx.all("job_add_unused", id=flush.job_id, unused=unused)
             logs.look_through(flush.answers_placed, needed=False)
@@ -246,7 +246,7 @@ async def _record_job(
     ]
     if allowed:
         await tx.many("attempt_put", sorted(allowed))
-    unused = await _count_unused(logs, flush, len(flush.answers) - len(answers.entries))
+    unused = await _count_unused(logs, flush, answers.entries)
     usage = Usage.total((answers.usage, errors.usage))
     cost_nano = sum(sum(entry.cost_nano) for entry in (*answers.entries, *errors.entries))
     tokens = (usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
@@ -272,11 +272,16 @@ async def _record_job(
             await accounting.add(tx, flush.job_id, share_owner, placed.blob_id, added.entries)
 
 
-async def _count_unused(logs: Logs, flush: JobFlush, second: int) -> int:
+async def _count_unused(logs: Logs, flush: JobFlush, new: list[Finished]) -> int:
     """Answers that came second or too late were paid for in vain, unless they are a replay of those that were first."""
-    if not second or flush.answers_placed is None or await logs.was_recorded(flush.answers_placed):
+    placed = flush.answers_placed
+    if placed is None or len(new) == len(flush.answers):
         return 0
-    return second
+    recorded_to = await logs.recorded_to(placed.blob_id)
+    ends = accumulate((entry.size_bytes for entry in flush.answers), initial=placed.at)
+    next(ends)
+    first = {id(entry) for entry in new}
+    return sum(end > recorded_to and id(entry) not in first for entry, end in zip(flush.answers, ends, strict=True))
 
 
 async def _held_tokens(tx: Tx, flush: JobFlush) -> dict[str, list[tuple[int, int]]]:
