@@ -337,7 +337,9 @@ class Customers:
         if dice.random() < plan.strength("job_window") and plan.shape is Shape.ANY:
             at_s = dice.uniform(0.1, 4)
             to_ms = int(1_000 * (at_s + dice.uniform(61, 75))) if order.window_ms == LONG_WINDOW_MS else LONG_WINDOW_MS
-            order.wishes = replace(order.wishes, window_s=at_s, window_to_ms=to_ms)
+            # What stays paused ends with its window: with a long one it would not.
+            if not any(resumed_s is None for _, resumed_s in order.wishes.pauses):
+                order.wishes = replace(order.wishes, window_s=at_s, window_to_ms=to_ms)
         if dice.random() < plan.strength("job_priority"):
             priority, ranked_s = dice.choice((-100, -1, 1, 100)), dice.choice((0.0, 0.0, dice.uniform(0.1, 4)))
             order.wishes = replace(order.wishes, priority=priority, ranked_s=ranked_s)

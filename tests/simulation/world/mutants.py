@@ -89,18 +89,18 @@ def _decide_harshly(error: Any, *arguments: Any) -> Any:
     return verdict
 
 
-async def _read_without_waits(blobs: Any, piece: Any) -> Any:
-    items = await _read_items(blobs, piece)
+async def _read_without_waits(blobs: Any, leased: Any) -> Any:
+    items = await _read_items(blobs, leased)
     for item in items:
         item.wait_ms = 0
     return items
 
 
-async def _begin_whatever_happened(self: SliceReader, held: Any) -> bool:
-    self._leased_work.forget(held)
-    items = await self._stage.read(held.slice)
-    self._leased_work.add(held, items or ())
-    self._settler.settle(held)
+async def _begin_whatever_happened(self: SliceReader, state: Any) -> bool:
+    self._leased_work.forget(state)
+    items = await self._stage.read(state.slice)
+    self._leased_work.add(state, items or ())
+    self._settler.settle(state)
     return True
 
 
@@ -164,7 +164,7 @@ MUTANTS: dict[str, Mutant] = {
     "windows_left_behind": Mutant(
         "clock_set",
         "the store's time jumps, and rate windows do not move along",
-        patch(Ledger, "move", lambda self, jump_ms: None),
+        patch(Ledger, "move", lambda self, ms: None),
     ),
     "leases_left_behind": Mutant(
         "clock_set",
@@ -242,7 +242,7 @@ MUTANTS: dict[str, Mutant] = {
         sql("job_start", "state = 'validating' and step_token = :token", "(step_token = :token or 1 = 1)"),
     ),
     "revocation_unheard": Mutant(
-        "revoked", "a key that was revoked goes on", patch(KeyStates, "denial", lambda self, piece: None)
+        "revoked", "a key that was revoked goes on", patch(KeyStates, "denial", lambda self, leased: None)
     ),
     **CAPACITY,
     **DOORS,

@@ -62,7 +62,7 @@ CAPACITY: dict[str, Mutant] = {
     "resource_unlimited": Mutant(
         "scarce",
         "a resource's own limits are not asked",
-        patch(NameRoute, "budgets", lambda self, one: one.budgets),
+        patch(NameRoute, "budgets", lambda self, state: state.budgets),
     ),
     "last_budget_forgotten": Mutant(
         "scarce",

@@ -104,7 +104,7 @@ CONTROLS: dict[str, Mutant] = {
         "what goes first within a flow does not depend on priority",
         both(
             patch(deal.Deal, "tier", lambda *arguments: 0),
-            patch(deal.Deal, "prioritised", lambda _, line: line),
+            patch(deal.Deal, "prioritised", lambda self, line: line),
         ),
     ),
     "priority_kept": Mutant(

@@ -53,8 +53,8 @@ def _split_in_order(body: bytes, count: int) -> Any:
     return _split(msgspec.json.encode({"results": renumbered}), count)
 
 
-def _twice_the_usage(reported: Any) -> Any:
-    found = _usage_to_anthropic(reported)
+def _twice_the_usage(usage: Any) -> Any:
+    found = _usage_to_anthropic(usage)
     return {**found, "input_tokens": 2 * found["input_tokens"] + 1}
 
 

@@ -28,13 +28,13 @@ def _key_by_item(line: Any, rules: Any) -> bytes:
     return _request_key(line, rules) + bytes(line.custom_id)
 
 
-async def _copy_the_first(self: Any, leader: int, custom_id: bytes, source: Any) -> None:
-    await _write_copy(self, leader if self._leader is None else self._leader[0], custom_id, source)
+async def _copy_the_first(self: Any, leader: int, custom_id: bytes, sources: Any) -> None:
+    await _write_copy(self, leader if self._leader is None else self._leader[0], custom_id, sources)
 
 
-async def _skip_failed(self: Any, leader: int, custom_id: bytes, source: Any) -> None:
-    if source is None or source.is_answered:
-        await _write_copy(self, leader, custom_id, source)
+async def _skip_failed(self: Any, leader: int, custom_id: bytes, sources: Any) -> None:
+    if not any(not source.is_answered and source.places.get(leader)[1] for source in sources):
+        await _write_copy(self, leader, custom_id, sources)
 
 
 def _pay_for_fitting(self: Performer, model: str, ended: Any, problem: str | None) -> Any:

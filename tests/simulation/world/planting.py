@@ -1,5 +1,6 @@
 """How a bug is planted: another text for a part of one statement or script, or another value in the place of one name, for a while."""
 
+import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -54,7 +55,22 @@ def lua(name: str, old: str, new: str) -> Planting:
 
 
 def patch(target: Any, name: str, new: Any) -> Planting:
-    return lambda stack: stack.enter_context(mock.patch.object(target, name, new)) and None
+    """Another value in the place of one name; a function that names its parameters names those of the one it replaces."""
+
+    def plant(stack: ExitStack) -> None:
+        if not _fits(getattr(target, name, None), new):
+            raise ValueError(f"{name} has other parameters by now: this planted bug must be planted anew")
+        stack.enter_context(mock.patch.object(target, name, new))
+
+    return plant
+
+
+def _fits(right: Any, new: Any) -> bool:
+    if not inspect.isfunction(new) or not inspect.isfunction(right):
+        return True
+    rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    own, theirs = (inspect.signature(one).parameters.values() for one in (new, right))
+    return any(one.kind in rest for one in own) or [one.name for one in own] == [one.name for one in theirs]
 
 
 def both(*plantings: Planting) -> Planting:
