@@ -61,8 +61,8 @@ async def move_much(blobs: Blobs, size_bytes: int, scratch: Path) -> None:
         read += len(piece)
     copy = scratch / "copy"
     copy.hardlink_to(await blobs.local_path(blob_id, scratch))
-    adopted = await blobs.adopt(new_id(), copy)
-    say(grown_bytes=peak_bytes() - before, written=stamp.size_bytes, read=read, same=adopted == stamp)
+    await blobs.adopt(adopted := new_id(), copy)
+    say(grown_bytes=peak_bytes() - before, written=stamp.size_bytes, read=read, adopted=await blobs.size(adopted))
 
 
 async def write_once(blobs: Blobs) -> None:

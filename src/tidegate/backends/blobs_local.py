@@ -35,7 +35,6 @@ from tidegate.backends.disk import (
 )
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable
-from tidegate.core.nouns import Stamp
 from tidegate.core.ports import LogIds
 
 PIECE_BYTES = 131_072
@@ -75,9 +74,9 @@ class LocalBlobs:
         final = self._layout.path(blob_id)
         return await hop_or_undo(self._threads, lambda: self._begin(final), LocalWriter.discard)
 
-    async def adopt(self, blob_id: str, path: Path) -> Stamp:
+    async def adopt(self, blob_id: str, path: Path) -> None:
         final = self._layout.path(blob_id)
-        return await hop(self._threads, lambda: self._begin(final).adopt(path))
+        await hop(self._threads, lambda: self._begin(final).adopt(path))
 
     async def open_log(self, next_blob_id: LogIds) -> LocalLog:
         return LocalLog(self._threads, next_blob_id, self._layout, self._log_bytes_max)

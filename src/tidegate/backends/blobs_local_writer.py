@@ -19,7 +19,6 @@ from tidegate.backends.disk import (
     hop,
     hop_or_undo,
     open_plain,
-    read_exact,
     sync_directory,
     unavailable,
     write_all,
@@ -93,16 +92,13 @@ class LocalWriter:
             if self._renamed:
                 self._final.unlink(missing_ok=True)
 
-    def adopt(self, path: Path) -> Stamp:
-        """Take over a finished file, blocking. It is read and synced before it moves, so until then a failure leaves it alone."""
+    def adopt(self, path: Path) -> None:
+        """Take over a finished file, blocking. It is synced before it moves, so until then a failure leaves it alone."""
         try:
             source = open_plain(path)
             try:
-                at = 0
-                while chunk := read_exact(source, at, COPY_BYTES):
-                    self._count(chunk)
-                    at += len(chunk)
                 os.fsync(source)
+                synced = _bytes_known_by(source)
             finally:
                 os.close(source)
             try:
@@ -111,8 +107,8 @@ class LocalWriter:
             except OSError as failure:
                 if failure.errno != errno.EXDEV:
                     raise
-                self._copy(path)
-            stamp = self._publish()
+                self._copy(path, synced)
+            self._publish()
         except OSError as failure:
             self.discard()
             raise unavailable(failure, self._final.parent, f"adopting {path.name} as a blob") from failure
@@ -120,15 +116,13 @@ class LocalWriter:
             self.discard()
             raise
         path.unlink(missing_ok=True)
-        return stamp
 
-    def _copy(self, path: Path) -> None:
+    def _copy(self, path: Path, synced: tuple[int, int]) -> None:
         with path.open("rb") as source:
-            copied = hashlib.sha256()
             while chunk := source.read(COPY_BYTES):
-                copied.update(chunk)
                 write_all(self._fd, chunk)
-        if copied.digest() != self._sha256.digest():
+            copied = _bytes_known_by(source.fileno())
+        if copied != synced:
             raise OSError(errno.EIO, "the file changed while it was copied")
 
     async def _do(self, work: Callable[[], T]) -> T:
@@ -183,6 +177,12 @@ class LocalWriter:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+def _bytes_known_by(fd: int) -> tuple[int, int]:
+    """Return what differs when a file was written to: its size and the moment of its last change."""
+    seen = os.fstat(fd)
+    return seen.st_size, seen.st_mtime_ns
 
 
 class LocalLayout:

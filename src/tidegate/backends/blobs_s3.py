@@ -32,7 +32,6 @@ from tidegate.backends.disk import (
 )
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable
-from tidegate.core.nouns import Stamp
 from tidegate.core.ports import LogIds
 
 PIECE_BYTES = 131_072
@@ -64,19 +63,18 @@ class S3Blobs:
             raise BlobError(f"blob {blob_id} exists already: take a fresh id")
         return S3Writer(self._objects, self._threads, key)
 
-    async def adopt(self, blob_id: str, path: Path) -> Stamp:
+    async def adopt(self, blob_id: str, path: Path) -> None:
         writer = await self.create(blob_id)
         try:
             at = 0
             while chunk := await hop(self._threads, self._read_file, path, at):
                 await writer.write(chunk)
                 at += len(chunk)
-            stamp = await writer.finish()
+            await writer.finish()
         except BaseException:
             await writer.abort()
             raise
         await hop(self._threads, path.unlink, missing_ok=True)
-        return stamp
 
     async def open_log(self, next_blob_id: LogIds) -> SpooledLog:
         return SpooledLog(self._objects, self._threads, next_blob_id, self._spool)

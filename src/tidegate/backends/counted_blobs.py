@@ -23,8 +23,8 @@ class CountedBlobs:
     async def create(self, blob_id: str) -> BlobWriter:
         return _CountedWriter(await self.counted("store", self._inner.create(blob_id)), self)
 
-    async def adopt(self, blob_id: str, path: Path) -> Stamp:
-        return await self.counted("store", self._inner.adopt(blob_id, path))
+    async def adopt(self, blob_id: str, path: Path) -> None:
+        await self.counted("store", self._inner.adopt(blob_id, path))
 
     async def open_log(self, next_blob_id: LogIds) -> ResultLog:
         return _CountedLog(await self.counted("store", self._inner.open_log(next_blob_id)), self)

@@ -81,8 +81,8 @@ class Blobs(Protocol):
     async def create(self, blob_id: str) -> BlobWriter:
         """Begin a new blob; an id that exists already is an error."""
 
-    async def adopt(self, blob_id: str, path: Path) -> Stamp:
-        """Make a finished local file the bytes of a new blob, durable and verified; the file is gone afterwards."""
+    async def adopt(self, blob_id: str, path: Path) -> None:
+        """Make a finished local file the bytes of a new blob, durable; the file is gone afterwards."""
 
     async def open_log(self, next_blob_id: LogIds) -> ResultLog:
         """Begin this incarnation's log."""

@@ -113,13 +113,12 @@ class ProcessBlobs:
 
         return Writer(self, blob_id, await self._write(act))
 
-    async def adopt(self, blob_id: str, path: Path) -> Stamp:
-        def act() -> Stamp:
-            stamp = self._disk.put(blob_id, path.read_bytes())
+    async def adopt(self, blob_id: str, path: Path) -> None:
+        def act() -> None:
+            self._disk.put(blob_id, path.read_bytes())
             path.unlink()
-            return stamp
 
-        return await self._write(act)
+        await self._write(act)
 
     async def open_log(self, next_blob_id: LogIds) -> "Log":
         return Log(self, next_blob_id)

@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import Self
 
 import msgspec
 from msgspec.structs import replace
@@ -36,6 +39,7 @@ from tidegate.stages.ingest.join_input import LinePlaces, changed_input, join_in
 from tidegate.stages.ingest.same_lines import find_same
 
 READ_BYTES = 256 << 10
+HASHED_LATER_MAX = 16
 EXIT_BAD_REQUEST = 64
 EXIT_FILE = 74
 
@@ -100,14 +104,44 @@ def _scan(source: int, rules: LineRules) -> tuple[Scan, str]:
     pass ended early because of what it found."""
     scan = Scan(rules)
     data = os.read(source, READ_BYTES)
-    hashed = sha256(data)
-    scan.begin(data)
-    while not scan.stopped and (data := os.read(source, READ_BYTES)):
-        hashed.update(data)
-        scan.feed(data)
+    with _Hashing(data) as hashing:
+        scan.begin(data)
+        while not scan.stopped and (data := os.read(source, READ_BYTES)):
+            hashing.add(data)
+            scan.feed(data)
     stopped = scan.stopped
     scan.finish()
-    return scan, "" if stopped or not rules.input_sha256 else hashed.hexdigest()
+    return scan, "" if stopped or not rules.input_sha256 else hashing.digest
+
+
+class _Hashing:
+    """Takes the SHA-256 of what is read. From the second piece on it does so in a thread, while the scan goes on: hashing frees the
+    interpreter. Its `digest` is known at the end."""
+
+    def __init__(self, first: bytes) -> None:
+        self._hashed = sha256(first)
+        self._pieces: Queue[bytes] = Queue(HASHED_LATER_MAX)
+        self._thread: Thread | None = None
+        self.digest = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_failure: object) -> None:
+        if self._thread is not None:
+            self._pieces.put(b"")
+            self._thread.join()
+        self.digest = self._hashed.hexdigest()
+
+    def add(self, data: bytes) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._hash, name="ingest-hash")
+            self._thread.start()
+        self._pieces.put(data)
+
+    def _hash(self) -> None:
+        while data := self._pieces.get():
+            self._hashed.update(data)
 
 
 @contextmanager
