@@ -158,7 +158,7 @@ def test_a_session_opens_the_console_and_nothing_else(console: Console) -> None:
     bearer = console.web.client(console.writer_key)
     assert bearer.get("/console").status_code == 303, "a key opens no page: it is not what a browser sends"
     tenant = console.web.make_key("acme")
-    for wrong in (tenant, "", "x", console.writer_key[:-1] + "x", HOSTILE):
+    for wrong in (tenant, "", "x", console.writer_key + "x", console.writer_key[:-1], HOSTILE):
         refused = console.web.client().post("/console/sign-in", data={"key": wrong})
         assert refused.status_code in (401, 403)
         assert "set-cookie" not in refused.headers
