@@ -144,8 +144,8 @@ async def test_the_tide_hears_how_flights_of_batch_work_end_and_of_flex_calls_no
             ("ends", "flight", None, False),
         ]
         assert one.heard.flights[:2] == [
-            ("begins", "item", b"item", 2, ("m", CHAT_ENDPOINT)),
-            ("begins", "flex", b"flex"),
+            ("begins", "item", b"item", one.world.clock.monotonic, 2, ("m", CHAT_ENDPOINT)),
+            ("begins", "flex", b"flex", one.world.clock.monotonic),
         ]
         assert (one.taken(), one.heard.users, one.router._model_slots._out) == ((0, 0, 0, 0), [], {})
         for at_begin, at_end in ((one.heard, None), (None, one.heard)):

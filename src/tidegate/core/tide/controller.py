@@ -89,13 +89,16 @@ class Tide:
 
     def observe(self, signals: Signals) -> Decision:
         """What holds from now on, until the next answer."""
+        if not self.policy.yields:
+            self._learner.observe(signals.now_ms, signals.in_flight, signals.ended, signals.refusals)
+            return self._blind(signals)
         self._account(signals)
         sample = self._take_in(signals)
         interactive = (signals.interactive or 0) + (self._outside or 0)
         if self._before is None or interactive:
             self._quiet_from_ms = signals.now_ms
         self._before = signals
-        if not self.policy.yields or (signals.interactive is None and self._outside is None):
+        if signals.interactive is None and self._outside is None:
             return self._blind(signals)
         room = max(1, self._room.calls // max(1, signals.workers))
         cap = min(self._refusals.calls, room) if sample else self._learner.calls

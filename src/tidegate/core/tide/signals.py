@@ -5,8 +5,6 @@ Nothing is decided here. A signal that was not measured is None, never zero: a d
 metrics is not idle.
 """
 
-from typing import NamedTuple
-
 import msgspec
 
 UNLIMITED_TOKENS = 1 << 40
@@ -33,7 +31,7 @@ class EngineSample(msgspec.Struct, frozen=True):
     prompt_tokens_per_s: float | None = None
 
 
-class Ended(NamedTuple):
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """A batch call of ours that was answered: what it asked, what it got (both in tokens), how long it took, and of which kind it was."""
 
     prompt_tokens: int

@@ -97,10 +97,10 @@ class Admissions:
         if state.tide is not None:
             if traffic is None:
                 kind = (model, call.endpoint)
-                admission.flight = state.tide.begin(call.idempotency_key, call.body, call.hand_backs, kind)
+                admission.flight = state.tide.begin(call.idempotency_key, call.body, now_ms, call.hand_backs, kind)
             else:
                 # The tide never takes a flex call back, for someone waits for it.
-                admission.flight = state.tide.begin(call.idempotency_key, call.body)
+                admission.flight = state.tide.begin(call.idempotency_key, call.body, now_ms)
         return admission
 
     def expect_first_token(self, admission: Admission) -> None:

@@ -19,6 +19,8 @@ class ConnectionSlots:
         self._background_in_use = 0
         self._background = WaitLine()
         self._interactive = WaitLine()
+        # Calls in either line: mostly none, and then neither line need be looked at.
+        self._waiting = 0
 
     def free(self) -> int:
         """How many more calls of batch work fit."""
@@ -27,7 +29,7 @@ class ConnectionSlots:
 
     def take(self, *, interactive: bool) -> bool:
         """Take a slot if one is free and no call of a higher class waits for it."""
-        if self.in_use >= self._max or self._interactive:
+        if self.in_use >= self._max or (self._waiting and self._interactive):
             return False
         if not interactive:
             if self._background_in_use >= self._background_max:
@@ -40,6 +42,7 @@ class ConnectionSlots:
         """Wait in line for a seat that another call hands over; it is ours when this returns."""
         line = self._interactive if interactive else self._background
         turn = line.join()
+        self._waiting += 1
         try:
             async with asyncio.timeout(timeout_s):
                 await turn
@@ -51,6 +54,8 @@ class ConnectionSlots:
                 self.give_back(interactive=interactive)
             if not isinstance(stopped, TimeoutError):
                 raise
+        finally:
+            self._waiting -= 1
         metrics.upstream_connection_waits.of("timed_out").inc()
         raise PoolExhausted(
             f"no free connection within {timeout_s:g} s: all {self._max} are in use; "
@@ -62,6 +67,10 @@ class ConnectionSlots:
         self.in_use -= 1
         if not interactive:
             self._background_in_use -= 1
+        if self._waiting:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
         while self.in_use < self._max and self._interactive.call_first():
             self.in_use += 1
         while self.free() > 0 and self._background.call_first():

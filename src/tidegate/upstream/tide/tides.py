@@ -50,12 +50,13 @@ class BackgroundFlight(msgspec.Struct, eq=False):
 
     prompt_tokens: int
     sent_ms: float
-    ahead_tokens: int
     hand_backs: int
-    task: "asyncio.Task[object] | None"
     kind: Kind
+    # What follows is known only where batch stands back for users.
+    ahead_tokens: int = 0
+    task: "asyncio.Task[object] | None" = None
     due: "asyncio.TimerHandle | None" = None
-    awaiting: bool = True
+    awaiting: bool = False
     handed_back: bool = False
 
 
@@ -99,7 +100,8 @@ class DeploymentTide:
         self._prefill = PrefillRate()
         self._names = _names(deployment)
         self._metrics_url = URL(deployment.metrics_url or _metrics_url(deployment))
-        self._flights: dict[int, BackgroundFlight] = {}
+        # In the order in which they began.
+        self._flights: dict[BackgroundFlight, None] = {}
         self._awaiting_tokens = self._sent_tokens = 0
         self._ahead: list[int] = []
         self._held: dict[str, TideHold] = {}
@@ -159,31 +161,36 @@ class DeploymentTide:
             return False
         return self._clock.monotonic_ms() - held.since_ms >= KEPT_FROM_MS
 
-    def begin(self, key: str, body: bytes, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")) -> BackgroundFlight:
+    def begin(
+        self, key: str, body: bytes, now_ms: float, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")
+    ) -> BackgroundFlight:
         """A call begins; it may be taken back if it was not too often already. One that somebody waits for is not: it says no number."""
-        now_ms, tokens = self._clock.monotonic_ms(), prompt_tokens(body)
-        if self._held:
-            self._held.pop(key, None)
-        self._awaiting_tokens += tokens
-        self._sent_tokens += tokens
-        # Only where batch stands back for others is a call ever taken back.
-        task = asyncio.current_task() if self.yields else None
-        flight = BackgroundFlight(tokens, now_ms, self._awaiting_tokens, hand_backs, task, kind)
-        self._flights[id(flight)] = flight
+        flight = BackgroundFlight(prompt_tokens(body), now_ms, hand_backs, kind)
+        self._flights[flight] = None
         if self.yields:
-            self._ahead.append(flight.ahead_tokens)
-            wait_s = self._prefill.first_token_ms(flight.ahead_tokens) / 1000
-            flight.due = asyncio.get_running_loop().call_later(wait_s, self.first_token, flight)
+            self._held.pop(key, None)
+            self._await_first_token(flight)
         return flight
+
+    def _await_first_token(self, flight: BackgroundFlight) -> None:
+        """Count its prompt among those in the way of users, until its first token is there by the estimate."""
+        self._awaiting_tokens += flight.prompt_tokens
+        self._sent_tokens += flight.prompt_tokens
+        flight.awaiting, flight.ahead_tokens, flight.task = True, self._awaiting_tokens, asyncio.current_task()
+        self._ahead.append(flight.ahead_tokens)
+        wait_s = self._prefill.first_token_ms(flight.ahead_tokens) / 1000
+        flight.due = asyncio.get_running_loop().call_later(wait_s, self.first_token, flight)
 
     def end(self, flight: BackgroundFlight, answer_tokens: int | None, *, refused: bool = False) -> None:
         """The call ended: with an answer of so many tokens, or without one."""
         if flight.due is not None:
             flight.due.cancel()
-        if self._flights.pop(id(flight), None) is None:
+        if flight not in self._flights:
             # It began under another tide of this deployment, which ended with that one's terms.
             return
-        self._no_longer_awaiting(flight)
+        del self._flights[flight]
+        if flight.awaiting:
+            self._no_longer_awaiting(flight)
         now_ms = self._clock.monotonic_ms()
         if answer_tokens is not None:
             latency_ms = now_ms - flight.sent_ms
@@ -208,7 +215,7 @@ class DeploymentTide:
         """This call has its first token: it was seen, or by the estimate it is there now."""
         if flight.due is not None:
             flight.due.cancel()
-        if not flight.awaiting or id(flight) not in self._flights:
+        if not flight.awaiting or flight not in self._flights:
             return
         self._no_longer_awaiting(flight)
         if self._clock.monotonic_ms() - self._asked_ms >= OWN_EVENTS_MS:
@@ -218,9 +225,8 @@ class DeploymentTide:
             self._wake()
 
     def _no_longer_awaiting(self, flight: BackgroundFlight) -> None:
-        if flight.awaiting:
-            flight.awaiting = False
-            self._awaiting_tokens -= flight.prompt_tokens
+        flight.awaiting = False
+        self._awaiting_tokens -= flight.prompt_tokens
 
     def act(self) -> None:
         """Ask the controller, take back what it wants back, and wake waiting calls when more may go."""
@@ -238,7 +244,7 @@ class DeploymentTide:
     def _signals(self, now_ms: float) -> Signals:
         ended, self._ended = tuple(self._ended), []
         refusals, self._refusals = self._refusals, 0
-        awaiting = sum(flight.awaiting for flight in self._flights.values()) if self.yields else 0
+        awaiting = sum(flight.awaiting for flight in self._flights) if self.yields else 0
         held = self._longest_held(now_ms)
         seen = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         others = self.others
@@ -270,7 +276,7 @@ class DeploymentTide:
 
     def _hand_back(self, count: int) -> None:
         """The newest first: the oldest is likely to be in the engine's hands already."""
-        for flight in reversed(list(self._flights.values())):
+        for flight in reversed(list(self._flights)):
             if count <= 0:
                 return
             if flight.awaiting and not flight.handed_back and flight.hand_backs < HAND_BACKS_MAX and flight.task:
