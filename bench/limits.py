@@ -39,17 +39,14 @@ def _run(
     directory: Path, postgres: PostgresServer, redis: RedisServer | None, minutes: tuple[float, float]
 ) -> list[trial.Finding]:
     directory.mkdir()
-    processes = Processes(directory / "logs")
-    try:
+    with Processes(directory / "logs") as processes:
         engine = Engine(processes, directory / "engine")
-        env = {"TIDEGATE_STORE_URL": postgres.create_database()}
+        env = {"TIDEGATE_STORE_URL": postgres.create_database(), **trial.SETTINGS}
         if redis is not None:
             env["TIDEGATE_REDIS_URL"] = redis.url
         site = Site("cluster", processes, directory, engine, env)
-        crew = Crew(site, Shims(directory).sends(), trial.config(engine.url), trial.SETTINGS)
-        return trial.run(crew, redis, *minutes)
-    finally:
-        processes.close()
+        site.configure(**trial.config(engine.url))
+        return trial.run(Crew(site, Shims(directory).sends()), redis, *minutes)
 
 
 def main(quick: bool = False) -> dict[str, float]:

@@ -22,10 +22,12 @@ from tests.support.engine import Engine
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes
 from tests.support.proxy import Proxies
+from tests.support.receiver import Receiver
 from tests.support.redis import RedisServer
 from tests.support.run_directory import RunDirectory, ServiceFailed, use_memory_for_files
 from tests.support.s3 import S3Server
 from tests.support.shims import Shims
+from tests.support.tidegate import s3_env
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
 
@@ -113,10 +115,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show what the processes of a failed test said."""
     report = yield
-    processes = item.funcargs.get("processes") if hasattr(item, "funcargs") else None
-    if report.failed and isinstance(processes, Processes):
-        for proc in processes.started:
-            report.sections.append((f"process {proc.name}", proc.logs()))
+    for processes in getattr(item, "funcargs", {}).values():
+        if report.failed and isinstance(processes, Processes):
+            for proc in processes.started:
+                report.sections.append((f"process {proc.name}", proc.logs()))
     return report
 
 
@@ -252,15 +254,40 @@ def private_redis(run_directory: RunDirectory) -> Iterator[RedisServer]:
 @pytest.fixture
 def processes(run_directory: RunDirectory, tmp_path: Path) -> Iterator[Processes]:
     """Starts processes; none of them outlives the test, and a failed test shows what they said."""
-    started = Processes(tmp_path / "process-logs", run_directory.process_registry())
-    yield started
-    started.close()
+    with Processes(tmp_path / "process-logs", run_directory.process_registry()) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def module_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for what all tests of a module share."""
+    return tmp_path_factory.mktemp("module")
+
+
+@pytest.fixture(scope="module")
+def module_processes(run_directory: RunDirectory, module_directory: Path) -> Iterator[Processes]:
+    """Starts processes that all tests of a module share."""
+    with Processes(module_directory / "process-logs", run_directory.process_registry()) as started:
+        yield started
 
 
 @pytest.fixture
 def engine(processes: Processes, tmp_path: Path) -> Engine:
     """The simulated engine in instant mode."""
     return Engine(processes, tmp_path / "engine")
+
+
+@pytest.fixture
+def cluster_env(migrated_postgres_url: str, s3_server: S3Server, s3_bucket: str) -> dict[str, str]:
+    """What the processes of a cluster share: a database and a bucket of its own."""
+    return {"TIDEGATE_STORE_URL": migrated_postgres_url, **s3_env(s3_server, s3_bucket)}
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Takes webhooks."""
+    with Receiver() as made:
+        yield made
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from tests.support.engine import Engine
 from tests.support.processes import Processes
 from tests.support.redis import RedisServer
 from tests.support.shims import Shims
-from tests.support.tidegate import Site, s3_env
+from tests.support.tidegate import Site
 
 MakeCrew = Callable[..., Crew]
 
 
 @pytest.fixture
-def make_crew(request: pytest.FixtureRequest, processes: Processes, tmp_path: Path, shims: Shims) -> Iterator[MakeCrew]:
+def make_crew(processes: Processes, tmp_path: Path, shims: Shims, cluster_env: dict[str, str]) -> Iterator[MakeCrew]:
     """Make a crew, not started yet: `config` is given the engine's URL and gives the settings file, `more` are variables."""
 
     def make(
@@ -28,12 +28,12 @@ def make_crew(request: pytest.FixtureRequest, processes: Processes, tmp_path: Pa
         redis: RedisServer | None = None,
         more: dict[str, str] | None = None,
     ) -> Crew:
-        engine = Engine(processes, tmp_path / "engine", "--latency-ms", str(latency_ms), mode="fixed")
-        env = {"TIDEGATE_STORE_URL": request.getfixturevalue("migrated_postgres_url")}
-        env |= s3_env(request.getfixturevalue("s3_server"), request.getfixturevalue("s3_bucket"))
+        engine = Engine(processes, tmp_path / "engine", latency_ms=latency_ms)
+        site = Site("cluster", processes, tmp_path, engine, cluster_env | (more or {}))
         if redis is not None:
-            env["TIDEGATE_REDIS_URL"] = redis.url
-        return Crew(Site("cluster", processes, tmp_path, engine, env), shims.sends(), config(engine.url), more)
+            site.env["TIDEGATE_REDIS_URL"] = redis.url
+        site.configure(**config(engine.url))
+        return Crew(site, shims.sends())
 
     yield make
     # Before the database and the bucket go.

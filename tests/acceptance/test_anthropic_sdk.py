@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.receiver import Receiver
-from tests.support.run_directory import RunDirectory
-from tests.support.sdks import anthropic, openai
+from tests.support.sdks import anthropic
+from tests.support.server import Server
+from tests.support.tidegate import write_config
 
 # One model for each shape that a server behind may speak.
 MODELS = ("openai-shaped", "anthropic-shaped")
@@ -23,41 +22,33 @@ MODELS = ("openai-shaped", "anthropic-shaped")
 WITNESSED = ("witness-anthropic", "witness-openai")
 
 
-class Served:
-    """A server with two models over one engine that speaks both shapes."""
-
-    def __init__(self, processes: Processes, directory: Path, witness: Receiver) -> None:
-        self.engine = Engine(processes, directory / "engine")
-        self.witness = witness
-        config = directory / "tidegate.yaml"
-        places = {MODELS[0]: {"url": self.engine.url}, MODELS[1]: {"url": self.engine.url, "engine": "anthropic"}}
-        places |= {name: {"url": witness.url, "engine": name.split("-")[1]} for name in WITNESSED}
-        config.write_text(json.dumps({"models": {name: {"deployments": [one]} for name, one in places.items()}}))
-        self._command = [sys.executable, "-m", "tidegate", "serve", "--data", str(directory / "data"), "--port", "0"]
-        self.proc = processes.start([*self._command, "--config", str(config)], name="serve")
-        self.url = self.proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
-        control = json.loads((directory / "data" / "control.json").read_text())
-        answer = httpx2.post(
-            f"{self.url}/admin/v1/keys",
-            json={"org": "acme"},
-            headers={"X-Tidegate-Control": control["token"]},
-            timeout=30,
-        )
-        self.key = str(answer.json()["key"])
-
-    def client(self) -> Any:
-        return anthropic.Anthropic(base_url=self.url, api_key=self.key, max_retries=0)
+@pytest.fixture(scope="module")
+def witness() -> Iterator[Receiver]:
+    with Receiver(lambda _: 400) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def served(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    directory = tmp_path_factory.mktemp("anthropic")
-    processes = Processes(directory / "process-logs", run_directory.process_registry())
-    with Receiver(lambda _: 400) as witness:
-        try:
-            yield Served(processes, directory, witness)
-        finally:
-            processes.close()
+def server(module_processes: Processes, module_directory: Path, witness: Receiver) -> Server:
+    """A server with two models over one engine that speaks both shapes."""
+    engine = Engine(module_processes, module_directory / "engine")
+    places = {MODELS[0]: {"url": engine.url}, MODELS[1]: {"url": engine.url, "engine": "anthropic"}}
+    places |= {name: {"url": witness.url, "engine": name.split("-")[1]} for name in WITNESSED}
+    config = {"models": {name: {"deployments": [one]} for name, one in places.items()}}
+    made = Server(module_processes, module_directory, "serve", "--config", write_config(module_directory, config))
+    made.start().close()
+    return made
+
+
+@pytest.fixture(scope="module")
+def key(server: Server) -> str:
+    return server.key()
+
+
+@pytest.fixture
+def client(server: Server, key: str) -> Iterator[Any]:
+    with server.anthropic(key) as opened:
+        yield opened
 
 
 def request(custom_id: str, model: str, **more: Any) -> Any:
@@ -74,67 +65,65 @@ def ended(batches: Any, batch_id: str) -> Any:
 
 
 @pytest.mark.parametrize("door", ["messages", "beta"])
-def test_every_call_of_the_sdk(served: Served, door: str) -> None:
-    with served.client() as client:
-        batches = client.messages.batches if door == "messages" else client.beta.messages.batches
-        good = [request(f"{model}-{number}", model) for model in MODELS for number in range(20)]
-        bad = [
-            request("streams", MODELS[0], stream=True),
-            request("no-tokens", MODELS[0], max_tokens=0),
-            request("no-model", "absent"),
-            {"custom_id": "empty", "params": {}},
-        ]
-        batch = batches.create(requests=[*good, *bad])
-        type(batch).model_validate(batch.model_dump(), strict=True)
-        assert batch.type == "message_batch"
-        assert batch.request_counts.processing == 44
-        assert (batch.expires_at - batch.created_at).total_seconds() == 86_400
-        over = ended(batches, batch.id)
-        counts = over.request_counts
-        assert (counts.processing, counts.succeeded, counts.errored, counts.canceled, counts.expired) == (
-            0,
-            40,
-            4,
-            0,
-            0,
-        )
-        assert over.ended_at >= over.created_at
-        found = {one.custom_id: one.result for one in batches.results(batch.id)}
-        assert found.keys() == {one["custom_id"] for one in [*good, *bad]}
-        for one in good:
-            result = found[one["custom_id"]]
-            assert result.type == "succeeded", result
-            assert (result.message.type, result.message.role) == ("message", "assistant")
-            assert result.message.content[0].type == "text"
-            assert result.message.usage.output_tokens > 0
-        kinds = {one["custom_id"]: found[one["custom_id"]].error.error.type for one in bad}
-        assert kinds == {
-            "streams": "invalid_request_error",
-            "no-tokens": "invalid_request_error",
-            "no-model": "not_found_error",
-            "empty": "invalid_request_error",
-        }
-        assert batch.id in [one.id for one in batches.list(limit=1)]
-        with pytest.raises(anthropic.ConflictError):
-            batches.cancel(batch.id)
-        assert batches.delete(batch.id).type == "message_batch_deleted"
-        with pytest.raises(anthropic.NotFoundError):
-            batches.retrieve(batch.id)
+def test_every_call_of_the_sdk(client: Any, door: str) -> None:
+    batches = client.messages.batches if door == "messages" else client.beta.messages.batches
+    good = [request(f"{model}-{number}", model) for model in MODELS for number in range(20)]
+    bad = [
+        request("streams", MODELS[0], stream=True),
+        request("no-tokens", MODELS[0], max_tokens=0),
+        request("no-model", "absent"),
+        {"custom_id": "empty", "params": {}},
+    ]
+    batch = batches.create(requests=[*good, *bad])
+    type(batch).model_validate(batch.model_dump(), strict=True)
+    assert batch.type == "message_batch"
+    assert batch.request_counts.processing == 44
+    assert (batch.expires_at - batch.created_at).total_seconds() == 86_400
+    over = ended(batches, batch.id)
+    counts = over.request_counts
+    assert (counts.processing, counts.succeeded, counts.errored, counts.canceled, counts.expired) == (
+        0,
+        40,
+        4,
+        0,
+        0,
+    )
+    assert over.ended_at >= over.created_at
+    found = {one.custom_id: one.result for one in batches.results(batch.id)}
+    assert found.keys() == {one["custom_id"] for one in [*good, *bad]}
+    for one in good:
+        result = found[one["custom_id"]]
+        assert result.type == "succeeded", result
+        assert (result.message.type, result.message.role) == ("message", "assistant")
+        assert result.message.content[0].type == "text"
+        assert result.message.usage.output_tokens > 0
+    kinds = {one["custom_id"]: found[one["custom_id"]].error.error.type for one in bad}
+    assert kinds == {
+        "streams": "invalid_request_error",
+        "no-tokens": "invalid_request_error",
+        "no-model": "not_found_error",
+        "empty": "invalid_request_error",
+    }
+    assert batch.id in [one.id for one in batches.list(limit=1)]
+    with pytest.raises(anthropic.ConflictError):
+        batches.cancel(batch.id)
+    assert batches.delete(batch.id).type == "message_batch_deleted"
+    with pytest.raises(anthropic.NotFoundError):
+        batches.retrieve(batch.id)
 
 
-def test_betas_go_with_the_requests_of_a_batch(served: Served) -> None:
-    with served.client() as client:
-        batches = client.beta.messages.batches
-        wanted = [request(model, model) for model in WITNESSED]
-        batch = batches.create(requests=wanted, betas=["context-1m-2025-08-07", "files-api-2025-04-14"])
-        ended(batches, batch.id)
-    seen = {json.loads(one.body)["model"]: one.headers.get("anthropic-beta") for one in served.witness.got}
+def test_betas_go_with_the_requests_of_a_batch(client: Any, witness: Receiver) -> None:
+    batches = client.beta.messages.batches
+    wanted = [request(model, model) for model in WITNESSED]
+    batch = batches.create(requests=wanted, betas=["context-1m-2025-08-07", "files-api-2025-04-14"])
+    ended(batches, batch.id)
+    seen = {json.loads(one.body)["model"]: one.headers.get("anthropic-beta") for one in witness.got}
     # The beta of the batches themselves, which the SDK names too, is ours to know, and OpenAI's servers know none.
     assert seen == {WITNESSED[0]: "context-1m-2025-08-07,files-api-2025-04-14", WITNESSED[1]: None}
 
 
-def test_both_doors_show_one_job(served: Served) -> None:
-    with served.client() as client, openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.key) as other:
+def test_both_doors_show_one_job(client: Any, server: Server, key: str) -> None:
+    with server.openai(key) as other:
         batch = client.messages.batches.create(requests=[request("a", MODELS[0]), request("b", "absent")])
         ended(client.messages.batches, batch.id)
         seen = other.batches.retrieve(batch.id.removeprefix("msg"))
@@ -146,19 +135,18 @@ def test_both_doors_show_one_job(served: Served) -> None:
         assert json.loads(line)["response"]["body"]["id"] == result.result.message.id
 
 
-def test_pages_and_refusals(served: Served) -> None:
-    with served.client() as client:
-        ids = [client.messages.batches.create(requests=[request("a", MODELS[1])]).id for _ in range(5)]
-        listed = [one.id for one in client.messages.batches.list(limit=2)]
-        assert listed[:5] == ids[::-1]
-        newer = [one.id for one in client.messages.batches.list(limit=2, before_id=ids[0])]
-        assert sorted(newer) == sorted(ids[1:])
-        with pytest.raises(anthropic.BadRequestError) as refused:
-            client.messages.batches.create(requests=[request("a", "m"), request("a", "m")])
-        assert refused.value.response.json()["error"]["type"] == "invalid_request_error"
-        assert "requests.1.custom_id" in refused.value.message
-        with pytest.raises(anthropic.NotFoundError):
-            client.messages.batches.results("msgbatch_0000000000000000000000")
-        wrong = anthropic.Anthropic(base_url=served.url, api_key="wrong", max_retries=0)
-        with pytest.raises(anthropic.AuthenticationError):
-            wrong.messages.batches.list()
+def test_pages_and_refusals(client: Any, server: Server) -> None:
+    ids = [client.messages.batches.create(requests=[request("a", MODELS[1])]).id for _ in range(5)]
+    listed = [one.id for one in client.messages.batches.list(limit=2)]
+    assert listed[:5] == ids[::-1]
+    newer = [one.id for one in client.messages.batches.list(limit=2, before_id=ids[0])]
+    assert sorted(newer) == sorted(ids[1:])
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.batches.create(requests=[request("a", "m"), request("a", "m")])
+    assert refused.value.response.json()["error"]["type"] == "invalid_request_error"
+    assert "requests.1.custom_id" in refused.value.message
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.batches.results("msgbatch_0000000000000000000000")
+    wrong = server.anthropic("wrong")
+    with pytest.raises(anthropic.AuthenticationError):
+        wrong.messages.batches.list()

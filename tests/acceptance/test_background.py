@@ -17,7 +17,7 @@ from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
 from tests.support.sdks import openai
 from tests.support.sse import events
-from tests.support.tidegate import Site, s3_env
+from tests.support.tidegate import Site
 from tests.support.tidegate import requests as chats
 
 IN_FLIGHT = 16
@@ -26,7 +26,7 @@ PATH = "/v1/responses"
 
 @pytest.fixture
 def site(processes: Processes, tmp_path: Path) -> Site:
-    engine = Engine(processes, tmp_path / "engine", "--latency-ms", "20", mode="fixed")
+    engine = Engine(processes, tmp_path / "engine", latency_ms=20)
     more = {"TIDEGATE_WORKER_IN_FLIGHT_MAX": str(IN_FLIGHT), "TIDEGATE_UPSTREAM_MAX_IN_FLIGHT": str(IN_FLIGHT)}
     return Site("embedded", processes, tmp_path, engine, more)
 
@@ -150,14 +150,10 @@ def test_twenty_kills_under_ten_thousand_responses(site: Site) -> None:
     run_with_kills(site, 10_000, 20)
 
 
-def test_processes_apart_wake_each_other(
-    request: pytest.FixtureRequest, processes: Processes, tmp_path: Path, migrated_postgres_url: str
-) -> None:
+def test_processes_apart_wake_each_other(processes: Processes, tmp_path: Path, cluster_env: dict[str, str]) -> None:
     """With polls of a minute, a response and a batch are run and their ends are seen at once: the database carries the wake-ups."""
-    engine = Engine(processes, tmp_path / "engine", "--latency-ms", "20", mode="fixed")
-    env = {"TIDEGATE_STORE_URL": migrated_postgres_url, "TIDEGATE_WORKER_POLL_MS": "60000"}
-    env |= s3_env(request.getfixturevalue("s3_server"), request.getfixturevalue("s3_bucket"))
-    site = Site("cluster", processes, tmp_path, engine, env)
+    engine = Engine(processes, tmp_path / "engine", latency_ms=20)
+    site = Site("cluster", processes, tmp_path, engine, {**cluster_env, "TIDEGATE_WORKER_POLL_MS": "60000"})
     site.begin()
     ask = {"model": "m", "input": "Hello", "background": True}
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 import base64
 import hmac
 import json
-import os
 import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,30 +22,24 @@ import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
-from tests.support.receiver import Receiver
+from tests.support.receiver import ALLOWED, Receiver
+from tests.support.server import Server
 from tests.support.tidegate import END_S
 
 PLACE = "/v1/completion-batch/default/prod"
-ALLOWED = {"TIDEGATE_CALLBACKS_ALLOW_HOSTS": "127.0.0.1", "TIDEGATE_CALLBACKS_ALLOW_HTTP": "true"}
 # The names that the samples use.
 WORKSPACE, ENVIRONMENT = "6c41dc1b-910c-4358-beef-2c609d38db31", "6c1957ca-77ca-49b3-8fa1-0590281b8b44"
 
 
-class Server:
-    """`tidegate serve` over one data directory, as often as it is started."""
+@pytest.fixture
+def make_server(processes: Processes, tmp_path: Path) -> Callable[..., Server]:
+    """Make a server, not started yet, over an engine whose calls take so long."""
 
-    def __init__(self, processes: Processes, tmp_path: Path, latency_ms: int, **env: str) -> None:
-        self._processes = processes
-        self.engine = Engine(processes, tmp_path / "engine", "--latency-ms", str(latency_ms), mode="fixed")
-        self.data = tmp_path / "data"
-        self._env = env
-        self._command = [sys.executable, "-m", "tidegate", "serve", "--data", str(self.data), "--port", "0"]
-        self._command += ["--upstream", self.engine.url]
+    def make(latency_ms: int, **env: str) -> Server:
+        engine = Engine(processes, tmp_path / "engine", latency_ms=latency_ms)
+        return Server(processes, tmp_path, engine=engine, env=env)
 
-    def start(self) -> httpx2.Client:
-        self.proc = self._processes.start(self._command, name="serve", env={**os.environ, **self._env})
-        self.url = self.proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
-        return httpx2.Client(base_url=self.url, timeout=60)
+    return make
 
 
 def items_of(count: int, *more: Any) -> list[dict[str, Any]]:
@@ -70,8 +64,8 @@ def read(answer: httpx2.Response, count: int) -> tuple[list[tuple[int, dict[str,
     return found, markers
 
 
-def test_a_stream_that_is_cut_after_every_event(processes: Processes, tmp_path: Path) -> None:
-    server = Server(processes, tmp_path, latency_ms=150)
+def test_a_stream_that_is_cut_after_every_event(make_server: Callable[..., Server]) -> None:
+    server = make_server(latency_ms=150)
     client = server.start()
     anthropic = {"system": "s", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
     items = items_of(6, {"input": "hello"}, anthropic, {"messages": []})
@@ -119,8 +113,8 @@ def test_a_stream_that_is_cut_after_every_event(processes: Processes, tmp_path: 
     assert client.get(f"{PLACE}/{batch_id}/events", headers={"Last-Event-ID": str(seen[-1][0])}).status_code == 204
 
 
-def test_callbacks(processes: Processes, tmp_path: Path) -> None:
-    server = Server(processes, tmp_path, latency_ms=20, **ALLOWED)
+def test_callbacks(make_server: Callable[..., Server]) -> None:
+    server = make_server(latency_ms=20, **ALLOWED)
     client = server.start()
     with Receiver(lambda got: 500 if len(receiver.got) == 1 else 200) as receiver:
         options = {"url": receiver.url, "headers": {"X-API-Key": "their-key"}, "events": ["all"]}
@@ -158,8 +152,8 @@ def test_callbacks(processes: Processes, tmp_path: Path) -> None:
     assert {one["itemId"]: one for one in ended} == stored
 
 
-def test_capacity_binds_one_batch_alone_and_a_cancel_stops_it(processes: Processes, tmp_path: Path) -> None:
-    server = Server(processes, tmp_path, latency_ms=20)
+def test_capacity_binds_one_batch_alone_and_a_cancel_stops_it(make_server: Callable[..., Server]) -> None:
+    server = make_server(latency_ms=20)
     client = server.start()
     capacity = [
         {"period": "MINUTE", "requests": 10, "enabled": True},
@@ -188,18 +182,15 @@ def test_capacity_binds_one_batch_alone_and_a_cancel_stops_it(processes: Process
     assert calls() == 10
 
 
-def test_batches_of_one_resource_keep_their_own_keys(processes: Processes, tmp_path: Path) -> None:
+def test_batches_of_one_resource_keep_their_own_keys(make_server: Callable[..., Server]) -> None:
     """Their items wait in one queue; what binds one key, and its end, is no matter of the other's."""
-    server = Server(processes, tmp_path, latency_ms=5)
-    operator = server.start()
-    operator.headers["X-Tidegate-Control"] = json.loads((server.data / "control.json").read_text())["token"]
+    server = make_server(latency_ms=5)
+    server.start().close()
+    operator = server.operator()
     place = PLACE.replace("default", "acme")
     limits = {"bound": [{"period": "day", "requests": 5}], "free": []}
     keys = {who: operator.post("/admin/v1/keys", json={"org": "acme", "limits": limits[who]}).json() for who in limits}
-    clients = {
-        who: httpx2.Client(base_url=server.url, headers={"Authorization": f"Bearer {key['key']}"}, timeout=60)
-        for who, key in keys.items()
-    }
+    clients = {who: server.client(Authorization=f"Bearer {key['key']}") for who, key in keys.items()}
 
     def make(who: str) -> str:
         body = {"type": "ASYNC", "items": items_of(12)}
@@ -225,9 +216,9 @@ def test_batches_of_one_resource_keep_their_own_keys(processes: Processes, tmp_p
     operator.close()
 
 
-def test_no_resource_waits_for_ten_others(processes: Processes, tmp_path: Path) -> None:
+def test_no_resource_waits_for_ten_others(make_server: Callable[..., Server]) -> None:
     # A minute's work: on a busy machine, making the batches takes ten seconds.
-    server = Server(processes, tmp_path, latency_ms=300, TIDEGATE_WORKER_IN_FLIGHT_MAX="2")
+    server = make_server(latency_ms=300, TIDEGATE_WORKER_IN_FLIGHT_MAX="2")
     client = server.start()
 
     def make(resource: str, count: int) -> str:
@@ -243,11 +234,11 @@ def test_no_resource_waits_for_ten_others(processes: Processes, tmp_path: Path) 
 
 
 @pytest.mark.soak
-def test_a_thousand_calls_at_once_from_one_worker(processes: Processes, tmp_path: Path) -> None:
+def test_a_thousand_calls_at_once_from_one_worker(make_server: Callable[..., Server]) -> None:
     limits = {"TIDEGATE_WORKER_IN_FLIGHT_MAX": "1000", "TIDEGATE_HTTP_CONNECTIONS_MAX": "1200"}
     # Of a deployment whose capacity is not stated, the tide would have to learn it first.
     limits["TIDEGATE_UPSTREAM_MAX_IN_FLIGHT"] = "1000"
-    server = Server(processes, tmp_path, latency_ms=10_000, **limits)
+    server = make_server(latency_ms=10_000, **limits)
     client = server.start()
     batch_id = client.post(PLACE, json={"type": "ASYNC", "items": items_of(1_500)}).json()["batchId"]
     path = f"{PLACE}/{batch_id}?includesItems=false"
@@ -318,8 +309,8 @@ CURL = """curl -sN -X POST "http://localhost:3000/v1/completion-batch/{workspace
 }'"""
 
 
-def test_the_samples_of_the_documentation(processes: Processes, tmp_path: Path) -> None:
-    server = Server(processes, tmp_path, latency_ms=20)
+def test_the_samples_of_the_documentation(make_server: Callable[..., Server], tmp_path: Path) -> None:
+    server = make_server(latency_ms=20)
     command = [sys.executable, "-m", "tidegate", "keys", "create", "--org", WORKSPACE, "--data", str(server.data)]
     made = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True, timeout=60)
     key = json.loads(made.stdout)["key"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,9 @@ import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
+from tests.support.server import Server
 from tests.support.sse import Event, events
-from tests.support.tidegate import Site, requests, s3_env
+from tests.support.tidegate import Site, requests
 
 ITEMS = 150
 KILLS = 3
@@ -36,20 +35,6 @@ def lines() -> bytes:
     )
 
 
-class Server:
-    """`tidegate serve` over one data directory, as often as it is started."""
-
-    def __init__(self, processes: Processes, data: Path, upstream: str) -> None:
-        self._processes = processes
-        command = [sys.executable, "-m", "tidegate", "serve", "--data", str(data), "--port", "0"]
-        self._command = [*command, "--upstream", upstream]
-
-    def start(self) -> httpx2.Client:
-        self.proc = self._processes.start(self._command, name="serve")
-        url = self.proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
-        return httpx2.Client(base_url=url, timeout=60)
-
-
 def read(client: httpx2.Client, batch_id: str, last_id: int | None, count: int) -> list[Event]:
     """So many events after this one, or all until the stream ends."""
     headers = {} if last_id is None else {"Last-Event-ID": str(last_id)}
@@ -63,8 +48,8 @@ def read(client: httpx2.Client, batch_id: str, last_id: int | None, count: int) 
 
 
 def test_a_killed_server_loses_and_repeats_no_event(processes: Processes, tmp_path: Path) -> None:
-    engine = Engine(processes, tmp_path / "engine", "--latency-ms", "150", mode="fixed")
-    server = Server(processes, tmp_path / "data", engine.url)
+    engine = Engine(processes, tmp_path / "engine", latency_ms=150)
+    server = Server(processes, tmp_path, engine=engine)
     client = server.start()
     file = client.post("/v1/files", files={"file": ("in.jsonl", lines())}, data={"purpose": "batch"}).json()
     body = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions"}
@@ -98,16 +83,13 @@ def test_a_killed_server_loses_and_repeats_no_event(processes: Processes, tmp_pa
 @pytest.mark.soak
 def test_two_thousand_streams_fit_into_one_process(processes: Processes, tmp_path: Path) -> None:
     """Under 200 MB and a limit of 4,096 open files; each is told of the end."""
-    serve = [sys.executable, "-m", "tidegate", "serve", "--data", str(tmp_path / "data"), "--port", "0"]
-    limited = ["bash", "-c", 'ulimit -n 4096; exec "$@"', "--", *serve, "--upstream", "http://127.0.0.1:9"]
     room = {"TIDEGATE_SERVER_CONNECTIONS_MAX": "2100", "TIDEGATE_LIMITS_EVENT_STREAMS_MAX": "2100"}
-    proc = processes.start(limited, name="serve", env={**os.environ, **room})
-    url = proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
-    with httpx2.Client(base_url=url, timeout=60) as client:
+    server = Server(processes, tmp_path, "serve", "--upstream", "http://127.0.0.1:9", env=room)
+    with server.start(files_max=4_096) as client:
         file = client.post("/v1/files", files={"file": ("in.jsonl", lines())}, data={"purpose": "batch"}).json()
         body = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions"}
         batch_id = client.post("/v1/batches", json=body).json()["id"]
-    told, memory_mb = asyncio.run(_follow(url, batch_id, proc.pid))
+    told, memory_mb = asyncio.run(_follow(server.url, batch_id, server.proc.pid))
     assert told == STREAMS
     assert memory_mb < 200
 
@@ -158,13 +140,11 @@ def next_item_event(client: httpx2.Client, path: str, last_id: int) -> tuple[int
 
 
 def test_every_event_comes_once_from_an_api_that_is_killed_beside_its_worker(
-    request: pytest.FixtureRequest, processes: Processes, tmp_path: Path, migrated_postgres_url: str
+    processes: Processes, tmp_path: Path, cluster_env: dict[str, str]
 ) -> None:
     """Over PostgreSQL, at both doors with events: the connection is cut after every event, and the API process is killed three times."""
-    engine = Engine(processes, tmp_path / "engine", "--latency-ms", "100", mode="fixed")
-    env = {"TIDEGATE_STORE_URL": migrated_postgres_url}
-    env |= s3_env(request.getfixturevalue("s3_server"), request.getfixturevalue("s3_bucket"))
-    site = Site("cluster", processes, tmp_path, engine, env)
+    engine = Engine(processes, tmp_path / "engine", latency_ms=100)
+    site = Site("cluster", processes, tmp_path, engine, cluster_env)
     site.begin()
     batch_id = site.submit(requests(30))
     items = [{"resourceId": "m", "request": {"messages": [{"role": "user", "content": str(n)}]}} for n in range(9)]

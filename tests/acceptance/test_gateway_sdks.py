@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,9 @@ from pydantic import BaseModel
 
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
-from tests.support.run_directory import RunDirectory
 from tests.support.sdks import anthropic, openai
+from tests.support.server import Server
+from tests.support.tidegate import write_config
 from tests.upstream.raw_server import Peer, Request
 from tests.web.upstream import STREAM_HEAD, Upstream, answers, chat_with, chunk, chunked, event, streams
 
@@ -38,76 +38,55 @@ class Town(BaseModel):
     people: int
 
 
-class Served:
-    """`tidegate serve` with the simulated engine, and scripted servers for the models that a test names."""
-
-    def __init__(self, processes: Processes, directory: Path) -> None:
-        self.engine = Engine(processes, directory / "engine")
-        self.slow = Engine(processes, directory / "slow", "--latency-ms", "600000", mode="fixed")
-        self.scripted = Upstream(answers())
-        config = directory / "tidegate.yaml"
-        places = {
-            "any": [{"url": self.engine.url}],
-            "m": [{"url": self.engine.url}],
-            "slow": [{"url": self.slow.url}],
-            "gone": [{"url": "http://127.0.0.1:1/v1"}],
-            "scripted": [{"url": self.scripted.url}],
-            "scripted-anthropic": [{"url": self.scripted.url, "engine": "anthropic"}],
-            "two": [{"url": "http://127.0.0.1:1/v1", "weight": 100.0}, {"url": self.engine.url, "weight": 0.01}],
-        }
-        # A refusal may make its deployment rest, so each has one to itself.
-        places |= {
-            f"{door}-{status}": [{"url": self.engine.url}] for door in ("openai", "anthropic") for status in STATUSES
-        }
-        models = {name: {"deployments": found} for name, found in places.items()}
-        config.write_text(json.dumps({"models": models}))
-        command = [sys.executable, "-m", "tidegate", "serve", "--data", str(directory / "data"), "--port", "0"]
-        self.proc = processes.start([*command, "--config", str(config)], name="serve")
-        self.url = self.proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
-        control = json.loads((directory / "data" / "control.json").read_text())
-        self._control = {"X-Tidegate-Control": control["token"]}
-
-    def key(self, **more: Any) -> str:
-        answer = httpx2.post(
-            f"{self.url}/admin/v1/keys", json={"org": "acme", **more}, headers=self._control, timeout=30
-        )
-        return str(answer.json()["key"])
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[Upstream]:
+    """A model server that says what a test wants it to say."""
+    made = Upstream(answers())
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
-def served(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    directory = tmp_path_factory.mktemp("gateway")
-    processes = Processes(directory / "process-logs", run_directory.process_registry())
-    server = None
-    try:
-        server = Served(processes, directory)
-        key = server.key()
+def slow(module_processes: Processes, module_directory: Path) -> Engine:
+    return Engine(module_processes, module_directory / "slow", latency_ms=600_000)
 
-        def asks_for_keys() -> bool:
-            return httpx2.get(f"{server.url}/v1/models", timeout=30).status_code == 401
 
-        wait_until(asks_for_keys, timeout_s=20, what="the server to ask for keys")
-        assert key
-        yield server
-    finally:
-        processes.close()
-        if server is not None:
-            server.scripted.close()
+@pytest.fixture(scope="module")
+def server(module_processes: Processes, module_directory: Path, scripted: Upstream, slow: Engine) -> Server:
+    """A server that asks for keys, with the simulated engine and scripted servers for the models that a test names."""
+    engine = Engine(module_processes, module_directory / "engine")
+    places = {
+        "any": [{"url": engine.url}],
+        "m": [{"url": engine.url}],
+        "slow": [{"url": slow.url}],
+        "gone": [{"url": "http://127.0.0.1:1/v1"}],
+        "scripted": [{"url": scripted.url}],
+        "scripted-anthropic": [{"url": scripted.url, "engine": "anthropic"}],
+        "two": [{"url": "http://127.0.0.1:1/v1", "weight": 100.0}, {"url": engine.url, "weight": 0.01}],
+    }
+    # A refusal may make its deployment rest, so each has one to itself.
+    places |= {f"{door}-{status}": [{"url": engine.url}] for door in ("openai", "anthropic") for status in STATUSES}
+    config = {"models": {name: {"deployments": found} for name, found in places.items()}}
+    made = Server(module_processes, module_directory, "serve", "--config", write_config(module_directory, config))
+    made.start().close()
+    assert made.key()
+    made.until_it_asks_for_keys()
+    return made
 
 
 @pytest.fixture
-def ours(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.key(), max_retries=0) as client:
+def ours(server: Server) -> Iterator[openai.OpenAI]:
+    with server.openai(server.key()) as client:
         yield client
 
 
 @pytest.fixture
-def theirs(served: Served) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=served.url, api_key=served.key(), max_retries=0) as client:
+def theirs(server: Server) -> Iterator[anthropic.Anthropic]:
+    with server.anthropic(server.key()) as client:
         yield client
 
 
-def test_openai_chat(ours: openai.OpenAI, served: Served) -> None:
+def test_openai_chat(ours: openai.OpenAI) -> None:
     answer = ours.chat.completions.create(model="any", messages=MESSAGES)
     assert answer.choices[0].message.content
     assert answer.usage is not None
@@ -141,18 +120,18 @@ def test_openai_other_endpoints(ours: openai.OpenAI) -> None:
     assert ours.models.retrieve("scripted").id == "scripted"
 
 
-def test_openai_tools_and_structured_output_pass_through(ours: openai.OpenAI, served: Served) -> None:
-    served.scripted.becomes(answers(chat_with("", tool_calls=CALLS)))
+def test_openai_tools_and_structured_output_pass_through(ours: openai.OpenAI, scripted: Upstream) -> None:
+    scripted.becomes(answers(chat_with("", tool_calls=CALLS)))
     tools: Any = [{"type": "function", "function": {**TOOL, "strict": True}}]
     called = ours.chat.completions.create(model="scripted", messages=MESSAGES, tools=tools, tool_choice="auto")
     assert called.choices[0].message.tool_calls is not None
     assert called.choices[0].message.tool_calls[0].to_dict() == CALLS[0]
-    sent = json.loads(served.scripted.posts[-1].body)
+    sent = json.loads(scripted.posts[-1].body)
     assert (sent["tools"], sent["tool_choice"]) == (tools, "auto")
-    served.scripted.becomes(answers(chat_with('{"name":"Kiel","people":250000}')))
+    scripted.becomes(answers(chat_with('{"name":"Kiel","people":250000}')))
     parsed = ours.chat.completions.parse(model="scripted", messages=MESSAGES, response_format=Town)
     assert parsed.choices[0].message.parsed == Town(name="Kiel", people=250_000)
-    assert json.loads(served.scripted.posts[-1].body)["response_format"]["json_schema"]["name"] == "Town"
+    assert json.loads(scripted.posts[-1].body)["response_format"]["json_schema"]["name"] == "Town"
 
 
 @pytest.mark.parametrize(
@@ -176,43 +155,43 @@ def test_openai_errors(ours: openai.OpenAI, status: int, kind: str) -> None:
         assert refused.value.request_id.startswith("req_")
 
 
-def test_openai_refusals_of_ours(ours: openai.OpenAI, served: Served) -> None:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0) as nobody:
+def test_openai_refusals_of_ours(ours: openai.OpenAI, server: Server) -> None:
+    with server.openai("wrong") as nobody:
         with pytest.raises(openai.AuthenticationError):
             nobody.chat.completions.create(model="any", messages=MESSAGES)
-    narrow = openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.key(models=["other"]), max_retries=0)
+    narrow = server.openai(server.key(models=["other"]))
     with narrow, pytest.raises(openai.NotFoundError) as refused:
         narrow.chat.completions.create(model="any", messages=MESSAGES)
     assert refused.value.code == "model_not_found"
 
 
-def test_openai_a_key_without_the_scope_is_a_permission_denied(served: Served) -> None:
-    key = served.key(scopes=["files:read"])
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0) as reader:
+def test_openai_a_key_without_the_scope_is_a_permission_denied(server: Server) -> None:
+    key = server.key(scopes=["files:read"])
+    with server.openai(key) as reader:
         with pytest.raises(openai.PermissionDeniedError) as refused:
             reader.chat.completions.create(model="any", messages=MESSAGES)
     assert refused.value.code == "insufficient_scope"
 
 
 def test_openai_a_server_that_is_away_is_an_internal_error_and_retried_by_the_sdk(
-    ours: openai.OpenAI, served: Served
+    ours: openai.OpenAI, scripted: Upstream
 ) -> None:
     with pytest.raises(openai.InternalServerError) as failed:
         ours.chat.completions.create(model="gone", messages=MESSAGES)
     assert (failed.value.status_code, failed.value.code) == (503, "upstream_unavailable")
-    before = len(served.scripted.posts)
+    before = len(scripted.posts)
     broken = iter([answers(b"{}", 500), answers(chat_with("hi"))])
 
     async def second_time(request: Request, peer: Peer) -> None:
         await next(broken)(request, peer)
 
-    served.scripted.becomes(second_time)
+    scripted.becomes(second_time)
     answer = ours.with_options(max_retries=1).chat.completions.create(model="scripted", messages=MESSAGES)
     assert answer.choices[0].message.content == "hi"
-    assert len(served.scripted.posts) == before + 2
+    assert len(scripted.posts) == before + 2
 
 
-def test_openai_tools_in_a_stream_and_their_results(ours: openai.OpenAI, served: Served) -> None:
+def test_openai_tools_in_a_stream_and_their_results(ours: openai.OpenAI, scripted: Upstream) -> None:
     begun = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     parts: list[dict[str, Any]] = [
         {"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"town":'}},
@@ -222,13 +201,13 @@ def test_openai_tools_in_a_stream_and_their_results(ours: openai.OpenAI, served:
         event({**begun, "choices": [{"index": 0, "delta": {"tool_calls": [part]}, "finish_reason": None}]})
         for part in parts
     ]
-    served.scripted.becomes(streams(*pieces, chunk("", "tool_calls"), b"data: [DONE]\n\n"))
+    scripted.becomes(streams(*pieces, chunk("", "tool_calls"), b"data: [DONE]\n\n"))
     tools: Any = [{"type": "function", "function": {**TOOL, "strict": True}}]
     with ours.chat.completions.stream(model="scripted", messages=MESSAGES, tools=tools) as stream:
         message = stream.get_final_completion().choices[0].message
     assert message.tool_calls is not None
     assert json.loads(message.tool_calls[0].function.arguments) == {"town": "Kiel"}
-    served.scripted.becomes(answers(chat_with("It rains.")))
+    scripted.becomes(answers(chat_with("It rains.")))
     told: Any = [
         *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": CALLS},
@@ -236,15 +215,15 @@ def test_openai_tools_in_a_stream_and_their_results(ours: openai.OpenAI, served:
     ]
     answer = ours.chat.completions.create(model="scripted", messages=told, tools=tools)
     assert answer.choices[0].message.content == "It rains."
-    assert json.loads(served.scripted.posts[-1].body)["messages"] == told
+    assert json.loads(scripted.posts[-1].body)["messages"] == told
 
 
-def test_openai_structured_output_in_a_stream(ours: openai.OpenAI, served: Served) -> None:
+def test_openai_structured_output_in_a_stream(ours: openai.OpenAI, scripted: Upstream) -> None:
     pieces = (chunk('{"name":"Kiel",'), chunk('"people":250000}'), chunk("", "stop"), b"data: [DONE]\n\n")
-    served.scripted.becomes(streams(*pieces))
+    scripted.becomes(streams(*pieces))
     with ours.chat.completions.stream(model="scripted", messages=MESSAGES, response_format=Town) as stream:
         assert stream.get_final_completion().choices[0].message.parsed == Town(name="Kiel", people=250_000)
-    sent = json.loads(served.scripted.posts[-1].body)["response_format"]
+    sent = json.loads(scripted.posts[-1].body)["response_format"]
     assert sent["json_schema"]["schema"]["required"] == ["name", "people"]
 
 
@@ -259,7 +238,7 @@ def test_openai_embeddings_as_the_sdk_asks_for_them(ours: openai.OpenAI) -> None
     assert len(ours.embeddings.create(model="any", input="a", dimensions=8).data[0].embedding) == 8
 
 
-def test_openai_a_stream_that_the_client_closes_ends_upstream(ours: openai.OpenAI, served: Served) -> None:
+def test_openai_a_stream_that_the_client_closes_ends_upstream(ours: openai.OpenAI, scripted: Upstream) -> None:
     gone = threading.Event()
 
     async def goes_on(request: Request, peer: Peer) -> None:
@@ -267,20 +246,20 @@ def test_openai_a_stream_that_the_client_closes_ends_upstream(ours: openai.OpenA
         await peer.until_gone()
         gone.set()
 
-    served.scripted.becomes(goes_on)
+    scripted.becomes(goes_on)
     with ours.chat.completions.create(model="scripted", messages=MESSAGES, stream=True) as stream:
         assert next(iter(stream)).choices[0].delta.content == "a"
     assert gone.wait(20), "the upstream must see that nobody listens any more"
 
 
-def test_async_clients(served: Served) -> None:
+def test_async_clients(server: Server) -> None:
     """Many calls and streams at once from the asynchronous clients, each with the answer to its own question."""
 
     async def ask() -> None:
-        key = served.key()
+        key = server.key()
         async with (
-            openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0) as theirs,
-            anthropic.AsyncAnthropic(base_url=served.url, api_key=key, max_retries=0) as others,
+            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as theirs,
+            anthropic.AsyncAnthropic(base_url=server.url, api_key=key, max_retries=0) as others,
         ):
 
             async def chat(number: int) -> tuple[str, str]:
@@ -308,25 +287,25 @@ def test_async_clients(served: Served) -> None:
     asyncio.run(ask())
 
 
-def test_openai_a_stream_that_breaks_off_is_an_error(ours: openai.OpenAI, served: Served) -> None:
+def test_openai_a_stream_that_breaks_off_is_an_error(ours: openai.OpenAI, scripted: Upstream) -> None:
     broken = chunk("a") + event({"error": {"message": "the engine died", "type": "server_error"}})
-    served.scripted.becomes(streams(broken))
+    scripted.becomes(streams(broken))
     with pytest.raises(openai.APIError, match="the engine died"):
         list(ours.chat.completions.create(model="scripted", messages=MESSAGES, stream=True))
 
 
-def test_openai_a_client_that_leaves_is_seen_by_the_engine(ours: openai.OpenAI, served: Served) -> None:
+def test_openai_a_client_that_leaves_is_seen_by_the_engine(ours: openai.OpenAI, slow: Engine) -> None:
     def aborted() -> bool:
-        text = httpx2.get(f"{served.slow.root}/metrics", timeout=30).text
+        text = httpx2.get(f"{slow.root}/metrics", timeout=30).text
         return any('finished_reason="abort"' in line and line.endswith((" 1", " 1.0")) for line in text.splitlines())
 
     with pytest.raises(openai.APITimeoutError):
         ours.with_options(timeout=1).chat.completions.create(model="slow", messages=MESSAGES)
     wait_until(aborted, timeout_s=20, what="the engine to count an aborted call")
-    assert [call["path"] for call in served.slow.calls() if call["model"]] == ["/v1/chat/completions"]
+    assert [call["path"] for call in slow.calls() if call["model"]] == ["/v1/chat/completions"]
 
 
-def test_anthropic_messages(theirs: anthropic.Anthropic, served: Served) -> None:
+def test_anthropic_messages(theirs: anthropic.Anthropic) -> None:
     answer = theirs.messages.create(model="any", max_tokens=20, messages=MESSAGES, system="Be brief.")
     assert answer.content[0].type == "text"
     assert answer.usage.output_tokens == 20
@@ -337,8 +316,8 @@ def test_anthropic_messages(theirs: anthropic.Anthropic, served: Served) -> None
     assert final.usage.output_tokens == 20
 
 
-def test_anthropic_tools(theirs: anthropic.Anthropic, served: Served) -> None:
-    served.scripted.becomes(answers(chat_with("", tool_calls=CALLS)))
+def test_anthropic_tools(theirs: anthropic.Anthropic, scripted: Upstream) -> None:
+    scripted.becomes(answers(chat_with("", tool_calls=CALLS)))
     tools: Any = [{"name": "weather", "description": TOOL["description"], "input_schema": TOOL["parameters"]}]
     called = theirs.messages.create(model="scripted", max_tokens=20, messages=MESSAGES, tools=tools)
     assert called.stop_reason == "tool_use"
@@ -351,25 +330,27 @@ def test_anthropic_tools(theirs: anthropic.Anthropic, served: Served) -> None:
     first = {"tool_calls": [{"index": 0, **CALLS[0]}]}
     begun = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     choices = [{"index": 0, "delta": first, "finish_reason": None}]
-    served.scripted.becomes(streams(event({**begun, "choices": choices}), chunk("", "tool_calls"), b"data: [DONE]\n\n"))
+    scripted.becomes(streams(event({**begun, "choices": choices}), chunk("", "tool_calls"), b"data: [DONE]\n\n"))
     with theirs.messages.stream(model="scripted", max_tokens=20, messages=MESSAGES, tools=tools) as stream:
         assert stream.get_final_message().content[0].to_dict()["input"] == {"town": "Kiel"}
 
 
-def test_anthropic_tool_results_reach_an_openai_engine(theirs: anthropic.Anthropic, served: Served) -> None:
-    served.scripted.becomes(answers(chat_with("It rains.")))
+def test_anthropic_tool_results_reach_an_openai_engine(theirs: anthropic.Anthropic, scripted: Upstream) -> None:
+    scripted.becomes(answers(chat_with("It rains.")))
     use: Any = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"town": "Kiel"}}
     result: Any = {"type": "tool_result", "tool_use_id": "call_1", "content": "rain"}
     turns: Any = [*MESSAGES, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     tools: Any = [{"name": "weather", "description": TOOL["description"], "input_schema": TOOL["parameters"]}]
     answer = theirs.messages.create(model="scripted", max_tokens=20, messages=turns, tools=tools)
     assert answer.content[0].to_dict()["text"] == "It rains."
-    sent = json.loads(served.scripted.posts[-1].body)["messages"]
+    sent = json.loads(scripted.posts[-1].body)["messages"]
     assert sent[1]["tool_calls"][0]["id"] == sent[2]["tool_call_id"] == "call_1"
     assert (sent[2]["role"], sent[2]["content"]) == ("tool", "rain")
 
 
-def test_anthropic_a_stream_that_the_client_closes_ends_upstream(theirs: anthropic.Anthropic, served: Served) -> None:
+def test_anthropic_a_stream_that_the_client_closes_ends_upstream(
+    theirs: anthropic.Anthropic, scripted: Upstream
+) -> None:
     gone = threading.Event()
 
     async def goes_on(request: Request, peer: Peer) -> None:
@@ -377,20 +358,20 @@ def test_anthropic_a_stream_that_the_client_closes_ends_upstream(theirs: anthrop
         await peer.until_gone()
         gone.set()
 
-    served.scripted.becomes(goes_on)
+    scripted.becomes(goes_on)
     with theirs.messages.stream(model="scripted", max_tokens=20, messages=MESSAGES) as stream:
         assert next(iter(stream.text_stream)) == "a"
     assert gone.wait(20), "the upstream must see that nobody listens any more"
 
 
 def test_anthropic_shapes_pass_through_to_an_anthropic_engine(
-    theirs: anthropic.Anthropic, ours: openai.OpenAI, served: Served
+    theirs: anthropic.Anthropic, ours: openai.OpenAI, scripted: Upstream
 ) -> None:
     message = {
         "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn", "stop_sequence": None,
         "content": [{"type": "text", "text": "hi"}], "usage": {"input_tokens": 3, "output_tokens": 2},
     }  # fmt: skip
-    served.scripted.becomes(answers(json.dumps(message).encode()))
+    scripted.becomes(answers(json.dumps(message).encode()))
     answer = theirs.messages.create(model="scripted-anthropic", max_tokens=20, messages=MESSAGES)
     assert answer.content[0].to_dict() == {"type": "text", "text": "hi"}
     assert (
@@ -420,8 +401,8 @@ def test_anthropic_errors(theirs: anthropic.Anthropic, status: int, kind: str) -
         stream.get_final_message()
 
 
-def test_anthropic_refusals_of_ours(theirs: anthropic.Anthropic, served: Served) -> None:
-    with anthropic.Anthropic(base_url=served.url, api_key="wrong", max_retries=0) as nobody:
+def test_anthropic_refusals_of_ours(theirs: anthropic.Anthropic, server: Server) -> None:
+    with server.anthropic("wrong") as nobody:
         with pytest.raises(anthropic.AuthenticationError):
             nobody.messages.create(model="any", max_tokens=5, messages=MESSAGES)
     with pytest.raises(anthropic.BadRequestError, match="container"):

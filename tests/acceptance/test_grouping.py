@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,20 @@ MakeSite = Callable[..., Site]
 
 
 @pytest.fixture
-def make_site(processes: Processes, tmp_path: Path) -> Iterator[MakeSite]:
+def make_site(processes: Processes, tmp_path: Path) -> MakeSite:
     """One process that serves `m` in groups as `place` says, and `alone` without; both at the same engine."""
 
     def make(place: dict[str, Any], latency_ms: int = 20) -> Site:
-        engine = Engine(processes, tmp_path / "engine", "--latency-ms", str(latency_ms), mode="fixed")
+        engine = Engine(processes, tmp_path / "engine", latency_ms=latency_ms)
         models = {
             "m": {"deployments": [{"url": engine.url, "max_in_flight": 2, "tide": "off", **place}]},
             "alone": {"deployments": [{"url": engine.url, "max_in_flight": 4, "tide": "off"}]},
         }
-        config = tmp_path / "tidegate.yaml"
-        # YAML reads JSON.
-        config.write_text(json.dumps({"models": models}))
-        return Site("embedded", processes, tmp_path, engine, {"TIDEGATE_CONFIG": str(config)})
+        site = Site("embedded", processes, tmp_path, engine)
+        site.configure(models=models)
+        return site
 
-    yield make
-    processes.close()
+    return make
 
 
 def embedding_line(custom_id: str, text: str, model: str = "m") -> str:

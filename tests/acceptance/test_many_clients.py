@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +17,9 @@ import psutil
 import pytest
 
 from tests.support.engine import Engine
-from tests.support.processes import Proc, Processes, wait_until
-from tests.support.tidegate import behaving, chat_line
+from tests.support.processes import Processes, wait_until
+from tests.support.server import Server
+from tests.support.tidegate import ENDED, behaving, chat_line
 
 pytestmark = pytest.mark.soak
 
@@ -30,16 +29,13 @@ MIB = 1 << 20
 
 
 class Small:
-    """`tidegate serve` with few files to open."""
+    """A server with few files to open, and what is asked of it."""
 
-    def __init__(self, processes: Processes, directory: Path, engine: Engine) -> None:
-        command = [sys.executable, "-m", "tidegate", "serve", "--data", str(directory / "data"), "--port", "0"]
-        limited = ["sh", "-c", f'ulimit -n {FILES_MAX}; exec "$@"', "sh", *command, "--upstream", engine.url]
-        env = {"TIDEGATE_HTTP_CLIENT_TIMEOUT_S": "5", "TIDEGATE_WORKER_GRACE_MS": str(GRACE_S * 1_000)}
-        self.proc: Proc = processes.start(limited, name="serve", env={**os.environ, **env})
-        self.url = self.proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
+    def __init__(self, server: Server) -> None:
+        self.client = server.start(files_max=FILES_MAX)
+        self.proc = server.proc
+        self.url = server.url
         self.port = int(self.url.rpartition(":")[2])
-        self.client = httpx2.Client(base_url=self.url, timeout=60)
 
     def rss_mib(self) -> int:
         return int(psutil.Process(self.proc.pid).memory_info().rss) // MIB
@@ -56,14 +52,15 @@ class Small:
 
         def ended() -> str:
             status = self.client.get(f"/v1/batches/{batch['id']}").json()["status"]
-            return status if status in ("completed", "failed", "expired", "cancelled") else ""
+            return status if status in ENDED else ""
 
         return wait_until(ended, timeout_s=60, what="the batch to end")
 
 
 @pytest.fixture
 def small(processes: Processes, tmp_path: Path, engine: Engine) -> Iterator[Small]:
-    made = Small(processes, tmp_path, engine)
+    env = {"TIDEGATE_HTTP_CLIENT_TIMEOUT_S": "5", "TIDEGATE_WORKER_GRACE_MS": str(GRACE_S * 1_000)}
+    made = Small(Server(processes, tmp_path, engine=engine, env=env))
     yield made
     made.client.close()
 

@@ -20,10 +20,6 @@ from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, chat_line, 
 from tidegate.core.usage.spending import row, sum_by
 from tidegate.storage import opened
 from tidegate.store.usage import DAY_S
-from tidegate.web.admin.audit import COMMAND, AuditTrail
-from tidegate.web.admin.keys import KeyWish, make_key
-from tidegate.web.http.limit_requests import KeyLimitAsk
-from tidegate.web.http.pepper import pepper_of
 
 PRICE = {"input": 1_000, "cached": 1_000, "output": 1_000}
 EACH = Decimal("0.001")
@@ -33,19 +29,6 @@ INTERACTIVE = "select cast(coalesce(sum(calls), 0) as bigint) as calls from usag
 
 def config(url: str) -> dict[str, Any]:
     return {"models": {"m": {"deployments": [{"url": url, "price": PRICE, "max_in_flight": 8}]}}}
-
-
-def a_key(crew: Crew, org: str, *limits: KeyLimitAsk, parallel_max: int = 0, team: str | None = None) -> Site:
-    async def make() -> str:
-        async with opened(crew.site.settings) as parts:
-            wish = KeyWish(org, team=team, limits=list(limits), parallel_max=parallel_max)
-            return (
-                await make_key(
-                    AuditTrail(parts.store, parts.entropy, COMMAND), parts.entropy, pepper_of(parts.settings), wish
-                )
-            ).key
-
-    return crew.site.as_caller(asyncio.run(make()))
 
 
 def most_of(line: str) -> Decimal:
@@ -86,7 +69,7 @@ def test_a_budget_is_spent_to_the_last_call_that_fits_and_never_passed(
     redis: RedisServer | None = request.getfixturevalue("private_redis") if kind == "redis" else None
     crew = make_crew(config, latency_ms=20, redis=redis, more={"TIDEGATE_WORKER_LEASE_MS": "8000"})
     crew.start(2)
-    caller = a_key(crew, "acme", KeyLimitAsk("lifetime", cost=str(BUDGET)), team="red")
+    caller = crew.site.keyed(limits=[{"period": "lifetime", "cost": str(BUDGET)}], team="red")
     lines = requests(150)
     status, first = say(caller)
     assert status == 200
@@ -118,7 +101,7 @@ def test_a_budget_below_one_items_worst_is_used_up_one_item_after_another(make_c
     """Each item may cost 4.1 and costs 1.0: a budget of 3.6 pays for three of six."""
     crew = make_crew(config)
     crew.start(1)
-    caller = a_key(crew, "acme", KeyLimitAsk("lifetime", cost="3.6"))
+    caller = crew.site.keyed(limits=[{"period": "lifetime", "cost": "3.6"}])
     lines = requests(6, lambda number: "sea " * 1_000 + f"question {number}")
     assert min(most_of(line) for line in lines) > Decimal("3.6")
     results = caller.ended(caller.submit(lines))
@@ -138,7 +121,7 @@ def test_a_worker_that_is_killed_while_it_spends_does_not_let_the_others_spend_m
     crew = make_crew(config, latency_ms=20)
     crew.start(1)
     budget = 2 * BUDGET
-    caller = a_key(crew, "acme", KeyLimitAsk("month", cost=str(budget)))
+    caller = crew.site.keyed(limits=[{"period": "month", "cost": str(budget)}])
     victim = crew.add_worker({"TIDEGATE_FAILPOINTS": border})
     lines = requests(250)
     batch_id = caller.submit(lines)
@@ -159,7 +142,7 @@ def test_a_key_has_only_so_many_calls_at_once_over_workers_and_the_gateway(make_
     # Longer than a busy machine may keep a worker from beating: the places of one that is taken for dead are given to others.
     crew = make_crew(config, latency_ms=100, more={"TIDEGATE_WORKER_LEASE_MS": "8000"})
     crew.start(2)
-    narrow, wide = a_key(crew, "acme", parallel_max=2), a_key(crew, "other")
+    narrow, wide = crew.site.keyed(parallel_max=2), crew.site.keyed("other")
     batch_id = narrow.submit([chat_line(f"c{number}", behaving("latency=50")) for number in range(40)])
     crew.until_called(4)
     codes = {status for status, _ in (say(narrow) for _ in range(6))}
@@ -174,7 +157,7 @@ def test_a_key_has_only_so_many_calls_at_once_over_workers_and_the_gateway(make_
 def test_a_key_creates_only_so_many_batches(make_crew: MakeCrew) -> None:
     crew = make_crew(config)
     crew.start(0)
-    caller = a_key(crew, "acme", KeyLimitAsk("day", batches=2, bytes=10_000_000))
+    caller = crew.site.keyed(limits=[{"period": "day", "batches": 2, "bytes": 10_000_000}])
     files = [caller.upload(requests(2)).json()["id"] for _ in range(3)]
     assert [caller.create(file).status_code for file in files] == [200, 200, 429]
     refused = caller.create(files[2])

@@ -14,16 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
-from tests.support.run_directory import REPOSITORY, RunDirectory
+from tests.support.run_directory import REPOSITORY
 from tests.support.sdks import openai
+from tests.support.server import Server
+from tests.support.tidegate import ENDED, TIDEGATE
 from tidegate.web.openai import schemas
-
-ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 def line(custom_id: str, model: str = "any-model", **body: Any) -> bytes:
@@ -37,64 +36,21 @@ def lines(count: int, model: str = "any-model") -> bytes:
     return b"".join(line(f"item-{number}", model) + b"\n" for number in range(count))
 
 
-class Served:
-    """A server with its engine, and where it keeps its data."""
-
-    def __init__(self, processes: Processes, directory: Path, engine: Engine) -> None:
-        self._processes = processes
-        self.data = directory / "data"
-        self.engine = engine
-        command = [sys.executable, "-m", "tidegate", "serve", "--data", str(self.data), "--port", "0"]
-        self.proc = processes.start([*command, "--upstream", engine.url], name="serve")
-        self.url = self.proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
-
-    def client(self, key: str = "unused", **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
-
-    def client_of_a_new_org(self) -> openai.OpenAI:
-        """A client whose tenant has nothing yet."""
-        control = json.loads((self.data / "control.json").read_text())
-        answer = httpx2.post(
-            f"{self.url}/admin/v1/keys",
-            json={"org": f"org-{secrets.token_hex(8)}"},
-            headers={"X-Tidegate-Control": control["token"]},
-            timeout=30,
-        )
-        return self.client(answer.json()["key"])
-
-    def asks_for_keys(self) -> bool:
-        with self.client("anything") as anyone:
-            try:
-                anyone.files.list()
-            except openai.AuthenticationError as refused:
-                return refused.code == "invalid_api_key"
-        return False
-
-    def make_key(self, org: str, *options: str) -> str:
-        command = [sys.executable, "-m", "tidegate", "keys", "create", "--org", org, "--data", str(self.data), "--json"]
-        made = self._processes.completed([*command, *options])
-        assert made.returncode == 0, made.stderr
-        return str(json.loads(made.stdout)["key"])
-
-
 @pytest.fixture(scope="module")
-def served(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One server for all tests that leave it as it was."""
-    directory = tmp_path_factory.mktemp("served")
-    processes = Processes(directory / "process-logs", run_directory.process_registry())
-    try:
-        server = Served(processes, directory, Engine(processes, directory / "engine"))
-        # From here on it asks for keys; the first answer that says so is its word that it has noticed.
-        server.client_of_a_new_org().close()
-        wait_until(server.asks_for_keys, timeout_s=10, what="the server to ask for keys")
-        yield server
-    finally:
-        processes.close()
+def server(module_processes: Processes, module_directory: Path) -> Server:
+    """One server for all tests that leave it as it was; it asks for keys."""
+    engine = Engine(module_processes, module_directory / "engine")
+    made = Server(module_processes, module_directory, engine=engine)
+    made.start().close()
+    made.key()
+    made.until_it_asks_for_keys()
+    return made
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with served.client_of_a_new_org() as opened:
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    """A client whose tenant has nothing yet."""
+    with server.openai(server.key(f"org-{secrets.token_hex(8)}")) as opened:
         yield opened
 
 
@@ -201,7 +157,7 @@ def test_pages_follow_by_themselves(client: openai.OpenAI) -> None:
     assert [batch.id for batch in client.batches.list(limit=2)] == made[::-1]
 
 
-def test_a_batch_to_its_end(client: openai.OpenAI, served: Served) -> None:
+def test_a_batch_to_its_end(client: openai.OpenAI, server: Server) -> None:
     count = 50
     file = client.files.create(file=("in.jsonl", lines(count, "counted")), purpose="batch")
     batch = client.batches.create(
@@ -241,7 +197,7 @@ def test_a_batch_to_its_end(client: openai.OpenAI, served: Served) -> None:
         assert answer["error"] is None
         assert answer["response"]["status_code"] == 200
         assert answer["response"]["body"]["object"] == "chat.completion"
-    assert len([call for call in served.engine.calls() if call["model"] == "counted"]) == count
+    assert len([call for call in server.engine.calls() if call["model"] == "counted"]) == count
 
 
 def test_a_batch_that_fails_names_its_lines(client: openai.OpenAI) -> None:
@@ -257,8 +213,10 @@ def test_a_batch_that_fails_names_its_lines(client: openai.OpenAI) -> None:
 
 
 def test_cancel(processes: Processes, tmp_path: Path) -> None:
-    engine = Engine(processes, tmp_path / "slow", "--latency-ms", "200", mode="fixed")
-    with Served(processes, tmp_path, engine).client() as client:
+    engine = Engine(processes, tmp_path / "slow", latency_ms=200)
+    server = Server(processes, tmp_path, engine=engine)
+    server.start().close()
+    with server.openai() as client:
         file = client.files.create(file=("in.jsonl", lines(2_000)), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
 
@@ -369,13 +327,24 @@ def test_examples_of_the_sdk_run_to_their_end(client: openai.OpenAI, example: st
 
 
 def test_keys(processes: Processes, tmp_path: Path, engine: Engine) -> None:
-    served = Served(processes, tmp_path, engine)
-    with served.client("anything") as anyone:
+    server = Server(processes, tmp_path, engine=engine)
+    server.start().close()
+
+    def make_key(*options: str) -> str:
+        """By the command, as an operator makes one."""
+        command = [TIDEGATE, "keys", "create", "--org", "acme", "--data", str(server.data), "--json", *options]
+        made = processes.completed(command)
+        assert made.returncode == 0, made.stderr
+        return str(json.loads(made.stdout)["key"])
+
+    with server.openai("anything") as anyone:
         anyone.files.create(file=("in.jsonl", lines(1)), purpose="batch")
-    key = served.make_key("acme")
-    reader = served.make_key("acme", "--scopes", "files:read")
-    wait_until(served.asks_for_keys, timeout_s=10, what="the server to ask for keys")
-    with served.client(key) as acme, served.client(reader) as only_reads:
+        key, reader = make_key(), make_key("--scopes", "files:read")
+        server.until_it_asks_for_keys()
+        with pytest.raises(openai.AuthenticationError) as refused:
+            anyone.files.list()
+        assert refused.value.code == "invalid_api_key"
+    with server.openai(key) as acme, server.openai(reader) as only_reads:
         assert list(acme.files.list()) == []
         file = acme.files.create(file=("in.jsonl", lines(1)), purpose="batch")
         assert [one.id for one in only_reads.files.list()] == [file.id]
@@ -384,8 +353,8 @@ def test_keys(processes: Processes, tmp_path: Path, engine: Engine) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_asynchronous_client_too(client: openai.OpenAI, served: Served) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=client.api_key, max_retries=0) as own:
+async def test_the_asynchronous_client_too(client: openai.OpenAI, server: Server) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=client.api_key, max_retries=0) as own:
         file = await own.files.create(file=("in.jsonl", lines(2)), purpose="batch")
         assert [one.id async for one in own.files.list(limit=1)] == [file.id]
         assert (await own.files.content(file.id)).read() == lines(2)

@@ -52,11 +52,8 @@ BAD_LINES = (
 def test_no_prompt_is_ever_logged(processes: Processes, tmp_path: Path) -> None:
     quoting = Upstream(quotes_the_prompt)
     site = Site("embedded", processes, tmp_path, Engine(processes, tmp_path / "engine"), {})
-    config = tmp_path / "tidegate.yaml"
-    entries = {name: {"deployments": [{"url": quoting.url}]} for name in MODELS}
-    config.write_text(json.dumps({"models": entries}))
+    site.configure(models={name: {"deployments": [{"url": quoting.url}]} for name in MODELS})
     site.env |= {
-        "TIDEGATE_CONFIG": str(config),
         "TIDEGATE_LOGGING_LEVEL": "debug",
         "TIDEGATE_RETRY_BACKOFF_MS": "20",
         "TIDEGATE_RETRY_ATTEMPTS_MAX": "2",

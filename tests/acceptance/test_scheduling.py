@@ -53,7 +53,7 @@ def _in_progress(site: Site, batch_id: str) -> None:
 def test_a_small_tenant_starts_within_one_round_and_ends_long_before(make_crew: MakeCrew) -> None:
     """One tenant has fifty times the work of the other and came first."""
     crew = _crew(make_crew)
-    large, small = crew.caller("large"), crew.caller("small")
+    large, small = crew.site.keyed("large"), crew.site.keyed("small")
     heavy = large.submit(requests(200, _slow(3_000)))
     crew.until_called(WORKERS * IN_FLIGHT)
     light = small.submit(requests(SLICE_ITEMS))
@@ -71,7 +71,7 @@ def test_a_small_tenant_starts_within_one_round_and_ends_long_before(make_crew: 
 def test_weights_are_what_tenants_get_of_a_model(make_crew: MakeCrew) -> None:
     config = {"tiers": {"gold": 4, "plain": 1}, "tenants": {"rich": {"tier": "gold"}, "poor": {"tier": "plain"}}}
     crew = _crew(make_crew, config)
-    rich, poor = crew.caller("rich"), crew.caller("poor")
+    rich, poor = crew.site.keyed("rich"), crew.site.keyed("poor")
     first = rich.submit(requests(600, _slow(400)))
     second = poor.submit(requests(400, _slow(400)))
     _in_progress(poor, second)
@@ -87,7 +87,7 @@ def test_weights_are_what_tenants_get_of_a_model(make_crew: MakeCrew) -> None:
 @pytest.mark.soak
 def test_the_mode_is_switched_while_everything_runs(make_crew: MakeCrew) -> None:
     crew = _crew(make_crew)
-    large, small = crew.caller("large"), crew.caller("small")
+    large, small = crew.site.keyed("large"), crew.site.keyed("small")
     told = json.loads(crew.command("scheduler", "set", "fifo_v1", "--shadow", "fair_share_v1", "--json").stdout())
     assert (told["mode"], told["shadow_mode"], told["mode_switched"]) == ("fifo_v1", "fair_share_v1", True)
     for worker in crew.workers:
@@ -127,7 +127,7 @@ def test_a_workers_metrics_tell_of_fairness_and_limits(make_crew: MakeCrew) -> N
     port = free_port()
     crew.site.api()
     crew.add_worker({"TIDEGATE_METRICS_PORT": str(port)})
-    acme, globex = crew.caller("acme"), crew.caller("globex")
+    acme, globex = crew.site.keyed("acme"), crew.site.keyed("globex")
     acme.submit(requests(100, _slow(500)))
     globex.submit(requests(100, _slow(500)))
     tight = acme.submit(requests(12, model="tight"))
@@ -187,7 +187,7 @@ def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
     _until_said(crew, failing, "failing: it waits, because its retries wait for the retry budget")
 
     # Nothing of these ends, so that it stays the turn of one of them.
-    large, small = crew.caller("large"), crew.caller("small")
+    large, small = crew.site.keyed("large"), crew.site.keyed("small")
     first = large.submit(requests(40, lambda number: behaving("hang"), "busy"))
     second = small.submit(requests(40, lambda number: behaving("hang"), "busy"))
     _in_progress(large, first)

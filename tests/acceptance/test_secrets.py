@@ -17,8 +17,7 @@ import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes
-from tests.support.run_directory import RunDirectory
-from tests.support.tidegate import TIDEGATE, Site, chat_line
+from tests.support.tidegate import TIDEGATE, Site, chat_line, operator_headers
 from tests.upstream.raw_server import Peer, Request
 from tests.web.upstream import Upstream
 
@@ -87,10 +86,7 @@ class Installation:
             "gone": {"url": gone, "api_key": f"file:{key_file}"},
             "well": {"url": self.engine.url, "api_key": CANARY["api-key-literal"]},
         }
-        self.config = directory / "tidegate.yaml"
-        self.config.write_text(json.dumps({"models": {name: {"deployments": [one]} for name, one in models.items()}}))
         more = {
-            "TIDEGATE_CONFIG": str(self.config),
             "TIDEGATE_LOGGING_LEVEL": "debug",
             "TIDEGATE_AUTH_PEPPER": CANARY["pepper"] * 2,
             "TIDEGATE_REDIS_URL": f"redis://:{quote(CANARY['redis'], safe='')}@127.0.0.1:1/0",
@@ -99,9 +95,9 @@ class Installation:
             "CANARY_ENVIRON": CANARY["api-key-environ"],
         }
         self.site = Site("embedded", processes, directory, self.engine, more)
+        self.site.configure(models={name: {"deployments": [one]} for name, one in models.items()})
         self.site.env["TIDEGATE_UPSTREAM_URL"] = ""
         self.serve = self.site.serve()
-        self.token = json.loads((self.site.data / "control.json").read_text())["token"]
         self.keys: dict[str, str] = {}
 
     def command(self, *arguments: str, more: dict[str, str] | None = None, data: Path | None = None) -> Proc:
@@ -112,27 +108,15 @@ class Installation:
         return proc
 
     def key(self, org: str) -> str:
-        headers = {"X-Tidegate-Control": self.token}
-        made = httpx2.post(f"{self.site.url}/admin/v1/keys", json={"org": org}, headers=headers, timeout=30)
-        self.keys[f"key of {org}"] = made.json()["key"]
-        return str(made.json()["key"])
-
-    def close(self) -> None:
-        self.quoting.close()
+        made = self.keys[f"key of {org}"] = self.site.keyed(org).api_key
+        return made
 
 
 @pytest.fixture(scope="module")
-def installation(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    directory: Path = tmp_path_factory.mktemp("secrets")
-    processes = Processes(directory / "process-logs", run_directory.process_registry())
-    made: Installation | None = None
-    try:
-        made = Installation(processes, directory)
-        yield made
-    finally:
-        processes.close()
-        if made is not None:
-            made.close()
+def installation(module_processes: Processes, module_directory: Path) -> Iterator[Installation]:
+    made = Installation(module_processes, module_directory)
+    yield made
+    made.quoting.close()
 
 
 @pytest.mark.timeout(300)
@@ -148,7 +132,10 @@ def test_no_secret_is_ever_said(installation: Installation) -> None:
     _ask_commands(one)
     for number, proc in enumerate(one.processes.started):
         told.by[f"process {number} {' '.join(proc.args[1:3])}"] = proc.stdout() + proc.stderr()
-    assert told.heard_of({**CANARY, **one.keys, "control token": one.token}) == []
+    assert (
+        told.heard_of({**CANARY, **one.keys, "control token": operator_headers(one.site.data)["X-Tidegate-Control"]})
+        == []
+    )
     said = "".join(told.by.values())
     for word in ("upstream_key_rejected", "127.0.0.1:1", "redis", "invalid_api_key", "batch_cancelled", "said well"):
         assert word in said, f"nothing told of {word}: the search would prove nothing"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,32 +12,19 @@ import pytest
 from tests.acceptance.test_openai_sdk import lines
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
-from tests.support.receiver import Got, Receiver
-from tests.support.run_directory import RunDirectory
+from tests.support.receiver import ALLOWED, Got, Receiver
 from tests.support.sdks import openai, standardwebhooks
+from tests.support.server import Server
 
-ALLOWED = {"TIDEGATE_CALLBACKS_ALLOW_HOSTS": "127.0.0.1", "TIDEGATE_CALLBACKS_ALLOW_HTTP": "true"}
 WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def client(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("webhooks")
-    processes = Processes(directory / "process-logs", run_directory.process_registry())
-    try:
-        engine = Engine(processes, directory / "engine")
-        command = [sys.executable, "-m", "tidegate", "serve", "--data", str(directory / "data"), "--port", "0"]
-        proc = processes.start([*command, "--upstream", engine.url], name="serve", env={**os.environ, **ALLOWED})
-        url = proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
-            yield made
-    finally:
-        processes.close()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as made:
+def client(module_processes: Processes, module_directory: Path) -> Iterator[Any]:
+    engine = Engine(module_processes, module_directory / "engine")
+    server = Server(module_processes, module_directory, engine=engine, env=ALLOWED)
+    server.start().close()
+    with server.openai() as made:
         yield made
 
 

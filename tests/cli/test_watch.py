@@ -20,7 +20,7 @@ ITEMS = 60
 
 @pytest.fixture
 def site(processes: Processes, tmp_path: Path) -> Site:
-    engine = Engine(processes, tmp_path / "engine", "--latency-ms", "200", mode="fixed")
+    engine = Engine(processes, tmp_path / "engine", latency_ms=200)
     # A server that comes back does so at the same address.
     port = {"TIDEGATE_SERVER_PORT": str(free_port())}
     return Site("embedded", processes, tmp_path, engine, port)

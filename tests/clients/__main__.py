@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.clients.environments import CLIENTS, ROOT, Environment, Shown
 from tests.clients.peers import run_peers
-from tests.clients.servers import SLOW_CALL_MS, STORES, Killer, key_of, started
+from tests.clients.servers import SLOW_CALL_MS, STORES, Killer, started
 
 PAGE = ROOT / "docs" / "clients.md"
 BEGIN, END = "<!-- written by make clients -->", "<!-- /written -->"
@@ -27,7 +27,7 @@ def run_each(store: str, names: Sequence[str]) -> dict[str, Shown]:
     shown = {}
     with started(store) as site:
         for name in names:
-            shown[name] = Environment(name, CLIENTS[name]).run(site.url, key_of(site, name))
+            shown[name] = Environment(name, CLIENTS[name]).run(site.url, site.keyed(name).api_key)
             print(f"{name} on {store}: {_verdict(shown[name])}", flush=True)
     return shown
 
@@ -36,7 +36,7 @@ def run_killed(store: str, names: Sequence[str]) -> dict[str, tuple[Shown, int]]
     """Run the clients at once while processes are killed, each again until the last kill; return what each showed, and how many kills it
     met."""
     with started(store, SLOW_CALL_MS) as site, ThreadPoolExecutor(len(names)) as pool:
-        keys = {name: key_of(site, name) for name in names}
+        keys = {name: site.keyed(name).api_key for name in names}
         killer = Killer(site)
 
         def run(name: str) -> tuple[Shown, int]:

@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.clients.environments import ENVIRONMENTS
-from tests.clients.servers import key_of, started
+from tests.clients.servers import started
 from tests.support.tidegate import TIDEGATE, Site
 
 # AIBrix's suite knows no other.
@@ -91,7 +91,7 @@ def llm_d_suite(python: Path) -> Suite:
 def tenant_front(site: Site) -> Iterator[str]:
     """What llm-d expects in front of its server: a gateway that knows tenants by a header. This one turns the header into a key of an
     organization of its own, and answers under llm-d's names of the health routes; it is the only thing that is not the server's."""
-    spare = [key_of(site, f"tenant-{number}") for number in range(TENANTS_MAX)]
+    spare = [site.keyed(f"tenant-{number}").api_key for number in range(TENANTS_MAX)]
     keys: dict[str, str] = {}
     choosing = threading.Lock()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -41,8 +40,7 @@ def started(store: str, call_ms: int = 0, port: int = 0) -> Iterator[Site]:
         directory = Path(made)
         processes = Processes(directory / "logs", run_directory.process_registry())
         try:
-            options = ["--latency-ms", str(call_ms)] if call_ms else []
-            engine = Engine(processes, directory / "engine", *options, mode="fixed" if call_ms else "instant")
+            engine = Engine(processes, directory / "engine", latency_ms=call_ms)
             # Clients go on at the address that they were given.
             env = {"TIDEGATE_SERVER_PORT": str(port or free_port()), **ROOMY}
             if store == "PostgreSQL":
@@ -59,15 +57,6 @@ def started(store: str, call_ms: int = 0, port: int = 0) -> Iterator[Site]:
         finally:
             processes.close()
             run_directory.close()
-
-
-def key_of(site: Site, organization: str) -> str:
-    """Make a key of an organization."""
-    command = site.command("keys", "create", "--org", organization, "--json")
-    made = subprocess.run(command, env=site.environment(), capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise SystemExit(f"no key could be made for {organization}: {made.stderr.strip()}")
-    return str(json.loads(made.stdout)["key"])
 
 
 class Killer(threading.Thread):

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.clients.environments import CLIENTS, Environment
-from tests.clients.servers import key_of, started
+from tests.clients.servers import started
 
 QUICK = ("openbatch", "batchwizard")
 
@@ -20,5 +20,5 @@ def test_two_clients_that_install_in_seconds() -> None:
         pytest.skip(f"the clients cannot be installed here: {error}")
     with started("embedded") as site:
         for name, environment in environments.items():
-            shown = environment.run(site.url, key_of(site, name))
+            shown = environment.run(site.url, site.keyed(name).api_key)
             assert shown.passed, f"{name}: {shown.text}"

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,9 @@ import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
-from tests.support.run_directory import RunDirectory
 from tests.support.sdks import openai
-from tests.support.tidegate import IN_FLIGHT, QUICK, behaving, chat_line
+from tests.support.tidegate import ENDED, IN_FLIGHT, Site, behaving, chat_line
 
-ENDED = ("completed", "failed", "expired", "cancelled")
 MODELS = ("model-a", "model-b")
 METADATA = {"key1": "value1", "key2": "value2"}
 
@@ -37,13 +33,10 @@ class Gateway:
 
     def __init__(self, processes: Processes, directory: Path) -> None:
         engine = Engine(processes, directory / "engine")
-        config = directory / "tidegate.yaml"
-        config.write_text(json.dumps({"models": {name: {"deployments": [{"url": engine.url}]} for name in MODELS}}))
-        command = [sys.executable, "-m", "tidegate", "serve", "--data", str(directory / "data")]
-        env = {**os.environ, **QUICK, "TIDEGATE_CONFIG": str(config), "TIDEGATE_LIMITS_WINDOW_MIN_S": "1"}
-        serve = processes.start(command, name="serve", env=env)
-        url = serve.wait_for_line(r"listening on (http://\S+)").group(1)
-        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="of no meaning on this machine", max_retries=0)
+        site = Site("embedded", processes, directory, engine, {"TIDEGATE_LIMITS_WINDOW_MIN_S": "1"})
+        site.configure(models={name: {"deployments": [{"url": engine.url}]} for name in MODELS})
+        site.serve()
+        self.client = openai.OpenAI(base_url=f"{site.url}/v1", api_key="of no meaning on this machine", max_retries=0)
 
     def upload(self, lines: list[str], end: str = "", name: str = "input.jsonl") -> Any:
         content = io.BytesIO(("\n".join(lines) + end).encode())
@@ -91,11 +84,8 @@ class Gateway:
 
 
 @pytest.fixture(scope="module")
-def gateway(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    directory = tmp_path_factory.mktemp("peers")
-    processes = Processes(directory / "logs", run_directory.process_registry())
-    yield Gateway(processes, directory)
-    processes.close()
+def gateway(module_processes: Processes, module_directory: Path) -> Gateway:
+    return Gateway(module_processes, module_directory)
 
 
 def test_litellms_create_batch(gateway: Gateway) -> None:

@@ -114,7 +114,7 @@ def site(
     processes: Processes, tmp_path: Path, migrated_postgres_url: str, s3_server: S3Server, s3_bucket: str
 ) -> Iterator[Site]:
     """An installation for a cluster whose model server takes its time."""
-    engine = Engine(processes, tmp_path / "engine", "--latency-ms", "200", mode="fixed")
+    engine = Engine(processes, tmp_path / "engine", latency_ms=200)
     config = tmp_path / "settings.json"
     places = {"m": "gpu", "drained": "spare"}
     models = {model: {"deployments": [{"name": name, "url": engine.url}]} for model, name in places.items()}

@@ -24,7 +24,7 @@ CLUSTER_IN_SOAK = pytest.mark.parametrize(
 @pytest.fixture
 def slow_engine(processes: Processes, tmp_path: Path) -> Engine:
     """An engine whose every answer takes a little, so that something is always in flight."""
-    return Engine(processes, tmp_path / "engine", "--latency-ms", str(LATENCY_MS), mode="fixed")
+    return Engine(processes, tmp_path / "engine", latency_ms=LATENCY_MS)
 
 
 @pytest.fixture

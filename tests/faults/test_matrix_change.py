@@ -35,7 +35,7 @@ class Running:
     """`tidegate serve` over an engine that takes a while and one that wants a key."""
 
     def __init__(self, processes: Processes, directory: Path) -> None:
-        self.engine = Engine(processes, directory / "engine", "--latency-ms", str(LATENCY_MS), mode="fixed")
+        self.engine = Engine(processes, directory / "engine", latency_ms=LATENCY_MS)
         self.locked = Engine(processes, directory / "locked", "--api-key", "the-new-key")
         config = directory / "tidegate.yaml"
         place = {"url": self.engine.url, "max_in_flight": AT_ONCE}

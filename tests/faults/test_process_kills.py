@@ -38,7 +38,7 @@ MakeShipped = Callable[[int], Site]
 @pytest.fixture
 def make_shipped(processes: Processes, tmp_path: Path) -> MakeShipped:
     """Make an embedded site with a server of which is said how many calls it takes."""
-    engine = Engine(processes, tmp_path / "engine", "--latency-ms", str(LATENCY_MS), mode="fixed")
+    engine = Engine(processes, tmp_path / "engine", latency_ms=LATENCY_MS)
 
     def make(calls: int) -> Site:
         capacity = {"TIDEGATE_WORKER_IN_FLIGHT_MAX": str(calls), "TIDEGATE_UPSTREAM_MAX_IN_FLIGHT": str(calls)}

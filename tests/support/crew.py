@@ -7,7 +7,6 @@ took is in the engine's log, by the same Idempotency-Key. It asserts nothing.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +17,6 @@ from tests.support.tidegate import END_S, TIDEGATE, Site
 from tests.support.windows import Use
 from tidegate.cli.explain import explain_inputs_of
 from tidegate.core.schedule.explain import explain
-from tidegate.storage import opened
-from tidegate.web.admin.audit import COMMAND, AuditTrail
-from tidegate.web.admin.keys import KeyWish, make_key
-from tidegate.web.http.pepper import pepper_of
 
 WORKERS = 4
 POLL_S = 0.1
@@ -40,15 +35,9 @@ def per_minute(requests: int | None = None, tokens: int | None = None) -> list[d
 class Crew:
     """A site with its workers; `sends` sees all that they send."""
 
-    def __init__(
-        self, site: Site, sends: SendsLog, config: Mapping[str, Any], more: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, site: Site, sends: SendsLog) -> None:
         self.site = site
         self.sends = sends
-        path = site.directory / "tidegate.yaml"
-        # YAML reads JSON.
-        path.write_text(json.dumps(config))
-        site.env |= {"TIDEGATE_CONFIG": str(path), **(more or {})}
         self.workers: list[Proc] = []
 
     def start(self, count: int = WORKERS) -> None:
@@ -117,18 +106,6 @@ class Crew:
         """What `tidegate explain` says; asked without a process of its own, which would cost a second of CPU."""
         job, explain_inputs = asyncio.run(explain_inputs_of(self.site.settings, org, batch_id))
         return "\n".join(explain(job, explain_inputs))
-
-    def caller(self, org: str) -> Site:
-        """The same site as an organization of its own sees it, with a key."""
-
-        async def make() -> str:
-            async with opened(self.site.settings) as parts:
-                pepper = pepper_of(parts.settings)
-                return (
-                    await make_key(AuditTrail(parts.store, parts.entropy, COMMAND), parts.entropy, pepper, KeyWish(org))
-                ).key
-
-        return self.site.as_caller(asyncio.run(make()))
 
 
 def items_of(calls: Sequence[Mapping[str, Any]]) -> list[str]:

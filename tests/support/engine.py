@@ -14,14 +14,16 @@ from tests.support.processes import Proc, Processes
 
 
 class Engine:
-    """A running simulated engine; `url` is what an upstream setting takes."""
+    """A running simulated engine; `url` is what an upstream setting takes. It answers at once, or each call after `latency_ms`."""
 
     def __init__(
-        self, processes: Processes, directory: Path, *options: str, mode: str = "instant", port: int = 0
+        self, processes: Processes, directory: Path, *options: str, mode: str = "", latency_ms: int = 0, port: int = 0
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.calls_log = directory / "calls.jsonl"
-        command = [sys.executable, "-m", "tidegate.simulate.engine", "--port", str(port), "--mode", mode]
+        command = [sys.executable, "-m", "tidegate.simulate.engine", "--port", str(port)]
+        command += ["--mode", mode or ("fixed" if latency_ms else "instant")]
+        command += ["--latency-ms", str(latency_ms)] if latency_ms else []
         # It keeps a scratch file, and a killed one cannot remove it.
         env = {**os.environ, "TMPDIR": str(directory)}
         command += ["--calls-log", str(self.calls_log), *options]

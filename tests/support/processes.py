@@ -17,7 +17,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import Self, TypeVar, overload
 
 import psutil
 
@@ -203,7 +203,7 @@ class Proc:
 
 
 class Processes:
-    """All processes of one test; `close` leaves none of them behind."""
+    """All processes of one test or module; its end, or `close`, leaves none of them behind."""
 
     def __init__(self, log_dir: Path, registry: Path | None = None) -> None:
         self.log_dir = log_dir
@@ -232,6 +232,12 @@ class Processes:
     def close(self) -> None:
         for proc in reversed(self.started):
             proc.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *wrong: object) -> None:
+        self.close()
 
 
 def _lines(text: str, ended: bool) -> str:

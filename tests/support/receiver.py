@@ -11,6 +11,9 @@ from typing import Self
 
 Answer = Callable[["Got"], int]
 
+# The variables of a server that may call a receiver on this machine.
+ALLOWED = {"TIDEGATE_CALLBACKS_ALLOW_HOSTS": "127.0.0.1", "TIDEGATE_CALLBACKS_ALLOW_HTTP": "true"}
+
 
 @dataclass(frozen=True)
 class Got:

@@ -76,6 +76,18 @@ def requests(count: int, text: Callable[[int], str] = lambda number: f"say {numb
     return [chat_line(f"c{number}", text(number), model) for number in range(count)]
 
 
+def write_config(directory: Path, config: Mapping[str, Any]) -> str:
+    """Write a file of settings and return its path. YAML reads JSON."""
+    path = directory / "tidegate.yaml"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def operator_headers(data: Path) -> dict[str, str]:
+    """What the server over this data directory takes as its operator's word."""
+    return {"X-Tidegate-Control": json.loads((data / "control.json").read_text())["token"]}
+
+
 class Results(msgspec.Struct, frozen=True):
     """A batch that ended, and the lines of its two files."""
 
@@ -123,6 +135,10 @@ class Site(msgspec.Struct):
 
     def command(self, *args: str, data: Path | None = None) -> list[str]:
         return [TIDEGATE, *args, "--data", str(data or self.data)]
+
+    def configure(self, **config: Any) -> None:
+        """Give it a file of settings."""
+        self.env["TIDEGATE_CONFIG"] = write_config(self.directory, config)
 
     def environment(self, failpoints: str = "", more: Mapping[str, str] | None = None) -> dict[str, str]:
         armed = {"TIDEGATE_FAILPOINTS": failpoints} if failpoints else {}
@@ -188,6 +204,16 @@ class Site(msgspec.Struct):
     def as_caller(self, api_key: str) -> Site:
         """The same site, asked with a key."""
         return replace(self, api_key=api_key, _client=None)
+
+    def operate(self, path: str, **body: Any) -> Any:
+        """Ask as the operator who runs it."""
+        answer = self.client().post(f"/admin/v1/{path}", json=body, headers=operator_headers(self.data))
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def keyed(self, org: str = "acme", **wish: Any) -> Site:
+        """The same site, asked with a new key of an organization."""
+        return self.as_caller(self.operate("keys", org=org, **wish)["key"])
 
     def upload(self, lines: Sequence[str], key: str | None = None) -> httpx2.Response:
         headers = {"Idempotency-Key": key} if key else {}

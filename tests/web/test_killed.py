@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sqlite3
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import httpx2
 import pytest
 
 from tests.support.processes import Processes
+from tests.support.server import Server
 from tests.support.shims import Shims, preload_env
 from tests.web.calls import LINES, create, upload
 from tidegate.store.webhooks import DELETED_AT_ONCE
@@ -23,27 +22,12 @@ KEY: dict[str, Any] = {"Idempotency-Key": "once"}
 ENDPOINT = {"name": "n", "url": "https://receiver.example/x", "event_types": ["batch.completed"]}
 
 
-class Api:
-    """`tidegate api` over one data directory, as often as it is started."""
-
-    def __init__(self, processes: Processes, data: Path) -> None:
-        self._processes = processes
-        self._data = data
-
-    def start(self, failpoints: str = "", env: dict[str, str] | None = None) -> httpx2.Client:
-        env = {**(env or os.environ), "TIDEGATE_FAILPOINTS": failpoints}
-        command = [sys.executable, "-m", "tidegate", "api", "--data", str(self._data), "--port", "0"]
-        self.proc = self._processes.start(command, name="api", env=env)
-        url = self.proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
-        return httpx2.Client(base_url=url, timeout=30)
-
-
 @pytest.fixture
-def api(processes: Processes, tmp_path: Path) -> Api:
-    return Api(processes, tmp_path / "data")
+def api(processes: Processes, tmp_path: Path) -> Server:
+    return Server(processes, tmp_path, "api")
 
 
-def test_acknowledged_is_durable(api: Api) -> None:
+def test_acknowledged_is_durable(api: Server) -> None:
     with api.start() as client:
         file_id = upload(client, LINES * 5_000)
         batch = create(client, file_id)
@@ -54,8 +38,8 @@ def test_acknowledged_is_durable(api: Api) -> None:
 
 
 @pytest.mark.parametrize(("failpoint", "survives"), [("upload_blob_durable=kill", 0), ("upload_committed=kill", 1)])
-def test_killed_in_an_upload(api: Api, failpoint: str, survives: int) -> None:
-    with api.start(failpoint) as client, pytest.raises(httpx2.TransportError):
+def test_killed_in_an_upload(api: Server, failpoint: str, survives: int) -> None:
+    with api.start({"TIDEGATE_FAILPOINTS": failpoint}) as client, pytest.raises(httpx2.TransportError):
         upload(client, **KEY)
     assert api.proc.wait() == -9
     with api.start() as client:
@@ -66,12 +50,12 @@ def test_killed_in_an_upload(api: Api, failpoint: str, survives: int) -> None:
         assert client.get(f"/v1/files/{file_id}/content").content == LINES
 
 
-def test_create_crash_after_store(api: Api) -> None:
+def test_create_crash_after_store(api: Server) -> None:
     def post(client: httpx2.Client, file_id: str) -> dict[str, Any]:
         body = {"input_file_id": file_id, "endpoint": "/v1/embeddings"}
         return dict(client.post("/v1/batches", json=body, headers=KEY).json())
 
-    with api.start("create_committed=kill") as client:
+    with api.start({"TIDEGATE_FAILPOINTS": "create_committed=kill"}) as client:
         file_id = upload(client)
         with pytest.raises(httpx2.TransportError):
             post(client, file_id)
@@ -84,7 +68,7 @@ def test_create_crash_after_store(api: Api) -> None:
 
 
 @pytest.mark.parametrize("state", ["pending", "failed"])
-def test_killed_between_the_pieces_of_a_deletion(api: Api, tmp_path: Path, state: str) -> None:
+def test_killed_between_the_pieces_of_a_deletion(api: Server, tmp_path: Path, state: str) -> None:
     """An endpoint goes with the last of its deliveries, so that a client that asks again finishes what was begun."""
     with api.start() as client:
         made = client.post("/v1/webhook_endpoints", json=ENDPOINT).json()
@@ -98,7 +82,10 @@ def test_killed_between_the_pieces_of_a_deletion(api: Api, tmp_path: Path, state
             [(f"evt_{number:022}", made["id"], tenant_id, state, number) for number in range(3 * DELETED_AT_ONCE + 1)],
         )
     path = f"/v1/webhook_endpoints/{made['id']}"
-    with api.start("deliveries_deleted=1*kill") as client, pytest.raises(httpx2.TransportError):
+    with (
+        api.start({"TIDEGATE_FAILPOINTS": "deliveries_deleted=1*kill"}) as client,
+        pytest.raises(httpx2.TransportError),
+    ):
         client.delete(path)
     assert api.proc.wait() == -9
     with api.start() as client:
@@ -136,12 +123,12 @@ def message_batch(count: int, size_bytes: int) -> Iterator[bytes]:
     ("failpoint", "files", "batches"),
     [("upload_blob_durable=kill", 0, 0), ("upload_committed=kill", 1, 0), ("create_committed=kill", 1, 1)],
 )
-def test_killed_while_a_message_batch_is_made(api: Api, failpoint: str, files: int, batches: int) -> None:
+def test_killed_while_a_message_batch_is_made(api: Server, failpoint: str, files: int, batches: int) -> None:
     def post(client: httpx2.Client) -> dict[str, Any]:
         headers = {"Content-Type": "application/json", **KEY}
         return dict(client.post(MESSAGES, content=b"".join(message_batch(3, 10)), headers=headers).json())
 
-    with api.start(failpoint) as client, pytest.raises(httpx2.TransportError):
+    with api.start({"TIDEGATE_FAILPOINTS": failpoint}) as client, pytest.raises(httpx2.TransportError):
         post(client)
     assert api.proc.wait() == -9
     with api.start() as client:
@@ -155,7 +142,7 @@ def test_killed_while_a_message_batch_is_made(api: Api, failpoint: str, files: i
 
 
 @pytest.mark.parametrize("count", [45_000, pytest.param(100_000, marks=pytest.mark.soak)])
-def test_a_large_message_batch_is_never_in_memory(api: Api, count: int) -> None:
+def test_a_large_message_batch_is_never_in_memory(api: Server, count: int) -> None:
     """Of more than a kilobyte each."""
     with api.start() as client:
         headers = {"Content-Type": "application/json"}
@@ -166,15 +153,15 @@ def test_a_large_message_batch_is_never_in_memory(api: Api, count: int) -> None:
         assert memory_peak_bytes(api) - before < 32 << 20
 
 
-def memory_peak_bytes(api: Api) -> int:
+def memory_peak_bytes(api: Server) -> int:
     status = Path(f"/proc/{api.proc.pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
-def test_a_full_disk_refuses_and_recovers(api: Api, shims: Shims, tmp_path: Path) -> None:
+def test_a_full_disk_refuses_and_recovers(api: Server, shims: Shims, tmp_path: Path) -> None:
     blobs = tmp_path / "data" / "blobs"
     disk = shims.disk(blobs)
-    with api.start(env=preload_env(disk)) as client:
+    with api.start(preload_env(disk, base={})) as client:
         file_id = upload(client)
         for rule in ("enospc", "enospc-write", "enospc-fsync"):
             disk.fail(rule)
@@ -191,9 +178,9 @@ def test_a_full_disk_refuses_and_recovers(api: Api, shims: Shims, tmp_path: Path
         assert all(re.fullmatch(r"blob_[0-9A-Za-z]{22}", name) for name in stored)
 
 
-def test_a_full_disk_under_the_store_is_a_507(api: Api, shims: Shims, tmp_path: Path) -> None:
+def test_a_full_disk_under_the_store_is_a_507(api: Server, shims: Shims, tmp_path: Path) -> None:
     disk = shims.disk(tmp_path / "data" / "tidegate.db-wal")
-    with api.start(env=preload_env(disk)) as client:
+    with api.start(preload_env(disk, base={})) as client:
         file_id = upload(client)
         disk.fail("enospc")
         body = {"input_file_id": file_id, "endpoint": "/v1/embeddings"}
