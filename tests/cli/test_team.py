@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
-from tests.support.tidegate import TIDEGATE, Site, requests, s3_env
+from tests.support.tidegate import TIDEGATE, Site, requests
 
 NOWHERE = "http://127.0.0.1:9/v1"
 CONFIG: dict[str, Any] = {
@@ -26,9 +26,7 @@ class Office:
         self.site = site
         self.elsewhere = directory / "elsewhere"
         self.elsewhere.mkdir()
-        path = directory / "tidegate.yaml"
-        path.write_text(json.dumps(config))
-        site.env |= {"TIDEGATE_CONFIG": str(path)}
+        site.configure(**config)
         self.operator = self.key("ops", "--scopes", "admin:read,admin:write")
         self.site.api()
 
@@ -63,10 +61,9 @@ class Office:
 
 
 @pytest.fixture
-def office(processes: Processes, tmp_path: Path, migrated_postgres_url: str, s3_server: Any, s3_bucket: str) -> Office:
+def office(cluster_env: dict[str, str], processes: Processes, tmp_path: Path) -> Office:
     engine = Engine(processes, tmp_path / "engine")
-    env = {"TIDEGATE_STORE_URL": migrated_postgres_url, "PROVIDER_KEY": "sk-wrong", **s3_env(s3_server, s3_bucket)}
-    site = Site("cluster", processes, tmp_path, engine, env)
+    site = Site("cluster", processes, tmp_path, engine, {**cluster_env, "PROVIDER_KEY": "sk-wrong"})
     places = {
         "m": {"deployments": [{"url": engine.url, "name": "gpu-1"}]},
         "two": {"deployments": [{"url": NOWHERE, "name": "gpu-0"}, {"url": engine.url, "name": "gpu-3", "order": 2}]},

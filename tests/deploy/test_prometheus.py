@@ -22,8 +22,7 @@ from tests.deploy.chart import Manifest, kept, load
 from tests.support.engine import Engine
 from tests.support.processes import Processes, free_port, wait_until
 from tests.support.prometheus import PrometheusServer, program
-from tests.support.s3 import S3Server
-from tests.support.tidegate import Site, requests, s3_env
+from tests.support.tidegate import Site, requests
 
 pytestmark = pytest.mark.soak
 
@@ -110,18 +109,14 @@ def _history(scrapes: Scrapes) -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture
-def site(
-    processes: Processes, tmp_path: Path, migrated_postgres_url: str, s3_server: S3Server, s3_bucket: str
-) -> Iterator[Site]:
+def site(cluster_env: dict[str, str], processes: Processes, tmp_path: Path) -> Site:
     """An installation for a cluster whose model server takes its time."""
     engine = Engine(processes, tmp_path / "engine", latency_ms=200)
-    config = tmp_path / "settings.json"
     places = {"m": "gpu", "drained": "spare"}
     models = {model: {"deployments": [{"name": name, "url": engine.url}]} for model, name in places.items()}
-    config.write_text(json.dumps({"models": models}))
-    env = {"TIDEGATE_STORE_URL": migrated_postgres_url, "TIDEGATE_CONFIG": str(config), **s3_env(s3_server, s3_bucket)}
-    yield Site("cluster", processes, tmp_path, engine, env)
-    processes.close()
+    made = Site("cluster", processes, tmp_path, engine, cluster_env)
+    made.configure(models=models)
+    return made
 
 
 def test_prometheus_answers_the_dashboard_the_alerts_and_the_autoscalers(
@@ -136,7 +131,7 @@ def test_prometheus_answers_the_dashboard_the_alerts_and_the_autoscalers(
     targets = {f"127.0.0.1:{port}": {"namespace": "batch", "pod": pod} for pod, port in ports.items()}
     prometheus.start(targets, [ROOT / "deploy/alerts.yaml"])
 
-    operator, site = keyed(site, "--org", "ops", "--scopes", "admin:write"), keyed(site, "--org", "acme")
+    operator, site = site.keyed("ops", scopes=["admin:write"]), site.keyed()
     assert operator.client().post("/admin/v1/deployments/spare/drain").status_code == 200
     drained = 'tidegate_deployment_state{deployment="spare",state="drained"} == 1'
     wait_until(lambda: len(prometheus.query(drained)) == len(targets), ANSWER_S, "every process to know", poll_s=1)
@@ -157,14 +152,6 @@ def test_prometheus_answers_the_dashboard_the_alerts_and_the_autoscalers(
     _check_keda(operator)
     assert site.batch(open_batch)["status"] == "in_progress", "the questions were asked under load"
     assert prometheus.query('max by (status) (tidegate_jobs{status="completed"})') == [({"status": "completed"}, 1)]
-
-
-def keyed(site: Site, *options: str) -> Site:
-    """The site, asked with a new key."""
-    command = site.command("keys", "create", *options, "--json")
-    made = site.processes.completed(command, env=site.environment())
-    assert made.returncode == 0, made.stderr
-    return site.as_caller(json.loads(made.stdout)["key"])
 
 
 def _check_panel(prometheus: PrometheusServer, target: dict[str, Any]) -> None:

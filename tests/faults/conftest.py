@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine import Engine
+from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes
-from tests.support.tidegate import Site, s3_env
+from tests.support.tidegate import Site
 
 LATENCY_MS = 100
+# Longer than a crash and recovery of the database or of a disk takes: what is tested is the outage, not the lease.
+PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 
 MakeSite = Callable[[str], Site]
 
@@ -35,10 +38,7 @@ def make_site(
     sites: list[Site] = []
 
     def make(kind: str) -> Site:
-        env = {}
-        if kind == "cluster":
-            env["TIDEGATE_STORE_URL"] = request.getfixturevalue("migrated_postgres_url")
-            env |= s3_env(request.getfixturevalue("s3_server"), request.getfixturevalue("s3_bucket"))
+        env = request.getfixturevalue("cluster_env") if kind == "cluster" else {}
         sites.append(Site(kind, processes, tmp_path, slow_engine, env))
         return sites[-1]
 
@@ -61,3 +61,10 @@ def embedded(make_site: MakeSite) -> Site:
 @pytest.fixture
 def cluster(make_site: MakeSite) -> Site:
     return make_site("cluster")
+
+
+@pytest.fixture
+def crashing(cluster: Site, private_postgres_server: PostgresServer) -> Site:
+    """A cluster over a PostgreSQL of its own."""
+    cluster.env["TIDEGATE_STORE_URL"] = private_postgres_server.create_database()
+    return cluster

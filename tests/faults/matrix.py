@@ -7,7 +7,6 @@ Time-outs are short, waits between tries are next to nothing.
 
 from __future__ import annotations
 
-import json
 import ssl
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -74,9 +73,8 @@ class Matrix:
         places: dict[str, dict[str, Any]] = {case.model: {"url": self.engine.url} for case in cases}
         places |= {name: {"url": upstream.url} for name, upstream in self._scripted.items()}
         places |= {name: {**place, "url": self._url(name, place["url"])} for name, place in models.items()}
-        config = directory / "tidegate.yaml"
-        config.write_text(json.dumps({"models": {name: {"deployments": [place]} for name, place in places.items()}}))
-        self.site = Site("embedded", processes, directory, self.engine, {"TIDEGATE_CONFIG": str(config), **SETTINGS})
+        self.site = Site("embedded", processes, directory, self.engine, dict(SETTINGS))
+        self.site.configure(models={name: {"deployments": [place]} for name, place in places.items()})
         self.proc: Proc = self.site.begin()
 
     def _url(self, name: str, url: str) -> str:

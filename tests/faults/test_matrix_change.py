@@ -4,22 +4,14 @@ in flight ends as it began."""
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
-from tests.support.run_directory import RunDirectory
 from tests.support.tidegate import END_S, IN_FLIGHT, Results, Site, requests
 from tidegate.storage import opened
-from tidegate.web.admin.audit import COMMAND, AuditTrail
-from tidegate.web.admin.keys import KeyMade, KeyWish, make_key
-from tidegate.web.http.pepper import pepper_of
 
 ITEMS = 80
 DONE_FIRST = 4
@@ -37,22 +29,14 @@ class Running:
     def __init__(self, processes: Processes, directory: Path) -> None:
         self.engine = Engine(processes, directory / "engine", latency_ms=LATENCY_MS)
         self.locked = Engine(processes, directory / "locked", "--api-key", "the-new-key")
-        config = directory / "tidegate.yaml"
         place = {"url": self.engine.url, "max_in_flight": AT_ONCE}
         price = {"input": 1_000, "output": 1_000}
         models = {"kept": {"deployments": [place]}, "priced": {"deployments": [{**place, "price": price}]}}
         self.keys = directory / "keys"
         self.keys.mkdir()
-        config.write_text(json.dumps({"models": models, "added": {"folders": [str(self.keys)]}}))
-        self.site = Site("embedded", processes, directory, self.engine, {"TIDEGATE_CONFIG": str(config)})
+        self.site = Site("embedded", processes, directory, self.engine)
+        self.site.configure(models=models, added={"folders": [str(self.keys)]})
         self.proc = self.site.begin()
-        self._token = json.loads((self.site.data / "control.json").read_text())["token"]
-
-    def operate(self, path: str, **body: Any) -> Any:
-        headers = {"X-Tidegate-Control": self._token}
-        answer = httpx2.post(f"{self.site.url}/admin/v1/{path}", json=body, headers=headers, timeout=30)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
 
 
 class Changed:
@@ -75,23 +59,18 @@ class Changed:
 
 
 @pytest.fixture(scope="module")
-def running(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    directory: Path = tmp_path_factory.mktemp("change")
-    processes = Processes(directory / "process-logs", run_directory.process_registry())
-    try:
-        yield Running(processes, directory)
-    finally:
-        processes.close()
+def running(module_processes: Processes, module_directory: Path) -> Running:
+    return Running(module_processes, module_directory)
 
 
 def test_42_a_model_that_is_removed_fails_what_was_not_sent(running: Running) -> None:
-    caller = running.site.as_caller(running.operate("keys", org="models")["key"])
+    caller = running.site.keyed("models")
     added = {"model": "added", "url": running.engine.url, "max_in_flight": 2}
-    running.operate("deployments/add", name="added", set=added)
+    running.site.operate("deployments/add", name="added", set=added)
     lines = requests(ITEMS, model="added")
     batch_id = caller.submit(lines)
     caller.until_done(batch_id, DONE_FIRST)
-    running.operate("deployments/remove", name="added", force=True)
+    running.site.operate("deployments/remove", name="added", force=True)
     results = caller.judge(batch_id, lines)
     assert set(results.error_codes()) == {"model_not_found"}
     # What was in flight was answered: nothing that the engine was asked for is lost.
@@ -99,13 +78,13 @@ def test_42_a_model_that_is_removed_fails_what_was_not_sent(running: Running) ->
 
 
 def test_42_a_key_that_is_revoked_fails_what_was_not_sent(running: Running) -> None:
-    made = running.operate("keys", org="revoked")
+    made = running.site.operate("keys", org="revoked")
     caller = running.site.as_caller(made["key"])
     lines = requests(ITEMS, model="kept")
     batch_id = caller.submit(lines)
     caller.until_done(batch_id, DONE_FIRST)
-    running.operate(f"keys/{made['id']}/revoke")
-    other = running.site.as_caller(running.operate("keys", org="revoked")["key"])
+    running.site.operate(f"keys/{made['id']}/revoke")
+    other = running.site.keyed("revoked")
     results = other.judge(batch_id, lines)
     assert set(results.error_codes()) == {"key_revoked"}
     assert len(caller.calls_of(batch_id)) == len(results.output) >= DONE_FIRST
@@ -117,12 +96,12 @@ def test_42_a_key_that_is_deleted_alone_or_with_its_organization_fails_what_was_
     running: Running, what: str
 ) -> None:
     org = f"deleted {what}"
-    made = running.operate("keys", org=org)
+    made = running.site.operate("keys", org=org)
     changed = Changed(running.site.as_caller(made["key"]), "kept")
-    deleted = running.operate("keys/delete", **({"id": made["id"]} if what == "key" else {"org": org}))
+    deleted = running.site.operate("keys/delete", **({"id": made["id"]} if what == "key" else {"org": org}))
     assert deleted == {"deleted": [made["id"]]}
     called = changed.called()
-    other = running.site.as_caller(running.operate("keys", org=org)["key"])
+    other = running.site.keyed(org)
     results = other.judge(changed.batch_id, changed.lines)
     assert set(results.error_codes()) == {"key_deleted"}
     assert "create the batch again with another key" in results.errors[0]["error"]["message"]
@@ -131,9 +110,9 @@ def test_42_a_key_that_is_deleted_alone_or_with_its_organization_fails_what_was_
 
 
 def test_42_a_budget_that_is_lowered_below_what_is_spent_fails_what_was_not_sent(running: Running) -> None:
-    made = running.operate("keys", org="lowered", limits=[{"period": "lifetime", "cost": "1000"}])
+    made = running.site.operate("keys", org="lowered", limits=[{"period": "lifetime", "cost": "1000"}])
     changed = Changed(running.site.as_caller(made["key"]), "priced")
-    running.operate(f"keys/{made['id']}/change", limits=[{"period": "lifetime", "cost": "0.001"}])
+    running.site.operate(f"keys/{made['id']}/change", limits=[{"period": "lifetime", "cost": "0.001"}])
     called = changed.called()
     results = changed.caller.judge(changed.batch_id, changed.lines)
     assert set(results.error_codes()) == {"budget_exceeded"}
@@ -143,9 +122,9 @@ def test_42_a_budget_that_is_lowered_below_what_is_spent_fails_what_was_not_sent
 
 def test_42_a_rate_that_is_lowered_holds_back_what_was_not_sent(running: Running) -> None:
     """It waits for the next day; and once the limit is raised again, for nothing."""
-    made = running.operate("keys", org="rated", limits=[{"period": "day", "requests": 100_000}])
+    made = running.site.operate("keys", org="rated", limits=[{"period": "day", "requests": 100_000}])
     changed = Changed(running.site.as_caller(made["key"]), "kept")
-    running.operate(f"keys/{made['id']}/change", limits=[{"period": "day", "requests": 1}])
+    running.site.operate(f"keys/{made['id']}/change", limits=[{"period": "day", "requests": 1}])
     called = changed.called()
 
     def rests() -> bool:
@@ -156,7 +135,7 @@ def test_42_a_rate_that_is_lowered_holds_back_what_was_not_sent(running: Running
     wait_until(rests, END_S, "the batch to rest")
     assert changed.called() - called <= FOLLOWED_CALLS_MAX
     state = changed.called()
-    running.operate(f"keys/{made['id']}/change", limits=[{"period": "day", "requests": 100_000}])
+    running.site.operate(f"keys/{made['id']}/change", limits=[{"period": "day", "requests": 100_000}])
     changed.caller.until_done(changed.batch_id, state + DONE_FIRST)
     changed.caller.cancel(changed.batch_id)
     results = changed.caller.judge(changed.batch_id, changed.lines, "cancelled")
@@ -169,16 +148,16 @@ def test_42_new_calls_have_a_providers_new_key_and_none_failed_for_the_old_one(r
     """By the operator's call, or by another key in the same file, seen without any."""
     keys = running.keys / how
     keys.mkdir()
-    caller = running.site.as_caller(running.operate("keys", org="rotated")["key"])
+    caller = running.site.keyed("rotated")
     for name in ("old", "new"):
         (keys / name).write_text(f"the-{name}-key\n")
     locked = {"model": f"locked by {how}", "url": running.locked.url, "api_key": f"file:{keys / 'old'}"}
-    running.operate("deployments/add", name=f"locked by {how}", set=locked)
+    running.site.operate("deployments/add", name=f"locked by {how}", set=locked)
     lines = requests(ITEMS, model=f"locked by {how}")
     waiting = caller.submit(lines)
     running.proc.wait_for_line(f"upstream_key_rejected.*locked by {how}")
     if how == "call":
-        running.operate("deployments/change", name=f"locked by {how}", set={"api_key": f"file:{keys / 'new'}"})
+        running.site.operate("deployments/change", name=f"locked by {how}", set={"api_key": f"file:{keys / 'new'}"})
     else:
         (keys / "new").replace(keys / "old")
     for batch_id in (waiting, caller.submit(lines)):
@@ -189,26 +168,19 @@ def test_42_new_calls_have_a_providers_new_key_and_none_failed_for_the_old_one(r
 def test_42_every_worker_of_a_cluster_hears_of_a_key_that_is_deleted(cluster: Site) -> None:
     """By whichever process it was taken away: two workers over PostgreSQL and S3, and an operator beside them."""
 
-    async def a_key() -> KeyMade:
-        async with opened(cluster.settings) as parts:
-            wish = KeyWish("acme", team="red")
-            return await make_key(
-                AuditTrail(parts.store, parts.entropy, COMMAND), parts.entropy, pepper_of(parts.settings), wish
-            )
-
     async def delete_all() -> list[str]:
         async with opened(cluster.settings) as parts:
             return await parts.store.delete_keys_of("acme")
 
     cluster.begin()
     cluster.worker(name="second", data=cluster.directory / "second")
-    made = asyncio.run(a_key())
-    caller = cluster.as_caller(made.key)
+    made = cluster.operate("keys", org="acme", team="red")
+    caller = cluster.as_caller(made["key"])
     lines = requests(3 * MANY)
     batch_id = caller.submit(lines)
     caller.until_done(batch_id, 4 * IN_FLIGHT)
-    assert asyncio.run(delete_all()) == [made.id]
-    other = cluster.as_caller(asyncio.run(a_key()).key)
+    assert asyncio.run(delete_all()) == [made["id"]]
+    other = cluster.keyed(team="red")
     results = other.judge(batch_id, lines)
     assert set(results.error_codes()) == {"key_deleted"}
     assert len(caller.calls_of(batch_id)) == len(results.output)

@@ -12,7 +12,6 @@ import pytest
 
 from tests.faults.matrix import ATTEMPTS_MAX, READ_TIMEOUT_S, RETRY_AFTER_MAX_MS, Case, Matrix, says
 from tests.support.processes import Processes, wait_until
-from tests.support.run_directory import RunDirectory
 from tests.support.tidegate import END_S, behaving, requests
 from tests.upstream.raw_server import Peer, Request, Script
 from tests.web.upstream import answers
@@ -122,17 +121,10 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def matrix(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
-    directory: Path = tmp_path_factory.mktemp("matrix")
-    processes = Processes(directory / "process-logs", run_directory.process_registry())
-    made: Matrix | None = None
-    try:
-        made = Matrix(processes, directory, CASES, SCRIPTS, MODELS)
-        yield made
-    finally:
-        processes.close()
-        if made is not None:
-            made.close()
+def matrix(module_processes: Processes, module_directory: Path) -> Iterator[Matrix]:
+    made = Matrix(module_processes, module_directory, CASES, SCRIPTS, MODELS)
+    yield made
+    made.close()
 
 
 def test_31_throttling_uses_up_no_attempt_and_no_call_comes_before_its_time(matrix: Matrix) -> None:
@@ -223,11 +215,11 @@ def test_38_json_that_readers_disagree_about_is_no_answer_and_is_kept(matrix: Ma
 
 
 def test_39_answers_without_measure_are_cut_in_bounded_memory(matrix: Matrix) -> None:
-    before = _memory_peak_bytes(matrix)
+    before = matrix.proc.memory_peak_bytes()
     matrix.check(LARGE)
     matrix.fails("headers", AMBIGUOUS, ATTEMPTS_MAX)
     matrix.fails("gigabyte", BROKEN, 2)
-    assert _memory_peak_bytes(matrix) - before < MEMORY_BYTES_MAX
+    assert matrix.proc.memory_peak_bytes() - before < MEMORY_BYTES_MAX
 
 
 def test_40_a_redirect_is_refused_and_not_followed(matrix: Matrix) -> None:
@@ -279,8 +271,3 @@ def test_41_items_of_a_group_get_their_own_part_of_an_answer_or_are_asked_for_ag
 
 def _inputs(matrix: Matrix, model: str) -> list[Any]:
     return [json.loads(request.body)["input"] for request in matrix.posts(model)]
-
-
-def _memory_peak_bytes(matrix: Matrix) -> int:
-    status = Path(f"/proc/{matrix.proc.pid}/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import CLUSTER_IN_SOAK
-from tests.faults.test_process_database import PATIENT, crashing
+from tests.faults.conftest import CLUSTER_IN_SOAK, PATIENT
 from tests.support.postgres import PostgresServer
 from tests.support.tidegate import IN_FLIGHT, Site, behaving
 
-__all__ = ["crashing"]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "word": {"type": "string"}}, "required": ["n"]}
 ANSWERS = {"schema": "response_format", "tries_max": 2}
 COUNT = 48

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import CLUSTER_IN_SOAK, MakeSite
+from tests.faults.conftest import CLUSTER_IN_SOAK, PATIENT
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.tidegate import ASK_S, END_S, UNRECORDED_MAX, Site, behaving, requests
 
-PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 SAMPLE = 6
 
 
@@ -65,20 +64,16 @@ def test_a_canary_that_fails_stops_its_batch_though_its_worker_is_killed(embedde
 
 
 @pytest.mark.soak
-def test_a_canary_survives_crashes_of_the_database(
-    make_site: MakeSite, private_postgres_server: PostgresServer
-) -> None:
-    site = make_site("cluster")
-    site.env["TIDEGATE_STORE_URL"] = private_postgres_server.create_database()
+def test_a_canary_survives_crashes_of_the_database(crashing: Site, private_postgres_server: PostgresServer) -> None:
     lines = requests(30, lambda number: behaving("latency=200") + f" {number}")
-    site.begin(more=PATIENT)
-    site.worker(more=PATIENT)
-    batch_id = site.submit(lines, canary={"items": SAMPLE, "then": "wait"})
-    site.until_called(1)
+    crashing.begin(more=PATIENT)
+    crashing.worker(more=PATIENT)
+    batch_id = crashing.submit(lines, canary={"items": SAMPLE, "then": "wait"})
+    crashing.until_called(1)
     private_postgres_server.restart_immediate()
-    until_state(site, batch_id, "waiting")
-    assert len({call["idempotency_key"] for call in site.calls_of(batch_id)}) == SAMPLE
+    until_state(crashing, batch_id, "waiting")
+    assert len({call["idempotency_key"] for call in crashing.calls_of(batch_id)}) == SAMPLE
     private_postgres_server.restart_immediate()
-    say(site, batch_id, "continue")
+    say(crashing, batch_id, "continue")
     private_postgres_server.restart_immediate()
-    site.judge(batch_id, lines, repeats_max=UNRECORDED_MAX)
+    crashing.judge(batch_id, lines, repeats_max=UNRECORDED_MAX)

@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.faults.conftest import MakeSite
+from tests.faults.conftest import PATIENT, MakeSite
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Proc, wait_until
 from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, UNRECORDED_MAX, Site, behaving, requests
 
-PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
@@ -55,8 +54,7 @@ def struck(request: pytest.FixtureRequest, make_site: MakeSite) -> Struck:
 
     else:
         server: PostgresServer = request.getfixturevalue("private_postgres_server")
-        site = make_site("cluster")
-        site.env["TIDEGATE_STORE_URL"] = server.create_database()
+        site = request.getfixturevalue("crashing")
         more, strike = dict(PATIENT), server.restart_immediate
     site.env["TIDEGATE_LIMITS_WINDOW_MIN_S"] = "1"
     return Struck(site, strike, more)
@@ -148,9 +146,7 @@ def _first_calls(site: Site, batch_id: str) -> dict[str, float]:
 def test_a_cost_and_a_share_of_errors_stop_a_batch_after_a_loss(struck: Struck, tmp_path: Path) -> None:
     site = struck.site
     place = {"name": "gpu", "url": site.engine.url, "price": {"input": 1_000, "output": 1_000}}
-    config = tmp_path / "priced.json"
-    config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
-    site.env["TIDEGATE_CONFIG"] = str(config)
+    site.configure(models={"m": {"deployments": [place]}})
     struck.begin()
     lines = requests(60, slow)
     faulty = requests(60, lambda number: f"{behaving('400' if number % 2 else 'latency=250')} {number}")
@@ -249,34 +245,32 @@ def test_a_check_before_keeps_nothing_though_it_is_cut_off(struck: Struck) -> No
 
 @pytest.mark.soak
 def test_a_table_survives_a_crash_of_the_database_and_a_kill(
-    make_site: MakeSite, private_postgres_server: PostgresServer, tmp_path: Path
+    crashing: Site, private_postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    site = make_site("cluster")
-    site.env["TIDEGATE_STORE_URL"] = private_postgres_server.create_database()
     body = {"model": "m", "messages": [{"role": "user", "content": "{{ text }}"}], "max_tokens": 4}
     (tmp_path / "t.json").write_text(json.dumps(body))
     rows = [json.dumps({"n": number, "text": slow(number)}) for number in range(60)]
     (tmp_path / "in.jsonl").write_text("\n".join(rows))
 
     def run() -> Proc:
-        asked = site.command("run", "in.jsonl", "--template", "t.json", "-o", "out.jsonl", "--json")
-        return site.processes.start(asked, name="run", env=site.environment(more=PATIENT), cwd=tmp_path)
+        asked = crashing.command("run", "in.jsonl", "--template", "t.json", "-o", "out.jsonl", "--json")
+        return crashing.processes.start(asked, name="run", env=crashing.environment(more=PATIENT), cwd=tmp_path)
 
     first = run()
-    site.until_called(IN_FLIGHT + 1)
+    crashing.until_called(IN_FLIGHT + 1)
     private_postgres_server.restart_immediate()
-    site.until_called(5 * IN_FLIGHT)
+    crashing.until_called(5 * IN_FLIGHT)
     first.kill()
     second = run()
-    site.until_called(8 * IN_FLIGHT)
+    crashing.until_called(8 * IN_FLIGHT)
     private_postgres_server.restart_immediate()
     assert second.wait(2 * END_S) == 0, second.logs()
     done = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["n"] for row in done] == list(range(60))
     assert all(row["answer"] for row in done)
     (batch_id,) = json.loads(second.stdout())["batches"]
-    site.verify(batch_id)
+    crashing.verify(batch_id)
     again = run()
-    called = len(site.calls())
+    called = len(crashing.calls())
     assert again.wait(END_S) == 0, again.logs()
-    assert len(site.calls()) == called, "nothing is called twice"
+    assert len(crashing.calls()) == called, "nothing is called twice"

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import CLUSTER_IN_SOAK, MakeSite
+from tests.faults.conftest import CLUSTER_IN_SOAK, PATIENT, MakeSite
 from tests.faults.test_process_cancel import SLACK_S, STOPS_S
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, UNRECORDED_MAX, Site, behaving, requests
-
-PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 
 
 @CLUSTER_IN_SOAK
@@ -75,8 +73,7 @@ def test_controls_outlive_processes_and_the_database(
 
     else:
         server: PostgresServer = request.getfixturevalue("private_postgres_server")
-        site = make_site("cluster")
-        site.env["TIDEGATE_STORE_URL"] = server.create_database()
+        site = request.getfixturevalue("crashing")
         site.begin(more=PATIENT)
         strike = server.restart_immediate
     _check_controls(site, strike)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,27 +9,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.faults.conftest import MakeSite
+from tests.faults.conftest import PATIENT
 from tests.faults.test_process_operations import operator
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxies
 from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, LEASE_MS, Site, behaving, requests
 
-# Longer than a crash and recovery of the server take: what is tested is the outage, not the lease.
-PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
-
 
 def slow(number: int) -> str:
     return behaving("latency=250")
-
-
-@pytest.fixture
-def crashing(make_site: MakeSite, private_postgres_server: PostgresServer) -> Site:
-    """A cluster over a PostgreSQL of its own."""
-    site = make_site("cluster")
-    site.env["TIDEGATE_STORE_URL"] = private_postgres_server.create_database()
-    return site
 
 
 def test_the_database_crashes_under_load(crashing: Site, private_postgres_server: PostgresServer) -> None:
@@ -114,10 +102,8 @@ def test_the_database_is_down_while_a_drain_is_written(
     crashing: Site, private_postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     """What was refused was not done; asked again it is done once, and followed."""
-    config = tmp_path / "named.json"
     place = {"name": "gpu", "url": crashing.engine.url}
-    config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
-    crashing.env["TIDEGATE_CONFIG"] = str(config)
+    crashing.configure(models={"m": {"deployments": [place]}})
     worker = crashing.begin(more=PATIENT)
     # More than are called before the deployment is drained.
     batch_id = crashing.submit(requests(600, slow))

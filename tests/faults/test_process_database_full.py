@@ -13,7 +13,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.faults.conftest import MakeSite
+from tests.faults.conftest import PATIENT, MakeSite
 from tests.support.postgres import NOBODY, PostgresServer
 from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, requests
 
@@ -23,7 +23,6 @@ pytestmark = [
 ]
 
 SIZE_BYTES = 24 << 20
-PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 
 
 class SmallDisk:

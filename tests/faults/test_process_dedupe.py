@@ -6,11 +6,9 @@ import json
 
 import pytest
 
-from tests.faults.conftest import CLUSTER_IN_SOAK, MakeSite
+from tests.faults.conftest import CLUSTER_IN_SOAK, PATIENT, MakeSite
 from tests.support.postgres import PostgresServer
 from tests.support.tidegate import IN_FLIGHT, UNRECORDED_MAX, Site, behaving
-
-PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 
 
 def lines(count: int, kinds: int) -> list[str]:
@@ -67,23 +65,21 @@ def test_a_changed_file_runs_its_changed_lines_though_processes_die(make_site: M
 
 
 @pytest.mark.soak
-def test_copies_survive_crashes_of_the_database(make_site: MakeSite, private_postgres_server: PostgresServer) -> None:
+def test_copies_survive_crashes_of_the_database(crashing: Site, private_postgres_server: PostgresServer) -> None:
     """It crashes while requests run, and again when a batch that reuses their answers was just accepted."""
-    site = make_site("cluster")
-    site.env["TIDEGATE_STORE_URL"] = private_postgres_server.create_database()
     asked = lines(60, 20)
-    site.begin(more=PATIENT)
-    earlier = site.submit(asked, dedupe=True)
-    site.until_called(IN_FLIGHT + 1)
+    crashing.begin(more=PATIENT)
+    earlier = crashing.submit(asked, dedupe=True)
+    crashing.until_called(IN_FLIGHT + 1)
     private_postgres_server.restart_immediate()
-    results = site.judge(earlier, asked, repeats_max=UNRECORDED_MAX)
+    results = crashing.judge(earlier, asked, repeats_max=UNRECORDED_MAX)
     assert results.batch["tidegate"]["deduplicated"] == 40
-    batch_id = site.submit(asked, reuse_from=earlier)
+    batch_id = crashing.submit(asked, reuse_from=earlier)
     private_postgres_server.restart_immediate()
-    results = site.judge(batch_id, asked, repeats_max=UNRECORDED_MAX)
+    results = crashing.judge(batch_id, asked, repeats_max=UNRECORDED_MAX)
     # Those that were refused have no answer, so they are run again.
     assert results.batch["tidegate"]["reused"] == 48
-    assert len({call["idempotency_key"] for call in site.calls_of(batch_id)}) == 12
+    assert len({call["idempotency_key"] for call in crashing.calls_of(batch_id)}) == 12
 
 
 def test_a_cancel_leaves_the_copies_of_what_was_answered(make_site: MakeSite) -> None:

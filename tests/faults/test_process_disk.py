@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults.conftest import PATIENT
 from tests.support.processes import wait_until
 from tests.support.shims import Shims, preload_env
 from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, requests
-
-# The outage is tested here, not the lease that a store without a writable disk cannot renew.
-PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 
 
 def slow(number: int) -> str:

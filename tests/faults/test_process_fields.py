@@ -39,9 +39,7 @@ def test_both_doors_refuse_the_same_unless_the_model_allows_it(site: Site) -> No
         "allowed_fields": ["file_id", "priority"],
         "media_hosts": ["images.example.com"],
     }
-    config = site.directory / "fields.yaml"
-    config.write_text(json.dumps({"models": {"m": {"deployments": place}, "open": open_model}}))
-    site.env["TIDEGATE_CONFIG"] = str(config)
+    site.configure(models={"m": {"deployments": place}, "open": open_model})
     site.begin()
     lines = []
     for model in ("m", "open"):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from typing import Any
 
 import httpx2
-import pytest
 
-from tests.faults.conftest import CLUSTER_IN_SOAK, MakeSite
+from tests.faults.conftest import CLUSTER_IN_SOAK, PATIENT
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.tidegate import ASK_S, END_S, Site, behaving, requests
@@ -22,15 +20,7 @@ BATCHES = STEP_JOBS + 3
 
 def operator(site: Site) -> Site:
     """The site, asked with an operator's key."""
-    return keyed(site, "--org", "ops", "--scopes", "admin:write")
-
-
-def keyed(site: Site, *options: str) -> Site:
-    """The site, asked with a new key."""
-    command = site.command("keys", "create", *options, "--json")
-    made = site.processes.completed(command, env=site.environment())
-    assert made.returncode == 0, made.stderr
-    return site.as_caller(json.loads(made.stdout)["key"])
+    return site.keyed("ops", scopes=["admin:write"])
 
 
 @CLUSTER_IN_SOAK
@@ -50,18 +40,11 @@ def test_an_operation_goes_on_after_a_kill_and_counts_each_batch_once(site: Site
     check_all_paused(asked, batches)
 
 
-@pytest.fixture
-def crashing(make_site: MakeSite, private_postgres_server: PostgresServer) -> Site:
-    """A cluster over a PostgreSQL of its own."""
-    site = make_site("cluster")
-    site.env |= {"TIDEGATE_STORE_URL": private_postgres_server.create_database(), "TIDEGATE_WORKER_LEASE_MS": "20000"}
-    return site
-
-
 def test_an_operation_goes_on_when_the_database_that_went_away_is_back(
     crashing: Site, private_postgres_server: PostgresServer
 ) -> None:
     """It goes away between two steps, so that the next one fails."""
+    crashing.env |= PATIENT
     crashing.begin("operation_stepped=sleep:2")
     batches = [crashing.submit(requests(2), not_before=int(time.time()) + 7200) for _ in range(BATCHES)]
     for batch_id in batches:
@@ -83,8 +66,9 @@ def test_the_retry_of_one_kind_of_error_outlives_the_database(
     """What was refused was not done; asked again it is one batch, which has the lines of that kind alone."""
     kinds = ("400", "422", "latency=150", "latency=150")
     lines = requests(40, lambda number: f"{behaving(kinds[number % 4])} {number}")
+    crashing.env |= PATIENT
     crashing.begin()
-    owner, asked = keyed(crashing, "--org", "acme"), operator(crashing)
+    owner, asked = crashing.keyed(), operator(crashing)
     batch_id = owner.submit(lines)
     first = owner.ended(batch_id)
     path = f"/admin/v1/batches/{batch_id}"

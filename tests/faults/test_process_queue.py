@@ -32,9 +32,8 @@ class Queued:
         self.results = f"llm-d-async:results:{self.pool}:tidegate"
         queue = {"url": redis_url, "pool": self.pool, **more}
         deployment = {"url": site.engine.url, "queue": queue, "max_in_flight": 64, "name": "queued"}
-        path = site.directory / "tidegate.yaml"
-        path.write_text(json.dumps({"models": {"m": {"deployments": [deployment]}}}))
-        site.env |= {"TIDEGATE_CONFIG": str(path), "TIDEGATE_UPSTREAM_URL": ""}
+        site.configure(models={"m": {"deployments": [deployment]}})
+        site.env["TIDEGATE_UPSTREAM_URL"] = ""
 
     def processor(self) -> Proc:
         command = [sys.executable, "-m", "tidegate.simulate.processor", "--redis", self.redis_url]

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import CLUSTER_IN_SOAK, MakeSite
+from tests.faults.conftest import CLUSTER_IN_SOAK, PATIENT
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.tidegate import ASK_S, END_S, Results, Site, behaving, requests
 
-PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 CANCELLED = ["cancelled"]
 
 
@@ -108,22 +107,20 @@ def test_a_retry_survives_a_kill(embedded: Site, border: str) -> None:
 
 @pytest.mark.soak
 def test_a_retry_of_a_retry_survives_crashes_of_the_database(
-    make_site: MakeSite, private_postgres_server: PostgresServer
+    crashing: Site, private_postgres_server: PostgresServer
 ) -> None:
-    site = make_site("cluster")
-    site.env["TIDEGATE_STORE_URL"] = private_postgres_server.create_database()
     lines = requests(60, line_text)
-    site.begin(more=PATIENT)
-    first = cancelled_batch(site, lines)
-    made = retry(site, first.batch["id"], outcomes=CANCELLED)
+    crashing.begin(more=PATIENT)
+    first = cancelled_batch(crashing, lines)
+    made = retry(crashing, first.batch["id"], outcomes=CANCELLED)
     private_postgres_server.restart_immediate()
-    site.until_called(len(site.calls()) + 8)
-    site.cancel(made["id"])
-    second = site.judge(made["id"], never_ran(first, lines), "cancelled", repeats_max=8)
-    third = retry(site, made["id"], codes=["batch_cancelled"])
+    crashing.until_called(len(crashing.calls()) + 8)
+    crashing.cancel(made["id"])
+    second = crashing.judge(made["id"], never_ran(first, lines), "cancelled", repeats_max=8)
+    third = retry(crashing, made["id"], codes=["batch_cancelled"])
     private_postgres_server.restart_immediate()
-    last = site.judge(third["id"], never_ran(second, lines), repeats_max=8)
-    check_merged(site, first, second, last)
+    last = crashing.judge(third["id"], never_ran(second, lines), repeats_max=8)
+    check_merged(crashing, first, second, last)
     answered = {line["custom_id"] for results in (first, second, last) for line in results.output}
     assert len(answered) == 45, "all but those that are refused each time"
 

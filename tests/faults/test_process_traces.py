@@ -158,9 +158,7 @@ def _call_kind(span: Any) -> str:
 def test_a_call_that_items_share_has_a_span_with_theirs(embedded: Site, collector: Collector, tmp_path: Path) -> None:
     """Every item is sampled, and they share calls all the same."""
     place = {"url": embedded.engine.url, "max_in_flight": 1, "upstream_max_batch_inputs": 8}
-    config = tmp_path / "tidegate.json"
-    config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
-    embedded.env["TIDEGATE_CONFIG"] = str(config)
+    embedded.configure(models={"m": {"deployments": [place]}})
     embedded.serve(more=collector.env)
     bodies = [{"model": "m", "input": f"say {number}"} for number in range(12)]
     lines = [

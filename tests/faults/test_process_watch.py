@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.conftest import PATIENT
 from tests.faults.test_process_operations import BATCHES, check_all_paused, operator
 from tests.support.processes import wait_until
 from tests.support.redis import RedisServer
 from tests.support.shims import Shims, preload_env
 from tests.support.tidegate import END_S, Site, requests
 
-PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
 PAUSE = {"action": "pause", "filter": {}}
 
 

@@ -5,23 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.conftest import CLUSTER_IN_SOAK, MakeSite
+from tests.faults.conftest import CLUSTER_IN_SOAK, PATIENT
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
-from tests.support.receiver import Receiver
+from tests.support.receiver import ALLOWED, Receiver
 from tests.support.tidegate import ASK_S, END_S, Site, requests
-
-ALLOWED = {"TIDEGATE_CALLBACKS_ALLOW_HOSTS": "127.0.0.1", "TIDEGATE_CALLBACKS_ALLOW_HTTP": "true"}
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as made:
-        yield made
 
 
 @CLUSTER_IN_SOAK
@@ -126,31 +117,27 @@ def test_an_event_arrives_though_its_batch_was_deleted(site: Site, receiver: Rec
 
 
 def test_the_database_restarts_while_an_event_is_on_its_way(
-    make_site: MakeSite, private_postgres_server: PostgresServer, receiver: Receiver
+    crashing: Site, private_postgres_server: PostgresServer, receiver: Receiver
 ) -> None:
     """The receiver has it and has not answered yet. The lease outlives the restart: its outcome is recorded, and it is not sent again."""
-    site = make_site("cluster")
-    site.env |= ALLOWED | {
-        "TIDEGATE_STORE_URL": private_postgres_server.create_database(),
-        "TIDEGATE_WORKER_LEASE_MS": "20000",
-    }
+    crashing.env |= ALLOWED | PATIENT
     may_answer = threading.Event()
     receiver.answer = lambda _: 200 if may_answer.wait(END_S) else 503
-    site.begin()
-    site.worker(name="other")
+    crashing.begin()
+    crashing.worker(name="other")
     shape = {"name": "hook", "url": receiver.url, "event_types": ["batch.completed"]}
-    assert site.client().post("/v1/webhook_endpoints", json=shape).status_code == 200
+    assert crashing.client().post("/v1/webhook_endpoints", json=shape).status_code == 200
     lines = requests(4)
-    batch_id = site.submit(lines)
+    batch_id = crashing.submit(lines)
     wait_until(lambda: receiver.got, END_S, "the event")
     private_postgres_server.stop()
     may_answer.set()
     private_postgres_server.start()
 
     def delivered() -> bool:
-        answer = site.client().get("/v1/webhook_deliveries")
+        answer = crashing.client().get("/v1/webhook_deliveries")
         return answer.status_code == 200 and [one["status"] for one in answer.json()["data"]] == ["delivered"]
 
     wait_until(delivered, END_S, "the outcome to be recorded", poll_s=ASK_S)
     assert [got.id for got in receiver.got] == [f"evt_{batch_id.removeprefix('batch_')}"]
-    site.judge(batch_id, lines)
+    crashing.judge(batch_id, lines)

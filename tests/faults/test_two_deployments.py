@@ -67,10 +67,8 @@ class Pairs:
         sick = {way: f"http://{proxy.address}/v1" for way, proxy in self.proxies.items()}
         sick |= {way: engine.url for way, engine in self.engines.items()}
         models = {way: {"deployments": [self._sick(way, url), {"url": self.well.url}]} for way, url in sick.items()}
-        config = directory / "tidegate.yaml"
-        config.write_text(json.dumps({"models": models}))
-        more = {"TIDEGATE_CONFIG": str(config), **SETTINGS}
-        self.site = Site("embedded", processes, directory, self.well, more)
+        self.site = Site("embedded", processes, directory, self.well, dict(SETTINGS))
+        self.site.configure(models=models)
         self.proc = self.site.begin()
 
     def _sick(self, way: str, url: str) -> dict[str, object]:

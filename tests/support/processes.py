@@ -187,6 +187,11 @@ class Proc:
                 raise TimeoutError(f"{self.name} did not say {pattern!r} within {timeout_s:g} s\n{self.logs()}")
             time.sleep(POLL_S)
 
+    def memory_peak_bytes(self) -> int:
+        """The most memory that it had so far."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
     def logs(self) -> str:
         """What a reader of a failed test needs: the command, how it stands and the end of what it said."""
         state = "running" if self.running else f"ended with {self.returncode}"

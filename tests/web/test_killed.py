@@ -147,15 +147,10 @@ def test_a_large_message_batch_is_never_in_memory(api: Server, count: int) -> No
     with api.start() as client:
         headers = {"Content-Type": "application/json"}
         client.post(MESSAGES, content=b"".join(message_batch(100, 1_000)), headers=headers)
-        before = memory_peak_bytes(api)
+        before = api.proc.memory_peak_bytes()
         answer = client.post(MESSAGES, content=message_batch(count, 1_000), headers=headers, timeout=300)
         assert answer.json()["request_counts"]["processing"] == count
-        assert memory_peak_bytes(api) - before < 32 << 20
-
-
-def memory_peak_bytes(api: Server) -> int:
-    status = Path(f"/proc/{api.proc.pid}/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+        assert api.proc.memory_peak_bytes() - before < 32 << 20
 
 
 def test_a_full_disk_refuses_and_recovers(api: Server, shims: Shims, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import threading
 from collections.abc import Iterator
@@ -80,13 +79,12 @@ class Split:
 @pytest.fixture
 def site(processes: Processes, tmp_path: Path, postgres_url: str) -> Iterator[Site]:
     engine = Engine(processes, tmp_path / "engine", mode="modelled")
-    config = tmp_path / "tidegate.yaml"
     # The engine shows nothing of itself: only another process can tell of a user.
     hidden = f"http://127.0.0.1:{free_port()}/metrics"
     place = {"url": engine.url, "engine": "vllm", "max_in_flight": 8, "metrics_url": hidden}
-    config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
-    env = {"TIDEGATE_STORE_URL": postgres_url, "TIDEGATE_CONFIG": str(config)}
-    yield Site("cluster", processes, tmp_path, engine, env)
+    made = Site("cluster", processes, tmp_path, engine, {"TIDEGATE_STORE_URL": postgres_url})
+    made.configure(models={"m": {"deployments": [place]}})
+    yield made
     # Before the database goes.
     processes.close()
 

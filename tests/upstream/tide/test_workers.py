@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import threading
 import time
 from collections import Counter
@@ -137,11 +136,10 @@ def users(url: str) -> Iterator[None]:
 @pytest.fixture
 def shore(processes: Processes, tmp_path: Path, postgres_url: str) -> Iterator[Shore]:
     engine = Engine(processes, tmp_path / "engine", mode="modelled")
-    config = tmp_path / "tidegate.yaml"
     place = {"url": engine.url, "engine": "vllm", "max_in_flight": CEILING}
-    config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
-    env = {"TIDEGATE_STORE_URL": postgres_url, "TIDEGATE_CONFIG": str(config), **SETTINGS}
-    yield Shore(Site("cluster", processes, tmp_path, engine, env))
+    site = Site("cluster", processes, tmp_path, engine, {"TIDEGATE_STORE_URL": postgres_url, **SETTINGS})
+    site.configure(models={"m": {"deployments": [place]}})
+    yield Shore(site)
     # Before the database goes.
     processes.close()
 
