@@ -21,7 +21,7 @@ from hypothesis.internal.constants_ast import constants_from_module
 from tests.support.engine import Engine
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes
-from tests.support.proxy import Proxies
+from tests.support.proxy import Proxies, WiredDatabase
 from tests.support.receiver import Receiver
 from tests.support.redis import RedisServer
 from tests.support.run_directory import RunDirectory, ServiceFailed, use_memory_for_files
@@ -296,6 +296,13 @@ def proxies() -> Iterator[Proxies]:
     opened = Proxies()
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def wired_database(postgres_url: str, postgres_server: PostgresServer, proxies: Proxies) -> WiredDatabase:
+    """A fresh, empty database behind a proxy of its own."""
+    wire = proxies.open(postgres_server.port)
+    return WiredDatabase(postgres_url.replace(f":{postgres_server.port}/", f":{wire.port}/"), wire)
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,11 @@ from tests.support.processes import Processes
 from tests.support.redis import RedisServer
 from tests.support.shims import Shims
 from tests.support.tidegate import Site
+from tests.web.conftest import world
 
 MakeCrew = Callable[..., Crew]
+# The world of the gateway, for what is tried there too.
+__all__ = ["world"]
 
 
 @pytest.fixture

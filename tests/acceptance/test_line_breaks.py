@@ -12,10 +12,8 @@ import pytest
 
 from tests.support.processes import Processes
 from tests.upstream.raw_server import Peer, Request
-from tests.web.gateway_world import ASK, CHAT, World, world
+from tests.web.gateway_world import ASK, CHAT, GatewayWorld
 from tests.web.upstream import Upstream, answers, streams
-
-__all__ = ["world"]
 
 BREAKS = "\u2028\u2029\u0085"
 SAID = f"one{BREAKS}two \u20ac\u2027\u202a\u00c2 \\{BREAKS}"
@@ -73,7 +71,7 @@ def test_every_result_line_is_one_line_to_every_client(
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, 4, 1_000])
-def test_an_event_is_one_line_to_every_client(world: World, piece_bytes: int) -> None:
+def test_an_event_is_one_line_to_every_client(world: GatewayWorld, piece_bytes: int) -> None:
     event = json.dumps({"choices": [{"delta": {"content": SAID}}]}, ensure_ascii=False)
     sent = f"data: {event}\n\ndata: [DONE]\n\n".encode()
     pieces = [sent[at : at + piece_bytes] for at in range(0, len(sent), piece_bytes)]
@@ -84,14 +82,14 @@ def test_an_event_is_one_line_to_every_client(world: World, piece_bytes: int) ->
     assert json.loads(text.splitlines()[0].removeprefix("data: ")) == json.loads(event)
 
 
-def test_a_stream_that_is_cut_inside_a_character_is_passed_on_as_it_came(world: World) -> None:
+def test_a_stream_that_is_cut_inside_a_character_is_passed_on_as_it_came(world: GatewayWorld) -> None:
     sent = b'data: {"choices":[]}\n\ndata: [DONE]\n\n: \xe2\x80'
     world.start(streams(sent))
     with world.client().stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
         assert b"".join(answer.iter_raw()) == sent
 
 
-def test_a_translated_event_is_one_line_to_every_client(world: World) -> None:
+def test_a_translated_event_is_one_line_to_every_client(world: GatewayWorld) -> None:
     event = json.dumps({"id": "x", "choices": [{"index": 0, "delta": {"content": SAID}}]}, ensure_ascii=False)
     world.start(streams(f"data: {event}\n\ndata: [DONE]\n\n".encode()))
     ask = {**ASK, "max_tokens": 9, "stream": True}
@@ -101,6 +99,6 @@ def test_a_translated_event_is_one_line_to_every_client(world: World) -> None:
     assert SAID in [json.loads(line[6:]).get("delta", {}).get("text") for line in text.splitlines() if "data: " in line]
 
 
-def test_a_whole_answer_keeps_its_characters(world: World) -> None:
+def test_a_whole_answer_keeps_its_characters(world: GatewayWorld) -> None:
     world.start(answers(whole_chat(SAID)))
     assert world.client().post(CHAT, json=ASK).json() == json.loads(whole_chat(SAID))

@@ -9,20 +9,16 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from tests.contracts.store_world import World
+from tests.support.faulty_driver import FaultyDriver
 from tidegate.backends.limits_redis import RedisLimits
 from tidegate.core.budgets.budget import GRANT_MS, Budget, BudgetRequest, Grant, Limit, LimitBound, Period
-from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ports import Limits
-from tidegate.store.driver import Body, Driver, Missing
 from tidegate.store.limits import StoreLimits
 from tidegate.store.store import Store
-
-T = TypeVar("T")
 
 KINDS = ("sqlite", "postgresql", "redis")
 # A slow machine must not look like a Redis that is away.
@@ -36,44 +32,6 @@ def minute(requests: int | None = None, tokens: int | None = None) -> Limit:
 
 def budget(name: str, *limits: Limit, bound: LimitBound = LimitBound.DEPLOYMENT) -> Budget:
     return Budget(bound, name, limits)
-
-
-class FaultyDriver:
-    """A driver whose next transactions get lost: before they begin, or after they were committed."""
-
-    def __init__(self, inner: Driver) -> None:
-        self._inner = inner
-        self.dialect = inner.dialect
-        self.lost_before = 0
-        self.lost_after = 0
-
-    async def write(self, body: Body[T]) -> T:
-        if self.lost_before:
-            self.lost_before -= 1
-            raise StoreUnavailable("the store did not answer")
-        result = await self._inner.write(body)
-        if self.lost_after:
-            self.lost_after -= 1
-            raise StoreUnavailable("the connection broke after the commit was sent")
-        return result
-
-    async def read(self, body: Body[T]) -> T:
-        return await self._inner.read(body)
-
-    async def beat(self, body: Body[T]) -> T:
-        return await self._inner.beat(body)
-
-    async def look_at_clock(self) -> None:
-        await self._inner.look_at_clock()
-
-    async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
-        return await self._inner.schema_stamps(is_settled=is_settled)
-
-    async def migrate(self, missing: Missing) -> list[int]:
-        return await self._inner.migrate(missing)
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 @dataclass

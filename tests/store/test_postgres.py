@@ -14,7 +14,7 @@ import pytest
 from tests.store.pooler import Pooler
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes, wait_until_async
-from tests.support.proxy import Proxies
+from tests.support.proxy import WiredDatabase
 from tests.support.store_verbs import any_file
 from tidegate.core.errors import StoreRefused, StoreUnavailable
 from tidegate.core.job_lists import JobFilter
@@ -97,11 +97,10 @@ async def test_a_restart_under_load_loses_nothing_acknowledged(private_postgres_
         assert missing == []
 
 
-async def test_no_server_at_all_is_unavailable(postgres_url: str, proxies: Proxies) -> None:
-    port = int(postgres_url.rsplit(":", 1)[1].split("/")[0])
-    proxy = proxies.open(port)
+async def test_no_server_at_all_is_unavailable(wired_database: WiredDatabase) -> None:
+    url, proxy = wired_database
     proxy.refuse()
-    store = Store(driver_for(through(postgres_url, proxy.port)))
+    store = Store(driver_for(url))
     for ask in (store.schema_version, store.now_ms, store.migrate):
         with pytest.raises(StoreUnavailable, match=r"store\.url"):
             await ask()
@@ -141,11 +140,10 @@ async def test_terminated_backends_are_replaced(postgres_url: str, postgres_serv
 
 
 @pytest.mark.parametrize("direction", ["both", "down"])
-async def test_a_silent_network_is_given_up_and_comes_back(postgres_url: str, proxies: Proxies, direction: Any) -> None:
+async def test_a_silent_network_is_given_up_and_comes_back(wired_database: WiredDatabase, direction: Any) -> None:
     """Without `down` the server hears and may commit; either way the caller is told within the time-out that nothing is known."""
-    port = int(postgres_url.rsplit(":", 1)[1].split("/")[0])
-    proxy = proxies.open(port)
-    async with opened(through(postgres_url, proxy.port), timeout_ms=300, pool_size=2) as (store, _):
+    url, proxy = wired_database
+    async with opened(url, timeout_ms=300, pool_size=2) as (store, _):
         await store.enlist_worker("w", "host", "1", 60_000)
         await asyncio.gather(store.now_ms(), store.now_ms())
         proxy.blackhole(direction)

@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Direction = Literal["up", "down", "both"]
 
@@ -288,6 +288,13 @@ class Proxy:
             await self._loop.sock_sendall(sink, data[:step])
             await asyncio.sleep(min(len(data), step) / faults.rate_bytes_per_s)
             data = data[step:]
+
+
+class WiredDatabase(NamedTuple):
+    """A database whose `url` leads through a wire that can be cut."""
+
+    url: str
+    wire: Proxy
 
 
 class Proxies:

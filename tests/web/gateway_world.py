@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 
+from tests.support.sdks import anthropic, openai
 from tests.upstream.raw_server import Script
 from tests.web.server import WebServer, settings_with
 from tests.web.upstream import Upstream, answers
@@ -19,7 +18,7 @@ MESSAGES = "/v1/messages"
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Say hi."}]}
 
 
-class World:
+class GatewayWorld:
     """`web` is in front of `upstreams`, which all serve the model `m` unless their options say otherwise."""
 
     def __init__(self, directory: Path) -> None:
@@ -28,7 +27,7 @@ class World:
         self._clients: list[httpx2.Client] = []
         self.web: WebServer
 
-    def start(self, *scripts: Script, models: dict[str, Any] | None = None, **groups: Any) -> World:
+    def start(self, *scripts: Script, models: dict[str, Any] | None = None, **groups: Any) -> GatewayWorld:
         options: list[dict[str, Any]] = groups.pop("options", [{}] * len(scripts))
         self.upstreams = [Upstream(script) for script in scripts or (answers(),)]
         options = options or [{}]
@@ -46,6 +45,12 @@ class World:
         client = self.web.client(key)
         self._clients.append(client)
         return client
+
+    def openai(self, key: str = "none", max_retries: int = 0) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.web.url}/v1", api_key=key, max_retries=max_retries)
+
+    def anthropic(self, key: str = "none") -> anthropic.Anthropic:
+        return anthropic.Anthropic(base_url=self.web.url, api_key=key, max_retries=0)
 
     def interactive(self, name: str = "u0") -> tuple[int, int]:
         async def ask() -> tuple[int, int]:
@@ -66,12 +71,3 @@ class World:
             self.web.stop()
         for upstream in self.upstreams:
             upstream.close()
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    # Most tests look for a call in the books as soon as it has ended.
-    monkeypatch.setattr("tidegate.interactive_usage.FLUSH_S", 0.05)
-    made = World(tmp_path / "web")
-    yield made
-    made.close()

@@ -21,6 +21,7 @@ from tidegate.core.nouns import Caller, Job
 from tidegate.core.ports import Wakes
 from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.settings import deployments, resources
+from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.settings.groups import Group, Settings
 from tidegate.store.keys import KeyRights
 from tidegate.store.limits import StoreLimits
@@ -38,6 +39,9 @@ T = TypeVar("T")
 
 PEPPER = b"p" * 32
 CONTROL_TOKEN = "control-token-of-the-tests"
+OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
+# Nobody listens there.
+NOWHERE = "http://127.0.0.1:9/v1"
 
 
 class Bell:
@@ -216,6 +220,11 @@ class WebServer:
 
 def fresh_id(kind: str) -> str:
     return ids.make(kind, secrets.token_bytes(ids.RANDOM_BYTES))
+
+
+def model_at(url: str = NOWHERE, **options: Any) -> ModelSettings:
+    """A model at one server."""
+    return ModelSettings((ModelDeployment(url, **options),))
 
 
 def settings_with(**groups: Any) -> Settings:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
+
+import httpx2
 
 from tests.support.store_verbs import lease_slices, start_job
+from tests.web.calls import create, upload
 from tests.web.server import WebServer, fresh_id
 from tidegate.core.nouns import Finished, IngestPlan, JobEnd, JobFlush, JobStart, Placed, SlicePlan, UnrunLines, Usage
 from tidegate.core.states import JobState, Outcome
@@ -36,6 +40,13 @@ def start(web: WebServer, job_id: str, item_count: int) -> None:
         )
 
     web.run(go())
+
+
+def running(web: WebServer, client: httpx2.Client, item_count: int, **asked: Any) -> str:
+    """A batch of this client that was ingested, by its id."""
+    batch_id = str(create(client, upload(client), **asked)["id"])
+    start(web, batch_id, item_count)
+    return batch_id
 
 
 def finish(web: WebServer, job_id: str, answers: dict[int, bytes], errors: dict[int, bytes] | None = None) -> None:
@@ -78,6 +89,14 @@ def publish(web: WebServer, job_id: str, rest: dict[int, bytes] | None = None, o
         await web.store.publish_job(job, token, added=(None, ending), end=JobEnd(3_600_000))
 
     web.run(go())
+
+
+def completed(web: WebServer, client: httpx2.Client) -> str:
+    """A batch of this client that ended with one answer, by its id."""
+    batch_id = running(web, client, 1)
+    finish(web, batch_id, {0: b"{}\n"})
+    publish(web, batch_id)
+    return batch_id
 
 
 async def blob(web: WebServer, kind: str, data: bytes) -> Placed:

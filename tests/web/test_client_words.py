@@ -10,11 +10,9 @@ import pytest
 
 from tests.web import stages
 from tests.web.calls import LINES, create, is_error, upload
-from tests.web.gateway_world import ASK, World, world
+from tests.web.gateway_world import ASK, GatewayWorld
 from tests.web.server import WebServer, fresh_id
 from tests.web.upstream import answers
-
-__all__ = ["world"]
 
 ABSENT = ("file-0000000000000000000000", "file_0000000000000000000000", "file-abc123")
 
@@ -41,8 +39,7 @@ def test_a_missing_batch_is_told_in_openais_sentence(client: httpx2.Client) -> N
 
 
 def test_a_cancel_that_comes_too_late_is_told_in_openais_sentence(web: WebServer, client: httpx2.Client) -> None:
-    batch_id = create(client, upload(client))["id"]
-    stages.start(web, batch_id, 1)
+    batch_id = stages.running(web, client, 1)
     stages.finish(web, batch_id, {0: b"{}\n"})
     for status in ("finalizing", "completed"):
         answer = client.post(f"/v1/batches/{batch_id}/cancel")
@@ -112,12 +109,12 @@ def test_a_key_with_another_expiry_is_another_request(client: httpx2.Client) -> 
 
 
 @pytest.mark.parametrize("value", [False, None])
-def test_a_response_that_is_not_in_the_background_is_passed_on(world: World, value: object) -> None:
+def test_a_response_that_is_not_in_the_background_is_passed_on(world: GatewayWorld, value: object) -> None:
     world.start(answers(b'{"id":"resp_1","output":[]}'))
     asked = {"model": "m", "input": "x", "background": value}
     assert world.client().post("/v1/responses", json=asked).status_code == 200
 
 
-def test_only_responses_have_a_background(world: World) -> None:
+def test_only_responses_have_a_background(world: GatewayWorld) -> None:
     world.start(answers())
     assert world.client().post("/v1/chat/completions", json={**ASK, "background": True}).status_code == 200

@@ -17,10 +17,9 @@ import pytest
 from tests.support.processes import wait_until
 from tests.support.sdks import anthropic, openai
 from tests.web.calls import LINES, upload
-from tests.web.server import WebServer
+from tests.web.server import WebServer, model_at
 from tidegate import failpoints
 from tidegate.core.errors import ApiProblem
-from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.stages import accept, running_keys
 
 ORG = "acme"
@@ -110,11 +109,14 @@ def response(text: str) -> Create:
     return as_json("/v1/responses", {"model": "m", "input": text, "background": True})
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def web(request: pytest.FixtureRequest, start_web: Callable[..., WebServer]) -> WebServer:
-    url = request.getfixturevalue("postgres_url") if request.param == "postgresql" else None
-    models = {"m": ModelSettings(deployments=(ModelDeployment(url="http://127.0.0.1:9/v1"),))}
-    return start_web(postgres_url=url, models=models)
+@pytest.fixture(scope="module")
+def web_settings() -> dict[str, Any]:
+    return {"models": {"m": model_at()}}
+
+
+@pytest.fixture
+def web(web_on_both: WebServer) -> WebServer:
+    return web_on_both
 
 
 class HalfSent:

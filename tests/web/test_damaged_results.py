@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -13,7 +13,7 @@ import structlog
 from tests.web import stages
 from tests.web.calls import create, upload
 from tests.web.completion_batch.test_routes import PLACE, body_of, names
-from tests.web.server import WebServer, settings_with
+from tests.web.server import NOWHERE, WebServer
 from tidegate.core.answers.outcome_lines import UNREADABLE
 from tidegate.core.answers.results import error_line, response_line
 from tidegate.core.ids import item_id
@@ -48,11 +48,8 @@ DAMAGES = [_body, _not_text, _head, _split, _joined]
 
 
 @pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    server = WebServer(tmp_path_factory.mktemp("web"), settings_with(upstream={"url": "http://127.0.0.1:9/v1"}))
-    server.start()
-    yield server
-    server.stop()
+def web_settings() -> dict[str, Any]:
+    return {"upstream": {"url": NOWHERE}}
 
 
 def overwrite(web: WebServer, old: bytes, new: bytes) -> None:

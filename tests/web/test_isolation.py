@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from tests.web import stages
 from tests.web.calls import create, upload
-from tests.web.server import WebServer, settings_with
+from tests.web.server import NOWHERE, WebServer, settings_with
 from tidegate.core.ids import item_id
 from tidegate.core.problems import ID_CHARS_MAX
 
@@ -232,8 +232,7 @@ class Two:
         self.running_id = create(self.ours, self.file_id, metadata={"secret": "ours alone"})["id"]
         stages.start(web, self.running_id, 2)
         stages.finish(web, self.running_id, {0: b"growing\n"})
-        self.done_id = create(self.ours, upload(self.ours))["id"]
-        stages.start(web, self.done_id, 2)
+        self.done_id = stages.running(web, self.ours, 2)
         stages.finish(web, self.done_id, {0: b"answer\n"}, {1: b"error\n"})
         stages.publish(web, self.done_id)
         body = {"requests": [{"custom_id": "a", "params": {"model": "m"}}, {"custom_id": "b", "params": {}}]}
@@ -320,7 +319,7 @@ def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "postgresql":
         postgres = request.getfixturevalue("postgres_server")
         url = postgres.create_database()
-    web = WebServer(directory, settings_with(upstream={"url": "http://127.0.0.1:9/v1"}), url)
+    web = WebServer(directory, settings_with(upstream={"url": NOWHERE}), url)
     web.start()
     two = Two(web)
     yield two

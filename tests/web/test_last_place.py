@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,8 +9,7 @@ import httpx2
 import pytest
 
 from tests.web.calls import upload
-from tests.web.server import WebServer
-from tidegate.settings.capacity import ModelDeployment, ModelSettings
+from tests.web.server import WebServer, model_at
 
 AT_ONCE = 8
 ROUNDS = 3
@@ -30,14 +28,14 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def web(request: pytest.FixtureRequest, start_web: Callable[..., WebServer]) -> WebServer:
-    url = request.getfixturevalue("postgres_url") if request.param == "postgresql" else None
-    return start_web(
-        postgres_url=url,
-        limits={"pending_jobs_max": 1, "pending_responses_max": 1},
-        models={"m": ModelSettings(deployments=(ModelDeployment(url="http://127.0.0.1:9/v1"),))},
-    )
+@pytest.fixture(scope="module")
+def web_settings() -> dict[str, Any]:
+    return {"limits": {"pending_jobs_max": 1, "pending_responses_max": 1}, "models": {"m": model_at()}}
+
+
+@pytest.fixture
+def web(web_on_both: WebServer) -> WebServer:
+    return web_on_both
 
 
 def all_at_once(client: httpx2.Client, org: str, door: str, key: str | None = None) -> list[httpx2.Response]:

@@ -15,11 +15,9 @@ from tests.web.server import WebServer
 BATCH = {"endpoint": "/v1/embeddings", "completion_window": "24h"}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def client(request: pytest.FixtureRequest, start_web: Any) -> Iterator[httpx2.Client]:
-    url = request.getfixturevalue("postgres_url") if request.param == "postgresql" else None
-    web: WebServer = start_web(postgres_url=url)
-    with web.client() as made:
+@pytest.fixture
+def client(web_on_both: WebServer) -> Iterator[httpx2.Client]:
+    with web_on_both.client() as made:
         yield made
 
 

@@ -6,51 +6,29 @@ from typing import Any
 
 import pytest
 
+from tests.support.faulty_driver import FaultyDriver
 from tests.web.calls import LINES, create, kept, upload
 from tests.web.server import WebServer
-from tidegate.core.errors import StoreUnavailable
 from tidegate.stages import accept
-
-
-class Forgetful:
-    """A driver that loses the answer to some writes: after they were committed, or before they were begun."""
-
-    def __init__(self, driver: Any) -> None:
-        self._driver = driver
-        self.lose_after = 0
-        self.lose_before = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._driver, name)
-
-    async def write(self, body: Any) -> Any:
-        if self.lose_before:
-            self.lose_before -= 1
-            raise StoreUnavailable("lost before the commit")
-        result = await self._driver.write(body)
-        if self.lose_after:
-            self.lose_after -= 1
-            raise StoreUnavailable("lost after the commit")
-        return result
 
 
 @pytest.fixture
 def web(start_web: Any) -> WebServer:
     server: WebServer = start_web()
-    server.store._driver = Forgetful(server.store._driver)
+    server.store._driver = FaultyDriver(server.store._driver)
     with server.client() as client:
         assert client.get("/v1/files").status_code == 200
     return server
 
 
-def driver(web: WebServer) -> Forgetful:
-    forgetful = web.store._driver
-    assert isinstance(forgetful, Forgetful)
-    return forgetful
+def driver(web: WebServer) -> FaultyDriver:
+    faulty = web.store._driver
+    assert isinstance(faulty, FaultyDriver)
+    return faulty
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-@pytest.mark.parametrize("when", ["lose_after", "lose_before"])
+@pytest.mark.parametrize("when", ["lost_after", "lost_before"])
 def test_each_lost_answer_counts_once(web: WebServer, when: str, lost: int) -> None:
     with web.client() as client:
         setattr(driver(web), when, lost)
@@ -67,11 +45,11 @@ def test_each_lost_answer_counts_once(web: WebServer, when: str, lost: int) -> N
 def test_a_store_that_stays_away_keeps_nothing_half(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept, "REPLAY_MS", 100)
     with web.client() as client:
-        driver(web).lose_before = 1_000
+        driver(web).lost_before = 1_000
         answer = client.post("/v1/files", files={"file": ("a", LINES)}, data={"purpose": "batch"})
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "5"
-        driver(web).lose_before = 0
+        driver(web).lost_before = 0
         assert kept(web) == (0, 0, 0)
 
 
@@ -81,7 +59,7 @@ def test_what_could_not_be_given_up_is_given_up_later(web: WebServer, monkeypatc
     finish = web.blobs.create
 
     async def then_lose(blob_id: str) -> Any:
-        driver(web).lose_before = 1_000
+        driver(web).lost_before = 1_000
         return await finish(blob_id)
 
     monkeypatch.setattr(web.blobs, "create", then_lose)
@@ -89,7 +67,7 @@ def test_what_could_not_be_given_up_is_given_up_later(web: WebServer, monkeypatc
         answer = client.post("/v1/files", files={"file": ("a", LINES)}, data={"purpose": "batch"})
         assert answer.status_code == 503
         monkeypatch.undo()
-        driver(web).lose_before = 0
+        driver(web).lost_before = 0
         assert web.statement("select state from blobs") == [("writing",)]
         upload(client)
         assert web.statement("select state from blobs") == [("kept",)]
@@ -101,7 +79,7 @@ def test_bytes_of_a_file_that_was_committed_after_all_stay(web: WebServer, monke
 
     async def then_lose(blob_id: str) -> Any:
         writer = await begun(blob_id)
-        driver(web).lose_after = 1
+        driver(web).lost_after = 1
         return writer
 
     monkeypatch.setattr(web.blobs, "create", then_lose)

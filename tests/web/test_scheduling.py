@@ -8,12 +8,10 @@ import httpx2
 import pytest
 
 from tests.web.calls import create, is_error, raw, upload
-from tests.web.server import CONTROL_TOKEN, WebServer
+from tests.web.server import OPERATOR, WebServer
 from tidegate import metrics
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.schedule.policy import ModeOverride
-
-OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
 
 
 def test_a_batch_keeps_its_queue_and_its_limits(start_web: Any) -> None:

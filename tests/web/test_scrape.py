@@ -9,17 +9,16 @@ import httpx2
 import pytest
 
 from tests.support.processes import free_port
-from tests.web.server import WebServer, settings_with
+from tests.web.server import WebServer, model_at, settings_with
 from tidegate import metrics
 from tidegate.core.errors import StoreUnavailable
-from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.store.census import StoreCensus
 from tidegate.web.gauges import Gauges
 from tidegate.web.scrape import scraped
 
 pytestmark = pytest.mark.anyio
 
-VLLM = ModelDeployment("http://127.0.0.1:9/v1", name="gpu", engine="vllm")
+VLLM = {"m": model_at(name="gpu", engine="vllm")}
 
 
 async def test_metrics_have_a_port_of_their_own() -> None:
@@ -126,7 +125,7 @@ def test_a_scrape_shows_nothing_old_of_a_store_that_is_away(
 
 
 def test_a_scrape_shows_the_tide_of_the_deployments_that_there_are(start_web: Callable[..., WebServer]) -> None:
-    server = start_web(models={"m": ModelSettings((VLLM,))})
+    server = start_web(models=VLLM)
     metrics.pin(models=["m"], deployments=["gpu"])
 
     def shown() -> dict[str, float]:
@@ -148,7 +147,7 @@ def test_a_scrape_shows_the_tide_of_the_deployments_that_there_are(start_web: Ca
 
 
 def test_a_process_without_a_worker_adds_nothing_to_the_tide(start_web: Callable[..., WebServer]) -> None:
-    server = start_web(models={"m": ModelSettings((VLLM,))})
+    server = start_web(models=VLLM)
     [tide] = server.router._states.tides()
     assert server.router.tide_limits()
     tide.runs_items = False

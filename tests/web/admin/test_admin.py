@@ -10,40 +10,18 @@ import pytest
 import structlog
 
 from tests.web import stages
-from tests.web.calls import create, is_error, upload
-from tests.web.server import CONTROL_TOKEN, WebServer
+from tests.web.admin.conftest import AdminDesk
+from tests.web.calls import is_error
+from tests.web.server import OPERATOR, model_at
 from tidegate.core import keys
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import PublishTurns
-from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.web.doors import SCOPES
 
-OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
 ABSENT = "batch_" + 22 * "0"
 
 
-class Desk:
-    """Two tenants with a batch each, a key that may look, and one that may change."""
-
-    def __init__(self, web: WebServer) -> None:
-        self.web = web
-        self.ours, self.theirs = web.client(web.make_key("ours")), web.client(web.make_key("theirs"))
-        self.reader = web.client(web.make_key("ops", scopes=["admin:read"]))
-        self.writer = web.client(web.make_key("ops", scopes=["admin:write"]))
-        self.our_batch = create(self.ours, upload(self.ours))["id"]
-        self.their_batch = create(self.theirs, upload(self.theirs))["id"]
-
-    def audit(self, **query: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.reader.get("/admin/v1/audit", params=query).json()["data"]
-        return found
-
-
-@pytest.fixture
-def desk(start_web: Any) -> Desk:
-    return Desk(start_web())
-
-
-def test_an_admin_key_is_a_kind_of_its_own(desk: Desk) -> None:
+def test_an_admin_key_is_a_kind_of_its_own(desk: AdminDesk) -> None:
     """No scope given never means an admin's; an admin's key opens nothing of a tenant's, and one that looks changes nothing."""
     assert desk.ours.get("/admin/v1/batches").status_code == 403
     for admin in (desk.reader, desk.writer):
@@ -64,7 +42,7 @@ def test_an_admin_key_is_a_kind_of_its_own(desk: Desk) -> None:
     assert keys.scopes_from(row["scopes"]) == frozenset(SCOPES.tenant)
 
 
-def test_batches_of_every_tenant_are_listed_and_found(desk: Desk) -> None:
+def test_batches_of_every_tenant_are_listed_and_found(desk: AdminDesk) -> None:
     def listed(**query: str) -> list[tuple[str, str]]:
         page = desk.reader.get("/admin/v1/batches", params=query)
         assert page.status_code == 200, page.text
@@ -88,7 +66,7 @@ def test_batches_of_every_tenant_are_listed_and_found(desk: Desk) -> None:
         assert desk.writer.post(f"/admin/v1/batches/{batch_id}/cancel").status_code == 404
 
 
-def test_each_change_is_noted_with_who_and_what(desk: Desk) -> None:
+def test_each_change_is_noted_with_who_and_what(desk: AdminDesk) -> None:
     assert desk.audit() == []
     path = f"/admin/v1/batches/{desk.our_batch}"
     assert desk.writer.post(f"{path}/pause").status_code == 200
@@ -109,7 +87,7 @@ def test_each_change_is_noted_with_who_and_what(desk: Desk) -> None:
     assert len(desk.audit()) == 2, "what was refused changed nothing"
 
 
-def test_the_audit_holds_no_secret(desk: Desk) -> None:
+def test_the_audit_holds_no_secret(desk: AdminDesk) -> None:
     made = desk.writer.post("/admin/v1/keys", json={"org": "acme", "label": "ci"}).json()
     rotated = desk.writer.post(f"/admin/v1/keys/{made['id']}/rotate", json={}).json()
     desk.writer.post(f"/admin/v1/keys/{made['id']}/change", json={"models": ["m"]})
@@ -134,7 +112,7 @@ def test_the_audit_holds_no_secret(desk: Desk) -> None:
     assert "hash" not in json.dumps(listed)
 
 
-def test_what_is_stuck_is_repaired(desk: Desk) -> None:
+def test_what_is_stuck_is_repaired(desk: AdminDesk) -> None:
     web, path = desk.web, f"/admin/v1/batches/{desk.our_batch}"
     is_error(desk.writer.post(f"{path}/retry_finalization"), {"status": 409, "code": "batch_not_finalizing"})
     assert desk.writer.post(f"{path}/requeue").status_code == 200
@@ -155,7 +133,7 @@ def test_what_is_stuck_is_repaired(desk: Desk) -> None:
     assert again.status_code == 200
 
 
-def test_a_batch_whose_files_cannot_be_published_says_so_and_its_end_is_logged(desk: Desk) -> None:
+def test_a_batch_whose_files_cannot_be_published_says_so_and_its_end_is_logged(desk: AdminDesk) -> None:
     web, path = desk.web, f"/admin/v1/batches/{desk.our_batch}"
     stages.start(web, desk.our_batch, 2)
     stages.finish(web, desk.our_batch, {0: b"{}\n"})
@@ -172,7 +150,7 @@ def test_a_batch_whose_files_cannot_be_published_says_so_and_its_end_is_logged(d
     assert ended["why"].startswith("An operator gave up publishing this batch")
 
 
-def test_what_runs_and_waits_over_all_tenants(desk: Desk) -> None:
+def test_what_runs_and_waits_over_all_tenants(desk: AdminDesk) -> None:
     def got(path: str) -> Any:
         answer = desk.reader.get(f"/admin/v1/{path}")
         assert answer.status_code == 200, answer.text
@@ -202,7 +180,7 @@ def test_what_runs_and_waits_over_all_tenants(desk: Desk) -> None:
         assert desk.reader.get(f"/admin/v1/{path}").status_code == 400, path
 
 
-def test_an_autoscaler_learns_how_many_are_needed(desk: Desk) -> None:
+def test_an_autoscaler_learns_how_many_are_needed(desk: AdminDesk) -> None:
     def got(path: str) -> Any:
         answer = desk.reader.get(f"/admin/v1/autoscale{path}")
         assert answer.status_code == 200, answer.text
@@ -221,7 +199,7 @@ def test_an_autoscaler_learns_how_many_are_needed(desk: Desk) -> None:
     assert desk.reader.get("/admin/v1/autoscale?x=1").status_code == 400
 
 
-def test_a_delivery_of_any_tenant_is_sent_again(desk: Desk) -> None:
+def test_a_delivery_of_any_tenant_is_sent_again(desk: AdminDesk) -> None:
     endpoint = {"name": "one", "url": "https://hooks.example.com/", "event_types": ["batch.cancelled"]}
     assert desk.ours.post("/v1/webhook_endpoints", json=endpoint).status_code == 200
     desk.ours.post(f"/v1/batches/{desk.our_batch}/cancel")
@@ -239,7 +217,9 @@ def test_a_delivery_of_any_tenant_is_sent_again(desk: Desk) -> None:
     assert desk.reader.get("/admin/v1/deliveries", params={"after": delivery["id"]}).json()["data"] == []
 
 
-def test_what_is_asked_while_the_store_is_gone_is_refused_for_now(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_while_the_store_is_gone_is_refused_for_now(
+    desk: AdminDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def gone(body: Any) -> Any:
         raise StoreUnavailable("the database is away")
 
@@ -256,8 +236,7 @@ def test_what_is_asked_while_the_store_is_gone_is_refused_for_now(desk: Desk, mo
 
 def test_a_deployment_is_drained_resumed_and_refreshed(start_web: Any) -> None:
     """Of the settings' own, and of those added; each change is noted once, and one who only looks may do none of it."""
-    fixed = ModelDeployment("http://127.0.0.1:9/v1", name="steady/1")
-    desk = Desk(start_web(models={"m": ModelSettings((fixed,))}))
+    desk = AdminDesk(start_web(models={"m": model_at(name="steady/1")}))
     path = "/admin/v1/deployments/steady/1"
 
     def shown() -> dict[str, Any]:

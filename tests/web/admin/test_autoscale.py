@@ -14,13 +14,12 @@ from tests.support.processes import wait_until
 from tests.upstream.raw_server import CHAT, Peer, Request
 from tests.web import stages
 from tests.web.calls import create, upload
-from tests.web.server import WebServer
+from tests.web.server import NOWHERE, WebServer
 from tests.web.upstream import Upstream
 from tidegate.settings.capacity import ModelDeployment, ModelSettings, ResourceEntry
 from tidegate.upstream.routing.slots import Slots
 
 M = stages.MODEL
-NOWHERE = "http://127.0.0.1:9/v1"
 
 
 class Operator:
@@ -41,9 +40,7 @@ class Operator:
 
     def running(self, **more: Any) -> str:
         """Return a batch that was ingested and waits to run."""
-        batch_id = str(create(self.tenant, upload(self.tenant), **more)["id"])
-        stages.start(self.web, batch_id, 3)
-        return batch_id
+        return stages.running(self.web, self.tenant, 3, **more)
 
 
 @pytest.fixture

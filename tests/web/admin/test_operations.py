@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.ports import FairDice
 from tests.web import stages
-from tests.web.admin.test_admin import Desk
-from tests.web.calls import create, is_error, upload
+from tests.web.admin.conftest import AdminDesk
+from tests.web.calls import is_error
 from tidegate.core.errors import StoreUnavailable
 from tidegate.stages.operate import OperateStage, job_verbs
 from tidegate.store.operations import OperationStep
@@ -18,12 +18,7 @@ from tidegate.store.operations import OperationStep
 OPERATIONS = "/admin/v1/operations"
 
 
-@pytest.fixture
-def desk(start_web: Any) -> Desk:
-    return Desk(start_web())
-
-
-def carry_out(desk: Desk) -> None:
+def carry_out(desk: AdminDesk) -> None:
     """What a worker does until nothing waits."""
     web = desk.web
     stage = OperateStage(web.store, FairDice(), web.context.wakes, job_verbs(FairDice(), 1000))
@@ -32,7 +27,7 @@ def carry_out(desk: Desk) -> None:
 
 
 def test_a_store_that_is_too_slow_for_a_step_is_given_a_smaller_one(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: AdminDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for batch in (desk.our_batch, desk.their_batch):
         stages.start(desk.web, batch, 3)
@@ -57,7 +52,7 @@ def test_a_store_that_is_too_slow_for_a_step_is_given_a_smaller_one(
     assert sizes.count(1) == 2
 
 
-def test_the_impact_is_shown_before_and_the_progress_after(desk: Desk) -> None:
+def test_the_impact_is_shown_before_and_the_progress_after(desk: AdminDesk) -> None:
     for batch in (desk.our_batch, desk.their_batch):
         stages.start(desk.web, batch, 3)
     wish: dict[str, Any] = {"action": "pause", "filter": {"org": "ours"}}
@@ -80,11 +75,10 @@ def test_the_impact_is_shown_before_and_the_progress_after(desk: Desk) -> None:
     assert [one["id"] for one in desk.reader.get(OPERATIONS).json()["data"]] == [made["id"]]
 
 
-def test_failed_requests_of_every_batch_run_again_once(desk: Desk) -> None:
+def test_failed_requests_of_every_batch_run_again_once(desk: AdminDesk) -> None:
     ids = []
     for client in (desk.ours, desk.theirs):
-        batch = create(client, upload(client))["id"]
-        stages.start(desk.web, batch, 2)
+        batch = stages.running(desk.web, client, 2)
         line = b'{"id": "x", "custom_id": "b", "response": null, "error": {"code": "bad", "message": "no"}}\n'
         stages.finish(desk.web, batch, {0: b"{}\n"}, {1: line})
         stages.publish(desk.web, batch)
@@ -105,7 +99,7 @@ def test_failed_requests_of_every_batch_run_again_once(desk: Desk) -> None:
 
 
 def test_an_operation_that_is_cancelled_while_it_is_carried_out_stops_there(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: AdminDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for batch in (desk.our_batch, desk.their_batch):
         stages.start(desk.web, batch, 3)
@@ -124,7 +118,7 @@ def test_an_operation_that_is_cancelled_while_it_is_carried_out_stops_there(
     assert (now["status"], now["done"], now["failed"]) == ("cancelled", 0, 0)
 
 
-def test_a_cancelled_operation_changes_nothing(desk: Desk) -> None:
+def test_a_cancelled_operation_changes_nothing(desk: AdminDesk) -> None:
     made = desk.writer.post(OPERATIONS, json={"action": "cancel", "filter": {}}).json()
     for _ in range(2):
         assert desk.writer.post(f"{OPERATIONS}/{made['id']}/cancel").json()["status"] == "cancelled"
@@ -133,7 +127,7 @@ def test_a_cancelled_operation_changes_nothing(desk: Desk) -> None:
     assert [one["action"] for one in desk.audit(target=made["id"])] == ["operation.cancel", "operation.create"]
 
 
-def test_what_no_operation_is_is_refused(desk: Desk) -> None:
+def test_what_no_operation_is_is_refused(desk: AdminDesk) -> None:
     good: dict[str, Any] = {"action": "cancel", "filter": {}}
     filters: list[Any] = [
         None,

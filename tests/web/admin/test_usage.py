@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.web.calls import is_error
-from tests.web.server import CONTROL_TOKEN, WebServer
-
-OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
+from tests.web.server import OPERATOR, WebServer
 
 
 def test_usage_is_the_operators_to_export(start_web: Any) -> None:

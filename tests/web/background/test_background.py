@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -14,10 +14,9 @@ from tests.support.sdks import openai
 from tests.support.store_verbs import lease_slices
 from tests.web import stages
 from tests.web.calls import is_error, upload
-from tests.web.server import WebServer, settings_with
+from tests.web.server import WebServer, model_at
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.states import Outcome
-from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.web.jobs.job_wait import JobWait
 
 PATH = "/v1/responses"
@@ -25,16 +24,13 @@ ASK = {"model": "m", "input": "Hi\n", "background": True}
 ABSENT = f"{PATH}/resp_0000000000000000000000"
 
 
-SERVED = {"models": {"m": ModelSettings(deployments=(ModelDeployment(url="http://127.0.0.1:9/v1"),))}}
+SERVED = {"models": {"m": model_at()}}
 
 
 @pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+def web_settings() -> dict[str, Any]:
     """A server that knows the model `m`, without a worker that would call it."""
-    server = WebServer(tmp_path_factory.mktemp("web"), settings_with(**SERVED))
-    server.start()
-    yield server
-    server.stop()
+    return SERVED
 
 
 def made(client: httpx2.Client, headers: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
@@ -241,8 +237,7 @@ def test_a_request_over_several_lines_is_one_line_of_its_job(web: WebServer, cli
 
 
 def test_a_model_for_batches_alone_takes_no_turn_to_interactive(start_web: Callable[..., WebServer]) -> None:
-    only = ModelDeployment(url="http://127.0.0.1:9/v1", serves="batch")
-    web = start_web(models={"m": ModelSettings(deployments=(only,))})
+    web = start_web(models={"m": model_at(serves="batch")})
     with web.client() as client:
         refused = client.post(PATH, json={**ASK, "interactive_after_seconds": 1})
         is_error(refused, {"status": 400, "code": "model_batch_only", "param": "interactive_after_seconds"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -12,7 +12,7 @@ import pytest
 
 from tests.web import stages
 from tests.web.calls import kept
-from tests.web.server import WebServer
+from tests.web.server import NOWHERE, WebServer
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import LineError
@@ -73,18 +73,12 @@ ITEM_FIELDS = {
 
 
 @pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    from tests.web.server import settings_with
-
-    settings = settings_with(
-        upstream={"url": "http://127.0.0.1:9/v1"},
-        callbacks={"allow_hosts": ("127.0.0.1",), "allow_http": True},
-        limits={"event_streams_max": 2},
-    )
-    server = WebServer(tmp_path_factory.mktemp("web"), settings)
-    server.start()
-    yield server
-    server.stop()
+def web_settings() -> dict[str, Any]:
+    return {
+        "upstream": {"url": NOWHERE},
+        "callbacks": {"allow_hosts": ("127.0.0.1",), "allow_http": True},
+        "limits": {"event_streams_max": 2},
+    }
 
 
 def body_of(*requests: Any, **fields: Any) -> dict[str, Any]:
@@ -239,7 +233,7 @@ def test_bodies_places_and_queries_that_are_wrong(client: httpx2.Client) -> None
 
 
 def test_keys_scopes_and_the_resources_that_a_key_allows(start_web: Callable[..., WebServer]) -> None:
-    web = start_web(upstream={"url": "http://127.0.0.1:9/v1"})
+    web = start_web(upstream={"url": NOWHERE})
     place = "/v1/completion-batch/acme/prod"
     lacking = web.client(web.make_key("acme", scopes=["batches:write"]))
     refused(web.client("wrong").post(place, json=body_of()), 401, "INVALID_API_KEY")
@@ -255,7 +249,7 @@ def test_keys_scopes_and_the_resources_that_a_key_allows(start_web: Callable[...
 
 
 def test_a_key_that_is_bound_to_environments_opens_them_alone(start_web: Callable[..., WebServer]) -> None:
-    web = start_web(upstream={"url": "http://127.0.0.1:9/v1"})
+    web = start_web(upstream={"url": NOWHERE})
     place = "/v1/completion-batch/acme/{}"
     free = web.client(web.make_key("acme"))
     bound = web.client(web.make_key("acme", environments=["prod", "staging"]))
@@ -503,7 +497,7 @@ def test_more_streams_than_are_allowed_make_no_batch(web: WebServer, client: htt
 
 
 def test_a_server_that_stops_says_so(start_web: Callable[..., WebServer]) -> None:
-    web = start_web(upstream={"url": "http://127.0.0.1:9/v1"})
+    web = start_web(upstream={"url": NOWHERE})
     with web.client() as client, client.stream("POST", PLACE, json=body_of(type="SYNC")) as answer:
         lines = answer.iter_lines()
         assert next(lines) == "id: 1"

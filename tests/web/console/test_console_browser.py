@@ -15,7 +15,8 @@ import pytest
 from tests.support.sdks import sync_api
 from tests.web import stages
 from tests.web.calls import create, upload
-from tests.web.console.test_console import FORMS, HOSTILE, PAGES, Console
+from tests.web.console.world import FORMS, HOSTILE, PAGES, Console
+from tests.web.server import NOWHERE
 from tidegate.core.ports import Present
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.store.audit import AuditNote
@@ -100,13 +101,10 @@ class Visit:
         self.page.screenshot(path=str(PICTURES / f"{name}.png"), full_page=True)
 
 
-@pytest.fixture
-def console(start_web: Any) -> Console:
-    places = (
-        ModelDeployment("http://127.0.0.1:9/v1", name="gpu-1"),
-        ModelDeployment("http://127.0.0.1:9/v1", name="gpu-2"),
-    )
-    return Console(start_web(models={"m": ModelSettings(places)}))
+@pytest.fixture(scope="module")
+def web_settings() -> dict[str, Any]:
+    places = tuple(ModelDeployment(NOWHERE, name=name) for name in ("gpu-1", "gpu-2"))
+    return {"models": {"m": ModelSettings(places)}}
 
 
 def org_page(console: Console) -> str:
@@ -274,7 +272,7 @@ def test_figures_and_what_needs_a_look_stand_above_the_charts(browser: Browser, 
 @pytest.mark.soak
 def test_charts_follow_the_load_and_stop_when_the_page_is_hidden(browser: Browser, start_web: Any, axe: str) -> None:
     """Deployments of hostile names too; without script the tables show the same."""
-    places = tuple(ModelDeployment("http://127.0.0.1:9/v1", name=name) for name in ("gpu-1", HOSTILE))
+    places = tuple(ModelDeployment(NOWHERE, name=name) for name in ("gpu-1", HOSTILE))
     console = Console(start_web(models={"m": ModelSettings(places)}))
     report = {"gpu-1": Present(1, 5, 2, 0, True, "5 calls (quiet)", 8), HOSTILE: Present(1, 3, 0, 0, tide=4)}
     console.web.run(console.web.store.report_to_fleet("worker_x", report))

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import pytest
 
-from tests.web.console.test_console import HOSTILE, Console, csrf_of
-from tidegate.settings.capacity import ModelDeployment, ModelSettings
+from tests.web.console.world import HOSTILE, Console, csrf_of
+from tests.web.server import model_at
 
 NEW, UPLOAD, CHECK = "/console/batches/new", "/console/batches/upload", "/console/batches/check"
 
@@ -25,10 +25,9 @@ def line(number: int, model: str = "m", **more: Any) -> str:
 INPUT = "\n".join(line(number) for number in range(3)).encode()
 
 
-@pytest.fixture
-def console(start_web: Any) -> Console:
-    place = ModelDeployment("http://127.0.0.1:9/v1", name="gpu")
-    return Console(start_web(models={"m": ModelSettings((place,))}, limits={"file_bytes_max": 300_000}))
+@pytest.fixture(scope="module")
+def web_settings() -> dict[str, Any]:
+    return {"models": {"m": model_at(name="gpu")}, "limits": {"file_bytes_max": 300_000}}
 
 
 def sent(client: httpx2.Client, data: bytes = INPUT, name: str = "in.jsonl", **fields: str) -> httpx2.Response:

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from tests.web.console.test_console import HOSTILE, Console, csrf_of
+from tests.web.console.world import HOSTILE, Console, csrf_of
+from tests.web.server import NOWHERE, model_at
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 
 LIST, EDIT = "/console/deployments", "/console/deployments/edit"
-PLACE = {"name": HOSTILE, "model": "m", "url": "http://127.0.0.1:9/v1", "engine": "vllm", "weight": "2"}
+PLACE = {"name": HOSTILE, "model": "m", "url": NOWHERE, "engine": "vllm", "weight": "2"}
 
 
-@pytest.fixture
-def console(start_web: Any) -> Console:
-    steady = ModelDeployment("http://127.0.0.1:9/v1", name="steady/1")
-    return Console(start_web(models={"m": ModelSettings((steady,))}))
+@pytest.fixture(scope="module")
+def web_settings() -> dict[str, Any]:
+    return {"models": {"m": model_at(name="steady/1")}}
 
 
 def test_a_deployment_is_drained_and_resumed_from_its_page(console: Console) -> None:
@@ -38,10 +38,7 @@ def test_a_deployment_is_drained_and_resumed_from_its_page(console: Console) -> 
 
 
 def test_a_pool_of_its_own_is_named(start_web: Any) -> None:
-    places = [
-        ModelDeployment("http://127.0.0.1:9/v1", name=serves, serves=serves)
-        for serves in ("interactive", "batch", "both")
-    ]
+    places = [ModelDeployment(NOWHERE, name=serves, serves=serves) for serves in ("interactive", "batch", "both")]
     console = Console(start_web(models={"m": ModelSettings(tuple(places))}))
     shown = console.signed_in(console.reader_key).get(LIST).text
     assert [shown.count(words) for words in ("<dt>Serves", "interactive calls only", "batches only")] == [2, 1, 1]

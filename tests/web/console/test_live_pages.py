@@ -7,26 +7,20 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 
 from tests.support.processes import wait_until
-from tests.support.proxy import Proxy
+from tests.support.proxy import WiredDatabase
 from tests.web import stages
-from tests.web.console.test_console import Console, csrf_of
+from tests.web.console.world import Console, csrf_of
 from tidegate.core import keys
 from tidegate.core.ids import item_id
 from tidegate.web.console import live_pages
 
 ASKED = {"Accept": "text/event-stream"}
 LIVE = ("", "/batches", "/operations", "/queues", "/deployments")
-
-
-@pytest.fixture
-def console(start_web: Any) -> Console:
-    return Console(start_web())
 
 
 def events(answer: httpx2.Response) -> Iterator[tuple[str, str]]:
@@ -128,22 +122,17 @@ def test_a_page_that_is_refused_says_why_and_ends(console: Console) -> None:
             assert [name for name, _ in told] == ["trouble", "end"]
 
 
-def test_a_page_goes_on_when_a_store_that_was_gone_is_back(start_web: Any, postgres_url: str) -> None:
-    parts = urlsplit(postgres_url)
-    wire = Proxy(parts.hostname or "", parts.port or 0)
-    netloc = parts.netloc.replace(f"{parts.hostname}:{parts.port}", wire.address)
-    try:
-        console = Console(start_web(parts._replace(netloc=netloc).geturl()))
-        with followed(console.signed_in(console.reader_key), f"/batches/{console.batch}") as told:
-            first = next(told)
-            wire.cut(0)
-            name, text = next(told)
-            assert (name, "cannot reach its storage" in text) == ("trouble", True)
-            wire.heal()
-            again = next(told)
-            assert (again[0], again[1].splitlines()[0]) == ("state", first[1].splitlines()[0])
-    finally:
-        wire.close()
+def test_a_page_goes_on_when_a_store_that_was_gone_is_back(start_web: Any, wired_database: WiredDatabase) -> None:
+    url, wire = wired_database
+    console = Console(start_web(url))
+    with followed(console.signed_in(console.reader_key), f"/batches/{console.batch}") as told:
+        first = next(told)
+        wire.cut(0)
+        name, text = next(told)
+        assert (name, "cannot reach its storage" in text) == ("trouble", True)
+        wire.heal()
+        again = next(told)
+        assert (again[0], again[1].splitlines()[0]) == ("state", first[1].splitlines()[0])
 
 
 def test_only_so_many_pages_are_followed_at_once(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:

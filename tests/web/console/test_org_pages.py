@@ -9,16 +9,16 @@ import pytest
 
 from tests.web import stages
 from tests.web.calls import create, upload
-from tests.web.console.test_console import HOSTILE, Console, csrf_of
+from tests.web.console.world import HOSTILE, Console, csrf_of
 from tidegate.settings.capacity import LimitEntry, TenantEntry
 from tidegate.web.console import org_pages
 
 ORG = f"org {HOSTILE}"
 
 
-@pytest.fixture
-def console(start_web: Any) -> Console:
-    return Console(start_web(tenants={ORG: TenantEntry(limits=(LimitEntry(period="day", requests=10),))}))
+@pytest.fixture(scope="module")
+def web_settings() -> dict[str, Any]:
+    return {"tenants": {ORG: TenantEntry(limits=(LimitEntry(period="day", requests=10),))}}
 
 
 def org_id(console: Console, name: str = ORG) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.web.console.test_console import HOSTILE, Console, csrf_of
+from tests.web.console.world import HOSTILE, Console, csrf_of
+from tests.web.server import model_at
 from tests.web.upstream import Upstream, answers, chat_with
 from tidegate.core.budgets.budget import Limit, Period
-from tidegate.settings.capacity import ModelDeployment, ModelSettings
 
 PAGE = "/console/playground"
 
@@ -24,7 +24,7 @@ def upstream() -> Iterator[Upstream]:
 
 @pytest.fixture
 def console(start_web: Any, upstream: Upstream) -> Console:
-    return Console(start_web(models={"m": ModelSettings((ModelDeployment(upstream.url, name="gpu"),))}))
+    return Console(start_web(models={"m": model_at(upstream.url, name="gpu")}))
 
 
 def test_a_call_is_made_shown_and_noted(console: Console, upstream: Upstream) -> None:

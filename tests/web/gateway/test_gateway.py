@@ -14,12 +14,11 @@ import pytest
 
 from tests.support.processes import wait_until
 from tests.upstream.raw_server import Peer, Request
-from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
+from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
+from tests.web.server import model_at
 from tests.web.upstream import STREAM_END, STREAM_HEAD, Upstream, answers, chat_with, chunk, chunked, event, streams
 from tidegate.core.deployments import Secret
-from tidegate.settings.capacity import LimitEntry, ModelDeployment, ModelSettings, ResourceEntry, TenantEntry
-
-__all__ = ["world"]
+from tidegate.settings.capacity import LimitEntry, ResourceEntry, TenantEntry
 
 ODD = (
     b": hello\r\n\r\n",
@@ -30,7 +29,7 @@ ODD = (
 )
 
 
-def test_a_stream_is_passed_on_byte_for_byte(world: World) -> None:
+def test_a_stream_is_passed_on_byte_for_byte(world: GatewayWorld) -> None:
     world.start(streams(*ODD))
     asks = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
     body = json.dumps({**asks, "odd \u00fc": [1.0, 1e3]}).encode() + b"\n "
@@ -42,7 +41,7 @@ def test_a_stream_is_passed_on_byte_for_byte(world: World) -> None:
     assert world.upstreams[0].posts[0].body == body
 
 
-def test_a_whole_answer_is_passed_on_byte_for_byte(world: World) -> None:
+def test_a_whole_answer_is_passed_on_byte_for_byte(world: GatewayWorld) -> None:
     said = json.dumps(json.loads(chat_with("hi \u00fc")), indent=2).encode() + b"\n"
     world.start(
         answers(said, X_Secret="canary", Set_Cookie="a=b", Server="vllm", Content_Type="text/html"),
@@ -60,7 +59,7 @@ def test_a_whole_answer_is_passed_on_byte_for_byte(world: World) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_before_the_first_byte_ends_the_call_upstream(world: World, stream: bool) -> None:
+def test_a_client_that_leaves_before_the_first_byte_ends_the_call_upstream(world: GatewayWorld, stream: bool) -> None:
     async def wait(request: Request, peer: Peer) -> None:
         await peer.until_gone()
 
@@ -78,7 +77,7 @@ def test_a_client_that_leaves_before_the_first_byte_ends_the_call_upstream(world
     assert world.states() == ["closed"]
 
 
-def test_a_client_that_leaves_in_the_middle_ends_the_call_upstream(world: World) -> None:
+def test_a_client_that_leaves_in_the_middle_ends_the_call_upstream(world: GatewayWorld) -> None:
     async def begin(request: Request, peer: Peer) -> None:
         await peer.send(STREAM_HEAD, chunked(chunk("a")))
         await peer.until_gone()
@@ -93,7 +92,7 @@ def test_a_client_that_leaves_in_the_middle_ends_the_call_upstream(world: World)
     assert world.states() == ["closed"]
 
 
-def test_a_slow_client_slows_the_upstream_down(world: World) -> None:
+def test_a_slow_client_slows_the_upstream_down(world: GatewayWorld) -> None:
     """What is under way between the two is bounded by buffers of ours and of the kernel's, whatever the length of the answer."""
     piece = chunk("x" * 65_000)
     pieces_count, ahead_bytes_max = 1_500, 32 << 20
@@ -115,7 +114,7 @@ def test_a_slow_client_slows_the_upstream_down(world: World) -> None:
     assert received == pieces_count * len(piece) > 2 * ahead_bytes_max
 
 
-def test_an_upstream_that_dies_between_events_is_told_in_the_clients_protocol(world: World) -> None:
+def test_an_upstream_that_dies_between_events_is_told_in_the_clients_protocol(world: GatewayWorld) -> None:
     read = threading.Event()
 
     async def die(request: Request, peer: Peer) -> None:
@@ -144,7 +143,7 @@ def test_an_upstream_that_dies_between_events_is_told_in_the_clients_protocol(wo
     assert world.upstreams[1].posts == [], "after the first byte nothing is sent again"
 
 
-def test_an_upstream_that_dies_within_an_event_breaks_the_connection(world: World) -> None:
+def test_an_upstream_that_dies_within_an_event_breaks_the_connection(world: GatewayWorld) -> None:
     async def die(request: Request, peer: Peer) -> None:
         await peer.send(STREAM_HEAD, chunked(b'data: {"half'))
         await asyncio.sleep(0.05)
@@ -157,7 +156,7 @@ def test_an_upstream_that_dies_within_an_event_breaks_the_connection(world: Worl
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("how", ["throttled", "key", "refused connection"])
-def test_a_call_that_was_not_done_goes_to_another_deployment(world: World, how: str, stream: bool) -> None:
+def test_a_call_that_was_not_done_goes_to_another_deployment(world: GatewayWorld, how: str, stream: bool) -> None:
     good = streams(chunk("hi"), b"data: [DONE]\n\n") if stream else answers()
     bad = answers(b'{"error":{"message":"x"}}', {"throttled": 429, "key": 401}.get(how, 429))
     world.start(bad, good, options=[{"weight": 100.0}, {"weight": 0.01}])
@@ -172,7 +171,7 @@ def test_a_call_that_was_not_done_goes_to_another_deployment(world: World, how: 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_call_that_may_have_been_billed_is_not_sent_again(world: World, stream: bool) -> None:
+def test_a_call_that_may_have_been_billed_is_not_sent_again(world: GatewayWorld, stream: bool) -> None:
     async def hang_up(request: Request, peer: Peer) -> None:
         peer.close()
 
@@ -189,7 +188,7 @@ def test_a_call_that_may_have_been_billed_is_not_sent_again(world: World, stream
     assert world.upstreams[1].posts == []
 
 
-def test_a_refusal_is_passed_on_in_the_doors_shape(world: World) -> None:
+def test_a_refusal_is_passed_on_in_the_doors_shape(world: GatewayWorld) -> None:
     said = b'{"error":{"message":"too long","type":"invalid_request_error","param":"messages","code":"context"}}'
     world.start(answers(said, 400))
     client = world.client()
@@ -205,7 +204,7 @@ def test_a_refusal_is_passed_on_in_the_doors_shape(world: World) -> None:
     assert messages.json()["request_id"] == messages.headers["x-request-id"]
 
 
-def test_a_full_pool_harms_nobodys_health(world: World) -> None:
+def test_a_full_pool_harms_nobodys_health(world: GatewayWorld) -> None:
     async def wait(request: Request, peer: Peer) -> None:
         await peer.until_gone()
 
@@ -218,7 +217,7 @@ def test_a_full_pool_harms_nobodys_health(world: World) -> None:
         assert world.states() == ["closed"]
 
 
-def test_a_full_deployment_is_waited_for_and_then_said(world: World) -> None:
+def test_a_full_deployment_is_waited_for_and_then_said(world: GatewayWorld) -> None:
     async def wait(request: Request, peer: Peer) -> None:
         await peer.until_gone()
 
@@ -236,7 +235,7 @@ def test_a_full_deployment_is_waited_for_and_then_said(world: World) -> None:
 class held:  # noqa: N801 - reads as a word in `with held(world, 2)`
     """So many calls that are under way until this is left."""
 
-    def __init__(self, world: World, count: int, **more: Any) -> None:
+    def __init__(self, world: GatewayWorld, count: int, **more: Any) -> None:
         body = json.dumps({**ASK, **more}).encode()
         head = (
             f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
@@ -253,7 +252,7 @@ class held:  # noqa: N801 - reads as a word in `with held(world, 2)`
             connection.close()
 
 
-def test_a_flex_call_takes_batchs_places_and_an_interactive_one_does_not_wait_for_it(world: World) -> None:
+def test_a_flex_call_takes_batchs_places_and_an_interactive_one_does_not_wait_for_it(world: GatewayWorld) -> None:
     async def wait_if_flex(request: Request, peer: Peer) -> None:
         if b"hold" in request.body:
             await peer.until_gone()
@@ -278,7 +277,7 @@ def test_a_flex_call_takes_batchs_places_and_an_interactive_one_does_not_wait_fo
     )
 
 
-def test_a_deployment_serves_whom_it_is_for(world: World) -> None:
+def test_a_deployment_serves_whom_it_is_for(world: GatewayWorld) -> None:
     world.start(answers(), answers(), options=[{"serves": "batch"}, {"serves": "interactive"}])
     client = world.client()
     assert client.post(CHAT, json=ASK).status_code == 200
@@ -287,7 +286,7 @@ def test_a_deployment_serves_whom_it_is_for(world: World) -> None:
     assert b"service_tier" not in world.upstreams[0].posts[0].body
 
 
-def test_what_the_tide_goes_by_is_told_at_once(world: World) -> None:
+def test_what_the_tide_goes_by_is_told_at_once(world: GatewayWorld) -> None:
     resume_timeout = threading.Event()
 
     async def step(request: Request, peer: Peer) -> None:
@@ -316,7 +315,7 @@ def test_what_the_tide_goes_by_is_told_at_once(world: World) -> None:
     wait_until(lambda: seen == [(1, 1), (1, 0), (0, 0)], timeout_s=20, what="its end to be counted")
 
 
-def test_limits_bind_interactive_calls_and_only_their_own_tenant(world: World) -> None:
+def test_limits_bind_interactive_calls_and_only_their_own_tenant(world: GatewayWorld) -> None:
     world.start(answers(), tenants={"ours": TenantEntry(limits=(LimitEntry(period="hour", requests=2),))})
     ours, theirs = world.client(world.web.make_key("ours")), world.client(world.web.make_key("theirs"))
     assert [ours.post(CHAT, json=ASK).status_code for _ in range(2)] == [200, 200]
@@ -331,7 +330,7 @@ def test_limits_bind_interactive_calls_and_only_their_own_tenant(world: World) -
 
 
 @pytest.mark.parametrize("said", ["stream", "whole", "messages"])
-def test_limits_settle_with_real_usage(world: World, said: str) -> None:
+def test_limits_settle_with_real_usage(world: GatewayWorld, said: str) -> None:
     """Each call reserves 300 tokens or so and takes 40: nine fit a budget of 650 one after the other, and no more than two at once."""
     usage = {"usage": {"prompt_tokens": 30, "completion_tokens": 10, "total_tokens": 40}}
     stream = streams(chunk("a"), chunk("", "stop"), event({"choices": [], **usage}), b"data: [DONE]\n\n")
@@ -350,7 +349,7 @@ def test_limits_settle_with_real_usage(world: World, said: str) -> None:
         wait_until(passed, timeout_s=20, what="the settled tokens to be there")
 
 
-def test_models_and_scopes_are_the_keys_own(world: World) -> None:
+def test_models_and_scopes_are_the_keys_own(world: GatewayWorld) -> None:
     world.start(answers())
     narrow = world.client(world.web.make_key("ours", models=["other"]))
     for path, more in ((CHAT, {}), (MESSAGES, {"max_tokens": 5})):
@@ -367,7 +366,7 @@ def test_models_and_scopes_are_the_keys_own(world: World) -> None:
     assert only.get("/v1/files").status_code == 403
 
 
-def test_anthropics_header_opens_anthropics_door_only(world: World) -> None:
+def test_anthropics_header_opens_anthropics_door_only(world: GatewayWorld) -> None:
     world.start(answers(chat_with("hi")))
     key = world.web.make_key("ours")
     ask = {**ASK, "max_tokens": 5}
@@ -379,7 +378,7 @@ def test_anthropics_header_opens_anthropics_door_only(world: World) -> None:
     assert client.post(CHAT, json=ASK, headers={"x-api-key": key}).status_code == 401
 
 
-def test_an_unknown_model_is_told_in_the_doors_shape(world: World) -> None:
+def test_an_unknown_model_is_told_in_the_doors_shape(world: GatewayWorld) -> None:
     world.start(answers())
     client = world.client()
     said = client.post(CHAT, json={**ASK, "model": "nobody's"})
@@ -390,9 +389,9 @@ def test_an_unknown_model_is_told_in_the_doors_shape(world: World) -> None:
     assert world.upstreams[0].posts == []
 
 
-def test_models_are_asked_of_deployments_without_names(world: World) -> None:
+def test_models_are_asked_of_deployments_without_names(world: GatewayWorld) -> None:
     world.start(answers())
-    other = World(world._directory.parent / "any")
+    other = GatewayWorld(world._directory.parent / "any")
     try:
         other.start(models={}, upstream={"url": world.upstreams[0].url})
         world.upstreams[0].becomes(answers(b'{"data":[{"id":"b"},{"id":"a"},{"id":"\\u0000"}]}'))
@@ -405,7 +404,7 @@ def test_models_are_asked_of_deployments_without_names(world: World) -> None:
         other.close()
 
 
-def test_a_resource_is_a_name_for_interactive_calls_too(world: World) -> None:
+def test_a_resource_is_a_name_for_interactive_calls_too(world: GatewayWorld) -> None:
     world.start(
         answers(), resources={"support": ResourceEntry(model="m", limits=(LimitEntry(period="hour", requests=1),))}
     )
@@ -417,16 +416,13 @@ def test_a_resource_is_a_name_for_interactive_calls_too(world: World) -> None:
     assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["m", "support"]
 
 
-def test_a_key_gets_no_answer_of_a_fallbacks_model_that_it_does_not_allow(world: World) -> None:
+def test_a_key_gets_no_answer_of_a_fallbacks_model_that_it_does_not_allow(world: GatewayWorld) -> None:
     async def throttles(request: Request, peer: Peer) -> None:
         await peer.answer(429, b"{}", Retry_After="600")
 
     first, second = Upstream(throttles), Upstream(answers())
     world.start(
-        models={
-            name: ModelSettings(deployments=(ModelDeployment(url=one.url, name=name),))
-            for name, one in (("a", first), ("b", second))
-        },
+        models={name: model_at(one.url, name=name) for name, one in (("a", first), ("b", second))},
         resources={"chat": ResourceEntry(model="a", fallbacks=("b",))},
     )
     world.upstreams += [first, second]
@@ -441,7 +437,7 @@ def test_a_key_gets_no_answer_of_a_fallbacks_model_that_it_does_not_allow(world:
 
 
 @pytest.fixture
-def anthropic_world(world: World) -> World:
+def anthropic_world(world: GatewayWorld) -> GatewayWorld:
     message = {
         "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn", "stop_sequence": None,
         "content": [{"type": "text", "text": "hi"}], "usage": {"input_tokens": 3, "output_tokens": 2},
@@ -450,7 +446,7 @@ def anthropic_world(world: World) -> World:
     return world
 
 
-def test_an_anthropic_engine_is_spoken_to_in_its_shapes(anthropic_world: World) -> None:
+def test_an_anthropic_engine_is_spoken_to_in_its_shapes(anthropic_world: GatewayWorld) -> None:
     world = anthropic_world
     client = world.client()
     native = client.post(MESSAGES, json={**ASK, "max_tokens": 5}, headers={"anthropic-beta": "a-1,b-2"})
@@ -466,16 +462,16 @@ def test_an_anthropic_engine_is_spoken_to_in_its_shapes(anthropic_world: World) 
     assert world.interactive() == (0, 0)
 
 
-def test_two_models_do_not_share_a_fate(world: World) -> None:
+def test_two_models_do_not_share_a_fate(world: GatewayWorld) -> None:
     world.start(answers(b"{}", 500))
-    good = World(world._directory.parent / "two")
+    good = GatewayWorld(world._directory.parent / "two")
     try:
         good.start(answers(), models={})
         models = {
-            "ill": ModelSettings(deployments=(ModelDeployment(url=world.upstreams[0].url),)),
-            "well": ModelSettings(deployments=(ModelDeployment(url=good.upstreams[0].url),)),
+            "ill": model_at(world.upstreams[0].url),
+            "well": model_at(good.upstreams[0].url),
         }
-        both = World(world._directory.parent / "both")
+        both = GatewayWorld(world._directory.parent / "both")
         both.start(models=models)
         try:
             client = both.client()
@@ -490,7 +486,7 @@ def test_two_models_do_not_share_a_fate(world: World) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_server_is_asked_for_its_own_name_of_the_model(world: World, stream: bool) -> None:
+def test_a_server_is_asked_for_its_own_name_of_the_model(world: GatewayWorld, stream: bool) -> None:
     good = streams(chunk("hi"), b"data: [DONE]\n\n") if stream else answers(chat_with("hi"))
     world.start(good, options=[{"upstream_model": "org/inner"}], resources={"support": ResourceEntry(model="m")})
     client = world.client()
@@ -501,7 +497,7 @@ def test_a_server_is_asked_for_its_own_name_of_the_model(world: World, stream: b
     assert [json.loads(sent.body)["model"] for sent in world.upstreams[0].posts] == ["org/inner"] * 4
 
 
-def test_a_model_under_another_name_is_listed_with_what_its_server_says(world: World) -> None:
+def test_a_model_under_another_name_is_listed_with_what_its_server_says(world: GatewayWorld) -> None:
     async def listing(request: Request, peer: Peer) -> None:
         data = [{"id": "inner", "owned_by": "them", "max_model_len": 4096}, {"id": "m", "owned_by": "another"}]
         await peer.answer(200, json.dumps({"object": "list", "data": data}).encode())
@@ -511,7 +507,7 @@ def test_a_model_under_another_name_is_listed_with_what_its_server_says(world: W
     assert (model["id"], model["owned_by"]) == ("m", "them")
 
 
-def test_what_cannot_be_said_to_one_engine_goes_to_another(world: World) -> None:
+def test_what_cannot_be_said_to_one_engine_goes_to_another(world: GatewayWorld) -> None:
     world.start(answers(), answers(), options=[{"engine": "anthropic", "weight": 100.0}, {"weight": 0.01}])
     client = world.client()
     assert client.post(CHAT, json={**ASK, "logit_bias": {"5": 1}}).status_code == 200
@@ -520,7 +516,7 @@ def test_what_cannot_be_said_to_one_engine_goes_to_another(world: World) -> None
     assert world.interactive("u0") == (0, 0)
 
 
-def test_every_answer_says_what_the_limits_have_left(world: World) -> None:
+def test_every_answer_says_what_the_limits_have_left(world: GatewayWorld) -> None:
     """The tightest limit of each kind, in the IETF's headers and in OpenAI's, on answers, refusals and 429s alike."""
     limits = (
         LimitEntry(period="minute", requests=3, tokens=100_000),
@@ -542,7 +538,7 @@ def test_every_answer_says_what_the_limits_have_left(world: World) -> None:
     assert "ratelimit" not in theirs.post(CHAT, json=ASK).headers
 
 
-def test_a_lifetime_has_no_window_and_no_reset(world: World) -> None:
+def test_a_lifetime_has_no_window_and_no_reset(world: GatewayWorld) -> None:
     world.start(answers(), tenants={"ours": TenantEntry(limits=(LimitEntry(period="lifetime", requests=9),))})
     said = world.client(world.web.make_key("ours")).post(CHAT, json=ASK).headers
     assert (said["ratelimit-policy"], said["ratelimit"]) == ('"requests";q=9', '"requests";r=8')

@@ -12,7 +12,7 @@ import pytest
 
 from tests.web.calls import is_error
 from tests.web.corpus import cases
-from tests.web.gateway_world import World
+from tests.web.gateway_world import GatewayWorld
 from tests.web.test_bad_inputs import body_of
 from tests.web.upstream import answers
 from tidegate.web.gateway.gateway import ENDPOINTS
@@ -21,8 +21,8 @@ OPENAI = [endpoint for endpoint in ENDPOINTS if endpoint != "/v1/messages"]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    made = World(tmp_path_factory.mktemp("gateway") / "web")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayWorld]:
+    made = GatewayWorld(tmp_path_factory.mktemp("gateway") / "web")
     made.start(answers(), gateway={"body_bytes_max": 1 << 20})
     yield made
     assert made.upstreams[0].posts == [], "nothing of it was sent to anyone"
@@ -30,7 +30,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def client(world: World) -> httpx2.Client:
+def client(world: GatewayWorld) -> httpx2.Client:
     return world.client()
 
 

@@ -9,14 +9,13 @@ import pytest
 
 from tests.support.sdks import anthropic, openai
 from tests.upstream.raw_server import Peer, Request
-from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
+from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
+from tests.web.server import model_at
 from tests.web.upstream import answers, chat_with
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Secret
 from tidegate.core.usage.prices import NANO
 from tidegate.settings.capacity import DeploymentPrice, ModelDeployment, ModelSettings
-
-__all__ = ["world"]
 
 WORDS = "the engine has 900 requests in its queue"
 OPENAI_ERROR = json.dumps({"error": {"message": WORDS, "type": "server_error", "param": None, "code": "busy"}}).encode()
@@ -31,16 +30,8 @@ BODIES: dict[str, Any] = {
 }
 
 
-def asks_openai(world: World, key: str = "none", max_retries: int = 0) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{world.web.url}/v1", api_key=key, max_retries=max_retries)
-
-
-def asks_anthropic(world: World, key: str = "none") -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=world.web.url, api_key=key, max_retries=0)
-
-
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 529])
-def test_a_failure_that_says_why_is_passed_on_with_its_status_and_words(world: World, status: int) -> None:
+def test_a_failure_that_says_why_is_passed_on_with_its_status_and_words(world: GatewayWorld, status: int) -> None:
     world.start(answers(OPENAI_ERROR, status))
     client = world.client()
     for number, (endpoint, body) in enumerate(BODIES.items()):
@@ -61,13 +52,13 @@ def test_a_failure_that_says_why_is_passed_on_with_its_status_and_words(world: W
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("engine", ["generic", "anthropic"])
-def test_both_sdks_read_an_overloaded_engines_words(world: World, engine: str, stream: bool) -> None:
+def test_both_sdks_read_an_overloaded_engines_words(world: GatewayWorld, engine: str, stream: bool) -> None:
     said = ANTHROPIC_ERROR if engine == "anthropic" else OPENAI_ERROR
     world.start(answers(said, 529), options=[{"engine": engine}])
-    with asks_openai(world) as ours, pytest.raises(openai.InternalServerError, match=WORDS) as failed:
+    with world.openai() as ours, pytest.raises(openai.InternalServerError, match=WORDS) as failed:
         ours.chat.completions.create(**ASK, stream=stream)
     assert (failed.value.status_code, failed.value.type) == (529, "server_error")
-    with asks_anthropic(world) as theirs, pytest.raises(anthropic.InternalServerError, match=WORDS) as refused:
+    with world.anthropic() as theirs, pytest.raises(anthropic.InternalServerError, match=WORDS) as refused:
         theirs.messages.create(**ASK, max_tokens=5, stream=stream)
     assert refused.value.status_code == 529
     assert isinstance(refused.value.body, dict)
@@ -86,7 +77,7 @@ def test_both_sdks_read_an_overloaded_engines_words(world: World, engine: str, s
     ],
 )
 def test_a_failure_without_words_is_told_in_ours_without_addresses(
-    world: World, status: int, said: bytes, shown: int, code: str
+    world: GatewayWorld, status: int, said: bytes, shown: int, code: str
 ) -> None:
     world.start(answers(said, status))
     answer = world.client().post(CHAT, json=ASK)
@@ -95,7 +86,7 @@ def test_a_failure_without_words_is_told_in_ours_without_addresses(
     assert "10.0.0.5" not in answer.text
 
 
-def test_words_of_a_failing_server_never_show_our_key(world: World) -> None:
+def test_words_of_a_failing_server_never_show_our_key(world: GatewayWorld) -> None:
     said = json.dumps({"error": {"message": "sk-ours is over its rate"}}).encode()
     world.start(answers(said, 503), options=[{"api_key": Secret("sk-ours")}])
     answer = world.client().post(CHAT, json=ASK)
@@ -111,16 +102,16 @@ def test_words_of_a_failing_server_never_show_our_key(world: World) -> None:
         ({"error": "plain words"}, "plain words"),
     ],
 )
-def test_errors_of_other_shapes_reach_the_client_in_its_own(world: World, said: Any, words: str) -> None:
+def test_errors_of_other_shapes_reach_the_client_in_its_own(world: GatewayWorld, said: Any, words: str) -> None:
     world.start(answers(json.dumps(said).encode(), 400))
-    with asks_openai(world) as ours, pytest.raises(openai.BadRequestError) as refused:
+    with world.openai() as ours, pytest.raises(openai.BadRequestError) as refused:
         ours.chat.completions.create(**ASK)
     assert isinstance(refused.value.body, dict)
     assert (refused.value.body["message"], refused.value.type) == (words, "invalid_request_error")
 
 
 @pytest.mark.parametrize("tier", [None, "flex"])
-def test_after_a_rejected_key_every_caller_reads_that(world: World, tier: str | None) -> None:
+def test_after_a_rejected_key_every_caller_reads_that(world: GatewayWorld, tier: str | None) -> None:
     world.start(answers(b"{}", 401), gateway={"flex_wait_s": 0.2})
     client = world.client()
     for _ in range(3):
@@ -133,7 +124,7 @@ def test_after_a_rejected_key_every_caller_reads_that(world: World, tier: str | 
     assert world.states() == ["paused"]
 
 
-def test_a_server_that_answers_with_errors_is_not_said_to_be_away(world: World) -> None:
+def test_a_server_that_answers_with_errors_is_not_said_to_be_away(world: GatewayWorld) -> None:
     world.start(answers(OPENAI_ERROR, 503))
     client = world.client()
     seen = [client.post(CHAT, json=ASK).json()["error"] for _ in range(7)]
@@ -143,7 +134,7 @@ def test_a_server_that_answers_with_errors_is_not_said_to_be_away(world: World) 
 
 @pytest.mark.parametrize("status", [503, 529])
 @pytest.mark.parametrize("other", [{"order": 2}, {"weight": 0.001}])
-def test_a_call_goes_on_from_a_server_that_is_too_busy(world: World, status: int, other: dict[str, Any]) -> None:
+def test_a_call_goes_on_from_a_server_that_is_too_busy(world: GatewayWorld, status: int, other: dict[str, Any]) -> None:
     world.start(answers(OPENAI_ERROR, status), answers(), options=[{}, other])
     is_stream = status == 529
     answer = world.client().post(CHAT, json={**ASK, "stream": is_stream})
@@ -152,21 +143,21 @@ def test_a_call_goes_on_from_a_server_that_is_too_busy(world: World, status: int
 
 
 @pytest.mark.parametrize("status", [500, 504])
-def test_a_call_that_may_have_been_done_is_not_sent_elsewhere(world: World, status: int) -> None:
+def test_a_call_that_may_have_been_done_is_not_sent_elsewhere(world: GatewayWorld, status: int) -> None:
     world.start(answers(OPENAI_ERROR, status), answers(), options=[{"order": 1}, {"order": 2}])
     assert world.client().post(CHAT, json=ASK).status_code == status
     assert [len(upstream.posts) for upstream in world.upstreams] == [1, 0]
 
 
-def test_a_server_that_cannot_be_reached_is_said_to_be_away(world: World) -> None:
-    world.start(models={"m": ModelSettings(deployments=(ModelDeployment(url="http://127.0.0.1:1/v1"),))})
+def test_a_server_that_cannot_be_reached_is_said_to_be_away(world: GatewayWorld) -> None:
+    world.start(models={"m": model_at("http://127.0.0.1:1/v1")})
     client = world.client()
     for _ in range(7):
         answer = client.post(CHAT, json=ASK)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
 
 
-def test_a_model_for_batches_only_is_listed_and_says_so(world: World) -> None:
+def test_a_model_for_batches_only_is_listed_and_says_so(world: GatewayWorld) -> None:
     world.start(answers(), options=[{"serves": "batch"}])
     client = world.client()
     assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["m"]
@@ -179,20 +170,20 @@ def test_a_model_for_batches_only_is_listed_and_says_so(world: World) -> None:
     assert client.post(CHAT, json={**ASK, "service_tier": "flex"}).status_code == 200
 
 
-def test_a_model_for_interactive_calls_only_says_so_to_a_flex_call(world: World) -> None:
+def test_a_model_for_interactive_calls_only_says_so_to_a_flex_call(world: GatewayWorld) -> None:
     world.start(answers(), options=[{"serves": "interactive"}])
     answer = world.client().post(CHAT, json={**ASK, "service_tier": "flex"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_interactive_only")
 
 
-def test_a_moderation_without_a_model_goes_to_the_usual_one_or_is_told_which(world: World) -> None:
+def test_a_moderation_without_a_model_goes_to_the_usual_one_or_is_told_which(world: GatewayWorld) -> None:
     verdict = b'{"id":"modr-1","model":"x","results":[{"flagged":false}]}'
     world.start(answers(verdict))
     place = ModelDeployment(url=world.upstreams[0].url)
     missing = world.client().post("/v1/moderations", json={"input": "a"})
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
     assert "omni-moderation-latest" in missing.json()["error"]["message"]
-    other = World(world._directory.parent / "other")
+    other = GatewayWorld(world._directory.parent / "other")
     other.start(models={"omni-moderation-latest": ModelSettings(deployments=(place,))})
     try:
         assert other.client().post("/v1/moderations", json={"input": "a"}).status_code == 200
@@ -202,24 +193,24 @@ def test_a_moderation_without_a_model_goes_to_the_usual_one_or_is_told_which(wor
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_without_money_both_sdks_raise_their_rate_limit_error_once(world: World, stream: bool) -> None:
+def test_without_money_both_sdks_raise_their_rate_limit_error_once(world: GatewayWorld, stream: bool) -> None:
     price = DeploymentPrice(input=1_000.0, output=1_000.0)
     world.start(answers(chat_with("hi", 10, 4)), options=[{"price": price}])
     key = world.web.make_key("acme", limits=(Limit(Period.MONTH, nano=NANO // 100),))
     asked: Any = {**ASK, "max_tokens": 500, "stream": stream}
-    with asks_openai(world, key, max_retries=5) as ours, pytest.raises(openai.RateLimitError) as broke:
+    with world.openai(key, max_retries=5) as ours, pytest.raises(openai.RateLimitError) as broke:
         ours.chat.completions.create(**asked)
     assert (broke.value.code, broke.value.type) == ("insufficient_quota", "insufficient_quota")
     assert broke.value.response.headers["x-should-retry"] == "false"
     assert broke.value.message.count("You exceeded your current quota") == 1
-    with asks_anthropic(world, key) as theirs, pytest.raises(anthropic.RateLimitError) as poor:
+    with world.anthropic(key) as theirs, pytest.raises(anthropic.RateLimitError) as poor:
         theirs.messages.create(**asked)
     assert isinstance(poor.value.body, dict)
     assert poor.value.body["error"]["code"] == "insufficient_quota"
     assert world.upstreams[0].posts == []
 
 
-def test_a_call_that_ends_without_an_answer_still_may_have_been_done(world: World) -> None:
+def test_a_call_that_ends_without_an_answer_still_may_have_been_done(world: GatewayWorld) -> None:
     async def hang_up(request: Request, peer: Peer) -> None:
         peer.close()
 
@@ -239,7 +230,7 @@ def test_a_call_that_ends_without_an_answer_still_may_have_been_done(world: Worl
         ("/v1/models", "limit"),
     ],
 )
-def test_a_list_refuses_a_parameter_that_it_does_not_know(world: World, path: str, name: str) -> None:
+def test_a_list_refuses_a_parameter_that_it_does_not_know(world: GatewayWorld, path: str, name: str) -> None:
     world.start()
     client = world.client()
     refused = client.get(path, params={name: "1"})
@@ -248,7 +239,7 @@ def test_a_list_refuses_a_parameter_that_it_does_not_know(world: World, path: st
     assert client.get(path).status_code == 200
 
 
-def test_lists_take_what_clients_send(world: World) -> None:
+def test_lists_take_what_clients_send(world: GatewayWorld) -> None:
     world.start()
     client = world.client()
     assert client.get("/v1/batches", params={"limit": 1}).status_code == 200
@@ -256,15 +247,15 @@ def test_lists_take_what_clients_send(world: World) -> None:
     assert client.get("/v1/models", params={"client_version": "1.0"}).status_code == 200
     versioned = {"anthropic-version": "2023-06-01"}
     assert client.get("/v1/models", params={"limit": 5, "beta": "true"}, headers=versioned).status_code == 200
-    with asks_openai(world) as ours:
+    with world.openai() as ours:
         assert list(ours.batches.list(limit=1)) == []
         assert list(ours.files.list(limit=1, order="asc", purpose="batch")) == []
-    with asks_anthropic(world) as theirs:
+    with world.anthropic() as theirs:
         assert [one.id for one in theirs.models.list(limit=1)] == ["m"]
 
 
 @pytest.mark.parametrize("words", ["No required SSL certificate was sent", "The SSL certificate error"])
-def test_a_server_that_wants_a_certificate_uses_up_no_attempt_and_says_so(world: World, words: str) -> None:
+def test_a_server_that_wants_a_certificate_uses_up_no_attempt_and_says_so(world: GatewayWorld, words: str) -> None:
     """As nginx does it: the handshake succeeds, and every request is refused with a page."""
     page = f"<html>\r\n<head><title>400 {words}</title></head>\r\n<body>nginx</body></html>".encode()
     world.start(answers(page, 400, Content_Type="text/html"))

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
+from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
+from tests.web.server import model_at
 from tests.web.upstream import answers, chat_with, chunk, streams
 from tidegate.core.deployments import Secret
 from tidegate.settings.capacity import ModelDeployment, ModelSettings, ResourceEntry
 from tidegate.settings.guards import HookEntry
-
-__all__ = ["world"]
 
 NOT_ALLOWED = "parameter_not_allowed"
 KEPT = {"type": "document", "source": {"type": "file", "file_id": "f"}}
@@ -47,7 +46,7 @@ def asks(*parts: Any, **more: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_nothing_of_it_reaches_a_server(
-    world: World, endpoint: str, body: dict[str, Any], code: str, param: str
+    world: GatewayWorld, endpoint: str, body: dict[str, Any], code: str, param: str
 ) -> None:
     world.start()
     for is_stream in (False, True):
@@ -60,19 +59,19 @@ def test_nothing_of_it_reaches_a_server(
     assert world.upstreams[0].posts == []
 
 
-def test_an_unknown_model_is_told_before_its_body_is_judged(world: World) -> None:
+def test_an_unknown_model_is_told_before_its_body_is_judged(world: GatewayWorld) -> None:
     world.start()
     assert world.client().post(CHAT, json={**ASK, "model": "nosuch", "priority": 1}).status_code == 404
 
 
-def test_a_field_of_background_responses_is_the_servers_own_elsewhere(world: World) -> None:
+def test_a_field_of_background_responses_is_the_servers_own_elsewhere(world: GatewayWorld) -> None:
     world.start()
     asked = asks(background=True, interactive_after_seconds="soon")
     assert world.client().post(CHAT, json=asked).status_code == 200
     assert json.loads(world.upstreams[0].posts[0].body) == asked
 
 
-def test_a_large_body_is_judged_too(world: World) -> None:
+def test_a_large_body_is_judged_too(world: GatewayWorld) -> None:
     world.start()
     inline = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 200_000}}
     client = world.client()
@@ -81,7 +80,7 @@ def test_a_large_body_is_judged_too(world: World) -> None:
     assert len(world.upstreams[0].posts) == 1
 
 
-def test_a_model_allows_what_its_settings_say_and_a_resource_only_what_all_its_models_do(world: World) -> None:
+def test_a_model_allows_what_its_settings_say_and_a_resource_only_what_all_its_models_do(world: GatewayWorld) -> None:
     upstream = world.start().upstreams[0]
     world.web.stop()
     place = ModelDeployment(url=upstream.url, engine="vllm")
@@ -90,7 +89,7 @@ def test_a_model_allows_what_its_settings_say_and_a_resource_only_what_all_its_m
             deployments=(place,), allowed_fields=("file_id", "priority"), media_hosts=("Images.Example.com",)
         ),
         "strict": ModelSettings(deployments=(place,)),
-        "hosted": ModelSettings(deployments=(ModelDeployment(url=upstream.url, engine="openai"),)),
+        "hosted": model_at(upstream.url, engine="openai"),
     }
     routes = {"alone": ResourceEntry(model="m"), "careful": ResourceEntry(model="m", fallbacks=("strict",))}
     world.start(models=named, resources=routes)
@@ -113,7 +112,9 @@ def test_a_model_allows_what_its_settings_say_and_a_resource_only_what_all_its_m
     assert code_of("hosted", **file) == "parameter_not_allowed"
 
 
-def test_what_a_hook_adds_is_the_operators_own(world: World, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_hook_adds_is_the_operators_own(
+    world: GatewayWorld, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "hook_of_fields.py").write_text("def first(body, about):\n    return {**body, 'priority': 7}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     world.start(hooks={"first": HookEntry(before="hook_of_fields:first")})
@@ -123,7 +124,7 @@ def test_what_a_hook_adds_is_the_operators_own(world: World, tmp_path: Any, monk
     assert len(world.upstreams[0].posts) == 1
 
 
-def test_our_key_never_comes_back_in_an_answer(world: World) -> None:
+def test_our_key_never_comes_back_in_an_answer(world: GatewayWorld) -> None:
     world.start(answers(chat_with(f"you sent Bearer {KEY}")), options=[{"api_key": Secret(KEY)}])
     answer = world.client().post(CHAT, json=ASK)
     assert answer.json()["choices"][0]["message"]["content"] == "you sent Bearer ***"
@@ -131,7 +132,7 @@ def test_our_key_never_comes_back_in_an_answer(world: World) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, len(KEY), 1_000])
-def test_our_key_never_comes_back_in_a_stream_wherever_it_is_cut(world: World, size: int) -> None:
+def test_our_key_never_comes_back_in_a_stream_wherever_it_is_cut(world: GatewayWorld, size: int) -> None:
     said = chunk(f"you sent {KEY}") + chunk("s", finish="stop") + b"data: [DONE]\n\n"
     pieces = [said[at : at + size] for at in range(0, len(said), size)]
     world.start(streams(*pieces), options=[{"api_key": Secret(KEY)}])
@@ -140,7 +141,9 @@ def test_our_key_never_comes_back_in_a_stream_wherever_it_is_cut(world: World, s
     assert answer.content == said.replace(KEY.encode(), b"***")
 
 
-def test_our_key_never_comes_back_letter_by_letter_and_no_error_in_a_stream_names_the_account(world: World) -> None:
+def test_our_key_never_comes_back_letter_by_letter_and_no_error_in_a_stream_names_the_account(
+    world: GatewayWorld,
+) -> None:
     error = b'data: {"error": {"message": "limit of organization org-AbCdEf123456", "code": "x"}}\n\n'
     world.start(streams(*map(chunk, KEY), error), options=[{"api_key": Secret(KEY)}])
     answer = world.client().post(CHAT, json={**ASK, "stream": True})
@@ -149,21 +152,21 @@ def test_our_key_never_comes_back_letter_by_letter_and_no_error_in_a_stream_name
     assert answer.content.endswith(error.replace(b"AbCdEf123456", b"***"))
 
 
-def test_a_redirect_to_an_address_with_our_key_does_not_show_it(world: World) -> None:
+def test_a_redirect_to_an_address_with_our_key_does_not_show_it(world: GatewayWorld) -> None:
     world.start(answers(b"", 307, Location=f"https://elsewhere.example/{KEY}/v1"), options=[{"api_key": Secret(KEY)}])
     answer = world.client().post(CHAT, json=ASK)
     assert answer.status_code >= 400
     assert KEY not in f"{dict(answer.headers)} {answer.text}"
 
 
-def test_a_short_word_for_a_key_changes_no_answer(world: World) -> None:
+def test_a_short_word_for_a_key_changes_no_answer(world: GatewayWorld) -> None:
     said = chat_with("the list is EMPTY")
     world.start(answers(said), options=[{"api_key": Secret("EMPTY")}])
     assert world.client().post(CHAT, json=ASK).content == said
 
 
 @pytest.mark.parametrize("status", [400, 429])
-def test_the_account_that_pays_is_not_named(world: World, status: int) -> None:
+def test_the_account_that_pays_is_not_named(world: GatewayWorld, status: int) -> None:
     message = f"Rate limit reached for m in organization org-AbCdEf123456 (key {KEY}) on tokens per min"
     body = json.dumps({"error": {"message": message, "type": "tokens", "code": "rate_limit_exceeded"}}).encode()
     headers = {"Openai_Organization": "org-AbCdEf123456", "Retry_After": "1"}

@@ -13,16 +13,14 @@ import structlog
 
 from tests.support.processes import wait_until
 from tests.support.sdks import openai
-from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
-from tests.web.server import WebServer, settings_with
+from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
+from tests.web.server import WebServer, model_at, settings_with
 from tests.web.upstream import Upstream, answers, chat_with, chunk, streams
 from tidegate import metrics
 from tidegate.core import keys
-from tidegate.settings.capacity import LimitEntry, ModelDeployment, ModelSettings, ResourceEntry, TenantEntry
+from tidegate.settings.capacity import LimitEntry, ResourceEntry, TenantEntry
 from tidegate.settings.guards import GuardrailEntry, HookEntry
 from tidegate.store.keys import KeyRights
-
-__all__ = ["world"]
 
 CANARY = "canary-9b1d"
 OWN = """
@@ -56,11 +54,11 @@ def saying(text: Any, **more: Any) -> dict[str, Any]:
     return {**ASK, "messages": [{"role": "user", "content": text}], **more}
 
 
-def sent(world: World) -> list[str]:
+def sent(world: GatewayWorld) -> list[str]:
     return [json.loads(post.body)["messages"][-1]["content"] for post in world.upstreams[0].posts]
 
 
-def test_what_is_redacted_reaches_neither_side(world: World) -> None:
+def test_what_is_redacted_reaches_neither_side(world: GatewayWorld) -> None:
     entry = GuardrailEntry(patterns=(r"\d{3}-\d{4}",), action="redact", replacement="[number]")
     world.start(answers(chat_with("call 555-1234")), guardrails={"numbers": entry})
     answer = world.client().post(CHAT, json=saying("my number is 555-9876"))
@@ -68,7 +66,7 @@ def test_what_is_redacted_reaches_neither_side(world: World) -> None:
     assert sent(world) == ["my number is [number]"]
 
 
-def test_what_is_not_changed_is_passed_on_byte_for_byte(world: World, own: str) -> None:
+def test_what_is_not_changed_is_passed_on_byte_for_byte(world: GatewayWorld, own: str) -> None:
     said = json.dumps(json.loads(chat_with("hi \u00fc")), indent=2).encode() + b"\n"
     world.start(answers(said), guardrails={"words": GuardrailEntry(patterns=("forbidden",))})
     body = json.dumps(saying("odd \u00fc", odd=[1.0, 1e3])).encode() + b"\n "
@@ -89,7 +87,7 @@ def test_what_is_not_changed_is_passed_on_byte_for_byte(world: World, own: str) 
 )
 @pytest.mark.parametrize("endpoint", [CHAT, MESSAGES])
 def test_a_refusal_says_why_and_repeats_nothing(
-    world: World, endpoint: str, entry: dict[str, Any], code: str, calls: int
+    world: GatewayWorld, endpoint: str, entry: dict[str, Any], code: str, calls: int
 ) -> None:
     world.start(answers(chat_with(f"answered {CANARY}")), guardrails={"house": GuardrailEntry(**entry)})
     counter = f"{metrics.endpoint_of(endpoint)},{code}"
@@ -105,7 +103,7 @@ def test_a_refusal_says_why_and_repeats_nothing(
     assert world.interactive() == (0, 0)
 
 
-def test_a_refused_answer_counts_against_the_budgets(world: World) -> None:
+def test_a_refused_answer_counts_against_the_budgets(world: GatewayWorld) -> None:
     """It was paid for: with a limit of tokens, the next call finds it spent."""
     world.start(
         answers(chat_with("no", prompt_tokens=100_000, completion_tokens=100_000)),
@@ -123,7 +121,7 @@ def test_a_refused_answer_counts_against_the_budgets(world: World) -> None:
     assert len(world.upstreams[0].posts) < 1_000
 
 
-def test_a_stream_is_refused_where_its_answer_must_be_judged(world: World) -> None:
+def test_a_stream_is_refused_where_its_answer_must_be_judged(world: GatewayWorld) -> None:
     world.start(streams(chunk("forbidden")), guardrails={"house": GuardrailEntry(patterns=("forbidden",))})
     answer = world.client().post(CHAT, json=saying("hi", stream=True))
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "stream_not_allowed")
@@ -133,7 +131,7 @@ def test_a_stream_is_refused_where_its_answer_must_be_judged(world: World) -> No
 
 @pytest.mark.parametrize("entry", [{"streams": "pass"}, {"applies_to": "requests"}])
 def test_a_stream_passes_where_the_operator_says_so_and_its_request_is_judged(
-    world: World, entry: dict[str, Any]
+    world: GatewayWorld, entry: dict[str, Any]
 ) -> None:
     world.start(streams(chunk("forbidden")), guardrails={"house": GuardrailEntry(patterns=("forbidden",), **entry)})
     answer = world.client().post(CHAT, json=saying("hi", stream=True))
@@ -143,7 +141,7 @@ def test_a_stream_passes_where_the_operator_says_so_and_its_request_is_judged(
     assert sent(world) == ["hi"]
 
 
-def test_a_hook_changes_the_request_and_the_answer_but_not_what_was_paid(world: World, own: str) -> None:
+def test_a_hook_changes_the_request_and_the_answer_but_not_what_was_paid(world: GatewayWorld, own: str) -> None:
     world.start(answers(chat_with("hi")), hooks={"house": HookEntry(before=f"{own}:shout", after=f"{own}:sign")})
     answer = world.client(world.web.make_key("ours")).post(CHAT, json=saying("hello"))
     assert sent(world) == ["HELLO!ours"]
@@ -162,7 +160,7 @@ def test_a_hook_changes_the_request_and_the_answer_but_not_what_was_paid(world: 
     ],
 )
 def test_a_hook_that_says_no_or_breaks_is_an_answer_of_its_own(
-    world: World, own: str, name: str, status: int, code: str, wait_s: str | None, says: str
+    world: GatewayWorld, own: str, name: str, status: int, code: str, wait_s: str | None, says: str
 ) -> None:
     world.start(hooks={"house": HookEntry(before=f"{own}:{name}", timeout_ms=50, retry_ms=9_000)})
     with structlog.testing.capture_logs() as logged:
@@ -175,16 +173,16 @@ def test_a_hook_that_says_no_or_breaks_is_an_answer_of_its_own(
     assert world.upstreams[0].posts == []
 
 
-def test_a_hook_that_breaks_on_an_answer_is_not_paid_for_again_by_the_sdk(world: World, own: str) -> None:
+def test_a_hook_that_breaks_on_an_answer_is_not_paid_for_again_by_the_sdk(world: GatewayWorld, own: str) -> None:
     world.start(answers(chat_with("hi")), hooks={"house": HookEntry(after=f"{own}:breaks")})
-    client = openai.OpenAI(base_url=f"{world.web.url}/v1", api_key="none", max_retries=3)
+    client = world.openai(max_retries=3)
     with client, pytest.raises(openai.InternalServerError) as failed:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
     assert failed.value.code == "hook_failed"
     assert len(world.upstreams[0].posts) == 1
 
 
-def test_rules_bind_by_organization_key_and_model(world: World) -> None:
+def test_rules_bind_by_organization_key_and_model(world: GatewayWorld) -> None:
     deny: dict[str, Any] = {"patterns": ("x",), "applies_to": "requests"}
     world.start(
         resources={"support": ResourceEntry(model="m")},
@@ -210,7 +208,7 @@ def test_rules_bind_by_organization_key_and_model(world: World) -> None:
     ],
 )
 def test_a_keys_allowlists_hold_at_the_door(
-    world: World, models: list[str], resources: list[str], allowed: set[str]
+    world: GatewayWorld, models: list[str], resources: list[str], allowed: set[str]
 ) -> None:
     """By the model behind a resource and by the resource's own name, as they do for the items of a batch."""
     world.start(
@@ -245,7 +243,7 @@ EVERYWHERE = [
 
 
 @pytest.mark.parametrize(("endpoint", "body"), EVERYWHERE)
-def test_nothing_passes_by_at_any_door(world: World, endpoint: str, body: dict[str, Any]) -> None:
+def test_nothing_passes_by_at_any_door(world: GatewayWorld, endpoint: str, body: dict[str, Any]) -> None:
     world.start(guardrails={"keys": GuardrailEntry(patterns=("AKIA[0-9A-Z]{16}",), streams="pass")})
     for more in ({}, {"stream": True}):
         answer = world.client().post(endpoint, json={**body, **more})
@@ -255,7 +253,7 @@ def test_nothing_passes_by_at_any_door(world: World, endpoint: str, body: dict[s
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/embeddings"])
-def test_token_ids_are_refused_unless_the_operator_lets_them_pass(world: World, endpoint: str) -> None:
+def test_token_ids_are_refused_unless_the_operator_lets_them_pass(world: GatewayWorld, endpoint: str) -> None:
     named = {"prompt": [5, 6]} if endpoint == "/v1/completions" else {"input": [[5, 6]]}
     entry = GuardrailEntry(patterns=("AKIA[0-9A-Z]{16}",), applies_to="requests")
     world.start(guardrails={"keys": entry})
@@ -264,11 +262,11 @@ def test_token_ids_are_refused_unless_the_operator_lets_them_pass(world: World, 
     assert world.upstreams[0].posts == []
 
 
-def test_a_rule_for_a_fallbacks_model_binds_the_call(world: World) -> None:
+def test_a_rule_for_a_fallbacks_model_binds_the_call(world: GatewayWorld) -> None:
     """Also while the first model answers: nobody looks again when a call goes on to the next."""
     world.upstreams = [Upstream(answers()), Upstream(answers())]
     models = {
-        name: ModelSettings(deployments=(ModelDeployment(url=one.url, name=f"of-{name}"),))
+        name: model_at(one.url, name=f"of-{name}")
         for name, one in zip(("first", "second"), world.upstreams, strict=True)
     }
     web = WebServer(
@@ -287,7 +285,7 @@ def test_a_rule_for_a_fallbacks_model_binds_the_call(world: World) -> None:
     assert [len(one.posts) for one in world.upstreams] == [1, 0]
 
 
-def test_a_pattern_that_stopped_the_process_holds_up_nobody(world: World) -> None:
+def test_a_pattern_that_stopped_the_process_holds_up_nobody(world: GatewayWorld) -> None:
     """With Python's engine this body of 300 bytes took longer than anyone would wait."""
     pattern = "(?:[A-Za-z0-9]{1,64}[._-]?){1,10}@corp[.]example"
     world.start(guardrails={"mail": GuardrailEntry(patterns=(pattern, "(?:a|aa){40}b", "(?x)(a+) +b"))})

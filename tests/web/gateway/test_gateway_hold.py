@@ -14,11 +14,9 @@ import pytest
 from tests.support.processes import wait_until
 from tests.support.sdks import anthropic, openai
 from tests.upstream.raw_server import Peer, Request
-from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
+from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
 from tests.web.upstream import STREAM_END, STREAM_HEAD, chunk, chunked, event, streams
 from tidegate.settings.guards import GuardrailEntry, HookEntry
-
-__all__ = ["world"]
 
 DONE = b"data: [DONE]\n\n"
 HELD = GuardrailEntry(patterns=("forbidden",), streams="hold")
@@ -58,21 +56,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop(name, None)
 
 
-def sdk(world: World) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{world.web.url}/v1", api_key="none", max_retries=0)
-
-
-def their_sdk(world: World) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=world.web.url, api_key="none", max_retries=0)
-
-
-def test_a_stream_that_passes_is_passed_on_byte_for_byte(world: World) -> None:
+def test_a_stream_that_passes_is_passed_on_byte_for_byte(world: GatewayWorld) -> None:
     said = [b": a comment\n\n", *split("hello \u00fc"), b"data: {}\r\n\r\n"]
     world.start(streams(*said), guardrails={"house": HELD})
     answer = world.client().post(CHAT, json={**ASK, "stream": True})
     assert (answer.status_code, answer.content) == (200, b"".join(said))
     assert answer.headers["content-type"].startswith("text/event-stream")
-    with sdk(world) as client:
+    with world.openai() as client:
         texts = [
             part.choices[0].delta.content
             for part in client.chat.completions.create(model="m", messages=SAYS, stream=True)
@@ -81,25 +71,25 @@ def test_a_stream_that_passes_is_passed_on_byte_for_byte(world: World) -> None:
     assert "".join(filter(None, texts)) == "hello \u00fc"
 
 
-def test_what_a_stream_says_in_parts_is_refused_before_its_first_byte(world: World) -> None:
+def test_what_a_stream_says_in_parts_is_refused_before_its_first_byte(world: GatewayWorld) -> None:
     world.start(streams(*split("it is forbidden")), guardrails={"house": HELD})
-    with sdk(world) as client, pytest.raises(openai.BadRequestError) as refused:
+    with world.openai() as client, pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="m", messages=SAYS, stream=True)
     assert refused.value.code == "guardrail_pattern"
     assert "forbidden" not in str(refused.value)
-    with their_sdk(world) as theirs, pytest.raises(anthropic.BadRequestError) as said:
+    with world.anthropic() as theirs, pytest.raises(anthropic.BadRequestError) as said:
         theirs.messages.create(model="m", max_tokens=9, messages=SAYS, stream=True)
     assert said.value.body["type"] == "error"  # type: ignore[index]
     assert world.interactive() == (0, 0)
 
 
 @pytest.mark.parametrize("engine", ["anthropic", "openai"])
-def test_messages_are_held_back_whatever_engine_says_them(world: World, engine: str) -> None:
+def test_messages_are_held_back_whatever_engine_says_them(world: GatewayWorld, engine: str) -> None:
     fine, bad = (blocks("hello"), blocks("fine", "it is forbidden"))
     if engine == "openai":
         fine, bad = split("hello"), split("it is forbidden")
     world.start(streams(*fine), options=[{"engine": engine}], guardrails={"house": HELD})
-    with their_sdk(world) as client:
+    with world.anthropic() as client:
         with client.messages.stream(model="m", max_tokens=9, messages=SAYS) as stream:
             assert "".join(stream.text_stream) == "hello"
             assert stream.get_final_message().usage.output_tokens == 2
@@ -111,12 +101,12 @@ def test_messages_are_held_back_whatever_engine_says_them(world: World, engine: 
 
 
 @pytest.mark.parametrize("engine", ["anthropic", "openai"])
-def test_what_is_redacted_is_streamed_anew(world: World, engine: str) -> None:
+def test_what_is_redacted_is_streamed_anew(world: GatewayWorld, engine: str) -> None:
     said = "call 555-1234 now"
     redact = GuardrailEntry(patterns=(r"\d{3}-\d{4}",), action="redact", replacement="[number]", streams="hold")
     pieces = blocks(said) if engine == "anthropic" else split(said)
     world.start(streams(*pieces), options=[{"engine": engine}], guardrails={"house": redact})
-    with sdk(world) as client:
+    with world.openai() as client:
         options: Any = {"include_usage": True}
         parts = list(
             client.chat.completions.create(model="m", messages=SAYS, stream=True, stream_options=options, max_tokens=9)
@@ -126,12 +116,12 @@ def test_what_is_redacted_is_streamed_anew(world: World, engine: str) -> None:
     assert [choice.finish_reason for part in parts for choice in part.choices][-1] == "stop"
     assert parts[-1].usage is not None
     assert parts[-1].usage.completion_tokens == 2
-    with their_sdk(world) as theirs, theirs.messages.stream(model="m", max_tokens=9, messages=SAYS) as stream:
+    with world.anthropic() as theirs, theirs.messages.stream(model="m", max_tokens=9, messages=SAYS) as stream:
         assert "".join(stream.text_stream) == "call [number] now"
         assert stream.get_final_message().stop_reason == "end_turn"
 
 
-def test_tool_calls_are_judged_and_said_anew(world: World) -> None:
+def test_tool_calls_are_judged_and_said_anew(world: GatewayWorld) -> None:
     def call(arguments: str, **more: Any) -> bytes:
         one = {"index": 0, "function": {"arguments": arguments, **more}}
         delta = {"tool_calls": [{**one, "id": "call_1", "type": "function"} if more else one]}
@@ -140,7 +130,7 @@ def test_tool_calls_are_judged_and_said_anew(world: World) -> None:
     said = [call("", name="dial"), call('{"number": "555-'), call('1234"}'), chunk(finish="tool_calls"), DONE]
     redact = GuardrailEntry(patterns=(r"\d{3}-\d{4}",), action="redact", replacement="[number]", streams="hold")
     world.start(streams(*said), guardrails={"house": redact})
-    with sdk(world) as client, client.chat.completions.stream(model="m", messages=SAYS) as stream:
+    with world.openai() as client, client.chat.completions.stream(model="m", messages=SAYS) as stream:
         made = stream.get_final_completion().choices[0]
     assert made.finish_reason == "tool_calls"
     assert made.message.tool_calls is not None
@@ -148,7 +138,7 @@ def test_tool_calls_are_judged_and_said_anew(world: World) -> None:
     assert json.loads(made.message.tool_calls[0].function.arguments) == {"number": "[number]"}
 
 
-def test_responses_are_judged_by_all_that_they_say(world: World) -> None:
+def test_responses_are_judged_by_all_that_they_say(world: GatewayWorld) -> None:
     """The last event is the answer; what only a part before it says is not passed unseen, and a changed one is not streamed."""
     text = "it is forbidden"
     done: dict[str, Any] = {"id": "r", "object": "response", "output": [{"type": "message", "content": []}]}
@@ -162,14 +152,14 @@ def test_responses_are_judged_by_all_that_they_say(world: World) -> None:
     assert world.client().post("/v1/responses", json=body).content == said[0] + said[-1]
 
 
-def test_a_changed_response_is_refused_with_a_way_out(world: World, own: str) -> None:
+def test_a_changed_response_is_refused_with_a_way_out(world: GatewayWorld, own: str) -> None:
     said = event({"type": "response.completed", "response": {"output": []}}, "response.completed")
     world.start(streams(said), hooks={"house": HookEntry(after=f"{own}:sign", streams="hold")})
     refused = world.client().post("/v1/responses", json={"model": "m", "input": "hi", "stream": True}).json()["error"]
     assert (refused["code"], "without `stream`" in refused["message"]) == ("stream_not_allowed", True)
 
 
-def test_a_rule_that_refuses_streams_wins_and_one_that_passes_them_does_not_look(world: World) -> None:
+def test_a_rule_that_refuses_streams_wins_and_one_that_passes_them_does_not_look(world: GatewayWorld) -> None:
     passing = GuardrailEntry(patterns=("hello",), streams="pass")
     refusing = GuardrailEntry(patterns=("never",), models=("m",), tenants=("strict",))
     world.start(streams(*split("hello")), guardrails={"a": HELD, "b": passing, "c": refusing})
@@ -188,7 +178,7 @@ def test_a_rule_that_refuses_streams_wins_and_one_that_passes_them_does_not_look
     ],
 )
 def test_a_stream_that_breaks_or_never_ends_is_an_error_of_its_own(
-    world: World, pieces: list[bytes], says: str
+    world: GatewayWorld, pieces: list[bytes], says: str
 ) -> None:
     is_cut = says == "broke off"
 
@@ -204,7 +194,7 @@ def test_a_stream_that_breaks_or_never_ends_is_an_error_of_its_own(
     assert world.interactive() == (0, 0)
 
 
-def test_a_client_that_leaves_while_its_stream_is_held_back_ends_the_call_upstream(world: World) -> None:
+def test_a_client_that_leaves_while_its_stream_is_held_back_ends_the_call_upstream(world: GatewayWorld) -> None:
     async def begin(request: Request, peer: Peer) -> None:
         await peer.send(STREAM_HEAD, chunked(chunk("hello")))
         await peer.until_gone()
@@ -224,7 +214,7 @@ def test_a_client_that_leaves_while_its_stream_is_held_back_ends_the_call_upstre
 @pytest.mark.parametrize("is_held", [False, True])
 @pytest.mark.parametrize("how", ["breaks", "lingers"])
 def test_what_an_upstream_does_after_its_last_event_does_not_spoil_a_translated_stream(
-    world: World, is_held: bool, how: str
+    world: GatewayWorld, is_held: bool, how: str
 ) -> None:
     async def script(request: Request, peer: Peer) -> None:
         await peer.send(STREAM_HEAD, *(chunked(piece) for piece in split("hello")))
@@ -234,7 +224,7 @@ def test_what_an_upstream_does_after_its_last_event_does_not_spoil_a_translated_
             await peer.until_gone()
 
     world.start(script, guardrails={"house": HELD} if is_held else {})
-    with their_sdk(world) as client, client.messages.stream(model="m", max_tokens=9, messages=SAYS) as stream:
+    with world.anthropic() as client, client.messages.stream(model="m", max_tokens=9, messages=SAYS) as stream:
         assert "".join(stream.text_stream) == "hello"
         assert stream.get_final_message().stop_reason == "end_turn"
     wait_until(lambda: world.interactive() == (0, 0), timeout_s=20, what="the place to be given back")

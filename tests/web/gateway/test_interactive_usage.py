@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.processes import wait_until
 from tests.upstream.raw_server import Peer, Request
-from tests.web.gateway_world import ASK, CHAT, MESSAGES, World
-from tests.web.gateway_world import world as world
+from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
 from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked, event, streams
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.errors import StoreUnavailable
@@ -23,7 +22,7 @@ DAY_MS = 86_400_000
 SAID = {"prompt_tokens": 10, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}}
 
 
-def counted(world: World, calls: int) -> list[SpendEntry]:
+def counted(world: GatewayWorld, calls: int) -> list[SpendEntry]:
     """What is on record, once so many calls are."""
 
     async def ask() -> list[SpendEntry]:
@@ -37,7 +36,7 @@ def counted(world: World, calls: int) -> list[SpendEntry]:
     return wait_until(there, timeout_s=30, what=f"{calls} calls to be on record")
 
 
-def test_each_call_is_on_record_once_with_its_tokens_and_its_cost(world: World) -> None:
+def test_each_call_is_on_record_once_with_its_tokens_and_its_cost(world: GatewayWorld) -> None:
     """Whole, streamed, and one that does not say what it used."""
     first = chunk("a"), chunk("b", finish="stop"), event({"choices": [], "usage": SAID}), b"data: [DONE]\n\n"
     world.start(answers(chat_with("hi", 10, 4)), options=[PRICE])
@@ -67,7 +66,7 @@ def test_each_call_is_on_record_once_with_its_tokens_and_its_cost(world: World) 
     assert entry.spend.usage.output_tokens == 16 + 3, "by the text where nobody says"
 
 
-def test_a_client_that_leaves_pays_for_what_came(world: World) -> None:
+def test_a_client_that_leaves_pays_for_what_came(world: GatewayWorld) -> None:
     async def endless(request: Request, peer: Peer) -> None:
         await peer.send(STREAM_HEAD, *(chunked(chunk("a")) for _ in range(5)))
         await asyncio.sleep(60)
@@ -80,7 +79,7 @@ def test_a_client_that_leaves_pays_for_what_came(world: World) -> None:
     assert entry.spend.usage.input_tokens > 0
 
 
-def test_what_came_to_nothing_is_not_on_record(world: World) -> None:
+def test_what_came_to_nothing_is_not_on_record(world: GatewayWorld) -> None:
     world.start(answers(b'{"error":{"message":"no"}}', 400))
     client = world.client()
     assert client.post(CHAT, json=ASK).status_code == 400
@@ -90,7 +89,7 @@ def test_what_came_to_nothing_is_not_on_record(world: World) -> None:
     assert entry.spend.calls == 1
 
 
-def test_a_store_that_is_away_loses_no_call_and_counts_none_twice(world: World) -> None:
+def test_a_store_that_is_away_loses_no_call_and_counts_none_twice(world: GatewayWorld) -> None:
     world.start(answers(chat_with("hi", 10, 4)))
     store: Any = world.web.store
     real = store.add_interactive
@@ -116,7 +115,7 @@ def test_a_store_that_is_away_loses_no_call_and_counts_none_twice(world: World) 
     assert said[0] == said[1] == said[2]
 
 
-def test_a_keys_own_limits_bind_its_interactive_calls(world: World) -> None:
+def test_a_keys_own_limits_bind_its_interactive_calls(world: GatewayWorld) -> None:
     world.start(answers(chat_with("hi", 10, 4)), options=[PRICE])
     twice = world.client(world.web.make_key("acme", limits=(Limit(Period.DAY, 2),)))
     assert [twice.post(CHAT, json=ASK).status_code for _ in range(3)] == [200, 200, 429]
@@ -132,7 +131,7 @@ def test_a_keys_own_limits_bind_its_interactive_calls(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_a_key_has_only_so_many_calls_at_once(world: World, is_stream: bool) -> None:
+def test_a_key_has_only_so_many_calls_at_once(world: GatewayWorld, is_stream: bool) -> None:
     async def held(request: Request, peer: Peer) -> None:
         await peer.send(STREAM_HEAD, chunked(chunk("a")))
         await asyncio.sleep(60)

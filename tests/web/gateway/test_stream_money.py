@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.processes import wait_until
 from tests.upstream.raw_server import Peer, Request, Script
-from tests.web.gateway_world import ASK, CHAT, MESSAGES, World
-from tests.web.gateway_world import world as world
+from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
 from tests.web.upstream import STREAM_END, STREAM_HEAD, answers, chat_with, chunk, chunked, event, streams
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.budgets.money import MoneyLedger
@@ -131,7 +130,7 @@ def cut_after(pieces: Pieces, count: int) -> Script:
 class Books:
     """A key with a hard budget, and what both sides say of it."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: GatewayWorld, name: str) -> None:
         self._world = world
         self.key = world.web.make_key(name, limits=(LIFETIME,))
         self._name = name
@@ -166,7 +165,7 @@ class Books:
         return self.paid()
 
 
-def read_so_far(world: World, key: str, door: str, visible: int) -> None:
+def read_so_far(world: GatewayWorld, key: str, door: str, visible: int) -> None:
     """Read until so many events were seen, and close."""
     with world.client(key).stream("POST", door, json=body_for(door)) as answer:
         assert answer.status_code == 200
@@ -179,7 +178,7 @@ def read_so_far(world: World, key: str, door: str, visible: int) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_books_and_budget_agree_wherever_the_client_closes(world: World, shape: str) -> None:
+def test_books_and_budget_agree_wherever_the_client_closes(world: GatewayWorld, shape: str) -> None:
     door, pieces = SHAPES[shape]
     engine = {"engine": EngineKind.ANTHROPIC} if door == MESSAGES else {}
     world.start(answers(), options=[{**PRICED, **engine}])
@@ -196,7 +195,7 @@ def test_books_and_budget_agree_wherever_the_client_closes(world: World, shape: 
 
 
 @pytest.mark.parametrize("shape", CROSSED)
-def test_books_and_budget_agree_where_the_stream_is_translated(world: World, shape: str) -> None:
+def test_books_and_budget_agree_where_the_stream_is_translated(world: GatewayWorld, shape: str) -> None:
     door, engine, pieces = CROSSED[shape]
     world.start(answers(), options=[{**PRICED, "engine": engine}])
     for count in (1, 3, len(pieces)):
@@ -207,7 +206,9 @@ def test_books_and_budget_agree_where_the_stream_is_translated(world: World, sha
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_a_call_that_may_have_been_done_stands_in_both_with_what_was_set_aside(world: World, is_stream: bool) -> None:
+def test_a_call_that_may_have_been_done_stands_in_both_with_what_was_set_aside(
+    world: GatewayWorld, is_stream: bool
+) -> None:
     async def breaks(request: Request, peer: Peer) -> None:
         peer.reset()
 
@@ -218,7 +219,7 @@ def test_a_call_that_may_have_been_done_stands_in_both_with_what_was_set_aside(w
     assert books.agree() >= 1_000 * 7_000
 
 
-def test_a_call_that_is_left_before_its_answer_is_the_same_in_both(world: World) -> None:
+def test_a_call_that_is_left_before_its_answer_is_the_same_in_both(world: GatewayWorld) -> None:
     async def silent(request: Request, peer: Peer) -> None:
         await peer.until_gone()
 
@@ -252,7 +253,7 @@ def test_a_call_that_is_left_before_its_answer_is_the_same_in_both(world: World)
     ],
 )
 def test_whole_answers_agree_with_and_without_usage(
-    world: World, door: str, body: dict[str, Any], answer: bytes
+    world: GatewayWorld, door: str, body: dict[str, Any], answer: bytes
 ) -> None:
     world.start(answers(answer), options=[PRICED])
     books = Books(world, "acme")
@@ -260,7 +261,7 @@ def test_whole_answers_agree_with_and_without_usage(
     assert books.agree() > 0
 
 
-def test_text_is_counted_and_not_events(world: World) -> None:
+def test_text_is_counted_and_not_events(world: GatewayWorld) -> None:
     """One event of 4,800 bytes is 1,200 tokens; reasoning and what tools are called with count as well."""
     long = "word " * 960
     call = {"index": 0, "delta": {"tool_calls": [{"index": 0, "id": "x" * 99, "function": {"arguments": long}}]}}
@@ -295,7 +296,7 @@ class Picky:
 @pytest.mark.parametrize("refusal", [(b"{}", 400), (b'{"error":"extra fields"}', 422), (b"include_usage?", 500)])
 @pytest.mark.parametrize("door", [CHAT, MESSAGES])
 def test_a_server_that_refuses_the_option_is_asked_without_from_then_on(
-    world: World, refusal: tuple[bytes, int], door: str
+    world: GatewayWorld, refusal: tuple[bytes, int], door: str
 ) -> None:
     server = Picky(*refusal)
     world.start(server, options=[PRICED])
@@ -307,7 +308,7 @@ def test_a_server_that_refuses_the_option_is_asked_without_from_then_on(
     assert server.refused == 1
 
 
-def test_a_request_that_is_bad_without_the_option_too_is_refused_and_nothing_is_learned(world: World) -> None:
+def test_a_request_that_is_bad_without_the_option_too_is_refused_and_nothing_is_learned(world: GatewayWorld) -> None:
     world.start(answers(b'{"error":{"message":"no"}}', 400), options=[PRICED])
     client = world.client()
     assert client.post(CHAT, json=body_for(CHAT)).status_code == 400
@@ -325,7 +326,9 @@ def test_a_request_that_is_bad_without_the_option_too_is_refused_and_nothing_is_
         ({"stream_options": {"include_usage": True}}, True),
     ],
 )
-def test_the_caller_sees_the_usage_chunk_only_if_it_asked(world: World, options: dict[str, Any], sees: bool) -> None:
+def test_the_caller_sees_the_usage_chunk_only_if_it_asked(
+    world: GatewayWorld, options: dict[str, Any], sees: bool
+) -> None:
     door, pieces = SHAPES["chat, usage at the end"]
     world.start(streams(*pieces))
     with world.client().stream("POST", door, json={**body_for(door), **options}) as answer:

@@ -16,11 +16,10 @@ from starlette.requests import Request
 from tests.support.ports import FairDice
 from tests.support.processes import wait_until
 from tests.web.calls import LINES, create, is_error, upload
-from tests.web.server import CONTROL_TOKEN, WebServer
+from tests.web.server import CONTROL_TOKEN, OPERATOR, WebServer, model_at
 from tidegate.core import keys
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.core.policies import Policies
-from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.web.doors import SCOPES
@@ -121,7 +120,6 @@ def test_a_key_works_only_from_the_addresses_that_it_names(start_web: Any) -> No
     """The answer is that for a wrong key; a proxy that is trusted says where the caller is, and no caller does."""
     web: WebServer = start_web(server={"trusted_proxies": ("127.0.0.1",)})
     free, key = web.make_key("acme"), web.make_key("acme", addresses=["198.51.100.0/24", "2001:db8::/32"])
-    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
 
     def asked(text: str, forwarded: str) -> httpx2.Response:
         with web.client(text) as client:
@@ -135,13 +133,13 @@ def test_a_key_works_only_from_the_addresses_that_it_names(start_web: Any) -> No
     path = f"/admin/v1/keys/{keys.public_id_of(key)}/change"
     with web.client() as client:
         for wrong in (["nowhere"], ["10.0.0.0/33"], [""], ["10.0.0.1"] * 101):
-            refused = client.post(path, json={"addresses": wrong}, headers=operator)
+            refused = client.post(path, json={"addresses": wrong}, headers=OPERATOR)
             is_error(refused, {"status": 400, "code": "invalid_parameter", "param": "addresses"})
-        assert client.post(path, json={"addresses": ["203.0.113.1"]}, headers=operator).json()["changed"]
+        assert client.post(path, json={"addresses": ["203.0.113.1"]}, headers=OPERATOR).json()["changed"]
     web.clock.ahead_ms += 2_001
     assert [asked(key, one).status_code for one in ("203.0.113.1", "198.51.100.7")] == [200, 401]
     with web.client() as client:
-        assert client.post(path, json={"addresses": []}, headers=operator).json()["changed"]
+        assert client.post(path, json={"addresses": []}, headers=OPERATOR).json()["changed"]
     web.clock.ahead_ms += 2_001
     assert asked(key, "192.0.2.1").status_code == 200
 
@@ -150,13 +148,12 @@ def test_a_rotated_key_has_two_secrets_for_a_while(web: WebServer) -> None:
     old = web.make_key("acme")
     assert get(web, old).status_code == 200
     key_id = str(keys.public_id_of(old))
-    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
     with web.client() as client:
         path = f"/admin/v1/keys/{key_id}/rotate"
         assert client.post(path, json={"grace_ms": 60_000}).status_code == 401
-        answer = client.post(path, json={"grace_ms": 60_000}, headers=operator)
-        nobody = client.post("/admin/v1/keys/00000000/rotate", json={}, headers=operator)
-        endless = client.post(path, json={"grace_ms": 1 << 60}, headers=operator)
+        answer = client.post(path, json={"grace_ms": 60_000}, headers=OPERATOR)
+        nobody = client.post("/admin/v1/keys/00000000/rotate", json={}, headers=OPERATOR)
+        endless = client.post(path, json={"grace_ms": 1 << 60}, headers=OPERATOR)
     is_error(nobody, {"status": 404, "code": "key_not_found"})
     assert endless.status_code == 400
     new = answer.json()["key"]
@@ -174,7 +171,6 @@ def test_a_rotated_key_has_two_secrets_for_a_while(web: WebServer) -> None:
 def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
     key = web.make_key("acme")
     key_id = str(keys.public_id_of(key))
-    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
     with web.client(key) as client:
         path = f"/admin/v1/keys/{key_id}/change"
         assert client.post(path, json={"scopes": ["files:read"]}).status_code == 403
@@ -192,11 +188,11 @@ def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
             {"expires_after_ms": 1 << 60},
             {"secret": "mine"},
         ):
-            assert client.post(path, json=wish, headers=operator).status_code == 400, wish
+            assert client.post(path, json=wish, headers=OPERATOR).status_code == 400, wish
         wish = {"models": ["small"], "resources": ["r"], "limits": [{"period": "minute", "requests": 9}]}
-        assert client.post(path, json=wish, headers=operator).json() == {"id": key_id, "changed": True}
-        assert client.post("/admin/v1/keys/..%2F/change", json=wish, headers=operator).status_code in (200, 404)
-        absent = client.post("/admin/v1/keys/00000000/change", json=wish, headers=operator)
+        assert client.post(path, json=wish, headers=OPERATOR).json() == {"id": key_id, "changed": True}
+        assert client.post("/admin/v1/keys/..%2F/change", json=wish, headers=OPERATOR).status_code in (200, 404)
+        absent = client.post("/admin/v1/keys/00000000/change", json=wish, headers=OPERATOR)
         assert absent.json() == {"id": "00000000", "changed": False}
     row = web.run(web.store.get_key(key_id))
     assert row is not None
@@ -209,7 +205,6 @@ def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
 def test_keys_are_deleted_by_the_operator_alone(web: WebServer) -> None:
     one, two, other = web.make_key("acme"), web.make_key("acme"), web.make_key("other")
     ids = [str(keys.public_id_of(key)) for key in (one, two, other)]
-    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
     path = "/admin/v1/keys/delete"
     with web.client(other) as client:
         assert client.post(path, json={"org": "acme"}).status_code == 403
@@ -221,17 +216,17 @@ def test_keys_are_deleted_by_the_operator_alone(web: WebServer) -> None:
             {"org": "x" * 256},
             {"all": True},
         ):
-            assert client.post(path, json=wish, headers=operator).status_code == 400, wish
+            assert client.post(path, json=wish, headers=OPERATOR).status_code == 400, wish
         for nobody in ({"id": "00000000"}, {"id": "'; drop"}, {"org": "nobody"}):
-            assert client.post(path, json=nobody, headers=operator).json() == {"deleted": []}
-        assert client.post(path, json={"id": ids[0]}, headers=operator).json() == {"deleted": [ids[0]]}
-        assert client.post(path, json={"org": "acme"}, headers=operator).json() == {"deleted": [ids[1]]}
+            assert client.post(path, json=nobody, headers=OPERATOR).json() == {"deleted": []}
+        assert client.post(path, json={"id": ids[0]}, headers=OPERATOR).json() == {"deleted": [ids[0]]}
+        assert client.post(path, json={"org": "acme"}, headers=OPERATOR).json() == {"deleted": [ids[1]]}
     web.clock.ahead_ms += 2_001
     for key in (one, two):
         is_error(get(web, key), REFUSED)
     assert get(web, other).status_code == 200
     with web.client() as client:
-        assert client.post(path, json={"id": ids[2]}, headers=operator).json() == {"deleted": [ids[2]]}
+        assert client.post(path, json={"id": ids[2]}, headers=OPERATOR).json() == {"deleted": [ids[2]]}
     web.clock.ahead_ms += 2_001
     is_error(get(web, ""), REFUSED)
 
@@ -277,7 +272,7 @@ def test_failures_from_one_address_are_bounded_and_harm_no_one_else(web: WebServ
     # So is one that was never used here, and the operator: only wrong ones wait.
     assert get(web, web.make_key("other")).status_code == 200
     with web.client() as client:
-        assert client.get("/v1/files", headers={"X-Tidegate-Control": CONTROL_TOKEN}).status_code == 200
+        assert client.get("/v1/files", headers=OPERATOR).status_code == 200
         assert client.get("/v1/files", headers={"X-Tidegate-Control": "wrong"}).status_code == 429
     refused = get(web, stranger_key())
     assert refused.status_code == 429
@@ -378,12 +373,12 @@ def test_the_operator_of_this_machine(web: WebServer) -> None:
     with web.client(key) as client:
         file_id = upload(client)
     with web.client() as client:
-        as_acme = {"X-Tidegate-Control": CONTROL_TOKEN, "X-Tidegate-Tenant": "acme"}
+        as_acme = {**OPERATOR, "X-Tidegate-Tenant": "acme"}
         assert [file["id"] for file in client.get("/v1/files", headers=as_acme).json()["data"]] == [file_id]
-        as_default = {"X-Tidegate-Control": CONTROL_TOKEN}
+        as_default = OPERATOR
         assert client.get("/v1/files", headers=as_default).json()["data"] == []
         for name in ("nobody", "%00", "%ff%fe", "%E2%80%AEemca", "a" * 4_000, "%", "acme%20"):
-            nobody = {"X-Tidegate-Control": CONTROL_TOKEN, "X-Tidegate-Tenant": name}
+            nobody = {**OPERATOR, "X-Tidegate-Tenant": name}
             is_error(client.get("/v1/files", headers=nobody), {"status": 404, "code": "tenant_not_found"})
         for token in ("", "wrong", CONTROL_TOKEN + "x"):
             is_error(client.get("/v1/files", headers={"X-Tidegate-Control": token}), REFUSED)
@@ -394,7 +389,7 @@ def test_the_operator_may_speak_for_a_tenant_of_any_name(web: WebServer, name: s
     with web.client(web.make_key(name)) as client:
         file_id = upload(client)
     with web.client() as client:
-        named = {"X-Tidegate-Control": CONTROL_TOKEN, "X-Tidegate-Tenant": quote(name, safe="")}
+        named = {**OPERATOR, "X-Tidegate-Tenant": quote(name, safe="")}
         assert [file["id"] for file in client.get("/v1/files", headers=named).json()["data"]] == [file_id]
 
 
@@ -496,8 +491,7 @@ def test_scope_and_model_texts() -> None:
 
 
 def test_models_of_a_key(start_web: Any) -> None:
-    models = {name: ModelSettings(deployments=(ModelDeployment(url="http://x/v1"),)) for name in ("small", "org/large")}
-    web: WebServer = start_web(models=models)
+    web: WebServer = start_web(models={"small": model_at(), "org/large": model_at()})
     both = web.make_key("acme")
     one = web.make_key("acme", models=["small"])
     assert [model["id"] for model in get(web, both, "/v1/models").json()["data"]] == ["org/large", "small"]

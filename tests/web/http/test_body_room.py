@@ -18,11 +18,9 @@ from tests.support.processes import wait_until
 from tests.upstream.raw_server import CHAT as ANSWER
 from tests.upstream.raw_server import Peer, Request
 from tests.web.calls import is_error, upload
-from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
+from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
 from tidegate.core.errors import ApiProblem
 from tidegate.web.http.body_room import BodyRoom
-
-__all__ = ["world"]
 
 MIB = 1 << 20
 LARGE = {**ASK, "messages": [{"role": "user", "content": "x" * (900 << 10)}]}
@@ -31,7 +29,7 @@ LARGE = {**ASK, "messages": [{"role": "user", "content": "x" * (900 << 10)}]}
 class Held:
     """A gateway whose model server answers only when told to, with room for four large bodies, two of them for one tenant."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: GatewayWorld) -> None:
         self.world = world
         self._go = threading.Event()
 
@@ -63,7 +61,7 @@ class Held:
 
 
 @pytest.fixture
-def held(world: World) -> Iterator[Held]:
+def held(world: GatewayWorld) -> Iterator[Held]:
     made = Held(world)
     yield made
     made.close()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.ports import PushedClock
 from tests.support.processes import wait_until
-from tests.support.proxy import Proxies
+from tests.support.proxy import WiredDatabase
 from tests.web.calls import LINES, create, is_error, upload
 from tests.web.server import WebServer
 from tidegate.core import window
@@ -93,12 +93,11 @@ def test_blobs_that_are_gone_are_a_503(start_web: Any) -> None:
 
 
 def test_a_store_that_is_gone_is_a_503_and_comes_back(
-    start_web: Any, postgres_url: str, proxies: Proxies, monkeypatch: pytest.MonkeyPatch
+    start_web: Any, wired_database: WiredDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accept, "REPLAY_MS", 300)
-    address = postgres_url.split("@")[1].split("/")[0]
-    proxy = proxies.open(int(address.split(":")[1]))
-    web: WebServer = start_web(postgres_url=postgres_url.replace(address, proxy.address))
+    url, proxy = wired_database
+    web: WebServer = start_web(url)
     with web.client() as client:
         file_id = upload(client)
         proxy.refuse()
@@ -184,10 +183,9 @@ async def test_a_part_that_is_frozen_is_not_waited_for() -> None:
     assert asked == [1, 1]
 
 
-def test_ready_answers_while_the_database_is_frozen(start_web: Any, postgres_url: str, proxies: Proxies) -> None:
-    address = postgres_url.split("@")[1].split("/")[0]
-    proxy = proxies.open(int(address.split(":")[1]))
-    web: WebServer = start_web(postgres_url=postgres_url.replace(address, proxy.address))
+def test_ready_answers_while_the_database_is_frozen(start_web: Any, wired_database: WiredDatabase) -> None:
+    url, proxy = wired_database
+    web: WebServer = start_web(url)
     with web.client() as client:
         assert client.get("/readyz").status_code == 200
         proxy.blackhole()

@@ -9,12 +9,10 @@ import socket
 import pytest
 
 from tests.support.processes import free_port
-from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
+from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
 from tests.web.server import settings_with
 from tidegate.web.gateway.gateway import ENDPOINTS
 from tidegate.web.scrape import scraped
-
-__all__ = ["world"]
 
 HOSTILE = [
     b"localhost/v1/embeddings?", b"localhost/v1/embeddings#", b"localhost?", b"localhost#", b"localhost/", b"me@localhost",
@@ -53,7 +51,7 @@ def status(answer: bytes) -> int:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_no_host_chooses_the_path_upstream(world: World, endpoint: str) -> None:
+def test_no_host_chooses_the_path_upstream(world: GatewayWorld, endpoint: str) -> None:
     world.start()
     other = "/v1/embeddings" if endpoint != "/v1/embeddings" else "/v1/completions"
     more = {} if endpoint in (CHAT, MESSAGES) else {"input": "hi", "prompt": "hi"}
@@ -68,7 +66,7 @@ def test_no_host_chooses_the_path_upstream(world: World, endpoint: str) -> None:
     assert [post.path for post in world.upstreams[0].posts] == [sent_as]
 
 
-def test_a_hostile_host_is_refused_at_every_door_and_a_plain_one_is_not(world: World) -> None:
+def test_a_hostile_host_is_refused_at_every_door_and_a_plain_one_is_not(world: GatewayWorld) -> None:
     port = world.start().web.port
     for host in HOSTILE:
         for path in ("/healthz", "/readyz", "/metrics", "/v1/models", "/v1/nothing"):
@@ -80,7 +78,7 @@ def test_a_hostile_host_is_refused_at_every_door_and_a_plain_one_is_not(world: W
     assert status(asked(port, "GET", "/healthz", b"elsewhere.example")) == 200
 
 
-def test_metrics_are_not_shown_to_a_name_that_was_made_to_point_here(world: World) -> None:
+def test_metrics_are_not_shown_to_a_name_that_was_made_to_point_here(world: GatewayWorld) -> None:
     port = world.start().web.port
     assert status(asked(port, "GET", "/metrics", b"attacker.example")) == 404
     assert status(asked(port, "GET", "/metrics", b"localhost")) == 200

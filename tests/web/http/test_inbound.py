@@ -22,16 +22,14 @@ from tests.support.processes import wait_until
 from tests.upstream.raw_server import Peer, Request
 from tests.web import stages
 from tests.web.calls import upload
-from tests.web.gateway_world import ASK, CHAT, World, world
-from tests.web.server import WebServer
+from tests.web.gateway_world import ASK, CHAT, GatewayWorld
+from tests.web.server import NOWHERE, WebServer
 from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked
 from tidegate import metrics
 from tidegate.core import ids
 from tidegate.web.http.inbound import RATE_MIN_BYTES_PER_S, Fares, InboundConnection
 from tidegate.web.jobs.event_stream import EventStream
 from tidegate.web.jobs.job_watch import JobWatch
-
-__all__ = ["world"]
 
 # More than the kernel takes on both sides together for a client that reads nothing.
 LARGE = b"x" * (16 << 20)
@@ -171,7 +169,7 @@ def test_a_slow_reader_gets_all_of_it(start_web: Any) -> None:
             pause.wait(0.003)
 
 
-def test_a_stream_that_is_not_read_is_cut_off(world: World) -> None:
+def test_a_stream_that_is_not_read_is_cut_off(world: GatewayWorld) -> None:
     async def pour(request: Request, peer: Peer) -> None:
         await peer.send(STREAM_HEAD)
         while True:
@@ -189,7 +187,7 @@ def test_a_reader_of_events_that_does_not_keep_up_is_cut_off_and_goes_on_later(
     start_web: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """24 MB of events: what was read for a client that takes nothing stays small, and no event is lost to it."""
-    web: WebServer = start_web(http={"client_timeout_s": 1.0}, upstream={"url": "http://127.0.0.1:9/v1"})
+    web: WebServer = start_web(http={"client_timeout_s": 1.0}, upstream={"url": NOWHERE})
     count, place = 24, "/v1/completion-batch/default/prod"
     items = [{"resourceId": "m", "request": {"messages": []}}] * count
     with web.client() as client:
@@ -218,7 +216,7 @@ def test_a_reader_of_events_that_was_late_is_told_to_go_on_from_its_last_event(
     start_web: Any, monkeypatch: pytest.MonkeyPatch, door: str, told: bytes
 ) -> None:
     """What it gets ends in that word, and the rest follows behind its last id, so every event comes once."""
-    web: WebServer = start_web(upstream={"url": "http://127.0.0.1:9/v1"})
+    web: WebServer = start_web(upstream={"url": NOWHERE})
     patience_s, begun_s = 0.5, list[float]()
     say = EventStream._say
 
@@ -310,7 +308,7 @@ def test_silent_connections_shut_nobody_out(start_web: Any, first_bytes: bytes) 
         assert uploading.recv(65_536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_an_answer_that_is_still_being_taken_is_not_cut_off_to_make_room(world: World) -> None:
+def test_an_answer_that_is_still_being_taken_is_not_cut_off_to_make_room(world: GatewayWorld) -> None:
     said = chat_with("x" * (12 << 20))
     world.start(answers(said), server={"connections_max": 32})
     with ExitStack() as stack:

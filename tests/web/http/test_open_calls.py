@@ -12,14 +12,12 @@ import pytest
 
 from tests.support.processes import wait_until
 from tests.upstream.raw_server import Peer, Request
-from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
+from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
 from tests.web.upstream import STREAM_HEAD, chunk, chunked
 from tidegate.core import keys
 from tidegate.core.errors import StoreUnavailable
 from tidegate.store.store import Store
 from tidegate.web.http import auth, open_calls
-
-__all__ = ["world"]
 
 ENDS = ("revoke", "delete", "expire", "rotate")
 
@@ -54,7 +52,7 @@ async def silent(request: Request, peer: Peer) -> None:
     await peer.until_gone()
 
 
-def end_key(world: World, key: str, how: str) -> None:
+def end_key(world: GatewayWorld, key: str, how: str) -> None:
     store, key_id = world.web.store, str(keys.public_id_of(key))
     if how == "expire":
         world.web.clock.ahead_ms += 3_600_000
@@ -64,7 +62,7 @@ def end_key(world: World, key: str, how: str) -> None:
         assert world.web.run(store.revoke_key(key_id) if how == "revoke" else store.delete_key(key_id))
 
 
-def key_of(world: World, how: str) -> str:
+def key_of(world: GatewayWorld, how: str) -> str:
     expires_at = world.web.clock.now_ms() + 1_800_000 if how == "expire" else None
     return world.web.make_key("acme", expires_at=expires_at)
 
@@ -76,7 +74,7 @@ def streamed(client: httpx2.Client, path: str = CHAT, **more: Any) -> Iterator[s
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_stream_ends_with_its_key(world: World, how: str) -> None:
+def test_a_stream_ends_with_its_key(world: GatewayWorld, how: str) -> None:
     world.start(Endless(chunk("hi")))
     key, other = key_of(world, how), world.web.make_key("acme")
     lines, others = streamed(world.client(key)), streamed(world.client(other))
@@ -91,7 +89,7 @@ def test_a_stream_ends_with_its_key(world: World, how: str) -> None:
     assert not all(post.gone.is_set() for post in world.upstreams[0].posts)
 
 
-def test_an_anthropic_stream_ends_with_an_event_of_its_own(world: World) -> None:
+def test_an_anthropic_stream_ends_with_an_event_of_its_own(world: GatewayWorld) -> None:
     world.start(Endless(b'event: ping\ndata: {"type": "ping"}\n\n'), options=[{"engine": "anthropic"}])
     key = world.web.make_key("acme")
     lines = streamed(world.client(key), MESSAGES, max_tokens=8)
@@ -102,7 +100,7 @@ def test_an_anthropic_stream_ends_with_an_event_of_its_own(world: World) -> None
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "invalid_api_key"
 
 
-def test_a_stream_within_an_event_breaks_off(world: World) -> None:
+def test_a_stream_within_an_event_breaks_off(world: GatewayWorld) -> None:
     world.start(Endless(b"data: {}\n"))
     key = world.web.make_key("acme")
     # Where the caller asks for the usage itself, lines go on before their event is whole.
@@ -116,7 +114,7 @@ def test_a_stream_within_an_event_breaks_off(world: World) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_call_without_an_answer_is_refused(world: World, stream: bool) -> None:
+def test_a_call_without_an_answer_is_refused(world: GatewayWorld, stream: bool) -> None:
     world.start(silent)
     key = world.web.make_key("acme")
     answers: list[httpx2.Response] = []
@@ -130,7 +128,7 @@ def test_a_call_without_an_answer_is_refused(world: World, stream: bool) -> None
     wait_until(world.upstreams[0].posts[0].gone.is_set, 20, "the server to see it gone")
 
 
-def test_an_upload_is_refused_and_a_download_breaks_off(world: World, made: list[open_calls.OpenCalls]) -> None:
+def test_an_upload_is_refused_and_a_download_breaks_off(world: GatewayWorld, made: list[open_calls.OpenCalls]) -> None:
     world.start()
     key = world.web.make_key("acme")
     client = world.client(key)
@@ -166,7 +164,7 @@ def test_an_upload_is_refused_and_a_download_breaks_off(world: World, made: list
     assert [(one.status_code, one.json()["error"]["code"]) for one in answers] == [(401, "invalid_api_key")]
 
 
-def test_without_the_store_open_calls_go_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_store_open_calls_go_on(world: GatewayWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.start(Endless(chunk("hi")))
     key = world.web.make_key("acme")
     asked = threading.Event()
@@ -186,7 +184,7 @@ def test_without_the_store_open_calls_go_on(world: World, monkeypatch: pytest.Mo
     assert "invalid_api_key" in "".join(lines)
 
 
-def test_calls_that_ended_are_forgotten(world: World, made: list[open_calls.OpenCalls]) -> None:
+def test_calls_that_ended_are_forgotten(world: GatewayWorld, made: list[open_calls.OpenCalls]) -> None:
     world.start()
     client = world.client(world.web.make_key("acme", scopes=["inference"]))
     assert client.post(CHAT, json=ASK).status_code == 200

@@ -38,10 +38,9 @@ def input_of(client: httpx2.Client, count: int) -> str:
 
 
 def running(web: WebServer, client: httpx2.Client, **more: Any) -> dict[str, Any]:
-    made = create(client, upload(client), **more)
-    stages.start(web, made["id"], 10)
-    web.rewrite("update job_models set work_units = 60000 where job_id = '$'".replace("$", made["id"]))
-    return dict(client.get(f"/v1/batches/{made['id']}").json())
+    batch_id = stages.running(web, client, 10, **more)
+    web.rewrite("update job_models set work_units = 60000 where job_id = '$'".replace("$", batch_id))
+    return dict(client.get(f"/v1/batches/{batch_id}").json())
 
 
 def test_a_running_batch_says_when_it_will_be_done(start_web: Any) -> None:
@@ -98,11 +97,7 @@ def test_a_batch_that_ended_says_nothing(start_web: Any) -> None:
     web: WebServer = start_web()
     with web.client() as client:
         measured(web, 100)
-        made = create(client, upload(client))
-        stages.start(web, made["id"], 1)
-        stages.finish(web, made["id"], {0: b"{}\n"})
-        stages.publish(web, made["id"])
-        said = client.get(f"/v1/batches/{made['id']}").json()["tidegate"]
+        said = client.get(f"/v1/batches/{stages.completed(web, client)}").json()["tidegate"]
         assert (said["eta"], said["slack_seconds"]) == (None, None)
 
 

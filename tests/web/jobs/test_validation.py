@@ -14,14 +14,14 @@ import pytest
 
 from tests.support.processes import wait_until
 from tests.web.calls import create, is_error, kept, upload
-from tests.web.server import WebServer
+from tests.web.server import WebServer, model_at
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.schedule.job_estimate import EstimateRange, ModelLoad, cost_nano, output_tokens
 from tidegate.core.schedule.outlooks import Minute
 from tidegate.core.usage.prices import Price
-from tidegate.settings.capacity import DeploymentPrice, ModelDeployment, ModelSettings
+from tidegate.settings.capacity import DeploymentPrice
 from tidegate.stages.ingest.ingest_file import InputPasses
 
 CHAT = "/v1/chat/completions"
@@ -171,7 +171,7 @@ def test_what_cannot_be_an_input_is_refused_as_by_create(client: httpx2.Client) 
 
 def served(*names: str, **options: Any) -> dict[str, Any]:
     """Settings with these models, each at a server of its own."""
-    return {name: ModelSettings((ModelDeployment(url=f"http://{name}.example/v1", **options),)) for name in names}
+    return {name: model_at(f"http://{name}.example/v1", **options) for name in names}
 
 
 def test_a_model_that_nobody_serves_and_a_full_quota_are_refusals(start_web: Any) -> None:

@@ -80,8 +80,7 @@ def test_what_a_wrong_field_may_be_is_said_in_words(client: httpx2.Client) -> No
 
 
 def test_too_many_errors_end_in_failed_with_both_files(web: WebServer, client: httpx2.Client) -> None:
-    batch_id = create(client, upload(client), max_errors={"count": 0})["id"]
-    stages.start(web, batch_id, 3)
+    batch_id = stages.running(web, client, 3, max_errors={"count": 0})
     stages.finish(web, batch_id, {0: b"{0}\n"}, {1: b"{bad}\n"})
     shown = client.get(f"/v1/batches/{batch_id}").json()
     assert (shown["status"], shown["tidegate"]["stopped_by"]) == ("in_progress", "max_errors")

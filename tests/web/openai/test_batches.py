@@ -107,8 +107,7 @@ def test_exactly_at_the_limits(client: httpx2.Client) -> None:
 
 
 def test_from_progress_to_completed(web: WebServer, client: httpx2.Client) -> None:
-    batch_id = create(client, upload(client))["id"]
-    stages.start(web, batch_id, 3)
+    batch_id = stages.running(web, client, 3)
     shown = batch(client, batch_id)
     assert shown["status"] == "in_progress"
     assert shown["model"] == "m"
@@ -146,8 +145,7 @@ def test_from_progress_to_completed(web: WebServer, client: httpx2.Client) -> No
 
 
 def test_all_failed_is_completed_without_output(web: WebServer, client: httpx2.Client) -> None:
-    batch_id = create(client, upload(client))["id"]
-    stages.start(web, batch_id, 1)
+    batch_id = stages.running(web, client, 1)
     stages.finish(web, batch_id, {}, {0: b"{}\n"})
     stages.publish(web, batch_id)
     shown = batch(client, batch_id)
@@ -158,8 +156,7 @@ def test_all_failed_is_completed_without_output(web: WebServer, client: httpx2.C
 
 
 def test_cancelled_while_running(web: WebServer, client: httpx2.Client) -> None:
-    batch_id = create(client, upload(client))["id"]
-    stages.start(web, batch_id, 3)
+    batch_id = stages.running(web, client, 3)
     stages.finish(web, batch_id, {0: b"{0}\n"})
     for _ in range(2):
         answer = client.post(f"/v1/batches/{batch_id}/cancel")
@@ -233,16 +230,14 @@ def test_growing_output_never_shifts(web: WebServer, client: httpx2.Client) -> N
 
 
 def test_an_ordered_batch_shows_nothing_before_its_end(web: WebServer, client: httpx2.Client) -> None:
-    batch_id = create(client, upload(client), ordered=True)["id"]
-    stages.start(web, batch_id, 2)
+    batch_id = stages.running(web, client, 2, ordered=True)
     stages.finish(web, batch_id, {1: b"second\n"})
     answer = client.get(f"/v1/batches/{batch_id}/output")
     assert (answer.content, answer.headers["x-tidegate-final"]) == (b"", "false")
 
 
 def test_a_client_that_asks_for_it_reads_the_growing_output_at_its_file(web: WebServer, client: httpx2.Client) -> None:
-    batch_id = create(client, upload(client))["id"]
-    stages.start(web, batch_id, 4)
+    batch_id = stages.running(web, client, 4)
     asked = {"Prefer": "wait=0, growing-output"}
     assert batch(client, batch_id)["output_file_id"] is None
     answer = client.get(f"/v1/batches/{batch_id}", headers=asked)
@@ -284,8 +279,7 @@ def test_no_place_is_given_out_in_what_will_be_put_in_order(web: WebServer, clie
 
 
 def test_output_of_a_deleted_file(web: WebServer, client: httpx2.Client) -> None:
-    batch_id = create(client, upload(client))["id"]
-    stages.start(web, batch_id, 1)
+    batch_id = stages.running(web, client, 1)
     stages.finish(web, batch_id, {0: b"x\n"})
     stages.publish(web, batch_id)
     client.delete(f"/v1/files/{batch(client, batch_id)['output_file_id']}")

@@ -42,12 +42,6 @@ def expired(number: int) -> bytes:
     return json.dumps(said).encode() + b"\n"
 
 
-def running(web: WebServer, client: httpx2.Client, item_count: int = 5, **more: Any) -> str:
-    job_id = str(create(client, upload(client), **more)["id"])
-    stages.start(web, job_id, item_count)
-    return job_id
-
-
 def read(client: httpx2.Client, job_id: str, last_id: int | None = None) -> list[Event]:
     """Everything up to the end of the stream."""
     headers = {} if last_id is None else {"Last-Event-ID": str(last_id)}
@@ -91,7 +85,7 @@ class Reader:
 
 
 def done_job(web: WebServer, client: httpx2.Client, **more: Any) -> str:
-    job_id = running(web, client, **more)
+    job_id = stages.running(web, client, 5, **more)
     stages.finish(web, job_id, {0: answered(0), 1: answered(1)}, {2: failed(2)})
     web.run(web.store.cancel_job(web.job(job_id).tenant_id, job_id))
     stages.publish(web, job_id, {3: expired(3), 4: expired(4)}, Outcome.CANCELLED)
@@ -170,7 +164,7 @@ def test_a_batch_that_never_began(web: WebServer, client: httpx2.Client) -> None
 
 
 def test_an_ordered_batch_tells_its_items_at_the_end(web: WebServer, client: httpx2.Client) -> None:
-    job_id = running(web, client, item_count=1, ordered=True)
+    job_id = stages.running(web, client, 1, ordered=True)
     reader = Reader(client, job_id)
     reader.until("batch.in_progress")
     stages.finish(web, job_id, {0: answered(0)})
@@ -245,7 +239,7 @@ def test_refusals(web: WebServer, client: httpx2.Client) -> None:
 def test_streams_of_a_tenant_are_bounded(start_web: Callable[..., WebServer]) -> None:
     web = start_web(limits={"event_streams_max": 2})
     with web.client() as client:
-        job_id = running(web, client)
+        job_id = stages.running(web, client, 5)
         readers = [Reader(client, job_id) for _ in range(2)]
         answer = client.get(f"/v1/batches/{job_id}/events")
         is_error(answer, {"status": 429, "code": "too_many_streams"})
@@ -261,7 +255,7 @@ def test_streams_of_a_tenant_are_bounded(start_web: Callable[..., WebServer]) ->
 
 def test_silence_is_broken_by_comments(web: WebServer, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.web.jobs.event_stream.HEARTBEAT_S", 0.2)
-    job_id = running(web, client)
+    job_id = stages.running(web, client, 5)
     reader = Reader(client, job_id)
     wait_until(lambda: len(reader.comments) >= 3, what="heartbeats")
     assert set(reader.comments) == {"heartbeat"}
@@ -275,7 +269,7 @@ def test_a_key_that_stops_working_ends_its_stream_and_its_wait(start_web: Callab
     web = start_web()
     key = web.make_key("acme")
     with web.client(key) as client:
-        job_id = running(web, client)
+        job_id = stages.running(web, client, 5)
         reader = Reader(client, job_id)
         waited: list[httpx2.Response] = []
         prefer = {"Prefer": "wait=30"}
@@ -297,7 +291,7 @@ def test_storage_that_is_away_loses_no_event(
     web: WebServer, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidegate.web.jobs.event_stream.RETRY_S", 0.1)
-    job_id = running(web, client, item_count=2)
+    job_id = stages.running(web, client, 2)
     reader = Reader(client, job_id)
     reader.until("batch.in_progress")
 
@@ -333,7 +327,7 @@ def is_error_503(answer: httpx2.Response) -> None:
 
 
 def test_a_batch_that_is_deleted_meanwhile_ends_the_stream(web: WebServer, client: httpx2.Client) -> None:
-    job_id = running(web, client)
+    job_id = stages.running(web, client, 5)
     reader = Reader(client, job_id)
     reader.until("batch.in_progress")
     web.rewrite("delete from jobs where state = 'in_progress'")
@@ -343,7 +337,7 @@ def test_a_batch_that_is_deleted_meanwhile_ends_the_stream(web: WebServer, clien
 def test_a_server_that_stops_ends_its_streams(start_web: Callable[..., WebServer]) -> None:
     web = start_web()
     with web.client() as client:
-        reader = Reader(client, running(web, client))
+        reader = Reader(client, stages.running(web, client, 5))
         reader.until("batch.in_progress")
         web.stop_asked()
         assert reader.is_over.wait(10)
@@ -368,7 +362,7 @@ def test_a_wait_ends_with_the_next_status(web: WebServer, client: httpx2.Client)
 
 
 def test_a_wait_ends_with_its_time_and_does_not_begin_after_the_end(web: WebServer, client: httpx2.Client) -> None:
-    job_id = running(web, client)
+    job_id = stages.running(web, client, 5)
     began_s = time.monotonic()
     answer = client.get(f"/v1/batches/{job_id}", headers={"Prefer": 'wait="1"'})
     assert time.monotonic() - began_s > 0.9
@@ -379,13 +373,13 @@ def test_a_wait_ends_with_its_time_and_does_not_begin_after_the_end(web: WebServ
 
 @pytest.mark.parametrize("prefer", ["", "wait", "wait=", "wait=-1", "wait=x", "wait=0", "await=5", "wait=" + "9" * 50])
 def test_a_wish_that_cannot_be_read_is_none(web: WebServer, client: httpx2.Client, prefer: str) -> None:
-    job_id = running(web, client)
+    job_id = stages.running(web, client, 5)
     answer = client.get(f"/v1/batches/{job_id}", headers={"Prefer": prefer})
     assert (answer.status_code, answer.headers.get("preference-applied")) == (200, None)
 
 
 def test_nobody_left_means_nothing_watched(web: WebServer, client: httpx2.Client) -> None:
-    job_id = running(web, client)
+    job_id = stages.running(web, client, 5)
     with client.stream("GET", f"/v1/batches/{job_id}/events") as answer:
         assert next(events(answer.iter_lines())).kind == "batch.validating"
 

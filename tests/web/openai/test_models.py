@@ -9,29 +9,28 @@ from typing import Any
 import pytest
 
 from tests.support.processes import wait_until
-from tests.support.sdks import anthropic, openai
+from tests.support.sdks import openai
 from tests.upstream.raw_server import Peer, Request, Script
-from tests.web.gateway_world import World, world
+from tests.web.gateway_world import GatewayWorld
+from tests.web.server import model_at
 from tests.web.upstream import Upstream, answers
-from tidegate.settings.capacity import ModelDeployment, ModelSettings, ResourceEntry
-
-__all__ = ["world"]
+from tidegate.settings.capacity import ResourceEntry
 
 
 def lists(*models: Any, **more: Any) -> Script:
     return answers(json.dumps({"object": "list", "data": list(models), **more}).encode())
 
 
-def listed(world: World, key: str | None = None) -> dict[str, dict[str, Any]]:
+def listed(world: GatewayWorld, key: str | None = None) -> dict[str, dict[str, Any]]:
     return {one["id"]: one for one in world.client(key).get("/v1/models").json()["data"]}
 
 
-def heard(world: World, expected: Any) -> None:
+def heard(world: GatewayWorld, expected: Any) -> None:
     """A server that takes its time is not waited for long: its word counts when it comes."""
     wait_until(lambda: listed(world) == expected, 60, f"the list to be {expected}")
 
 
-def test_what_deployments_say_of_a_model_is_told_along(world: World) -> None:
+def test_what_deployments_say_of_a_model_is_told_along(world: GatewayWorld) -> None:
     one = {"id": "m", "created": 1_700_000_000, "owned_by": "vllm", "max_model_len": 8_192, "root": "/disk/secret"}
     world.start(
         lists(one, {"id": "not ours"}),
@@ -56,7 +55,9 @@ def test_what_deployments_say_of_a_model_is_told_along(world: World) -> None:
         lists({"id": "m", "created": None, "owned_by": "x" * 1_000, "created_at": "never"}),
     ],
 )
-def test_a_name_that_the_operator_gave_is_listed_whatever_its_deployment_says(world: World, script: Script) -> None:
+def test_a_name_that_the_operator_gave_is_listed_whatever_its_deployment_says(
+    world: GatewayWorld, script: Script
+) -> None:
     world.start(script)
     assert list(listed(world)) == ["m"]
     assert set(listed(world)["m"]) == {"id", "object", "created", "owned_by"}
@@ -64,7 +65,7 @@ def test_a_name_that_the_operator_gave_is_listed_whatever_its_deployment_says(wo
     assert listed(world)["m"]["created"] > 1_700_000_000, "when this process began"
 
 
-def test_one_that_is_away_or_silent_holds_up_nobody(world: World) -> None:
+def test_one_that_is_away_or_silent_holds_up_nobody(world: GatewayWorld) -> None:
     """The silent one never answers: that the list does, and that the other's words are in it, is the proof."""
     asked = []
 
@@ -75,9 +76,7 @@ def test_one_that_is_away_or_silent_holds_up_nobody(world: World) -> None:
     quiet, well = Upstream(silent), Upstream(lists({"id": "well", "owned_by": "vllm"}))
     places = {"silent": quiet.url, "well": well.url, "gone": "http://127.0.0.1:1/v1"}
     world.start(
-        models={
-            name: ModelSettings(deployments=(ModelDeployment(url=url, name=name),)) for name, url in places.items()
-        },
+        models={name: model_at(url, name=name) for name, url in places.items()},
         gateway={"models_cache_s": 0},
     )
     world.upstreams += [quiet, well]
@@ -91,16 +90,16 @@ def test_one_that_is_away_or_silent_holds_up_nobody(world: World) -> None:
     wait_until(lambda: listed(world)["silent"]["owned_by"] == "back", 30, "the silent one's word")
 
 
-def test_more_deployments_than_connections_are_all_asked(world: World) -> None:
+def test_more_deployments_than_connections_are_all_asked(world: GatewayWorld) -> None:
     names = [f"m{number}" for number in range(30)]
     upstream = Upstream(lists(*({"id": name, "owned_by": "one of many"} for name in names)))
-    place = {name: ModelSettings(deployments=(ModelDeployment(url=upstream.url, name=name),)) for name in names}
+    place = {name: model_at(upstream.url, name=name) for name in names}
     world.start(models=place)
     world.upstreams.append(upstream)
     wait_until(lambda: {one["owned_by"] for one in listed(world).values()} == {"one of many"}, 30, "every word")
 
 
-def test_what_was_said_is_believed_for_a_while_and_one_question_serves_many(world: World) -> None:
+def test_what_was_said_is_believed_for_a_while_and_one_question_serves_many(world: GatewayWorld) -> None:
     world.start(lists({"id": "m", "owned_by": "first"}))
     wait_until(lambda: listed(world)["m"]["owned_by"] == "first", 60, "the first word")
     world.upstreams[0].becomes(lists({"id": "m", "owned_by": "second"}))
@@ -109,13 +108,13 @@ def test_what_was_said_is_believed_for_a_while_and_one_question_serves_many(worl
     wait_until(lambda: listed(world)["m"]["owned_by"] == "second", 30, "the next question")
 
 
-def test_a_key_sees_what_it_may_use(world: World) -> None:
+def test_a_key_sees_what_it_may_use(world: GatewayWorld) -> None:
     world.start(
         lists({"id": "m", "owned_by": "vllm"}, {"id": "n"}),
         models={},
         upstream={"url": "http://127.0.0.1:1/v1"},
     )
-    other = World(world._directory.parent / "other")
+    other = GatewayWorld(world._directory.parent / "other")
     try:
         other.start(models={}, upstream={"url": world.upstreams[0].url})
         narrow, wide = other.web.make_key("ours", models=["n"]), other.web.make_key("ours")
@@ -125,22 +124,22 @@ def test_a_key_sees_what_it_may_use(world: World) -> None:
         other.close()
 
 
-def test_both_sdks_list_models(world: World) -> None:
+def test_both_sdks_list_models(world: GatewayWorld) -> None:
     world.start(lists({"id": "m", "created": 1_700_000_000, "display_name": "Em", "max_model_len": 4_096}))
     wait_until(lambda: "max_model_len" in listed(world)["m"], 60, "its word")
-    with openai.OpenAI(base_url=f"{world.web.url}/v1", api_key="none") as ours:
+    with world.openai() as ours:
         (one,) = ours.models.list().data
         assert (one.id, one.created, one.to_dict()["max_model_len"]) == ("m", 1_700_000_000, 4_096)
         assert ours.models.retrieve("m").id == "m"
         with pytest.raises(openai.NotFoundError):
             ours.models.retrieve("nobody's")
-    with anthropic.Anthropic(base_url=world.web.url, api_key="none") as theirs:
+    with world.anthropic() as theirs:
         (two,) = list(theirs.models.list())
         assert (two.id, two.type, two.display_name, two.created_at.year) == ("m", "model", "Em", 2023)
         assert theirs.models.retrieve("m").display_name == "Em"
 
 
-def test_an_anthropic_engine_is_asked_for_all_that_it_has(world: World) -> None:
+def test_an_anthropic_engine_is_asked_for_all_that_it_has(world: GatewayWorld) -> None:
     paths = []
 
     async def says(request: Request, peer: Peer) -> None:
@@ -153,7 +152,7 @@ def test_an_anthropic_engine_is_asked_for_all_that_it_has(world: World) -> None:
     assert set(paths) == {"/v1/models?limit=1000"}
 
 
-def test_a_deployment_that_is_taken_away_while_it_is_asked_is_forgotten(world: World) -> None:
+def test_a_deployment_that_is_taken_away_while_it_is_asked_is_forgotten(world: GatewayWorld) -> None:
     gate = asyncio.Event()
 
     async def late(request: Request, peer: Peer) -> None:

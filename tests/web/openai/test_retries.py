@@ -16,8 +16,7 @@ from tidegate.core.states import Outcome
 
 def ended(web: WebServer, client: httpx2.Client, **more: Any) -> str:
     """A batch with an answer, an error and a request that never ran."""
-    batch_id = str(create(client, upload(client), **more)["id"])
-    stages.start(web, batch_id, 3)
+    batch_id = stages.running(web, client, 3, **more)
     stages.finish(web, batch_id, {0: b"{0}\n"}, {1: b"{1}\n"})
     client.post(f"/v1/batches/{batch_id}/cancel")
     stages.publish(web, batch_id, {2: b"{2}\n"}, Outcome.CANCELLED)

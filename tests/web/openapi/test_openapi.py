@@ -14,14 +14,11 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.support.sdks import schemathesis
 from tests.web import stages
-from tests.web.server import CONTROL_TOKEN, WebServer
-from tidegate.settings.capacity import ModelDeployment, ModelSettings
+from tests.web.server import OPERATOR, WebServer, model_at
 from tidegate.web.admin.keys import KeyWish
 from tidegate.web.doors import SCOPES
 from tidegate.web.http.requests import BatchCreate
 from tidegate.web.openapi.operations import OPERATIONS
-
-OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
 
 
 def test_every_route_is_described_and_no_other(web: WebServer, client: httpx2.Client) -> None:
@@ -170,8 +167,7 @@ def test_no_described_call_breaks_the_server(
     start_web: Callable[..., WebServer], mode: str, examples: int, existing: bool
 ) -> None:
     """Calls as they are described, and calls that break their description somewhere; with any id, and with ids of what is there."""
-    place = ModelDeployment("http://127.0.0.1:9/v1", name="configured")
-    web = start_web(models={"m": ModelSettings((place,))})
+    web = start_web(models={"m": model_at(name="configured")})
     described = schemathesis.openapi.from_url(f"{web.url}/openapi.json")
     operations = [cast(Any, found).ok() for found in described.get_all_operations()]
     assert len(operations) > 80

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -16,7 +15,7 @@ import pytest
 from tests.support.receiver import Receiver
 from tests.web import stages
 from tests.web.calls import create, is_error, upload
-from tests.web.server import WebServer, settings_with
+from tests.web.server import WebServer
 from tidegate.core.webhooks import BATCH_EVENT_TYPES, EVENT_TYPES
 
 OPEN = {"allow_hosts": ("127.0.0.1",), "allow_http": True}
@@ -24,11 +23,8 @@ PLAIN = {"name": "mine", "url": "https://hooks.example.com/a", "event_types": ["
 
 
 @pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    server = WebServer(tmp_path_factory.mktemp("web"), settings_with(callbacks=OPEN))
-    server.start()
-    yield server
-    server.stop()
+def web_settings() -> dict[str, Any]:
+    return {"callbacks": OPEN}
 
 
 def made(client: httpx2.Client, **more: Any) -> dict[str, Any]:
@@ -307,13 +303,10 @@ def test_a_delivery_is_listed_and_replayed(start_web: Any) -> None:
     web = start_web(callbacks=OPEN)
     with web.client() as client:
         endpoint = made(client, event_types=list(EVENT_TYPES))
-        job = create(client, upload(client))
-        stages.start(web, job["id"], 1)
-        stages.finish(web, job["id"], {0: b"{}\n"})
-        stages.publish(web, job["id"])
+        batch_id = stages.completed(web, client)
         [delivery] = client.get("/v1/webhook_deliveries?status=pending").json()["data"]
-        assert delivery["id"] == f"evt_{job['id'].removeprefix('batch_')}.{endpoint['id']}"
-        assert (delivery["event_type"], delivery["batch_id"]) == ("batch.completed", job["id"])
+        assert delivery["id"] == f"evt_{batch_id.removeprefix('batch_')}.{endpoint['id']}"
+        assert (delivery["event_type"], delivery["batch_id"]) == ("batch.completed", batch_id)
         assert (delivery["attempts"], delivery["failure"], delivery["ended_at"]) == (0, None, None)
         web.rewrite("update webhook_deliveries set state = 'failed', attempt_count = 10, failure = 'http_5xx'")
         [failed] = client.get("/v1/webhook_deliveries?status=failed").json()["data"]
