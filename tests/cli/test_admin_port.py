@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
 import httpx2
 
-from tests.cli.conftest import Desk
+from tests.cli.conftest import Desk, Serving
 from tests.support.processes import free_port
 
 ADMIN = ("/admin/v1/overview", "/admin/v1/audit", "/console", "/%61dmin/v1/overview")
 
 
 def test_operators_and_callers_have_ports_of_their_own(desk: Desk) -> None:
-    operator = json.loads(desk.done("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json").stdout())[
-        "key"
-    ]
-    caller = json.loads(desk.done("keys", "create", "--org", "acme", "--json").stdout())["key"]
+    operator = desk.told("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json")["key"]
+    caller = desk.told("keys", "create", "--org", "acme", "--json")["key"]
     port = free_port()
-    serve = desk.start(
-        "serve", "--upstream", desk.engine.url, "--host", "0.0.0.0", "--port", "0", TIDEGATE_ADMIN_PORT=str(port)
-    )
-    public = serve.wait_for_line(r"listening on http://[^:\s]+(:\d+)").group(1)
+    serving = Serving(desk, "--host", "0.0.0.0", TIDEGATE_ADMIN_PORT=str(port))
+    public = f":{serving.url.rpartition(':')[2]}"
     with httpx2.Client(follow_redirects=False) as client:
 
         def status(where: str, path: str, key: str = "") -> int:
@@ -41,14 +35,13 @@ def test_operators_and_callers_have_ports_of_their_own(desk: Desk) -> None:
         assert status(private, "/console") in (200, 303)
         assert status(private, "/v1/models", caller) == 404
         assert status(public, "/v1/models", caller) == 200
-    serve.terminate()
-    assert serve.wait() == 0
+    serving.proc.terminate()
+    assert serving.proc.wait() == 0
 
 
 def test_without_its_port_the_admin_api_is_nowhere_but_on_this_machine(desk: Desk) -> None:
-    key = json.loads(desk.done("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json").stdout())["key"]
-    serve = desk.start("serve", "--upstream", desk.engine.url, "--host", "0.0.0.0", "--port", "0")
-    public = serve.wait_for_line(r"listening on http://[^:\s]+(:\d+)").group(1)
+    key = desk.told("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json")["key"]
+    public = f":{Serving(desk, '--host', '0.0.0.0').url.rpartition(':')[2]}"
     headers = {"Authorization": f"Bearer {key}"}
     assert httpx2.get(f"http://127.0.0.1{public}/admin/v1/overview", headers=headers).status_code == 404
     assert httpx2.get(f"http://127.0.0.1{public}/metrics").status_code == 404

@@ -7,8 +7,7 @@ import json
 import sqlite3
 from pathlib import Path
 
-from tests.cli.conftest import Desk
-from tests.cli.test_server_client import Serving
+from tests.cli.conftest import Desk, Serving
 from tests.contracts.test_store_audit import GUARDS
 from tidegate.store.schema import StoreSchema, current_schema
 
@@ -44,7 +43,7 @@ def test_a_check_names_the_entry_that_was_altered_or_removed(desk: Desk) -> None
     change(database, "update audit set actor = 'nobody' where number = 2")
     assert f"entry 2 ({entries[1]['id']}) was altered" in desk.done("audit", "verify", code=1).stdout()
     change(database, "delete from audit where number = 3")
-    told = json.loads(desk.done("audit", "verify", "--json", code=1).stdout())
+    told = desk.told("audit", "verify", "--json", code=1)
     assert [(one["kind"], one["number"]) for one in told["findings"]] == [("altered", 2), ("removed", 3)]
     assert (told["whole"], told["entries"], told["last_number"]) == (False, 3, 4)
 

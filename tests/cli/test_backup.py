@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Desk, behaving, chat
-from tests.cli.test_server_client import Serving
+from tests.cli.conftest import Desk, Serving
 from tests.support.processes import wait_until
+from tests.support.tidegate import behaving, chat_line
 
 
 def blob_paths(data: Path) -> list[Path]:
@@ -17,9 +16,9 @@ def blob_paths(data: Path) -> list[Path]:
 
 
 def test_a_store_is_backed_up_while_it_runs_and_goes_on_after_a_restore(desk: Desk) -> None:
-    lines = [chat(f"c{number}", behaving("latency=300")) for number in range(40)]
+    lines = [chat_line(f"c{number}", behaving("latency=300")) for number in range(40)]
     serving = Serving(desk)
-    done = serving.submit([chat(f"d{number}", "say it") for number in range(5)])
+    done = serving.submit([chat_line(f"d{number}", "say it") for number in range(5)])
     wait_until(lambda: serving.call("GET", f"/v1/batches/{done}")[1]["status"] == "completed", 60, "the first batch")
     running = serving.submit(lines)
 
@@ -28,7 +27,7 @@ def test_a_store_is_backed_up_while_it_runs_and_goes_on_after_a_restore(desk: De
         return int(counts["completed"]) >= 8
 
     wait_until(some, 60, "some answers")
-    made = json.loads(desk.done("backup", "copy", "--json").stdout())
+    made = desk.told("backup", "copy", "--json")
     assert made["files"] >= 4, "the database, the pepper, an input and answers"
     serving.proc.kill()
     serving.proc.wait()
@@ -97,7 +96,7 @@ def test_the_doctor_finds_bytes_that_are_missing_and_bytes_without_a_row(desk: D
     data = desk.here / ".tidegate"
 
     def found(code: int) -> list[tuple[str, str]]:
-        listed = json.loads(desk.done("doctor", "--upstream", desk.engine.url, "--json", code=code).stdout())
+        listed = desk.told("doctor", "--upstream", desk.engine.url, "--json", code=code)
         return [(one["grade"], one["text"]) for one in listed if one["about"] == "blobs"]
 
     assert any("have their bytes" in text for _, text in found(0))

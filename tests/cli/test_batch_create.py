@@ -6,32 +6,30 @@ import json
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.request import urlopen
 
 import msgspec
 import pytest
 
-from tests.cli.conftest import Desk, behaving, chat
+from tests.cli.conftest import Desk, Serving
+from tests.support.tidegate import behaving, chat_line
 from tidegate.web.http.requests import BatchCreate
 
 
-class Counter:
-    """A desk with a server beside it."""
+class Counter(Serving):
+    """A desk with a server beside it that serves two models."""
 
     def __init__(self, desk: Desk) -> None:
-        self.desk = desk
         desk.write_requests(6)
         (desk.here / "tidegate.yaml").write_text(
             f"models:\n  m: {{deployments: [{{url: '{desk.engine.url}'}}]}}\n"
             f"  large: {{deployments: [{{url: '{desk.engine.url}'}}]}}\n"
         )
-        serve = desk.start("serve", "--config", "tidegate.yaml", "--port", "0")
-        self.url = str(serve.wait_for_line(r"listening on (http://\S+)").group(1))
+        super().__init__(desk, "--config", "tidegate.yaml")
 
-    def asked(self, path: str) -> dict[str, Any]:
-        with urlopen(f"{self.url}{path}", timeout=30) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+    def asked(self, path: str) -> Any:
+        status, answer = self.call("GET", path)
+        assert status == 200, answer
+        return answer
 
     def created(self, *arguments: str) -> dict[str, Any]:
         """The batch of this command, as the API shows it."""
@@ -106,7 +104,7 @@ def test_every_field_of_the_api_can_be_given(counter: Counter) -> None:
 
 
 def test_several_files_are_one_batch(counter: Counter) -> None:
-    counter.desk.write([chat("d0", "say d0"), chat("d1", "say d1")], "more.jsonl")
+    counter.desk.write([chat_line("d0", "say d0"), chat_line("d1", "say d1")], "more.jsonl")
     made = counter.created("more.jsonl")
     assert len(made["tidegate"]["input_file_ids"]) == 2
     watched = counter.desk.done("batches", "watch", made["id"]).stderr()
@@ -124,9 +122,9 @@ def test_a_dry_run_says_what_a_batch_would_take_and_keeps_nothing(counter: Count
     assert "requests 6" in told
     assert "tokens   about" in told
     assert told.rstrip().endswith("Nothing was kept; leave --dry-run out to create it.")
-    facts = json.loads(desk.done("batches", "create", "requests.jsonl", "--dry-run", "--json").stdout())
+    facts = desk.told("batches", "create", "requests.jsonl", "--dry-run", "--json")
     assert (facts["object"], facts["valid"], facts["request_counts"]["total"]) == ("batch.validation", True, 6)
-    desk.write([chat("c0", "x"), "nonsense", chat("c0", "y")], "bad.jsonl")
+    desk.write([chat_line("c0", "x"), "nonsense", chat_line("c0", "y")], "bad.jsonl")
     bad = counter.refused("bad.jsonl", "--dry-run")
     assert "error    line 2:" in bad
     assert "error    line 3:" in bad
@@ -138,7 +136,7 @@ def test_a_dry_run_says_what_a_batch_would_take_and_keeps_nothing(counter: Count
     assert counter.asked("/v1/files")["data"] == []
     assert counter.asked("/v1/batches")["data"] == []
     assert not desk.called()
-    sent = json.loads(desk.done("files", "upload", "requests.jsonl", "--json").stdout())["id"]
+    sent = desk.told("files", "upload", "requests.jsonl", "--json")["id"]
     desk.done("batches", "create", sent, "--endpoint", "/v1/chat/completions", "--dry-run")
     assert [one["id"] for one in counter.asked("/v1/files")["data"]] == [sent], "what was there before stays"
 
@@ -166,7 +164,7 @@ def test_what_contradicts_itself_is_refused_before_anything_is_sent(counter: Cou
 
 def test_what_was_uploaded_for_a_batch_that_is_refused_goes_again(counter: Counter) -> None:
     desk = counter.desk
-    sent = json.loads(desk.done("files", "upload", "requests.jsonl", "--json").stdout())["id"]
+    sent = desk.told("files", "upload", "requests.jsonl", "--json")["id"]
     assert "from -100 to 100" in counter.refused("requests.jsonl", "--priority", "500")
     assert "from -100 to 100" in counter.refused(
         sent, "requests.jsonl", "--priority", "500", "--endpoint", "/v1/embeddings"
@@ -175,7 +173,7 @@ def test_what_was_uploaded_for_a_batch_that_is_refused_goes_again(counter: Count
 
 
 def test_a_dry_run_names_the_files_as_the_command_did(counter: Counter) -> None:
-    counter.desk.write([chat("c0", "again")], "more.jsonl")
+    counter.desk.write([chat_line("c0", "again")], "more.jsonl")
     wrong = counter.refused("requests.jsonl", "more.jsonl", "--dry-run")
     assert "line 1: more.jsonl: Line 1 of requests.jsonl has this custom_id already" in wrong
     assert "file-" not in wrong
@@ -189,7 +187,7 @@ def test_lists_are_asked_for_by_date(counter: Counter) -> None:
     for where in ((), ("--server", counter.url)):
 
         def listed(*options: str, where: tuple[str, ...] = where) -> list[str]:
-            found = json.loads(counter.desk.done("batches", "list", "--json", *options, *where).stdout())
+            found = counter.desk.told("batches", "list", "--json", *options, *where)
             return [one["id"] for one in found]
 
         assert listed("--created-after", day) == listed("--created-after", str(at)) == [first]
@@ -203,7 +201,7 @@ def test_lists_are_asked_for_by_date(counter: Counter) -> None:
 
 
 def test_a_run_takes_parameters_and_retries(desk: Desk) -> None:
-    desk.write([chat("c0", "say it at some length, please"), chat("c1", behaving("500x2"))])
+    desk.write([chat_line("c0", "say it at some length, please"), chat_line("c1", behaving("500x2"))])
     fields = ("--field", "overrides.max_tokens=2", "--field", "retry.attempts_max=1", "--field", "defaults.seed=7")
     assert desk.run(*fields).wait(60) == 1
     [line] = desk.results()

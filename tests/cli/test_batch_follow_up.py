@@ -2,68 +2,50 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-import httpx2
 import pytest
 
-from tests.cli.conftest import Desk, behaving, chat
+from tests.cli.conftest import Desk, Serving
 from tests.support.processes import wait_until
+from tests.support.tidegate import behaving, chat_line
 
 NO_BATCH = "batch_0000000000000000000000"
 WAIT_S = 60.0
 
 
-@pytest.fixture
-def url(desk: Desk) -> str:
-    """The address of a server beside the desk."""
-    serve = desk.start("serve", "--upstream", desk.engine.url, "--port", "0")
-    return str(serve.wait_for_line(r"listening on (http://\S+)").group(1))
-
-
-def submit(url: str, lines: list[str], **more: Any) -> str:
-    files = {"file": ("in.jsonl", "\n".join(lines).encode() + b"\n")}
-    with httpx2.Client(base_url=url, timeout=WAIT_S) as client:
-        file_id = client.post("/v1/files", files=files, data={"purpose": "batch"}).json()["id"]
-        asked = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h", **more}
-        return str(client.post("/v1/batches", json=asked).json()["id"])
-
-
-def until(url: str, batch_id: str, state: str) -> None:
+def until(serving: Serving, batch_id: str, state: str) -> None:
     def there() -> bool:
-        batch = httpx2.get(f"{url}/v1/batches/{batch_id}", timeout=WAIT_S).json()
+        batch = serving.call("GET", f"/v1/batches/{batch_id}")[1]
         return state in (batch["status"], batch["tidegate"]["canary"]["state"])
 
     wait_until(there, WAIT_S, f"{batch_id} to be {state}")
 
 
-def test_a_canary_is_let_go_looked_at_and_what_failed_runs_again(desk: Desk, url: str) -> None:
-    lines = [chat(f"c{number}", behaving("400") if number == 3 else f"say {number}") for number in range(12)]
-    batch_id = submit(url, lines, canary={"items": 2, "then": "wait", "max_error_share": 1}, prefix_order=False)
-    until(url, batch_id, "waiting")
+def test_a_canary_is_let_go_looked_at_and_what_failed_runs_again(desk: Desk, serving: Serving) -> None:
+    lines = [chat_line(f"c{number}", behaving("400") if number == 3 else f"say {number}") for number in range(12)]
+    batch_id = serving.submit(lines, canary={"items": 2, "then": "wait", "max_error_share": 1}, prefix_order=False)
+    until(serving, batch_id, "waiting")
     assert "goes on" in desk.done("batches", "canary", batch_id, "continue").logs()
-    until(url, batch_id, "completed")
+    until(serving, batch_id, "completed")
     assert "cannot be" in desk.done("batches", "canary", batch_id, "continue", code=2).stderr()
-    [failed] = json.loads(desk.done("batches", "items", batch_id, "--outcome", "failed", "--json").stdout())
+    [failed] = desk.told("batches", "items", batch_id, "--outcome", "failed", "--json")
     assert (failed["custom_id"], failed["status_code"]) == ("c3", 400)
-    assert json.loads(desk.done("batches", "items", batch_id, "c3").stdout())["request"]["custom_id"] == "c3"
-    again = json.loads(desk.done("batches", "retry", batch_id, "--json").stdout())
+    assert desk.told("batches", "items", batch_id, "c3")["request"]["custom_id"] == "c3"
+    again = desk.told("batches", "retry", batch_id, "--json")
     assert again["id"] != batch_id
-    assert json.loads(desk.done("batches", "retry", batch_id, "--json").stdout())["id"] == again["id"]
+    assert desk.told("batches", "retry", batch_id, "--json")["id"] == again["id"]
     # The engine refuses it each time.
     desk.done("batches", "watch", again["id"], code=1)
     # From another machine, where the server reads them.
-    listed = desk.done("batches", "items", again["id"], "--server", url).stdout()
+    listed = desk.done("batches", "items", again["id"], "--server", serving.url).stdout()
     assert "c3" in listed
     assert "c4" not in listed
 
 
-def test_a_question_that_nobody_can_answer_names_the_option(desk: Desk, url: str) -> None:
+def test_a_question_that_nobody_can_answer_names_the_option(desk: Desk, serving: Serving) -> None:
     """Commands of a script have no terminal to ask at."""
-    batch_id = submit(url, [chat("c0", behaving("400"))])
+    batch_id = serving.submit([chat_line("c0", behaving("400"))])
     desk.done("batches", "watch", batch_id, code=1)
-    file_id = json.loads(desk.done("batches", "show", batch_id, "--json").stdout())["error_file_id"]
+    file_id = desk.told("batches", "show", batch_id, "--json")["error_file_id"]
     for asks in (["batches", "delete", batch_id], ["batches", "abandon", batch_id], ["files", "delete", file_id]):
         said = desk.done(*asks, code=2).stderr()
         assert "give --yes" in said
@@ -72,8 +54,8 @@ def test_a_question_that_nobody_can_answer_names_the_option(desk: Desk, url: str
     desk.done("batches", "delete", batch_id, "--yes")
 
 
-def test_a_retry_by_code_says_what_becomes_of_a_code_that_no_request_has(desk: Desk, url: str) -> None:
-    batch_id = submit(url, [chat("c0", behaving("400"))])
+def test_a_retry_by_code_says_what_becomes_of_a_code_that_no_request_has(desk: Desk, serving: Serving) -> None:
+    batch_id = serving.submit([chat_line("c0", behaving("400"))])
     desk.done("batches", "watch", batch_id, code=1)
     said = desk.done("batches", "retry", batch_id, "--code", "no_such_code").stderr()
     assert "nothing_to_retry" in said

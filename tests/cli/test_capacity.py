@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Desk
+from tests.cli.conftest import Desk, Serving
 from tests.support.processes import free_port
 from tidegate.cli.examine import largest_step
 
 
 def findings(desk: Desk, config: str, code: int = 0) -> list[dict[str, Any]]:
     (desk.here / "c.yaml").write_text(config)
-    return list(json.loads(desk.done("doctor", "--config", "c.yaml", "--json", code=code).stdout()))
+    return list(desk.told("doctor", "--config", "c.yaml", "--json", code=code))
 
 
 def said(found: list[dict[str, Any]], about: str) -> list[tuple[str, str]]:
@@ -117,7 +117,7 @@ def test_the_size_of_an_engine_s_steps_is_read_from_its_histogram() -> None:
 
 
 def status(desk: Desk, *arguments: str) -> dict[str, Any]:
-    return dict(json.loads(desk.done("scheduler", *arguments, "--json").stdout()))
+    return dict(desk.told("scheduler", *arguments, "--json"))
 
 
 def test_the_mode_is_switched_with_and_without_a_server(desk: Desk) -> None:
@@ -125,8 +125,7 @@ def test_the_mode_is_switched_with_and_without_a_server(desk: Desk) -> None:
     assert status(desk, "show")["mode"] == "smart_v1"
     switched = status(desk, "set", "fifo_v1", "--shadow", "smart_v1")
     assert (switched["mode"], switched["shadow_mode"], switched["mode_switched"]) == ("fifo_v1", "smart_v1", True)
-    server = desk.start("serve", "--upstream", desk.engine.url, "--port", "0")
-    server.wait_for_line("listening on")
+    server = Serving(desk).proc
     assert status(desk, "show")["mode"] == "fifo_v1"
     assert status(desk, "set", "fair_share_v1")["shadow_mode"] == "smart_v1"
     told = desk.done("scheduler", "set", "configured", "--shadow", "none").stdout()
@@ -141,7 +140,7 @@ def test_the_mode_is_switched_over_postgresql(desk: Desk, postgres_url: str) -> 
     env: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url}
     desk.done("migrate", **env)
     desk.done("scheduler", "set", "slice_v1", **env)
-    assert json.loads(desk.done("scheduler", "show", "--json", **env).stdout())["mode"] == "slice_v1"
+    assert desk.told("scheduler", "show", "--json", **env)["mode"] == "slice_v1"
 
 
 @pytest.mark.parametrize("arguments", [["set", "smart"], ["set"], ["set", "fifo_v1", "--shadow", "x"]])

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Desk, chat
-from tests.cli.test_server_client import Serving
+from tests.cli.conftest import Desk, Serving
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
-from tests.support.run_directory import RunDirectory
+from tests.support.tidegate import chat_line
 
 CANARY = "sk-canary-0f3kQ2mZ8s1xW7vB4nD9Lc"
 
 
-@pytest.fixture
-def serving(desk: Desk) -> Serving:
+def serving_one_model(desk: Desk) -> Serving:
     """A server that knows no model server yet, but one setting by name."""
     (desk.here / "c.yaml").write_text(
         f"models: {{fixed: {{deployments: [{{url: '{desk.engine.url}', name: steady}}]}}}}"
     )
     return Serving(desk, "--config", "c.yaml")
+
+
+@pytest.fixture
+def serving(desk: Desk) -> Serving:
+    return serving_one_model(desk)
 
 
 def did(serving: Serving, *words: str, code: int = 0, **variables: str) -> str:
@@ -37,21 +38,9 @@ def listed(serving: Serving, kind: str = "deployments") -> dict[str, dict[str, A
     return {one["name"]: one for one in json.loads(did(serving, kind, "list", "--json"))}
 
 
-def control(serving: Serving, path: str, body: Any) -> tuple[int, Any]:
-    token = json.loads((serving.desk.here / ".tidegate" / "control.json").read_text())["token"]
-    headers = {"Content-Type": "application/json", "X-Tidegate-Control": token}
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(serving.url + path, data, headers, method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as refused:
-        return refused.code, json.loads(refused.read())
-
-
 def asked(serving: Serving, model: str) -> tuple[int, Any]:
     body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    return serving.call("POST", "/v1/chat/completions", json.dumps(body).encode())
+    return serving.call("POST", "/v1/chat/completions", body)
 
 
 def models(serving: Serving) -> set[str]:
@@ -70,7 +59,7 @@ def test_a_model_server_comes_changes_and_goes(serving: Serving, processes: Proc
         "gpu": ("added", "m", "closed"),
     }
     assert found["gpu"]["document"] == {"max_in_flight": 4, "model": "m", "url": desk.engine.url}
-    batch = serving.submit([chat(f"c{number}", "hi") for number in range(12)])
+    batch = serving.submit([chat_line(f"c{number}", "hi") for number in range(12)])
     desk.done("batches", "watch", batch)
     desk.verified(batch)
 
@@ -83,9 +72,9 @@ def test_a_model_server_comes_changes_and_goes(serving: Serving, processes: Proc
     did(serving, "deployments", "remove", "gpu")
     assert asked(serving, "m")[0] == 404
     assert models(serving) == {"fixed"}
-    again = serving.submit([chat("c0", "hi")])
+    again = serving.submit([chat_line("c0", "hi")])
     desk.done("batches", "watch", again, code=1)
-    failed = json.loads(desk.done("batches", "output", again, "--errors").stdout())
+    failed = desk.told("batches", "output", again, "--errors")
     assert failed["error"]["code"] == "model_not_found"
 
 
@@ -123,7 +112,7 @@ def test_a_resource_falls_back_when_its_own_model_server_is_away(serving: Servin
     did(serving, "resources", "add", "chat", "--model", "m", "--set", "fallbacks=[fixed]")
     status, answer = asked(serving, "chat")
     assert status == 200, answer
-    batch = serving.submit([chat(f"c{number}", "hi").replace('"m"', '"chat"') for number in range(8)])
+    batch = serving.submit([chat_line(f"c{number}", "hi").replace('"m"', '"chat"') for number in range(8)])
     desk.done("batches", "watch", batch)
     sent = {
         json.loads(call["body"])["model"] if isinstance(call.get("body"), str) else call.get("model")
@@ -140,7 +129,7 @@ def test_what_is_in_use_is_not_taken_away(serving: Serving) -> None:
     refused = did(serving, "deployments", "remove", "gpu", code=2)
     assert "The resource 'chat' leads to 'm', which nothing would serve" in refused
     did(serving, "resources", "remove", "chat")
-    batch = serving.submit([chat("c0", "hi")])
+    batch = serving.submit([chat_line("c0", "hi")])
     wait_until(lambda: serving.call("GET", f"/v1/batches/{batch}")[1]["status"] == "in_progress", 60, "it to begin")
     refused = did(serving, "deployments", "remove", "gpu", code=2)
     assert "Batches that have not ended ask for 'm'" in refused
@@ -206,44 +195,34 @@ GARBAGE: list[tuple[str, Any, int, str]] = [
 
 def test_what_cannot_be_meant_is_refused_in_words(shared_serving: Serving) -> None:
     for path, body, status, said in GARBAGE:
-        got, answer = control(shared_serving, f"/admin/v1/{path}", body)
+        got, answer = shared_serving.operate(path, body)
         assert (got, said in answer["error"]["message"]) == (status, True), (path, body, answer)
         assert not answer["error"]["message"].endswith(("?.", ".."))
         assert CANARY not in json.dumps(answer)
-    assert set(listed_by_call(shared_serving)) == {"steady"}
+    _, shown = shared_serving.operate("deployments", method="GET")
+    assert {one["name"] for one in shown["data"]} == {"steady"}
 
 
 @pytest.fixture(scope="module")
-def shared_serving(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    here = tmp_path_factory.mktemp("desk")
-    processes = Processes(here / "process-logs", run_directory.process_registry())
-    desk = Desk(processes, Engine(processes, here / "engine"), here)
-    (here / "c.yaml").write_text(f"models: {{fixed: {{deployments: [{{url: '{desk.engine.url}', name: steady}}]}}}}")
-    yield Serving(desk, "--config", "c.yaml")
-    processes.close()
-
-
-def listed_by_call(serving: Serving) -> list[str]:
-    token = json.loads((serving.desk.here / ".tidegate" / "control.json").read_text())["token"]
-    request = urllib.request.Request(serving.url + "/admin/v1/deployments", headers={"X-Tidegate-Control": token})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return [one["name"] for one in json.loads(answer.read())["data"]]
+def shared_serving(module_processes: Processes, module_directory: Path) -> Serving:
+    engine = Engine(module_processes, module_directory / "engine")
+    return serving_one_model(Desk(module_processes, engine, module_directory))
 
 
 def test_of_two_operators_the_second_is_told(shared_serving: Serving) -> None:
     wish = {"name": "two", "set": {"model": "m2", "url": "http://h/v1"}}
-    status, first = control(shared_serving, "/admin/v1/deployments/add", wish)
+    status, first = shared_serving.operate("deployments/add", wish)
     assert status == 200
-    again = control(shared_serving, "/admin/v1/deployments/add", {**wish, "set": {"model": "m2", "url": "http://i/v1"}})
+    again = shared_serving.operate("deployments/add", {**wish, "set": {"model": "m2", "url": "http://i/v1"}})
     assert (again[0], again[1]["error"]["code"]) == (409, "already_exists")
     change = {"name": "two", "set": {"weight": 2}, "revision": first["revision"]}
-    status, second = control(shared_serving, "/admin/v1/deployments/change", change)
+    status, second = shared_serving.operate("deployments/change", change)
     assert (status, second["revision"] > first["revision"]) == (200, True)
-    late = control(shared_serving, "/admin/v1/deployments/change", {**change, "set": {"weight": 3}})
+    late = shared_serving.operate("deployments/change", {**change, "set": {"weight": 3}})
     assert (late[0], late[1]["error"]["code"]) == (409, "changed_meanwhile")
-    late = control(shared_serving, "/admin/v1/deployments/remove", {"name": "two", "revision": first["revision"]})
+    late = shared_serving.operate("deployments/remove", {"name": "two", "revision": first["revision"]})
     assert (late[0], late[1]["error"]["code"]) == (409, "changed_meanwhile")
-    assert control(shared_serving, "/admin/v1/deployments/remove", {"name": "two"})[0] == 200
+    assert shared_serving.operate("deployments/remove", {"name": "two"})[0] == 200
 
 
 def test_only_the_operator_may_change_these(shared_serving: Serving) -> None:
@@ -255,7 +234,7 @@ def test_only_the_operator_may_change_these(shared_serving: Serving) -> None:
 def test_with_one_gateway_for_every_model_nothing_is_added(desk: Desk) -> None:
     serving = Serving(desk)
     wish = {"name": "x", "set": {"model": "m", "url": "http://h/v1"}}
-    status, answer = control(serving, "/admin/v1/deployments/add", wish)
+    status, answer = serving.operate("deployments/add", wish)
     assert (status, answer["error"]["code"]) == (409, "set_in_settings")
     assert "upstream.url" in answer["error"]["message"]
 
@@ -276,7 +255,7 @@ def test_what_holds_for_a_model_is_said_while_everything_runs(serving: Serving) 
         assert says in did(serving, "models", "add", "m", "--set", wrong, code=2)
     did(serving, "models", "add", "m", "--set", "in_flight_max=2", "--set", "retry={attempts_max: 1}")
     desk.engine.set_faults({"500": 1.0})
-    batch = serving.submit([chat(f"c{number}", "hi") for number in range(4)])
+    batch = serving.submit([chat_line(f"c{number}", "hi") for number in range(4)])
     desk.done("batches", "watch", batch, code=1)
     assert len(desk.called()) == 4, "each was tried once"
     desk.engine.set_faults()
@@ -321,7 +300,7 @@ def test_settings_without_effect_and_names_that_nothing_serves_are_warned_of(ser
     assert serving.proc.wait() == 0, serving.proc.logs()
     alone = desk.done("keys", "create", "--org", "acme", "--models", "fixed,m2,nosuch", "--config", "c.yaml")
     assert [line.count("'nosuch'") for line in alone.stderr().splitlines() if line.startswith("warning:")] == [1]
-    found = json.loads(desk.done("doctor", "--config", "c.yaml", "--json").stdout())
+    found = desk.told("doctor", "--config", "c.yaml", "--json")
     assert [one["grade"] for one in found if "no adapter is named" in one["text"]] == ["warning"]
     (desk.here / "d.yaml").write_text(
         f"models: {{m: {{deployments: [{{url: '{desk.engine.url}', chat_batching: {{mode: sync_microbatch}}}}]}}}}"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import urllib.request
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Desk, chat
-from tests.cli.test_server_client import Serving
+from tests.cli.conftest import Desk, Serving
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
+from tests.support.tidegate import ENDED, chat_line
 from tests.upstream.raw_server import Peer, Request
 from tests.web.upstream import Upstream, answers
 
@@ -43,17 +41,8 @@ class Cluster(Serving):
             *words, "--config", "c.yaml", TIDEGATE_STORE_URL=self.variables["TIDEGATE_STORE_URL"]
         ).stdout()
 
-    def operate(self, path: str, method: str = "POST") -> Any:
-        """Ask the admin API as the operator on this machine."""
-        token = json.loads((self.desk.here / ".tidegate" / "control.json").read_text())["token"]
-        request = urllib.request.Request(
-            f"{self.url}/admin/v1/{path}", headers={"X-Tidegate-Control": token}, method=method
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read())
-
     def listed(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.operate("deployments", "GET")["data"]
+        found: list[dict[str, Any]] = self.operate("deployments", method="GET")[1]["data"]
         return found
 
     def models(self) -> set[str]:
@@ -62,7 +51,7 @@ class Cluster(Serving):
     def ended(self, batch: str) -> dict[str, Any]:
         def now() -> dict[str, Any] | None:
             said: dict[str, Any] = self.call("GET", f"/v1/batches/{batch}")[1]
-            return said if said["status"] in ("completed", "failed", "expired", "cancelled") else None
+            return said if said["status"] in ENDED else None
 
         return wait_until(now, EVERYWHERE_S, f"{batch} to end")
 
@@ -84,7 +73,7 @@ def test_every_process_follows(desk: Desk, processes: Processes, postgres_url: s
     wait_until(lambda: cluster.models() == {"fixed", "m"}, EVERYWHERE_S, "the API to follow")
     for worker in cluster.workers:
         followed(worker, 1)
-    batch = cluster.submit([chat(f"c{number}", "hi") for number in range(40)])
+    batch = cluster.submit([chat_line(f"c{number}", "hi") for number in range(40)])
     assert cluster.ended(batch)["request_counts"]["completed"] == 40
     assert len([call for call in other.calls() if call["path"] == "/v1/chat/completions"]) == 40
 
@@ -95,7 +84,7 @@ def test_every_process_follows(desk: Desk, processes: Processes, postgres_url: s
     cluster.did("deployments", "change", "gpu", "--set", f"url={desk.engine.url}")
     for worker in (cluster.workers[1], fresh):
         followed(worker, 2)
-    batch = cluster.submit([chat(f"c{number}", "hi again") for number in range(8)])
+    batch = cluster.submit([chat_line(f"c{number}", "hi again") for number in range(8)])
     assert cluster.ended(batch)["request_counts"]["completed"] == 8
     assert len([call for call in other.calls() if call["path"] == "/v1/chat/completions"]) == 40
 
@@ -103,7 +92,7 @@ def test_every_process_follows(desk: Desk, processes: Processes, postgres_url: s
     wait_until(lambda: cluster.models() == {"fixed"}, EVERYWHERE_S, "the API to follow")
     followed(fresh, 3)
     followed(cluster.workers[1], 3)
-    batch = cluster.submit([chat("c0", "hi")])
+    batch = cluster.submit([chat_line("c0", "hi")])
     assert cluster.ended(batch)["request_counts"]["failed"] == 1
 
 
@@ -123,9 +112,9 @@ def test_a_drained_deployment_gets_no_new_calls_from_any_process(desk: Desk, pos
         cluster.did("deployments", "add", "gpu/1", "--model", "m", "--url", one.url, "--set", "max_in_flight=6")
         for process in (cluster.proc, *cluster.workers):
             followed(process, 1)
-        first = cluster.submit([chat(f"c{number}", "hi") for number in range(60)])
+        first = cluster.submit([chat_line(f"c{number}", "hi") for number in range(60)])
         wait_until(lambda: len(one.posts) == 6, EVERYWHERE_S, "both workers to fill it")
-        assert cluster.operate("deployments/gpu/1/drain")["revision"] == 2
+        assert cluster.operate("deployments/gpu/1/drain")[1]["revision"] == 2
         for process in (cluster.proc, *cluster.workers):
             followed(process, 2)
         upstream_idle = len(one.posts)
@@ -144,11 +133,11 @@ def test_a_drained_deployment_gets_no_new_calls_from_any_process(desk: Desk, pos
         assert cluster.ended(first)["request_counts"]["completed"] == 60
         assert (len(one.posts), upstream_idle, len(two.posts)) == (6, 6, 54), "nothing was sent there, nor sent twice"
 
-        cluster.operate("deployments/gpu/2/drain")
-        cluster.operate("deployments/gpu/1/resume")
+        assert cluster.operate("deployments/gpu/2/drain")[0] == 200
+        assert cluster.operate("deployments/gpu/1/resume")[0] == 200
         for process in (cluster.workers[1], fresh):
             process.wait_for_line("routing_changed.*number=5", EVERYWHERE_S)
-        second = cluster.submit([chat(f"c{number}", "hi") for number in range(8)])
+        second = cluster.submit([chat_line(f"c{number}", "hi") for number in range(8)])
         assert cluster.ended(second)["request_counts"]["completed"] == 8
         assert (len(one.posts), len(two.posts)) == (14, 54)
     finally:
@@ -171,7 +160,7 @@ def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, postgres_url: str) ->
     assert "check that each exists" in listed()["tls"]
     assert listed()["steady"] == ""
     assert cluster.models() == {"fixed"}
-    batch = cluster.submit([chat(f"c{number}", "hi").replace('"m"', '"fixed"') for number in range(4)])
+    batch = cluster.submit([chat_line(f"c{number}", "hi").replace('"m"', '"fixed"') for number in range(4)])
     assert cluster.ended(batch)["request_counts"]["completed"] == 4
 
 
@@ -196,12 +185,12 @@ def test_what_holds_for_a_model_holds_over_every_process(desk: Desk, postgres_ur
         cluster.did("models", "add", "m", "--set", "in_flight_max=3", "--set", "retry={attempts_max: 1}")
         for process in (cluster.proc, *cluster.workers):
             process.wait_for_line("routing_changed.*number=2", EVERYWHERE_S)
-        batch = cluster.submit([chat(f"c{number}", "hi") for number in range(40)])
+        batch = cluster.submit([chat_line(f"c{number}", "hi") for number in range(40)])
         wait_until(lambda: flying == 3, EVERYWHERE_S, "three calls there")
         upstream._loop.call_soon_threadsafe(landing.set)
         assert cluster.ended(batch)["request_counts"]["completed"] == 40
         assert highest == 3
-        batch = cluster.submit([chat(f"c{number}", "fail") for number in range(4)])
+        batch = cluster.submit([chat_line(f"c{number}", "fail") for number in range(4)])
         assert cluster.ended(batch)["request_counts"]["failed"] == 4
         assert len(upstream.posts) == 44, "none was tried again"
     finally:

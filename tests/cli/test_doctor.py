@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import TIDEGATE, Desk, chat
-from tests.cli.test_server_client import Serving
+from tests.cli.conftest import Desk, Serving
 from tests.support.processes import free_port
 from tests.support.s3 import S3Server
-from tests.support.tidegate import s3_env
+from tests.support.tidegate import TIDEGATE, chat_line, s3_env
 
 CONFIG = "models: {{fixed: {{deployments: [{{url: '{url}', name: steady}}]}}}}"
 
@@ -31,7 +30,7 @@ def added(desk: Desk, *words: str) -> None:
 
 
 def found(desk: Desk, *about: str, code: int = 0, **variables: str) -> list[tuple[str, str]]:
-    listed = json.loads(desk.done("doctor", "--config", "c.yaml", "--json", code=code, **variables).stdout())
+    listed = desk.told("doctor", "--config", "c.yaml", "--json", code=code, **variables)
     return [(one["grade"], f"{one['text']} -> {one['to_do']}") for one in listed if one["about"] in about]
 
 
@@ -126,7 +125,7 @@ def test_a_store_of_a_later_version_is_not_taken_for_one_of_this_program(prepare
 
 def test_only_bytes_that_something_needs_are_counted(prepared: Desk) -> None:
     """A batch that ended needs its input and its answers, not what it worked with."""
-    prepared.write([chat("one", "say")])
+    prepared.write([chat_line("one", "say")])
     prepared.done("run", "requests.jsonl", "--upstream", prepared.engine.url, "-o", "results.jsonl")
     assert only(found(prepared, "blobs"), "blobs that")[1].startswith(
         "all 2 blobs that the store needs have their bytes"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Desk, behaving, chat
+from tests.cli.conftest import Desk
+from tests.support.tidegate import behaving, chat_line
 
 
 @pytest.mark.parametrize("command", ["run", "serve", "keys"])
@@ -45,6 +46,6 @@ def test_failed_lines_nobody_wants_leave_the_device_alone(desk: Desk) -> None:
 
 
 def test_results_on_stdout_say_how_failed_lines_are_seen(desk: Desk) -> None:
-    desk.write([chat("bad", behaving("400"))])
+    desk.write([chat_line("bad", behaving("400"))])
     proc = desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "-", code=1)
     assert "failed   tidegate batches output batch_" in proc.stderr()

@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.conftest import Desk
-from tests.support.processes import Proc
+from tests.cli.conftest import Desk, Serving
 from tidegate import control
 from tidegate.core.errors import SettingsError
 
@@ -27,16 +26,14 @@ def own_addresses(family: socket.AddressFamily) -> list[str]:
 HOSTS = ["0.0.0.0", "::", *own_addresses(socket.AF_INET)[:1], *own_addresses(socket.AF_INET6)[:1]]
 
 
-class Operated:
+class Operated(Serving):
     """A server with a key in its store, and the commands of its operator."""
 
     def __init__(self, desk: Desk, host: str, data: str = ".tidegate", **variables: str) -> None:
         self.desk, self.data = desk, data
         (desk.here / "c.yaml").write_text(f"models: {{fixed: {{deployments: [{{url: '{desk.engine.url}'}}]}}}}\n")
         self.did("keys", "create", "--org", "first")
-        usual = ("--config", "c.yaml", "--data", data, "--port", "0")
-        self.proc: Proc = desk.start("serve", "--host", host, *usual, **variables)
-        self.proc.wait_for_line(r"^tidegate listening on (http://\S+)$")
+        super().__init__(desk, "--config", "c.yaml", "--data", data, "--host", host, **variables)
 
     def did(self, *words: str, code: int = 0) -> str:
         proc = self.desk.done(*words, "--config", "c.yaml", "--data", self.data, code=code)

@@ -21,7 +21,7 @@ def config(desk: Desk, url: str, pool: str, **more: Any) -> str:
 
 
 def findings(desk: Desk, code: int = 0) -> list[tuple[str, str]]:
-    found = json.loads(desk.done("doctor", "--config", "c.yaml", "--json", code=code).stdout())
+    found = desk.told("doctor", "--config", "c.yaml", "--json", code=code)
     assert "canary" not in json.dumps(found)
     return [(one["grade"], f"{one['text']} -> {one['to_do']}") for one in found if one["about"] == "queue"]
 

@@ -12,9 +12,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.cli.conftest import TIDEGATE, Desk, behaving, chat
+from tests.cli.conftest import Desk, Serving
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
+from tests.support.tidegate import TIDEGATE, behaving, chat_line
 
 NO_FILE = "file-0000000000000000000000"
 
@@ -23,9 +24,8 @@ NO_FILE = "file-0000000000000000000000"
 def office(desk: Desk) -> Desk:
     """A desk with a server beside it; `away` is a directory without one."""
     (desk.here / "away").mkdir()
-    desk.write([chat(f"c{number}", f"say {number}") for number in range(20)])
-    serve = desk.start("serve", "--upstream", desk.engine.url, "--port", "0")
-    (desk.here / "url").write_text(serve.wait_for_line(r"listening on (http://\S+)").group(1))
+    desk.write_requests(20)
+    (desk.here / "url").write_text(Serving(desk).url)
     return desk
 
 
@@ -40,7 +40,7 @@ def away(office: Desk, *arguments: str, code: int = 0, **variables: str) -> str:
 
 
 def test_a_batch_from_another_machine_with_a_key(office: Desk) -> None:
-    made = json.loads(office.done("keys", "create", "--org", "acme", "--json").stdout())
+    made = office.told("keys", "create", "--org", "acme", "--json")
     key = {"TIDEGATE_REMOTE_KEY": made["key"]}
     assert "needs an API key. Put a valid one" in away(office, "batches", "list", code=2)
     wrong = away(office, "batches", "list", code=2, TIDEGATE_REMOTE_KEY="tg_live_nonsense")
@@ -58,14 +58,14 @@ def test_a_batch_from_another_machine_with_a_key(office: Desk) -> None:
     assert "Cannot cancel a batch with status" in away(office, "batches", "cancel", batch_id, code=2, **key)
     away(office, "batches", "pause", batch_id, code=2, **key)
     # The same words on the machine of the server, where an operator sees every organization.
-    here = json.loads(office.done("batches", "show", batch_id, "--org", "acme", "--json").stdout())
+    here = office.told("batches", "show", batch_id, "--org", "acme", "--json")
     assert {name: here[name] for name in listed if name in here} == listed
     away(office, "batches", "delete", batch_id, "--yes", **key)
     assert json.loads(away(office, "batches", "list", "--json", **key)) == []
 
 
 def test_the_next_command_can_be_typed_as_it_is_printed(office: Desk) -> None:
-    made = json.loads(office.done("keys", "create", "--org", "acme", "--json").stdout())
+    made = office.told("keys", "create", "--org", "acme", "--json")
     url, key = (office.here / "url").read_text(), {"TIDEGATE_MY_KEY": made["key"]}
     there = ("--server", url, "--api-key", "env:TIDEGATE_MY_KEY")
     created = office.done("batches", "create", "requests.jsonl", *there, **key).stderr()
@@ -83,9 +83,7 @@ def test_files_beside_the_server_and_elsewhere(office: Desk) -> None:
     assert "requests.jsonl" in away(office, "files", "show", file_id)
     content = (office.here / "requests.jsonl").read_text()
     assert away(office, "files", "download", file_id) == content
-    batch = json.loads(
-        office.done("batches", "create", file_id, "--endpoint", "/v1/chat/completions", "--json").stdout()
-    )
+    batch = office.told("batches", "create", file_id, "--endpoint", "/v1/chat/completions", "--json")
     office.done("batches", "watch", batch["id"])
     away(office, "files", "delete", file_id, "--yes")
     assert "No such File object" in away(office, "files", "show", file_id, code=2)
@@ -120,14 +118,12 @@ def test_a_server_that_is_not_there_is_one_sentence(desk: Desk, processes: Proce
 def test_workers_and_top_here_and_elsewhere(office: Desk) -> None:
     batch_id = office.done("batches", "create", "requests.jsonl").stdout().strip()
     office.done("batches", "watch", batch_id)
-    [worker] = json.loads(office.done("workers", "--json").stdout())
+    [worker] = office.told("workers", "--json")
     assert worker["state"] == "alive"
     assert worker["id"] in office.done("workers").stdout()
     assert "1 worker alive" in office.done("top", "--once").stdout()
     # Elsewhere an operator's key is needed, and sees what every organization has.
-    admin = json.loads(
-        office.done("keys", "create", "--org", "ops", "--scopes", "admin:read,admin:write", "--json").stdout()
-    )
+    admin = office.told("keys", "create", "--org", "ops", "--scopes", "admin:read,admin:write", "--json")
     key = {"TIDEGATE_REMOTE_KEY": admin["key"]}
     assert worker["id"] in away(office, "workers", **key)
     overview = json.loads(away(office, "top", "--json", **key))
@@ -135,7 +131,7 @@ def test_workers_and_top_here_and_elsewhere(office: Desk) -> None:
     assert [one["name"] for one in overview["deployments"]]
     assert [one["id"] for one in json.loads(away(office, "batches", "list", "--all", "--json", **key))] == [batch_id]
     assert "default" in away(office, "batches", "list", "--all", **key)
-    tenant = json.loads(office.done("keys", "create", "--org", "acme", "--json").stdout())
+    tenant = office.told("keys", "create", "--org", "acme", "--json")
     for command in (["workers"], ["top", "--once"], ["batches", "list", "--all"]):
         assert "admin:read" in away(office, *command, code=2, TIDEGATE_REMOTE_KEY=tenant["key"])
 
@@ -149,7 +145,7 @@ def test_an_operator_follows_the_batches_of_every_organization(office: Desk) -> 
 
     owner, operator = key_of("acme"), key_of("ops", "--scopes", "admin:read,admin:write")
     looker, reader = key_of("ops", "--scopes", "admin:read"), key_of("acme", "--scopes", "batches:read")
-    office.write([chat(f"c{number}", behaving("400") if number < 2 else "hi") for number in range(5)])
+    office.write([chat_line(f"c{number}", behaving("400") if number < 2 else "hi") for number in range(5)])
     source = str(office.here / "requests.jsonl")
     batch_id = away(office, "batches", "create", source, **owner).split()[0]
     told = away(office, "batches", "watch", batch_id, code=1, **operator)
@@ -192,7 +188,7 @@ def test_every_group_of_commands_from_another_machine(office: Desk) -> None:
     key = json.loads(away(office, "keys", "create", "--org", "acme", *limit, "--json", **operator))
     tenant = {"TIDEGATE_REMOTE_KEY": key["key"]}
     there = json.loads(away(office, "keys", "list", "--json", **operator))
-    here = json.loads(office.done("keys", "list", "--json").stdout())
+    here = office.told("keys", "list", "--json")
     for one in (*there, *here):
         for changing in ("last_used", "old_secret_until"):
             one.pop(changing, None)
@@ -228,7 +224,7 @@ def test_a_first_key_lets_a_new_store_listen_everywhere(desk: Desk) -> None:
     serve = desk.start(*everywhere, TIDEGATE_AUTH_BOOTSTRAP_KEY=text)
     port = serve.wait_for_line(r"listening on http://\S+:(\d+)").group(1)
     url = f"http://127.0.0.1:{port}"
-    assert json.loads(desk.done("batches", "list", "--server", url, "--json", TIDEGATE_REMOTE_KEY=text).stdout()) == []
+    assert desk.told("batches", "list", "--server", url, "--json", TIDEGATE_REMOTE_KEY=text) == []
     desk.done("batches", "list", "--server", url, code=2)
     # A store that has keys takes no other from the settings.
     serve.terminate()
@@ -241,9 +237,9 @@ def test_a_first_key_lets_a_new_store_listen_everywhere(desk: Desk) -> None:
 
 
 def test_a_new_store_without_a_key_is_served_but_not_ready(desk: Desk) -> None:
-    serve = desk.start("serve", "--upstream", desk.engine.url, "--host", "0.0.0.0", "--port", "0")
-    url = "http://127.0.0.1:" + serve.wait_for_line(r"listening on http://\S+:(\d+)").group(1)
-    serve.wait_for_line("key_missing.*auth.bootstrap_key")
+    serving = Serving(desk, "--host", "0.0.0.0")
+    url = "http://127.0.0.1:" + serving.url.rpartition(":")[2]
+    serving.proc.wait_for_line("key_missing.*auth.bootstrap_key")
 
     def answered(path: str) -> tuple[int, dict[str, Any]]:
         response = httpx2.get(url + path, timeout=30)
@@ -256,11 +252,11 @@ def test_a_new_store_without_a_key_is_served_but_not_ready(desk: Desk) -> None:
     for path in ("/v1/files", "/v1/batches", "/v1/models", "/v1/limits"):
         assert answered(path)[0] == 401
     assert answered("/healthz")[0] == 200
-    made = json.loads(desk.done("keys", "create", "--org", "acme", "--json").stdout())
+    made = desk.told("keys", "create", "--org", "acme", "--json")
     wait_until(lambda: answered("/readyz")[0] == 200)
     assert answered("/v1/files")[0] == 401
     # Operators have an address of their own, which the refusal names.
-    operator = json.loads(desk.done("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json").stdout())
+    operator = desk.told("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json")
     for command in (["workers"], ["explain", "batch_0000000000000000000000"]):
         refused = desk.done(*command, "--server", url, code=2, TIDEGATE_REMOTE_KEY=operator["key"]).stderr()
         assert "admin.port" in refused

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import TIDEGATE, Desk, behaving, chat
+from tests.cli.conftest import Desk, summary_of
 from tests.support.engine import Engine
-from tests.support.processes import Proc, Processes, free_port, wait_until
+from tests.support.processes import Processes, free_port, wait_until
+from tests.support.tidegate import TIDEGATE, behaving, chat_line
 from tidegate.cli.app import app
 from tidegate.core.errors import SettingsError
 
@@ -24,12 +25,6 @@ SLOW = behaving("latency=150").replace("{", "{{").replace("}", "}}")
 
 def custom_ids(lines: list[dict[str, object]]) -> Counter[object]:
     return Counter(line["custom_id"] for line in lines)
-
-
-def said_summary(proc: Proc) -> dict[str, object]:
-    summary = json.loads(proc.stdout())
-    assert isinstance(summary, dict)
-    return summary
 
 
 def test_a_file_becomes_results_and_a_second_run_finds_the_work_done(desk: Desk) -> None:
@@ -48,7 +43,7 @@ def test_a_file_becomes_results_and_a_second_run_finds_the_work_done(desk: Desk)
     second = desk.run("--json")
     assert second.wait() == 0, second.logs()
     assert len(desk.results()) == 40
-    assert said_summary(second)["found_done"] == 40
+    assert summary_of(second)["found_done"] == 40
     assert len(desk.called()) == called == 40
 
 
@@ -64,11 +59,11 @@ def test_identical_lines_run_once_where_that_is_asked_for(desk: Desk) -> None:
 
 
 def test_failed_lines_go_to_their_own_file_and_the_exit_code_says_so(desk: Desk) -> None:
-    desk.write([chat("good", "hello"), chat("bad", behaving("400"))])
+    desk.write([chat_line("good", "hello"), chat_line("bad", behaving("400"))])
     (desk.here / "results.errors.jsonl").write_text("stale\n")
     proc = desk.run("--json")
     assert proc.wait() == 1, proc.logs()
-    summary = said_summary(proc)
+    summary = summary_of(proc)
     assert (summary["total"], summary["succeeded"], summary["failed"], summary["exit_code"]) == (2, 1, 1, 1)
     assert (summary["results"], summary["errors_file"]) == ("results.jsonl", "results.errors.jsonl")
     assert custom_ids(desk.results()) == Counter(["good"])
@@ -84,7 +79,7 @@ def test_an_error_file_does_not_outlive_its_errors(desk: Desk) -> None:
 
 
 def test_stdin_to_stdout_and_nothing_else_on_it(desk: Desk) -> None:
-    lines = "".join(chat(f"c{number}", "hi") + "\n" for number in range(5))
+    lines = "".join(chat_line(f"c{number}", "hi") + "\n" for number in range(5))
     done = subprocess.run(
         [TIDEGATE, "run", "-", "--upstream", desk.engine.url], input=lines, cwd=desk.here, text=True,
         capture_output=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]},
@@ -95,7 +90,7 @@ def test_stdin_to_stdout_and_nothing_else_on_it(desk: Desk) -> None:
 
 
 def test_a_bad_input_is_refused_with_line_numbers_before_anything_is_sent(desk: Desk) -> None:
-    desk.write([chat("a", "hi"), "not json", chat("a", "twice")])
+    desk.write([chat_line("a", "hi"), "not json", chat_line("a", "twice")])
     proc = desk.run()
     assert proc.wait() == 2, proc.logs()
     assert "nothing was sent" in proc.stderr()
@@ -103,12 +98,12 @@ def test_a_bad_input_is_refused_with_line_numbers_before_anything_is_sent(desk: 
     assert "line 3: " in proc.stderr()
     assert not (desk.here / "results.jsonl").exists()
     assert desk.called() == []
-    desk.write([chat("a", "hi"), chat("b", "mended")])
+    desk.write([chat_line("a", "hi"), chat_line("b", "mended")])
     assert desk.run().wait() == 0
 
 
 def test_bad_lines_may_go_to_the_error_file_instead(desk: Desk) -> None:
-    desk.write([chat("a", "hi"), "not json"])
+    desk.write([chat_line("a", "hi"), "not json"])
     proc = desk.run("--invalid-lines", "error_file")
     assert proc.wait() == 1, proc.logs()
     assert len(desk.results()) == len(desk.results("results.errors.jsonl")) == 1
@@ -123,7 +118,7 @@ def test_lines_may_name_different_endpoints(desk: Desk) -> None:
 
     desk.write(
         [
-            chat("chat", "hi"),
+            chat_line("chat", "hi"),
             line("embed", "/v1/embeddings", input="hi"),
             line("score", "/v1/score", text_1="hi", text_2=["ho", "hu"]),
             line("queries", "/v1/score", queries="hi", documents=["ho", "hu"]),
@@ -137,7 +132,7 @@ def test_lines_may_name_different_endpoints(desk: Desk) -> None:
     )
     engine = ["--upstream", desk.engine.url]
     done = desk.done("run", "-i", "requests.jsonl", "-o", "results.jsonl", *engine, "--json", code=1)
-    assert (said_summary(done)["succeeded"], said_summary(done)["failed"]) == (8, 2)
+    assert (summary_of(done)["succeeded"], summary_of(done)["failed"]) == (8, 2)
     bodies = {str(one["custom_id"]): one["response"]["body"] for one in desk.results()}
     assert bodies["chat"]["choices"]
     assert len(bodies["embed"]["data"]) == len(bodies["pool"]["data"]) == len(bodies["classify"]["data"]) == 1
@@ -154,9 +149,7 @@ def test_lines_may_name_different_endpoints(desk: Desk) -> None:
 def test_an_empty_file_is_an_empty_output(desk: Desk) -> None:
     (desk.here / "empty.jsonl").write_text("")
     (desk.here / "results.jsonl").write_text("of another run\n")
-    summary = said_summary(
-        desk.done("run", "empty.jsonl", "-o", "results.jsonl", "--upstream", "http://h/v1", "--json")
-    )
+    summary = summary_of(desk.done("run", "empty.jsonl", "-o", "results.jsonl", "--upstream", "http://h/v1", "--json"))
     assert (summary["total"], summary["failed"], summary["exit_code"]) == (0, 0, 0)
     assert (desk.here / "results.jsonl").read_bytes() == b""
 
@@ -181,7 +174,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_repeats_nothing(desk: Des
     assert "Going on: " in second.stderr()
     assert len(desk.results()) == 60
     assert len(desk.called()) == 60
-    desk.verified(str(said_summary(second)["batch"]))
+    desk.verified(str(summary_of(second)["batch"]))
 
 
 def test_kill_9_and_the_same_command_goes_on_at_once(desk: Desk) -> None:
@@ -195,7 +188,7 @@ def test_kill_9_and_the_same_command_goes_on_at_once(desk: Desk) -> None:
     assert custom_ids(desk.results()) == Counter(f"c{number}" for number in range(60))
     # What was in flight, and what was answered but neither recorded nor durable yet, is called again after each kill.
     assert len(desk.called()) <= 60 + 2 * 3 * 8
-    desk.verified(str(said_summary(last)["batch"]))
+    desk.verified(str(summary_of(last)["batch"]))
 
 
 @pytest.mark.parametrize("border", ["upload_committed", "create_committed", "publish_committed"])
@@ -205,8 +198,8 @@ def test_killed_at_a_border_it_is_still_one_batch(desk: Desk, border: str) -> No
     proc = desk.run("--json")
     assert proc.wait() == 0, proc.logs()
     assert len(desk.called()) == 10
-    listed = json.loads(desk.done("batches", "list", "--json").stdout())
-    assert [batch["id"] for batch in listed] == [said_summary(proc)["batch"]]
+    listed = desk.told("batches", "list", "--json")
+    assert [batch["id"] for batch in listed] == [summary_of(proc)["batch"]]
 
 
 def test_a_plain_run_loads_only_what_it_needs(desk: Desk) -> None:
@@ -251,7 +244,7 @@ def test_how_results_look_is_no_other_run_and_fresh_begins_again(desk: Desk) -> 
     for more in (*looks, ["--fresh"], []):
         proc = desk.run("--json", *more)
         assert proc.wait() == 0, proc.logs()
-        batches.append(said_summary(proc)["batch"])
+        batches.append(summary_of(proc)["batch"])
     assert len(set(batches[:5])) == 1
     assert len(set(batches)) == 2
     assert batches[6] == batches[5]
@@ -347,7 +340,7 @@ def test_a_run_restarts_its_worker_after_a_bug_and_ends_well(desk: Desk) -> None
 def test_mistakes_are_told_before_any_work(
     processes: Processes, tmp_path: Path, arguments: list[str], says: str
 ) -> None:
-    (tmp_path / "requests.jsonl").write_text(chat("a", "hi") + "\n")
+    (tmp_path / "requests.jsonl").write_text(chat_line("a", "hi") + "\n")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "noise.jsonl").write_bytes(os.urandom(100))
     (tmp_path / "rows.csv").write_text("id,text\n1,hi\n")
@@ -361,16 +354,16 @@ def test_mistakes_are_told_before_any_work(
 
 def test_a_run_is_translated_for_an_engine_that_speaks_anthropics_api_and_has_its_own_names(desk: Desk) -> None:
     """Answers, usage and errors are those of chat completions, and doctor says what such an engine does not serve."""
-    odd = json.loads(chat("odd", "hello"))
+    odd = json.loads(chat_line("odd", "hello"))
     odd["body"]["logit_bias"] = {"5": 1}
-    negative = json.loads(chat("negative", "hello"))
+    negative = json.loads(chat_line("negative", "hello"))
     negative["body"]["max_tokens"] = -1
-    lines = [chat("good", "hello"), chat("bad", behaving("400")), json.dumps(odd), json.dumps(negative)]
+    lines = [chat_line("good", "hello"), chat_line("bad", behaving("400")), json.dumps(odd), json.dumps(negative)]
     desk.write(lines)
     place = {"url": desk.engine.url, "engine": "anthropic", "upstream_model": "inner"}
     (desk.here / "c.yaml").write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
     done = desk.done("run", "requests.jsonl", "--config", "c.yaml", "-o", "results.jsonl", "--json", code=1)
-    desk.verified(str(said_summary(done)["batch"]))
+    desk.verified(str(summary_of(done)["batch"]))
     [good] = desk.results()
     body = good["response"]["body"]
     assert (good["custom_id"], body["object"]) == ("good", "chat.completion")
@@ -383,7 +376,7 @@ def test_a_run_is_translated_for_an_engine_that_speaks_anthropics_api_and_has_it
     calls = [call for call in desk.engine.calls() if call["path"] == "/v1/messages"]
     assert {call["model"] for call in calls} == {"inner"}
     assert len(calls) == 2
-    found = json.loads(desk.done("doctor", "--config", "c.yaml", "--json").stdout())
+    found = desk.told("doctor", "--config", "c.yaml", "--json")
     assert any("/v1/embeddings" in one["text"] and "not served" in one["text"] for one in found)
 
 
@@ -394,4 +387,4 @@ def test_moderations_need_no_model(desk: Desk) -> None:
     done = desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl", "--json")
     assert custom_ids(desk.results()) == Counter(["m-0", "m-1", "m-2"])
     assert all(one["response"]["body"]["results"] for one in desk.results())
-    desk.verified(str(said_summary(done)["batch"]))
+    desk.verified(str(summary_of(done)["batch"]))

@@ -7,23 +7,24 @@ import os
 import sys
 from pathlib import Path
 
-from tests.cli.conftest import Desk, behaving, chat, store_taken
+from tests.cli.conftest import Desk, Serving, store_taken
 from tests.support.engine import Engine
 from tests.support.processes import wait_until
+from tests.support.tidegate import behaving, chat_line
 
 WAIT_S = 90
 SLOW = behaving("latency=150")
 
 
 def test_the_same_requests_are_run_by_one_process_at_a_time(desk: Desk) -> None:
-    desk.write([chat("a", behaving("latency=3000"))])
+    desk.write([chat_line("a", behaving("latency=3000"))])
     first = desk.run()
     wait_until(lambda: len(desk.called()) >= 1, what="the first call")
     for arguments in ((), ("-o", "other.jsonl")):
         second = desk.run(*arguments)
         assert second.wait() == 2, second.logs()
         assert f"being run here already, by another process (pid {first.pid})" in second.stderr()
-    desk.write([chat("a", "edited")])
+    desk.write([chat_line("a", "edited")])
     edited = desk.run()
     assert edited.wait() == 2, "an edited file is another version of the same run"
     assert first.wait(WAIT_S) == 0, first.logs()
@@ -32,7 +33,7 @@ def test_the_same_requests_are_run_by_one_process_at_a_time(desk: Desk) -> None:
 
 def test_runs_of_different_files_go_on_beside_each_other_and_after_a_kill(desk: Desk, tmp_path: Path) -> None:
     other = Engine(desk.processes, tmp_path / "other engine")
-    ours, theirs = [[chat(f"{name}{number}", f"{SLOW} {name}{number}") for number in range(120)] for name in "ab"]
+    ours, theirs = [[chat_line(f"{name}{number}", f"{SLOW} {name}{number}") for number in range(120)] for name in "ab"]
     desk.write(ours)
     desk.write(theirs, "more.jsonl")
     more = ("run", "more.jsonl", "--upstream", other.url, "-o", "more.results.jsonl", "--json")
@@ -55,13 +56,13 @@ def test_runs_of_different_files_go_on_beside_each_other_and_after_a_kill(desk: 
 
 
 def test_a_run_leaves_what_another_left_to_that_one(desk: Desk) -> None:
-    desk.write([chat(f"c{number}", f"{SLOW} {number}") for number in range(60)])
+    desk.write([chat_line(f"c{number}", f"{SLOW} {number}") for number in range(60)])
     first = desk.run()
     wait_until(lambda: len(desk.called()) >= 8, what="calls")
     first.interrupt()
     assert first.wait(WAIT_S) == 130, first.logs()
     before = len(desk.called())
-    desk.write([chat("one", "say")], "more.jsonl")
+    desk.write([chat_line("one", "say")], "more.jsonl")
     desk.done("run", "more.jsonl", "--upstream", desk.engine.url, "-o", "more.results.jsonl")
     assert len(desk.called()) == before + 1
     assert desk.run().wait(WAIT_S) == 0
@@ -70,15 +71,14 @@ def test_a_run_leaves_what_another_left_to_that_one(desk: Desk) -> None:
 
 def test_a_server_has_the_directory_to_itself(desk: Desk) -> None:
     desk.write_requests(1)
-    server = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
-    server.wait_for_line("^tidegate listening on")
+    server = Serving(desk).proc
     refused = desk.run()
     assert refused.wait() == 2
     assert f"another process (pid {server.pid}) already writes" in refused.stderr()
     assert "Or give the file to that server: tidegate batches create requests.jsonl" in refused.stderr()
     server.terminate()
     assert server.wait() == 0
-    desk.write([chat("a", behaving("hang"))])
+    desk.write([chat_line("a", behaving("hang"))])
     run = desk.run()
     wait_until(lambda: len(desk.called()) >= 1, what="the first call")
     assert desk.run().wait() == 2, "the same file is being run already"
@@ -97,8 +97,7 @@ def test_a_server_that_waits_for_the_store_says_so_as_a_line_of_json(desk: Desk)
 
 
 def test_a_command_asks_a_server_that_took_the_store_after_its_look(desk: Desk) -> None:
-    server = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
-    server.wait_for_line("^tidegate listening on")
+    Serving(desk)
     late = """
 import sys
 from tidegate.cli import main, server_client
@@ -123,7 +122,7 @@ def test_a_command_waits_for_a_server_that_is_starting(desk: Desk) -> None:
     server = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
     desk.done("keys", "create", "--org", "second")
     server.wait_for_line("^tidegate listening on")
-    listed = json.loads(desk.done("keys", "list", "--json").stdout())
+    listed = desk.told("keys", "list", "--json")
     assert {one["org"] for one in listed} == {"first", "second"}
     server.terminate()
     assert server.wait() == 0

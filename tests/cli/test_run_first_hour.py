@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import TIDEGATE, Desk, behaving, chat
-from tests.cli.test_run import said_summary
+from tests.cli.conftest import Desk, summary_of
+from tests.support.tidegate import TIDEGATE, behaving, chat_line
 
 
 class NoModels(BaseHTTPRequestHandler):
@@ -73,7 +73,7 @@ def with_models(desk: Desk, **deployments: dict[str, str]) -> tuple[str, ...]:
 
 
 def test_a_model_without_a_deployment_is_told_before_the_first_call(desk: Desk) -> None:
-    desk.write([chat("a", "hi"), chat("b", "hi").replace('"m"', '"mm"')])
+    desk.write([chat_line("a", "hi"), chat_line("b", "hi").replace('"m"', '"mm"')])
     run = with_models(desk, m={"url": desk.engine.url}, other={"url": desk.engine.url})
     told = desk.done(*run, code=2).stderr()
     assert "no deployment of the model 'mm', which line 2 of requests.jsonl asks for; it has m, other." in told
@@ -136,7 +136,7 @@ def test_what_is_wrong_with_an_option_is_told_under_its_own_name(desk: Desk) -> 
 
 @pytest.mark.parametrize("more", [[], ["--invalid-lines", "error_file"]])
 def test_a_run_in_which_everything_fails_stops_by_itself(desk: Desk, more: list[str]) -> None:
-    desk.write([chat(f"c{number}", behaving("latency=100,400")) for number in range(400)])
+    desk.write([chat_line(f"c{number}", behaving("latency=100,400")) for number in range(400)])
     proc = desk.run("--concurrency", "4", *more)
     assert proc.wait(60) == 1, proc.logs()
     assert len(desk.called()) < 300
@@ -146,7 +146,12 @@ def test_a_run_in_which_everything_fails_stops_by_itself(desk: Desk, more: list[
 
 
 def test_failures_are_told_by_cause_with_an_example_each(desk: Desk) -> None:
-    lines = [chat("ok", "hello"), chat("a", behaving("400")), chat("b", behaving("404")), chat("c", behaving("404"))]
+    lines = [
+        chat_line("ok", "hello"),
+        chat_line("a", behaving("400")),
+        chat_line("b", behaving("404")),
+        chat_line("c", behaving("404")),
+    ]
     desk.write(lines)
     proc = desk.run()
     assert proc.wait() == 1
@@ -172,7 +177,7 @@ def test_results_of_another_run_are_set_aside_with_a_word(desk: Desk) -> None:
 
 
 def test_small_files_keep_their_order(desk: Desk) -> None:
-    desk.write([chat(f"c{number}", behaving(f"latency={200 - 20 * number}")) for number in range(10)])
+    desk.write([chat_line(f"c{number}", behaving(f"latency={200 - 20 * number}")) for number in range(10)])
     proc = desk.run()
     assert proc.wait() == 0, proc.logs()
     assert [line["custom_id"] for line in desk.results()] == [f"c{number}" for number in range(10)]
@@ -182,7 +187,7 @@ def test_odd_ids_keep_their_order_too(desk: Desk) -> None:
     """Quotes, other letters, and prompts that look like lines: what is read quickly is read right."""
     ids = ['with "quotes"', "größe", "plain", "\\", '"custom_id": "plain"']
     lines = [
-        chat(name, behaving(f"latency={200 - 40 * number}") + ' "custom_id": "c9", "model": "m"')
+        chat_line(name, behaving(f"latency={200 - 40 * number}") + ' "custom_id": "c9", "model": "m"')
         for number, name in enumerate(ids)
     ]
     desk.write(lines)
@@ -193,14 +198,14 @@ def test_odd_ids_keep_their_order_too(desk: Desk) -> None:
 
 def test_a_run_has_no_limits_of_a_public_api(desk: Desk) -> None:
     image = "x" * 2_000_000
-    desk.write([chat(f"c{number}", image if number == 0 else "hello") for number in range(12)])
+    desk.write([chat_line(f"c{number}", image if number == 0 else "hello") for number in range(12)])
     proc = desk.run("--json", TIDEGATE_LIMITS_ITEMS_MAX="10", TIDEGATE_LIMITS_FILE_BYTES_MAX="1500000")
     assert proc.wait(60) == 0, proc.logs()
-    assert said_summary(proc)["succeeded"] == 12
+    assert summary_of(proc)["succeeded"] == 12
 
 
 def test_the_names_of_openais_sdk_lead_to_the_server(desk: Desk) -> None:
-    desk.write([chat("a", "hello")])
+    desk.write([chat_line("a", "hello")])
     usual: Any = {"OPENAI_BASE_URL": desk.engine.url, "OPENAI_API_KEY": "canary"}
     proc = desk.done("run", "requests.jsonl", "-o", "r.jsonl", "--model", "ours", **usual)
     assert "canary" not in proc.logs()
@@ -212,10 +217,10 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 
 def test_answers_are_checked_against_a_schema(desk: Desk) -> None:
-    line = json.loads(chat("a", behaving("unfitx1")))
+    line = json.loads(chat_line("a", behaving("unfitx1")))
     del line["body"]["max_tokens"]
     line["body"]["response_format"] = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-    never = json.loads(chat("b", "plain words"))
+    never = json.loads(chat_line("b", "plain words"))
     desk.write([json.dumps(line), json.dumps(never)])
     (desk.here / "schema.json").write_text(json.dumps(SCHEMA))
     proc = desk.run("--schema", "schema.json")
@@ -238,7 +243,7 @@ def test_thresholds_that_cannot_be_meant_are_refused(desk: Desk, options: tuple[
 
 def test_too_many_errors_stop_a_run(desk: Desk) -> None:
     desk.write(
-        [chat(f"c{number}", behaving("latency=50,400" if number % 2 else "latency=50")) for number in range(200)]
+        [chat_line(f"c{number}", behaving("latency=50,400" if number % 2 else "latency=50")) for number in range(200)]
     )
     proc = desk.run("--max-errors", "5%", "--concurrency", "4")
     assert proc.wait(60) == 1
@@ -262,8 +267,8 @@ def test_a_dry_run_takes_no_rate_of_another_server(desk: Desk) -> None:
     same = desk.run("--dry-run", "--json", "--upstream", desk.engine.url.removesuffix("/v1") + "/")
     other = desk.run("--dry-run", "--json", "--upstream", "http://127.0.0.1:9/v1")
     assert (same.wait(60), other.wait(60)) == (0, 0)
-    assert said_summary(same)["eta"] is not None
-    assert said_summary(other)["eta"] is None
+    assert summary_of(same)["eta"] is not None
+    assert summary_of(other)["eta"] is None
 
 
 def test_a_dry_run_says_what_a_run_would_take_and_sends_nothing(desk: Desk) -> None:
@@ -277,8 +282,8 @@ def test_a_dry_run_says_what_a_run_would_take_and_sends_nothing(desk: Desk) -> N
     assert not (desk.here / "results.jsonl").exists()
     as_json = desk.run("--dry-run", "--json")
     assert as_json.wait() == 0
-    assert said_summary(as_json)["item_count"] == 20
-    desk.write([chat("a", "hello"), "{broken"])
+    assert summary_of(as_json)["item_count"] == 20
+    desk.write([chat_line("a", "hello"), "{broken"])
     bad = desk.run("--dry-run")
     assert bad.wait() == 2
     assert "line 2: " in bad.stderr()

@@ -6,63 +6,22 @@ import json
 import os
 import re
 import stat
-import urllib.error
-import urllib.request
-from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Desk, behaving, chat
-from tests.support.processes import Proc, wait_until
-
-
-class Serving:
-    """`tidegate serve` on this desk, and a caller of its API."""
-
-    def __init__(self, desk: Desk, *more: str) -> None:
-        self.desk = desk
-        # Settings that a test brings along name deployments by model, so there is no gateway for every one.
-        upstream = () if "--config" in more else ("--upstream", desk.engine.url)
-        self.proc: Proc = desk.start("serve", *upstream, "--port", "0", *more)
-        self.url = self.proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1)
-
-    def call(
-        self, method: str, path: str, body: bytes | None = None, key: str | None = None, kind: str = ""
-    ) -> tuple[int, Any]:
-        headers = {"Content-Type": kind or "application/json"}
-        if key is not None:
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(self.url + path, body, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, json.loads(answer.read())
-        except urllib.error.HTTPError as refused:
-            return refused.code, json.loads(refused.read())
-
-    def submit(self, lines: list[str], key: str | None = None) -> str:
-        content = "".join(line + "\n" for line in lines)
-        parts = (
-            '--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-            f'--x\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n{content}\r\n--x--\r\n'
-        )
-        _, file = self.call("POST", "/v1/files", parts.encode(), key, "multipart/form-data; boundary=x")
-        wish = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-        status, batch = self.call("POST", "/v1/batches", json.dumps(wish).encode(), key)
-        assert status == 200, batch
-        return str(batch["id"])
-
-
-@pytest.fixture
-def serving(desk: Desk) -> Serving:
-    return Serving(desk)
+from tests.cli.conftest import Desk, Serving
+from tests.support.processes import wait_until
+from tests.support.tidegate import behaving, chat_line
 
 
 def test_looking_at_batches_while_a_server_runs_them(serving: Serving) -> None:
     desk = serving.desk
-    batch = serving.submit([chat(f"c{number}", "hi") for number in range(12)] + [chat("bad", behaving("400"))])
+    batch = serving.submit(
+        [chat_line(f"c{number}", "hi") for number in range(12)] + [chat_line("bad", behaving("400"))]
+    )
     followed = desk.done("batches", "watch", batch, "--json", code=1)
     assert [json.loads(line)["status"] for line in followed.stdout().splitlines()][-1] == "completed"
-    listed = json.loads(desk.done("batches", "list", "--json").stdout())
+    listed = desk.told("batches", "list", "--json")
     assert [(one["id"], one["completed"], one["failed"]) for one in listed] == [(batch, 12, 1)]
     desk.done("batches", "output", batch, "-o", "got.jsonl")
     assert {line["custom_id"] for line in desk.results("got.jsonl")} == {f"c{number}" for number in range(12)}
@@ -75,7 +34,7 @@ def test_looking_at_batches_while_a_server_runs_them(serving: Serving) -> None:
 
 def test_controlling_a_batch_through_the_server_that_runs_it(serving: Serving) -> None:
     desk = serving.desk
-    batch = serving.submit([chat(f"c{number}", behaving("latency=200")) for number in range(60)])
+    batch = serving.submit([chat_line(f"c{number}", behaving("latency=200")) for number in range(60)])
     assert "is paused" in desk.done("batches", "pause", batch).stderr()
     assert "It is paused" in desk.done("explain", batch).stdout()
     changed = desk.done("batches", "set", batch, "--priority", "7", "--max-errors", "5%", "--max-cost", "2", "--json")
@@ -87,11 +46,9 @@ def test_controlling_a_batch_through_the_server_that_runs_it(serving: Serving) -
     assert "goes on" in desk.done("batches", "resume", batch).stderr()
     desk.done("batches", "watch", batch)
     desk.verified(batch)
-    listed = json.loads(desk.done("batches", "list", "--status", "completed", "--search", batch[6:], "--json").stdout())
+    listed = desk.told("batches", "list", "--status", "completed", "--search", batch[6:], "--json")
     assert [one["id"] for one in listed] == [batch]
-    assert [one["id"] for one in json.loads(desk.done("batches", "list", "--sort", "size", "--json").stdout())] == [
-        batch
-    ]
+    assert [one["id"] for one in desk.told("batches", "list", "--sort", "size", "--json")] == [batch]
     assert "No batch matches" in desk.done("batches", "list", "--sort", "failed").stderr()
     assert "No batch matches" in desk.done("batches", "list", "--metadata", "team=x").stderr()
     desk.done("batches", "delete", batch, "--yes")
@@ -100,11 +57,11 @@ def test_controlling_a_batch_through_the_server_that_runs_it(serving: Serving) -
 
 def test_stopping_a_batch_through_the_server_that_runs_it(serving: Serving) -> None:
     desk = serving.desk
-    batch = serving.submit([chat(f"c{number}", behaving("latency=300")) for number in range(200)])
+    batch = serving.submit([chat_line(f"c{number}", behaving("latency=300")) for number in range(200)])
     wait_until(lambda: len(desk.called()) >= 8, what="some calls")
     assert "cancelling" in desk.done("batches", "cancel", batch).stderr()
     assert desk.done("batches", "output", batch, "--follow").stdout().count("\n") >= 8
-    known = json.loads(desk.done("batches", "show", batch, "--json").stdout())
+    known = desk.told("batches", "show", batch, "--json")
     assert known["status"] == "cancelled"
     assert known["completed"] + known["failed"] == 200
     assert "is cancelled" in desk.done("batches", "cancel", batch).stderr()
@@ -112,8 +69,8 @@ def test_stopping_a_batch_through_the_server_that_runs_it(serving: Serving) -> N
 
 def test_a_batch_of_an_organization_with_an_odd_name_is_stopped_beside_the_server(serving: Serving) -> None:
     desk, org = serving.desk, "ünï 100% 🎉"
-    made = json.loads(desk.done("keys", "create", "--org", org, "--json").stdout())
-    batch = serving.submit([chat(f"c{number}", behaving("latency=300")) for number in range(200)], made["key"])
+    made = desk.told("keys", "create", "--org", org, "--json")
+    batch = serving.submit([chat_line(f"c{number}", behaving("latency=300")) for number in range(200)], made["key"])
     assert "There is no organization 'ünï'" in desk.done("batches", "cancel", batch, "--org", "ünï", code=2).stderr()
     assert "cancelling" in desk.done("batches", "cancel", batch, "--org", org).stderr()
 
@@ -121,12 +78,12 @@ def test_a_batch_of_an_organization_with_an_odd_name_is_stopped_beside_the_serve
 def test_a_batch_of_any_organization_is_found_by_its_id(serving: Serving) -> None:
     """On the server's machine the operator need not know whose batch or file it is, with the server and without it."""
     desk = serving.desk
-    made = json.loads(desk.done("keys", "create", "--org", "acme", "--json").stdout())
-    lines = [chat(f"c{number}", behaving("latency=300")) for number in range(199)]
-    batch = serving.submit([*lines, chat("other", "hi").replace('"m"', '"m2"')], made["key"])
+    made = desk.told("keys", "create", "--org", "acme", "--json")
+    lines = [chat_line(f"c{number}", behaving("latency=300")) for number in range(199)]
+    batch = serving.submit([*lines, chat_line("other", "hi").replace('"m"', '"m2"')], made["key"])
     assert "Only other organizations have batches: --org NAME" in desk.done("batches", "list").stderr()
     assert "--org NAME lists those of another" in desk.done("files", "list").stderr()
-    shown = json.loads(desk.done("batches", "show", batch, "--json").stdout())
+    shown = desk.told("batches", "show", batch, "--json")
     assert (shown["model"], shown["models"]) == ("m", ["m", "m2"])
     file = shown["input_file_id"]
     assert "in.jsonl" in desk.done("files", "show", file).stdout()
@@ -139,28 +96,28 @@ def test_a_batch_of_any_organization_is_found_by_its_id(serving: Serving) -> Non
     serving.proc.terminate()
     serving.proc.wait()
     assert "goes on" in desk.done("batches", "resume", batch).stderr()
-    assert json.loads(desk.done("batches", "show", batch, "--json").stdout())["priority"] == 3
+    assert desk.told("batches", "show", batch, "--json")["priority"] == 3
     assert "cancel" in desk.done("batches", "cancel", batch).stderr()
 
 
 def test_keys_shown_changed_and_rotated_beside_the_server(serving: Serving) -> None:
     desk = serving.desk
     wish = ("--models", "m", "--resources", "r", "--limit", "minute:requests=60,tokens=500", "--limit", "day:tokens=9")
-    made = json.loads(desk.done("keys", "create", "--org", "acme", *wish, "--json").stdout())
-    shown = json.loads(desk.done("keys", "show", made["id"], "--json").stdout())
+    made = desk.told("keys", "create", "--org", "acme", *wish, "--json")
+    shown = desk.told("keys", "show", made["id"], "--json")
     assert (shown["models"], shown["resources"]) == ("m", "r")
     assert shown["limits"] == "minute:requests=60,tokens=500 day:tokens=9"
     desk.done("keys", "change", made["id"], "--models", "", "--limit", "")
-    shown = json.loads(desk.done("keys", "show", made["id"], "--json").stdout())
+    shown = desk.told("keys", "show", made["id"], "--json")
     assert (shown["models"], shown["resources"], shown["limits"]) == ("any", "r", "none")
     assert "Nothing is to be changed" in desk.done("keys", "change", made["id"], code=2).stderr()
     assert "no key" in desk.done("keys", "change", "00000000", "--models", "m", code=2).stderr()
     assert "minute:requests=10" in desk.done("keys", "change", made["id"], "--limit", "minute", code=2).stderr()
-    turned = json.loads(desk.done("keys", "rotate", made["id"], "--grace", "1h", "--json").stdout())
+    turned = desk.told("keys", "rotate", made["id"], "--grace", "1h", "--json")
     assert (turned["id"], turned["key"] != made["key"]) == (made["id"], True)
     for key in (turned["key"], made["key"]):
         assert serving.call("GET", "/v1/batches", key=key)[0] == 200
-    again = json.loads(desk.done("keys", "rotate", made["id"], "--grace", "0s", "--json").stdout())
+    again = desk.told("keys", "rotate", made["id"], "--grace", "0s", "--json")
     assert serving.call("GET", "/v1/batches", key=again["key"])[0] == 200
     wait_until(lambda: serving.call("GET", "/v1/batches", key=turned["key"])[0] == 401, what="the old secret to end")
     assert "no key" in desk.done("keys", "rotate", "00000000", code=2).stderr()
@@ -173,10 +130,10 @@ def test_limits_in_money_and_parallel_calls_are_a_keys_own_from_the_command_line
     """They are set, shown, changed one without the other, and hold for the next call."""
     desk = serving.desk
     wish = ("--limit", "day:requests=2,batches=5,bytes=100000", "--limit", "Month:cost=20.50", "--parallel", "3")
-    made = json.loads(desk.done("keys", "create", "--org", "acme", *wish, "--json").stdout())
+    made = desk.told("keys", "create", "--org", "acme", *wish, "--json")
 
     def shown() -> tuple[str, object]:
-        told = json.loads(desk.done("keys", "show", made["id"], "--json").stdout())
+        told = desk.told("keys", "show", made["id"], "--json")
         return told["limits"], told["parallel"]
 
     assert shown() == ("day:requests=2,batches=5,bytes=100000 month:cost=20.5", 3)
@@ -198,16 +155,14 @@ def test_limits_in_money_and_parallel_calls_are_a_keys_own_from_the_command_line
 
 def test_keys_deleted_beside_the_server(serving: Serving) -> None:
     desk = serving.desk
-    one, two, three = (
-        json.loads(desk.done("keys", "create", "--org", org, "--json").stdout()) for org in ("acme", "acme", "other")
-    )
-    assert json.loads(desk.done("keys", "delete", one["id"], "--json").stdout()) == {"deleted": [one["id"]]}
+    one, two, three = (desk.told("keys", "create", "--org", org, "--json") for org in ("acme", "acme", "other"))
+    assert desk.told("keys", "delete", one["id"], "--json") == {"deleted": [one["id"]]}
     assert "no key" in desk.done("keys", "delete", one["id"], code=2).stderr()
     assert two["id"] in desk.done("keys", "delete", "--org", "acme").stderr()
     assert "no key of acme" in desk.done("keys", "delete", "--org", "acme", code=2).stderr()
     assert "not both" in desk.done("keys", "delete", code=2).stderr()
     assert "not both" in desk.done("keys", "delete", three["id"], "--org", "other", code=2).stderr()
-    assert [row["id"] for row in json.loads(desk.done("keys", "list", "--json").stdout())] == [three["id"]]
+    assert [row["id"] for row in desk.told("keys", "list", "--json")] == [three["id"]]
     wait_until(
         lambda: {serving.call("GET", "/v1/batches", key=gone["key"])[0] for gone in (one, two)} == {401},
         what="them to be useless",
@@ -221,18 +176,16 @@ def test_keys_deleted_beside_the_server(serving: Serving) -> None:
 def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
     desk = serving.desk
     assert serving.call("GET", "/v1/batches")[0] == 200
-    made = json.loads(
-        desk.done("keys", "create", "--org", "acme", "--label", "ci", "--expires", "90d", "--json").stdout()
-    )
-    bound = json.loads(desk.done("keys", "create", "--org", "acme", "--addresses", "192.0.2.0/24", "--json").stdout())
+    made = desk.told("keys", "create", "--org", "acme", "--label", "ci", "--expires", "90d", "--json")
+    bound = desk.told("keys", "create", "--org", "acme", "--addresses", "192.0.2.0/24", "--json")
     assert serving.call("GET", "/v1/batches", key=bound["key"])[0] == 401
-    assert json.loads(desk.done("keys", "show", bound["id"], "--json").stdout())["addresses"] == "192.0.2.0/24"
+    assert desk.told("keys", "show", bound["id"], "--json")["addresses"] == "192.0.2.0/24"
     desk.done("keys", "change", bound["id"], "--addresses", "127.0.0.0/8,192.0.2.0/24")
     wait_until(lambda: serving.call("GET", "/v1/batches", key=bound["key"])[0] == 200, what="the change to be seen")
     desk.done("keys", "delete", bound["id"])
     wait_until(lambda: serving.call("GET", "/v1/batches")[0] == 401, what="keys to be needed")
     assert serving.call("GET", "/v1/batches", key=made["key"])[0] == 200
-    batch = serving.submit([chat("a", "hi")], made["key"])
+    batch = serving.submit([chat_line("a", "hi")], made["key"])
     assert "There is no batch" in desk.done("batches", "show", batch, "--org", "default", code=2).stderr()
     assert desk.done("batches", "watch", batch, "--org", "acme").returncode == 0
     listed = desk.done("keys", "list", "--json")
@@ -242,13 +195,13 @@ def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
     desk.done("keys", "revoke", made["id"])
     wait_until(lambda: serving.call("GET", "/v1/batches", key=made["key"])[0] == 401, what="the key to be useless")
     assert "no key" in desk.done("keys", "revoke", made["id"], code=2).stderr()
-    assert json.loads(desk.done("keys", "list", "--json").stdout())[0]["state"] == "revoked"
+    assert desk.told("keys", "list", "--json")[0]["state"] == "revoked"
 
 
 def test_the_operators_routes_are_for_no_one_else(serving: Serving) -> None:
     wish = b'{"org": "mallory"}'
     assert serving.call("POST", "/admin/v1/keys", wish)[0] == 403
-    made = json.loads(serving.desk.done("keys", "create", "--org", "acme", "--json").stdout())
+    made = serving.desk.told("keys", "create", "--org", "acme", "--json")
     assert serving.call("POST", "/admin/v1/keys", wish, made["key"])[0] == 403
     assert serving.call("POST", f"/admin/v1/keys/{made['id']}/revoke", b"{}", made["key"])[0] == 403
     abandon = f"/admin/v1/batches/{'batch_' + 22 * '0'}/abandon"
@@ -337,10 +290,10 @@ def test_serve_without_a_model_server_says_so(desk: Desk) -> None:
 
 def test_explain_says_why_a_batch_runs_or_not(serving: Serving) -> None:
     desk = serving.desk
-    batch = serving.submit([chat("slow", behaving("slow=60000"))])
+    batch = serving.submit([chat_line("slow", behaving("slow=60000"))])
     wait_until(lambda: "workers hold" in desk.done("explain", batch).stdout(), 30, "the batch to run")
     serving.call("POST", f"/v1/batches/{batch}/cancel")
-    said = json.loads(desk.done("explain", batch, "--json").stdout())
+    said = desk.told("explain", batch, "--json")
     assert said["batch"] == batch
     assert "closing as cancelled" in said["why"][1]
 
@@ -350,17 +303,17 @@ def test_explain_names_a_model_server_that_only_the_server_was_told_of(serving: 
     desk = serving.desk
     desk.engine.proc.kill()
     desk.engine.proc.wait()
-    batch = serving.submit([chat(f"c{number}", "hi") for number in range(40)])
+    batch = serving.submit([chat_line(f"c{number}", "hi") for number in range(40)])
     named = "the circuit of deployment upstream has been open for"
     wait_until(lambda: named in desk.done("explain", batch).stdout(), 60, "the cause in the explanation")
 
 
 def test_explain_says_what_the_scheduler_would_do(serving: Serving) -> None:
     desk = serving.desk
-    batch = serving.submit([chat(f"slow{number}", behaving("slow=60000")) for number in range(400)])
+    batch = serving.submit([chat_line(f"slow{number}", behaving("slow=60000")) for number in range(400)])
     wait_until(lambda: "workers hold" in desk.done("explain", batch).stdout(), 30, "the batch to run")
     desk.done("scheduler", "set", "fair_share_v1")
-    said = json.loads(desk.done("explain", batch, "--json").stdout())
+    said = desk.told("explain", batch, "--json")
     (forecast,) = said["standing"]["prospects"]
     assert (forecast["model"], forecast["mode"], forecast["share"]) == ("m", "fair_share_v1", 1.0)
     assert "m: no other tenant has work for it; its tenant can count on 100% of what is served." in said["why"]
@@ -372,10 +325,8 @@ def test_explain_says_what_the_scheduler_would_do(serving: Serving) -> None:
 
 def test_explain_names_the_keys_own_limit_that_a_batch_waits_for(serving: Serving) -> None:
     desk = serving.desk
-    made = json.loads(
-        desk.done("keys", "create", "--org", "acme", "--user", "ann", "--limit", "day:requests=1", "--json").stdout()
-    )
-    batch = serving.submit([chat(f"c{number}", "hi") for number in range(8)], made["key"])
+    made = desk.told("keys", "create", "--org", "acme", "--user", "ann", "--limit", "day:requests=1", "--json")
+    batch = serving.submit([chat_line(f"c{number}", "hi") for number in range(8)], made["key"])
     wait_until(
         lambda: (
             f"the budget of key {made['id']} is used up (1 request a day)"
@@ -392,13 +343,13 @@ def test_explain_says_how_the_tide_stands(desk: Desk) -> None:
     place = f"deployments: [{{url: '{desk.engine.url}', engine: vllm, name"
     (desk.here / "c.yaml").write_text(f"models: {{m: {{{place}: gpu}}]}}, other: {{{place}: elsewhere}}]}}}}")
     serving = Serving(desk, "--config", "c.yaml")
-    batch = serving.submit([chat(f"slow{number}", behaving("slow=60000")) for number in range(400)])
+    batch = serving.submit([chat_line(f"slow{number}", behaving("slow=60000")) for number in range(400)])
 
     def told() -> str:
         return desk.done("explain", batch, "--config", "c.yaml").stdout()
 
     wait_until(lambda: "m: the tide of gpu lets batch have " in told(), 60, "word of the tide")
-    said = json.loads(desk.done("explain", batch, "--config", "c.yaml", "--json").stdout())
+    said = desk.told("explain", batch, "--config", "c.yaml", "--json")
     (forecast,) = said["standing"]["prospects"]
     assert [f"m: {note}" for note in forecast["notes"]] == [one for one in said["why"] if "the tide of" in one]
     assert not any("elsewhere" in one for one in said["why"])
@@ -406,7 +357,7 @@ def test_explain_says_how_the_tide_stands(desk: Desk) -> None:
 
 def test_only_a_batch_that_is_finalizing_can_be_abandoned(serving: Serving) -> None:
     desk = serving.desk
-    batch = serving.submit([chat("slow", behaving("slow=60000"))])
+    batch = serving.submit([chat_line("slow", behaving("slow=60000"))])
     refused = desk.done("batches", "abandon", batch, "--yes", code=2)
     assert "only one that is finalizing can be abandoned" in refused.stderr()
     other = desk.done("batches", "abandon", batch, "--org", "others", "--yes", code=2)

@@ -101,7 +101,7 @@ def test_a_price_that_is_changed_in_the_file_is_what_the_next_batch_costs(desk: 
     def cost() -> Decimal:
         batch = desk.done("batches", "create", "requests.jsonl", "--config", "c.yaml").stdout().strip()
         desk.done("batches", "watch", batch, "--config", "c.yaml")
-        shown = json.loads(desk.done("batches", "show", batch, "--config", "c.yaml", "--json").stdout())
+        shown = desk.told("batches", "show", batch, "--config", "c.yaml", "--json")
         return Decimal(shown["cost"])
 
     write(1)

@@ -18,10 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from tests.cli.conftest import QUICK, Desk, behaving, chat
+from tests.cli.conftest import QUICK, Desk
 from tests.support.processes import Proc, wait_until
 from tests.support.s3 import S3Server
 from tests.support.shims import Shims, preload_env
+from tests.support.tidegate import behaving, chat_line
 from tidegate.cli import places, run_table, tables, template
 from tidegate.cli.answer_columns import AnswerColumns
 from tidegate.cli.tables import RowTable, open_writer
@@ -243,15 +244,15 @@ def test_several_files_of_requests_by_a_pattern(desk: Desk) -> None:
 
 
 def test_lines_of_several_files_are_told_as_their_author_finds_them(desk: Desk) -> None:
-    desk.write([chat(f"a{number}", "say it") for number in range(5)], "a1.jsonl")
-    desk.write([chat("b0", "say it"), chat("a3", "say it"), "{"], "a2.jsonl")
+    desk.write([chat_line(f"a{number}", "say it") for number in range(5)], "a1.jsonl")
+    desk.write([chat_line("b0", "say it"), chat_line("a3", "say it"), "{"], "a2.jsonl")
     asked = ("run", "a*.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl")
     twice = "line 2: a2.jsonl: Line 4 of a1.jsonl has this custom_id already"
     for more in ([], ["--dry-run"]):
         refused = desk.done(*asked, *more, code=2).stderr()
         assert twice in refused, refused
         assert "line 3: a2.jsonl: " in refused
-    told = json.loads(desk.done(*asked, "--json", "--fresh", code=2).stdout())
+    told = desk.told(*asked, "--json", "--fresh", code=2)
     assert [error["line"] for error in told["errors"]] == [2, 3]
     lenient = desk.done(*asked, "--invalid-lines", "error_file", code=1).stderr()
     assert "(line 2 of a2.jsonl) (as a3)" in lenient, lenient
@@ -261,12 +262,12 @@ def test_lines_of_several_files_are_told_as_their_author_finds_them(desk: Desk) 
 
 def test_a_store_names_lines_of_several_files_and_rows_as_their_author_finds_them(desk: Desk) -> None:
     """What other commands show of a batch has no numbers of a file that only the run saw."""
-    desk.write([chat(f"a{number}", "say it") for number in range(5)], "a(1).jsonl")
-    unbounded = json.dumps({**json.loads(chat("b2", "say it")), "body": {**CHAT, "max_tokens": "x"}})
-    desk.write([chat("b0", behaving("400")), chat("a3", "say it"), unbounded, "{"], "b.jsonl")
+    desk.write([chat_line(f"a{number}", "say it") for number in range(5)], "a(1).jsonl")
+    unbounded = json.dumps({**json.loads(chat_line("b2", "say it")), "body": {**CHAT, "max_tokens": "x"}})
+    desk.write([chat_line("b0", behaving("400")), chat_line("a3", "say it"), unbounded, "{"], "b.jsonl")
     asked = ("run", "*.jsonl", "--upstream", desk.engine.url, "-o", "out/results.jsonl", "--model", "m", "--json")
     (desk.here / "out").mkdir()
-    batch = json.loads(desk.done(*asked, "--invalid-lines", "error_file", code=1).stdout())["batch"]
+    batch = desk.told(*asked, "--invalid-lines", "error_file", code=1)["batch"]
     shown = desk.done("batches", "output", batch, "--errors").stdout()
     messages = {line["custom_id"]: failure_of(line) for line in map(json.loads, shown.splitlines())}
     assert split_place(messages["a3"]) == (
@@ -286,7 +287,7 @@ def test_a_store_names_lines_of_several_files_and_rows_as_their_author_finds_the
 def test_files_of_one_name_are_told_apart(desk: Desk) -> None:
     for folder in ("d1", "d2"):
         (desk.here / folder).mkdir()
-        desk.write([chat(f"{folder}-0", "say it"), "{"], f"{folder}/a.jsonl")
+        desk.write([chat_line(f"{folder}-0", "say it"), "{"], f"{folder}/a.jsonl")
     refused = desk.done("run", "d*/a.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl", code=2).stderr()
     assert "line 2: d1/a.jsonl: " in refused
     assert "line 2: d2/a.jsonl: " in refused

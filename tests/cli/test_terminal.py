@@ -21,9 +21,10 @@ import pytest
 from rich.cells import cell_len
 
 from docs.pictures import Screen
-from tests.cli.conftest import QUICK, TIDEGATE, Desk, behaving, chat, store_taken
+from tests.cli.conftest import QUICK, Desk, store_taken
 from tests.support.engine import Engine
 from tests.support.processes import Processes
+from tests.support.tidegate import TIDEGATE, behaving, chat_line
 
 CTRL_C = b"\x03"
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
@@ -152,7 +153,7 @@ def test_a_server_that_goes_away_and_comes_back(
     open_terminal: OpenTerminal, desk: Desk, processes: Processes, columns: int
 ) -> None:
     fine, refused = behaving("latency=150"), behaving("400")
-    desk.write([chat(f"c{number}", refused if number < 9 else f"{fine} {number}") for number in range(90)])
+    desk.write([chat_line(f"c{number}", refused if number < 9 else f"{fine} {number}") for number in range(90)])
     terminal = open_terminal(columns=columns)
     terminal.read_until(lambda: "9 failed" in terminal.text, "failures")
     assert re.search(r"\x1b\[31m\d failed", terminal.raw), "failures are red"
@@ -200,8 +201,8 @@ def test_tables_fit_a_terminal_of_80_columns(desk: Desk) -> None:
     desk.done("keys", "create", "--org", long, "--label", hostile.replace("\x1b[2J\r", ""), "--models", "a" * 150)
     models = {"m" * 90: {"deployments": [{"url": f"http://{'h' * 60}.example/v1", "name": "gpu" * 40}]}}
     (desk.here / "c.yaml").write_text(json.dumps({"models": models}))
-    [batch] = [one["id"] for one in json.loads(desk.done("batches", "list", "--json").stdout())]
-    key_id = json.loads(desk.done("keys", "list", "--json").stdout())[0]["id"]
+    [batch] = [one["id"] for one in desk.told("batches", "list", "--json")]
+    key_id = desk.told("keys", "list", "--json")[0]["id"]
     whole = {
         "batches list": batch,
         "batches show " + batch: batch,

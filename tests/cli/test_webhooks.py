@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from typing import Any
 
-import httpx2
-import pytest
+from tests.cli.conftest import Desk, Serving
+from tests.support.processes import wait_until
+from tests.support.receiver import ALLOWED, Got, Receiver
+from tests.support.tidegate import requests
 
-from tests.cli.conftest import Desk, chat
-from tests.support.processes import Proc, wait_until
-from tests.support.receiver import Got, Receiver
-
-ALLOWED = {"TIDEGATE_CALLBACKS_ALLOW_HOSTS": "127.0.0.1", "TIDEGATE_CALLBACKS_ALLOW_HTTP": "true"}
 WAIT_S = 60.0
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as made:
-        yield made
-
-
-def shown(proc: Proc) -> Any:
-    return json.loads(proc.stdout())
-
-
-def end_batch(client: httpx2.Client) -> None:
-    data = {"purpose": "batch"}
-    file = client.post("/v1/files", files={"file": ("in.jsonl", chat("a", "hi").encode())}, data=data).json()
-    body = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    batch = client.post("/v1/batches", json=body).json()["id"]
-    wait_until(lambda: client.get(f"/v1/batches/{batch}").json()["completed_at"], WAIT_S, "the batch to end")
 
 
 def test_an_operator_lists_tests_and_replays(desk: Desk, receiver: Receiver) -> None:
@@ -43,16 +19,16 @@ def test_an_operator_lists_tests_and_replays(desk: Desk, receiver: Receiver) -> 
         return statuses["now"]
 
     receiver.answer = answer
-    serve = desk.start("serve", "--upstream", desk.engine.url, "--port", "0", **ALLOWED)
-    url = serve.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1)
-    with httpx2.Client(base_url=url, timeout=30) as client:
-        assert shown(desk.done("webhooks", "list", "--json")) == []
+    serving = Serving(desk, **ALLOWED)
+    with serving.client() as client:
+        assert desk.told("webhooks", "list", "--json") == []
         shape = {"name": "mine", "url": receiver.url, "event_types": ["batch.completed"]}
         made = client.post("/v1/webhook_endpoints", json=shape).json()
-        end_batch(client)
+        path = f"/v1/batches/{serving.submit(requests(1))}"
+        wait_until(lambda: client.get(path).json()["completed_at"], WAIT_S, "the batch to end")
 
         def disabled() -> bool:
-            [row] = shown(desk.done("webhooks", "list", "--json"))
+            [row] = desk.told("webhooks", "list", "--json")
             return bool(
                 row
                 == {
@@ -65,18 +41,16 @@ def test_an_operator_lists_tests_and_replays(desk: Desk, receiver: Receiver) -> 
             )
 
         wait_until(disabled, WAIT_S, "the endpoint to be disabled")
-        [failed] = shown(desk.done("webhooks", "list", "--failed", "--json"))
+        [failed] = desk.told("webhooks", "list", "--failed", "--json")
         assert (failed["attempts"], failed["failure"]) == (1, "http_4xx")
         desk.done("webhooks", "test", made["id"], code=1)
         statuses["now"] = 204
-        assert shown(desk.done("webhooks", "test", made["id"], "--json"))["status_code"] == 204
+        assert desk.told("webhooks", "test", made["id"], "--json")["status_code"] == 204
         sent = len(receiver.got)
-        assert shown(desk.done("webhooks", "replay", "--failed", "--json")) == [failed["delivery"]]
+        assert desk.told("webhooks", "replay", "--failed", "--json") == [failed["delivery"]]
         wait_until(lambda: len(receiver.got) > sent, WAIT_S, "the event to come again")
-        wait_until(
-            lambda: shown(desk.done("webhooks", "list", "--json"))[0]["state"] == "enabled", WAIT_S, "the endpoint"
-        )
-    logs = serve.stdout() + serve.stderr()
+        wait_until(lambda: desk.told("webhooks", "list", "--json")[0]["state"] == "enabled", WAIT_S, "the endpoint")
+    logs = serving.proc.stdout() + serving.proc.stderr()
     assert made["signing_secret"] not in logs
     assert not re.search(r"whsec_\w", logs)
 
