@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.constants_ast import constants_from_module
 
+from tests.support.azure import AzureServer, azure_server
 from tests.support.engine import Engine
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes
@@ -32,6 +33,7 @@ from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
 
 RUN = pytest.StashKey[RunDirectory]()
+OwnModule = Callable[[str], str]
 
 
 # Properties are judged by what holds, never by how long an example takes: the machine may be busy.
@@ -251,6 +253,13 @@ def private_redis(run_directory: RunDirectory) -> Iterator[RedisServer]:
         pytest.fail(str(failure), pytrace=False)
 
 
+@pytest.fixture(scope="module")
+def azure(module_directory: Path) -> Iterator[AzureServer]:
+    """An Azure server that all tests of a module share."""
+    with azure_server(module_directory / "azure") as server:
+        yield server
+
+
 @pytest.fixture
 def processes(run_directory: RunDirectory, tmp_path: Path) -> Iterator[Processes]:
     """Starts processes; none of them outlives the test, and a failed test shows what they said."""
@@ -275,6 +284,24 @@ def module_processes(run_directory: RunDirectory, module_directory: Path) -> Ite
 def engine(processes: Processes, tmp_path: Path) -> Engine:
     """The simulated engine in instant mode."""
     return Engine(processes, tmp_path / "engine")
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnModule]:
+    """Writes a module of an operator's own and returns its name, which no other test has. Beside it NAME_broken cannot be imported. What
+    waits for its event `never` goes on when the test is over."""
+    name = f"own_{tmp_path.parent.name}_{tmp_path.name}".replace("-", "_")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(text: str) -> str:
+        (tmp_path / f"{name}.py").write_text(text)
+        (tmp_path / f"{name}_broken.py").write_text("import nothing_of_this_name\n")
+        return name
+
+    yield write
+    made = sys.modules.pop(name, None)
+    if hasattr(made, "never"):
+        made.never.set()
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.contracts.store_world import DRIVERS, FAKE_CLOCK, WIPE, Clock, DatabaseClock, World
+from tests.contracts.limits_world import KINDS, LimitsWorld, limits_world
+from tests.contracts.store_world import DRIVERS, FAKE_CLOCK, WIPE, Clock, DatabaseClock, StoreWorld
 from tests.support.postgres import PostgresServer
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
@@ -50,8 +51,13 @@ def store_place(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path | 
 
 
 @pytest.fixture
-async def world(store_place: str | Path | None) -> AsyncIterator[World]:
+async def world(store_place: str | Path | None) -> AsyncIterator[StoreWorld]:
     """An empty store of each driver."""
+    async for made in _opened(store_place):
+        yield made
+
+
+async def _opened(store_place: str | Path | None) -> AsyncIterator[StoreWorld]:
     if isinstance(store_place, str):
         async for made in _postgres_world(store_place):
             yield made
@@ -63,18 +69,18 @@ async def world(store_place: str | Path | None) -> AsyncIterator[World]:
     async def same() -> Store:
         return store
 
-    yield World(store, clock, same)
+    yield StoreWorld(store, clock, same)
     await store.close()
 
 
 @pytest.fixture
-async def postgres_world(shared_database: str) -> AsyncIterator[World]:
+async def postgres_world(shared_database: str) -> AsyncIterator[StoreWorld]:
     """For what only several processes can do to each other."""
     async for made in _postgres_world(shared_database):
         yield made
 
 
-async def _postgres_world(url: str) -> AsyncIterator[World]:
+async def _postgres_world(url: str) -> AsyncIterator[StoreWorld]:
     # What an earlier test left locked must not keep this one waiting for ever.
     connection = await asyncpg.connect(url, command_timeout=30)
     await connection.execute(WIPE)
@@ -86,7 +92,23 @@ async def _postgres_world(url: str) -> AsyncIterator[World]:
 
     clock = DatabaseClock(connection)
     await clock.advance(0)
-    yield World(await another(), clock, another)
+    yield StoreWorld(await another(), clock, another)
     for store in opened:
         await store.close()
     await connection.close()
+
+
+@pytest.fixture(params=KINDS)
+def limits_place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str | Path, str | None]:
+    """Where the store under the limits is, and the Redis in between if there is one."""
+    store = tmp_path / "store.db" if request.param == "sqlite" else request.getfixturevalue("shared_database")
+    return store, request.getfixturevalue("redis_url") if request.param == "redis" else None
+
+
+@pytest.fixture
+async def limits(limits_place: tuple[str | Path, str | None]) -> AsyncIterator[LimitsWorld]:
+    """Shared limits of each kind."""
+    store_place, redis_url = limits_place
+    async for stores in _opened(store_place):
+        async with limits_world(stores, redis_url) as made:
+            yield made

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from tests.contracts.store_world import World
+from tests.contracts.store_world import StoreWorld
 from tests.support.faulty_driver import FaultyDriver
 from tidegate.backends.limits_redis import RedisLimits
 from tidegate.core.budgets.budget import GRANT_MS, Budget, BudgetRequest, Grant, Limit, LimitBound, Period
@@ -36,7 +36,7 @@ def budget(name: str, *limits: Limit, bound: LimitBound = LimitBound.DEPLOYMENT)
 
 @dataclass
 class LimitsWorld:
-    stores: World
+    stores: StoreWorld
     redis_url: str | None
     name: str = field(default_factory=lambda: f"t-{secrets.token_hex(8)}")
     granted: list[tuple[int, int, int]] = field(default_factory=list)
@@ -108,7 +108,7 @@ async def until_sent(world: LimitsWorld, processes: list[Limits], one: Budget, c
 
 
 @contextlib.asynccontextmanager
-async def limits_world(stores: World, redis_url: str | None) -> AsyncIterator[LimitsWorld]:
+async def limits_world(stores: StoreWorld, redis_url: str | None) -> AsyncIterator[LimitsWorld]:
     world = LimitsWorld(stores, redis_url)
     try:
         yield world

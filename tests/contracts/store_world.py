@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
+import pytest
 
 from tests.support.ports import EPOCH_MS
 from tests.support.store_verbs import lease_slices, start_job
 from tidegate.core import ids
+from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import (
     Attempts,
     Caller,
@@ -93,7 +95,7 @@ class DatabaseClock(Clock):
 class Log:
     """One worker's log of one kind, as the store sees it: a blob that grows."""
 
-    world: World
+    world: StoreWorld
     blob_id: str
 
     def append(self, lines: Sequence[bytes]) -> Placed:
@@ -109,7 +111,7 @@ def line(job_id: str, number: int, word: str = "answer") -> bytes:
 
 
 @dataclass
-class World:
+class StoreWorld:
     store: Store
     clock: Clock
     open_another: Callable[[], Awaitable[Store]]
@@ -184,16 +186,16 @@ class World:
             caller, job_id or self.id("batch"), request, idempotency=idempotency, quotas=quotas, share_owner=share_owner
         )
 
-    async def ingested(self, job: Job, plan: IngestPlan, worker_id: str | None = None) -> Job:
-        """Take the step and start the job as ingest does."""
+    async def ingested(
+        self, job: Job, plan: IngestPlan, worker_id: str | None = None, weight_milli: int | None = None
+    ) -> Job:
+        """Take the step and start the job as ingest does; its flow, if it wakes, is given this weight."""
         worker_id, token, work = worker_id or await self.worker(), self.token(), self.id("blob")
         assert await self.store.take_step(job.id, JobState.VALIDATING, worker_id, token)
         await self.store.begin_blob(work, "work", worker_id)
         await start_job(
             self.store,
-            JobStart(
-                job.id, token, plan, work_blob_id=work, output_file_id=self.id("file"), error_file_id=self.id("file")
-            ),
+            JobStart(job.id, token, plan, work, self.id("file"), self.id("file"), weight_milli),
         )
         return await self.look(job)
 
@@ -266,6 +268,13 @@ class World:
         told = (job.answered_count, job.failed_count, job.expired_count, job.cancelled_count)
         assert told == tuple(counts[o] for o in (Outcome.ANSWERED, Outcome.FAILED, Outcome.EXPIRED, Outcome.CANCELLED))
         return job
+
+
+async def refused(call: Awaitable[Any]) -> ApiProblem:
+    """Why the store does not do what it is asked for."""
+    with pytest.raises(ApiProblem) as problem:
+        await call
+    return problem.value
 
 
 def finished(lines: Sequence[bytes], numbers: Sequence[int], outcome: Outcome, token: str) -> list[Finished]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.blobs_places import Place, azure_settings, fresh_ids, new_id, put, s3_settings
-from tests.support.azure import AzureServer, azure_server
+from tests.support.azure import AzureServer
 from tests.support.processes import Proc, Processes, wait_until
 from tests.support.s3 import S3Server
 from tidegate.core import ids
@@ -44,12 +44,6 @@ NOT_OURS += [
     "blob_" + "é" * 22,
     "blob_" + "a" * 21 + "\0",
 ]
-
-
-@pytest.fixture(scope="module")
-def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
-    with azure_server(tmp_path_factory.mktemp("azure")) as server:
-        yield server
 
 
 # Azure's server comes from npm and takes a while to start.

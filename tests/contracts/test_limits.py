@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from tests.contracts.limits_world import KINDS, LimitsWorld, budget, limits_world, minute, until_sent
-from tests.contracts.store_world import World
+from tests.contracts.limits_world import LimitsWorld, budget, minute, until_sent
 from tidegate.core.budgets.budget import NEVER_MS, BudgetRequest, Limit, LimitBound, Period, Settlement
 from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def store_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
-    """Where the store under the limits is: the fixture `world` opens it."""
-    if kind == "sqlite":
-        return tmp_path / "store.db"
-    url: str = request.getfixturevalue("shared_database")
-    return url
-
-
-@pytest.fixture
-def redis_place(kind: str, request: pytest.FixtureRequest) -> str | None:
-    url: str | None = request.getfixturevalue("redis_url") if kind == "redis" else None
-    return url
-
-
-@pytest.fixture
-async def limits(world: World, redis_place: str | None) -> AsyncIterator[LimitsWorld]:
-    async with limits_world(world, redis_place) as made:
-        yield made
 
 
 async def test_no_window_holds_more_than_the_limit_and_all_of_it_is_used(limits: LimitsWorld) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from tests.contracts.limits_world import KINDS, LimitsWorld, limits_world, minute
-from tests.contracts.store_world import World
+from tests.contracts.limits_world import LimitsWorld, minute
 from tests.contracts.test_store_budgets import spoil
 from tidegate.core.budgets.budget import (
     NEVER_MS,
@@ -30,26 +27,6 @@ pytestmark = pytest.mark.anyio
 
 HOUR_MS = 3_600_000
 Budgets = tuple[Budget, ...]
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def store_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
-    if kind == "sqlite":
-        return tmp_path / "store.db"
-    url: str = request.getfixturevalue("shared_database")
-    return url
-
-
-@pytest.fixture
-async def limits(kind: str, world: World, request: pytest.FixtureRequest) -> AsyncIterator[LimitsWorld]:
-    redis_place: str | None = request.getfixturevalue("redis_url") if kind == "redis" else None
-    async with limits_world(world, redis_place) as made:
-        yield made
 
 
 def budget_client(name: str, period: Period, nano: int, bound: LimitBound = LimitBound.KEY) -> Budgets:

@@ -5,14 +5,13 @@ It can lose budget and never mint it."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import redis.asyncio
 
-from tests.contracts.limits_world import LimitsWorld, budget, limits_world, minute, until_sent
-from tests.contracts.store_world import World
+from tests.contracts.limits_world import LimitsWorld, budget, minute, until_sent
+from tests.contracts.store_world import StoreWorld
 from tests.support.processes import wait_until_async
 from tests.support.proxy import Proxies
 from tests.support.redis import RedisServer
@@ -42,9 +41,8 @@ def store_place(shared_database: str) -> str:
 
 
 @pytest.fixture
-async def limits(world: World, private_redis: RedisServer) -> AsyncIterator[LimitsWorld]:
-    async with limits_world(world, private_redis.url) as made:
-        yield made
+def limits_place(shared_database: str, private_redis: RedisServer) -> tuple[str, str]:
+    return shared_database, private_redis.url
 
 
 async def test_what_is_dealt_from_a_block_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +62,9 @@ async def test_what_is_dealt_from_a_block_ends_with_the_block(monkeypatch: pytes
     await limits.close()
 
 
-async def test_a_block_lives_no_longer_than_what_the_store_lent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_block_lives_no_longer_than_what_the_store_lent(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counted from before the store was asked, so that no part of it is sent in a later period."""
     limits, put = RedisLimits("redis://127.0.0.1:1", "t", StoreLimits(world.store)), list[tuple[Any, ...]]()
 

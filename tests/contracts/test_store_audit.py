@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import World
+from tests.contracts.store_world import StoreWorld
 from tests.support.postgres import PostgresServer
 from tidegate.core.audit_chain import AuditEntry, ChainCheck
 from tidegate.core.errors import LostRace
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.anyio
 ANY = AuditFilter()
 
 
-def note(world: World, action: str, kind: str, target: str, actor: str = "operator") -> AuditNote:
+def note(world: StoreWorld, action: str, kind: str, target: str, actor: str = "operator") -> AuditNote:
     return AuditNote(world.id("aud"), actor, action, kind, target)
 
 
-async def test_the_oldest_changes_go_first_and_only_so_many_at_a_time(world: World) -> None:
+async def test_the_oldest_changes_go_first_and_only_so_many_at_a_time(world: StoreWorld) -> None:
     notes = []
     for number in range(4):
         notes.append(note(world, "deployment.add", "deployment", f"gpu{number}"))
@@ -52,7 +52,7 @@ async def test_the_oldest_changes_go_first_and_only_so_many_at_a_time(world: Wor
     assert await left() == ids[3:]
 
 
-async def test_a_change_is_noted_as_it_was_and_is(world: World) -> None:
+async def test_a_change_is_noted_as_it_was_and_is(world: StoreWorld) -> None:
     store = world.store
     added = note(world, "deployment.add", "deployment", "gpu")
     revision = await store.audited(added).put_routing("deployment", "gpu", '{"model":"m"}', 0)
@@ -77,7 +77,7 @@ async def test_a_change_is_noted_as_it_was_and_is(world: World) -> None:
     assert await store.list_audit(AuditFilter(target="gpu"), after=None, count_max=1) == found[:1]
 
 
-async def test_what_changes_nothing_or_fails_is_not_noted(world: World) -> None:
+async def test_what_changes_nothing_or_fails_is_not_noted(world: StoreWorld) -> None:
     store = world.store
     again = note(world, "deployment.add", "deployment", "gpu")
     for _ in range(2):
@@ -92,7 +92,7 @@ async def test_what_changes_nothing_or_fails_is_not_noted(world: World) -> None:
     assert [one.id for one in found] == [again.id]
 
 
-async def test_what_was_read_is_noted_once(world: World) -> None:
+async def test_what_was_read_is_noted_once(world: StoreWorld) -> None:
     read = note(world, "batch.item_read", "batch", "batch_1")
     for _ in range(2):
         await world.store.note_read(read, {"custom_id": "a"})
@@ -100,7 +100,7 @@ async def test_what_was_read_is_noted_once(world: World) -> None:
     assert [(one.id, one.before, one.after) for one in found or ()] == [(read.id, None, {"custom_id": "a"})]
 
 
-async def test_a_store_beside_an_audited_one_notes_nothing(world: World) -> None:
+async def test_a_store_beside_an_audited_one_notes_nothing(world: StoreWorld) -> None:
     world.store.audited(note(world, "deployment.add", "deployment", "gpu"))
     await world.store.put_routing("deployment", "gpu", "{}", 0)
     assert await world.store.list_audit(ANY, after=None, count_max=10) == []
@@ -143,7 +143,7 @@ DAMAGE = {
 GUARDS = ("audit_unchanged", "audit_kept", "audit_chain_goes_on", "audit_chain_kept")
 
 
-async def run_sql(world: World, text: str, *, is_guarded: bool = False) -> None:
+async def run_sql(world: StoreWorld, text: str, *, is_guarded: bool = False) -> None:
     """Do to the database what no verb does, as its owner, who first takes away what keeps the audit."""
     driver: Any = world.store._driver
     if world.store.dialect == "postgresql":
@@ -158,7 +158,7 @@ async def run_sql(world: World, text: str, *, is_guarded: bool = False) -> None:
         driver._writer.execute(text).fetchall()
 
 
-async def noted(world: World, count: int, store: Store | None = None) -> list[AuditNote]:
+async def noted(world: StoreWorld, count: int, store: Store | None = None) -> list[AuditNote]:
     notes = [note(world, "deployment.add", "deployment", f"{world.token()} {ODD}", ODD) for _ in range(count)]
     for one in notes:
         await (store or world.store).audited(one).put_routing("deployment", one.target, '{"model":"m"}', 0)
@@ -179,11 +179,11 @@ def told(check: ChainCheck) -> list[str]:
     return [one.text.replace(f" ({one.id})", "") for one in check.findings]
 
 
-async def every_entry(world: World) -> list[AuditEntry]:
+async def every_entry(world: StoreWorld) -> list[AuditEntry]:
     return (await world.store.audit_entries(0, 1_000))[1]
 
 
-async def test_each_entry_carries_the_hash_of_the_one_before_it(world: World) -> None:
+async def test_each_entry_carries_the_hash_of_the_one_before_it(world: StoreWorld) -> None:
     notes = await noted(world, 3)
     check = await checked(world.store)
     assert (check.findings, check.entry_count, check.number) == ([], 3, 3)
@@ -203,7 +203,7 @@ async def test_each_entry_carries_the_hash_of_the_one_before_it(world: World) ->
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-async def test_a_check_names_the_entry_that_was_changed(world: World, damage: str) -> None:
+async def test_a_check_names_the_entry_that_was_changed(world: StoreWorld, damage: str) -> None:
     await noted(world, 5)
     sql, findings = DAMAGE[damage]
     await run_sql(world, sql)
@@ -222,7 +222,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("damage", REFUSED)
-async def test_a_store_refuses_to_alter_its_audit(world: World, damage: str) -> None:
+async def test_a_store_refuses_to_alter_its_audit(world: StoreWorld, damage: str) -> None:
     await noted(world, 5)
     await world.store.prune_audit(4_500, 1)
     before = await world.store.audit_entries(0, 10)
@@ -231,7 +231,7 @@ async def test_a_store_refuses_to_alter_its_audit(world: World, damage: str) -> 
     assert await world.store.audit_entries(0, 10) == before
 
 
-async def test_a_delete_leaves_every_entry_that_retention_has_not_come_to(world: World) -> None:
+async def test_a_delete_leaves_every_entry_that_retention_has_not_come_to(world: StoreWorld) -> None:
     """Programs of the first schema prune by age alone, and must not fail where they meet a chain."""
     await noted(world, 3)
     before = await world.store.audit_entries(0, 10)
@@ -243,7 +243,7 @@ async def test_a_delete_leaves_every_entry_that_retention_has_not_come_to(world:
     assert told(await checked(world.store)) == []
 
 
-async def test_postgresql_does_not_empty_its_audit(postgres_world: World) -> None:
+async def test_postgresql_does_not_empty_its_audit(postgres_world: StoreWorld) -> None:
     await noted(postgres_world, 2)
     for table in ("audit", "audit_chain"):
         with pytest.raises(asyncpg.RaiseError, match="audit is kept"):
@@ -251,7 +251,7 @@ async def test_postgresql_does_not_empty_its_audit(postgres_world: World) -> Non
     assert told(await checked(postgres_world.store)) == []
 
 
-async def test_a_chain_whose_hashes_were_computed_anew_does_not_fit_a_hash_noted_elsewhere(world: World) -> None:
+async def test_a_chain_whose_hashes_were_computed_anew_does_not_fit_a_hash_noted_elsewhere(world: StoreWorld) -> None:
     await noted(world, 2)
     seen = await checked(world.store)
     expected = (seen.number, seen.hash)
@@ -264,7 +264,7 @@ async def test_a_chain_whose_hashes_were_computed_anew_does_not_fit_a_hash_noted
     assert told(await checked(world.store, expected)) == ["entry 2 is not the one whose hash was noted"]
 
 
-async def test_what_retention_removes_keeps_the_chain_whole(world: World) -> None:
+async def test_what_retention_removes_keeps_the_chain_whole(world: StoreWorld) -> None:
     await noted(world, 5)
     await world.store.prune_audit(2_500, 2)
     assert [one.number for one in await every_entry(world)] == [3, 4, 5]
@@ -278,7 +278,7 @@ async def test_what_retention_removes_keeps_the_chain_whole(world: World) -> Non
     assert (told(check), check.first_number, check.number) == ([], 7, 7)
 
 
-async def test_entries_pruned_and_added_during_a_check_are_no_findings(world: World) -> None:
+async def test_entries_pruned_and_added_during_a_check_are_no_findings(world: StoreWorld) -> None:
     await noted(world, 5)
     check = ChainCheck()
     check.look(*await world.store.audit_entries(check.number, 1))
@@ -289,7 +289,7 @@ async def test_entries_pruned_and_added_during_a_check_are_no_findings(world: Wo
     assert (told(check), check.number) == ([], 6)
 
 
-async def test_two_processes_that_note_at_once_make_one_chain(world: World) -> None:
+async def test_two_processes_that_note_at_once_make_one_chain(world: StoreWorld) -> None:
     other = await world.open_another()
 
     async def add(store: Store) -> None:
@@ -302,7 +302,7 @@ async def test_two_processes_that_note_at_once_make_one_chain(world: World) -> N
     assert (told(check), check.entry_count, check.number) == ([], 40, 40)
 
 
-async def test_a_change_that_fails_or_is_made_again_leaves_no_gap(world: World) -> None:
+async def test_a_change_that_fails_or_is_made_again_leaves_no_gap(world: StoreWorld) -> None:
     (one,) = await noted(world, 1)
     read = note(world, "batch.item_read", "batch", "batch_1")
     for _ in range(2):
@@ -316,7 +316,7 @@ async def test_a_change_that_fails_or_is_made_again_leaves_no_gap(world: World) 
     assert (told(check), check.entry_count, check.number) == ([], 3, 3)
 
 
-async def test_entries_of_an_earlier_version_are_chained_oldest_first(world: World) -> None:
+async def test_entries_of_an_earlier_version_are_chained_oldest_first(world: StoreWorld) -> None:
     for number in range(5):
         await run_sql(
             world,
@@ -333,7 +333,7 @@ async def test_entries_of_an_earlier_version_are_chained_oldest_first(world: Wor
     assert told(await checked(world.store)) == ["entry 2 was altered"]
 
 
-async def test_a_sweep_chains_what_an_earlier_version_wrote_beside_it(world: World) -> None:
+async def test_a_sweep_chains_what_an_earlier_version_wrote_beside_it(world: StoreWorld) -> None:
     await noted(world, 1)
     await run_sql(
         world,
@@ -388,7 +388,7 @@ async def test_a_role_that_owns_nothing_can_work_and_cannot_take_the_guards_away
         postgres_server.drop_database(url)
 
 
-async def test_a_page_behind_an_entry_that_was_pruned_meanwhile_is_the_rest(world: World) -> None:
+async def test_a_page_behind_an_entry_that_was_pruned_meanwhile_is_the_rest(world: StoreWorld) -> None:
     await noted(world, 4)
     newest_first = [one.id for one in await world.store.list_audit(ANY, after=None, count_max=10) or ()]
     await world.store.prune_audit(0, 2)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import asyncpg
 import pytest
 
-from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World
+from tests.contracts.limits_world import budget, minute
+from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, StoreWorld
 from tests.support.processes import wait_until_async
 from tidegate.core.budgets.budget import (
     NEVER_MS,
@@ -26,20 +27,12 @@ from tidegate.store.store import Store
 pytestmark = pytest.mark.anyio
 
 
-def minute(requests: int | None = None, tokens: int | None = None) -> Limit:
-    return Limit(Period.MINUTE, requests, tokens)
-
-
-def budget(name: str, *limits: Limit, bound: LimitBound = LimitBound.DEPLOYMENT) -> Budget:
-    return Budget(bound, name, limits)
-
-
 async def granted(store: Store, one: Budget, requests: int, tokens: int = 0) -> int:
     [grant] = await store.debit_budgets([BudgetRequest((one,), requests, tokens)])
     return grant.requests
 
 
-async def rows(world: World, query: str) -> list[str]:
+async def rows(world: StoreWorld, query: str) -> list[str]:
     """Ids of rows, in order."""
 
     async def body(tx: Tx) -> list[str]:
@@ -51,7 +44,7 @@ async def rows(world: World, query: str) -> list[str]:
     return await world.store._driver.read(body)
 
 
-async def spoil(world: World, ledger: bytes) -> None:
+async def spoil(world: StoreWorld, ledger: bytes) -> None:
     async def body(tx: Tx) -> None:
         connection = tx._connection  # type: ignore[attr-defined]
         if world.store.dialect == "sqlite":
@@ -62,7 +55,7 @@ async def spoil(world: World, ledger: bytes) -> None:
     await world.store._driver.write(body)
 
 
-async def test_whoever_only_looks_takes_nothing(world: World) -> None:
+async def test_whoever_only_looks_takes_nothing(world: StoreWorld) -> None:
     gpu, own = budget("gpu", minute(3)), budget("job", Limit(Period.LIFETIME, 1), bound=LimitBound.JOB)
     looks = [BudgetRequest((gpu,), 1, 1), BudgetRequest((gpu, own), 1, 1), BudgetRequest((), 1, 1)]
     for _ in range(5):
@@ -82,7 +75,7 @@ async def test_whoever_only_looks_takes_nothing(world: World) -> None:
     assert (minutes.budget, minutes.period, minutes.tokens) == (gpu, Period.MINUTE, None)
 
 
-async def test_a_minute_slides_and_its_end_is_known(world: World) -> None:
+async def test_a_minute_slides_and_its_end_is_known(world: StoreWorld) -> None:
     one = budget("gpu", minute(10))
     assert await granted(world.store, one, 4) == 4
     await world.clock.advance(30_000)
@@ -95,13 +88,13 @@ async def test_a_minute_slides_and_its_end_is_known(world: World) -> None:
     assert await granted(world.store, one, 9) == 4
 
 
-async def test_nine_and_then_thirty_under_a_limit_of_ten(world: World) -> None:
+async def test_nine_and_then_thirty_under_a_limit_of_ten(world: StoreWorld) -> None:
     one = budget("connection", minute(10))
     assert await granted(world.store, one, 9) == 9
     assert [await granted(world.store, one, 1) for _ in range(30)] == [1] + [0] * 29
 
 
-async def test_one_budget_under_many_resources_is_one_budget(world: World) -> None:
+async def test_one_budget_under_many_resources_is_one_budget(world: StoreWorld) -> None:
     shared = budget("connection", minute(10))
     resources = [budget(f"resource-{number}", minute(5), bound=LimitBound.RESOURCE) for number in range(11)]
     grants = await world.store.debit_budgets([BudgetRequest((one, shared), 3, 0) for one in resources])
@@ -109,7 +102,7 @@ async def test_one_budget_under_many_resources_is_one_budget(world: World) -> No
     assert all(grant.spent == "deployment:connection" for grant in grants if grant.requests < 3)
 
 
-async def test_all_budgets_give_or_none(world: World) -> None:
+async def test_all_budgets_give_or_none(world: StoreWorld) -> None:
     tenant, job = budget("acme", minute(100), bound=LimitBound.TENANT), budget("job", minute(2), bound=LimitBound.JOB)
     closed = budget("gpu", minute(0))
     [grant] = await world.store.debit_budgets([BudgetRequest((tenant, job, closed), 5, 0)])
@@ -119,14 +112,14 @@ async def test_all_budgets_give_or_none(world: World) -> None:
     assert await granted(world.store, tenant, 200) == 98
 
 
-async def test_more_budgets_than_one_statement_locks(world: World) -> None:
+async def test_more_budgets_than_one_statement_locks(world: StoreWorld) -> None:
     many = tuple(budget(f"b{number}", minute(number + 1)) for number in range(20))
     [grant] = await world.store.debit_budgets([BudgetRequest(many, 50, 0)])
     assert (grant.requests, grant.spent) == (1, "deployment:b0")
     assert await granted(world.store, many[19], 50) == 19
 
 
-async def test_tokens_are_reserved_settled_and_owed(world: World) -> None:
+async def test_tokens_are_reserved_settled_and_owed(world: StoreWorld) -> None:
     one = budget("gpu", minute(None, 1_000))
     [grant] = await world.store.debit_budgets([BudgetRequest((one,), 2, 1_000)])
     assert (grant.requests, grant.tokens) == (2, 1_000)
@@ -145,7 +138,7 @@ async def test_tokens_are_reserved_settled_and_owed(world: World) -> None:
     assert await granted(world.store, one, 1, 400) == 1
 
 
-async def test_a_ledger_that_cannot_be_read_is_full_for_one_period(world: World) -> None:
+async def test_a_ledger_that_cannot_be_read_is_full_for_one_period(world: StoreWorld) -> None:
     one = budget("gpu", minute(5))
     assert await granted(world.store, one, 1) == 1
     await spoil(world, b"not a ledger")
@@ -155,7 +148,7 @@ async def test_a_ledger_that_cannot_be_read_is_full_for_one_period(world: World)
     assert await granted(world.store, one, 9) == 5
 
 
-async def test_idle_budgets_are_forgotten_and_others_are_not(world: World) -> None:
+async def test_idle_budgets_are_forgotten_and_others_are_not(world: StoreWorld) -> None:
     job = await world.job(await world.caller())
     lifetime = Limit(Period.LIFETIME, requests=10)
     kept = [
@@ -176,7 +169,7 @@ async def test_idle_budgets_are_forgotten_and_others_are_not(world: World) -> No
     assert await granted(world.store, kept[0], 99) == 5
 
 
-async def test_many_processes_grant_no_more_than_the_limit(postgres_world: World) -> None:
+async def test_many_processes_grant_no_more_than_the_limit(postgres_world: StoreWorld) -> None:
     """Rows that do not exist yet, three budgets in every order, four processes: no deadlock and not one too many."""
     stores = [await postgres_world.open_another() for _ in range(4)]
     names = [budget(name, minute(limit)) for name, limit in (("a", 50), ("b", 35), ("c", 1_000))]
@@ -190,7 +183,9 @@ async def test_many_processes_grant_no_more_than_the_limit(postgres_world: World
     assert taken == 35
 
 
-async def test_a_grant_bears_the_time_at_which_its_row_was_free(postgres_world: World, shared_database: str) -> None:
+async def test_a_grant_bears_the_time_at_which_its_row_was_free(
+    postgres_world: StoreWorld, shared_database: str
+) -> None:
     """Who waited for the row must not be counted at the moment when it began to wait: it sends later than that."""
     one = budget("gpu", minute(5))
     assert await granted(postgres_world.store, one, 1) == 1
@@ -209,7 +204,13 @@ async def test_a_grant_bears_the_time_at_which_its_row_was_free(postgres_world: 
 
 
 async def share(
-    world: World, worker: str, cap: int, wanted: int, in_use: int = 0, name: str = "gpu", store: Store | None = None
+    world: StoreWorld,
+    worker: str,
+    cap: int,
+    wanted: int,
+    in_use: int = 0,
+    name: str = "gpu",
+    store: Store | None = None,
 ) -> int:
     answer: Mapping[str, int] = await (store or world.store).share_slots(
         worker, {name: wanted}, {name: in_use}, {name: cap}
@@ -217,7 +218,7 @@ async def share(
     return answer[name]
 
 
-async def test_slots_are_shared_fairly_and_never_above_the_cap(world: World) -> None:
+async def test_slots_are_shared_fairly_and_never_above_the_cap(world: StoreWorld) -> None:
     first, second, third = [await world.worker() for _ in range(3)]
     assert await share(world, first, 10, 10) == 10
     assert await share(world, second, 10, 8) == 0, "all are held: the holder has to give back first"
@@ -232,7 +233,7 @@ async def test_slots_are_shared_fairly_and_never_above_the_cap(world: World) -> 
     assert await share(world, third, 10, 1) == 1
 
 
-async def test_a_worker_that_is_gone_holds_nothing_and_gets_nothing(world: World) -> None:
+async def test_a_worker_that_is_gone_holds_nothing_and_gets_nothing(world: StoreWorld) -> None:
     lost, other = await world.worker(), await world.worker(lease_ms=10 * LEASE_MS)
     assert await share(world, lost, 4, 9) == 4
     await world.clock.advance(LEASE_MS + 1)
@@ -244,7 +245,7 @@ async def test_a_worker_that_is_gone_holds_nothing_and_gets_nothing(world: World
     assert await rows(world, "select worker_id from slots where worker_id <> ''") == [other]
 
 
-async def test_many_names_at_once_and_each_by_itself(world: World) -> None:
+async def test_many_names_at_once_and_each_by_itself(world: StoreWorld) -> None:
     one, two = await world.worker(), await world.worker()
     caps = {f"d{number}": number for number in range(20)}
     wanted = dict.fromkeys(caps, 100)
@@ -254,7 +255,7 @@ async def test_many_names_at_once_and_each_by_itself(world: World) -> None:
     assert await world.store.share_slots(two, wanted, {}, caps) == caps
 
 
-async def test_processes_that_share_at_once_stay_under_the_cap(postgres_world: World) -> None:
+async def test_processes_that_share_at_once_stay_under_the_cap(postgres_world: StoreWorld) -> None:
     stores = [await postgres_world.open_another() for _ in range(4)]
     workers = [await postgres_world.worker() for _ in range(12)]
 
@@ -266,7 +267,7 @@ async def test_processes_that_share_at_once_stay_under_the_cap(postgres_world: W
     assert int(held[0]) <= 30
 
 
-async def test_limits_that_a_deployment_told_are_known_for_a_week(world: World) -> None:
+async def test_limits_that_a_deployment_told_are_known_for_a_week(world: StoreWorld) -> None:
     await world.store.put_discovered("gpu", minute(600))
     await world.store.put_discovered("gpu", minute(None, 90_000))
     await world.store.put_discovered("other", minute(5, 6))
@@ -279,6 +280,6 @@ async def test_limits_that_a_deployment_told_are_known_for_a_week(world: World) 
     assert await rows(world, "select deployment from discovered_limits") == ["gpu"]
 
 
-async def test_a_store_keeps_the_name_it_was_given_first(world: World) -> None:
+async def test_a_store_keeps_the_name_it_was_given_first(world: StoreWorld) -> None:
     name = await world.store.store_name("first")
     assert await world.store.store_name("second") == name

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import MODEL, World, plan_of
-from tests.contracts.test_store_controls import flush, offered, refused
+from tests.contracts.store_world import MODEL, StoreWorld, plan_of, refused
+from tests.contracts.test_store_controls import flush, offered
 from tidegate.core.job_controls import Canary, JobControls
 from tidegate.core.nouns import Caller, Job
 from tidegate.core.states import JobState
@@ -18,14 +18,14 @@ from tidegate.store.operated import WaitingWork
 pytestmark = pytest.mark.anyio
 
 
-async def sampled(world: World, then: str = "continue", ppm: int = 500_000, sample: int = 2) -> tuple[Job, Caller]:
+async def sampled(world: StoreWorld, then: str = "continue", ppm: int = 500_000, sample: int = 2) -> tuple[Job, Caller]:
     """A job of a sample and two more slices of two items."""
     caller = await world.caller()
     job = await world.job(caller, canary=Canary(sample, ppm, then))
     return await world.ingested(job, replace(plan_of(2, 2, 2), sample_count=sample)), caller
 
 
-async def run_sample(world: World, job: Job, *, failures: int = 0) -> Any:
+async def run_sample(world: StoreWorld, job: Job, *, failures: int = 0) -> Any:
     worker = await world.worker()
     [held] = await world.lease(worker, job)
     assert (held.first, held.count) == (0, 2)
@@ -37,7 +37,7 @@ async def run_sample(world: World, job: Job, *, failures: int = 0) -> Any:
     return recorded
 
 
-async def test_only_the_sample_is_leased_until_it_is_done_and_then_all(world: World) -> None:
+async def test_only_the_sample_is_leased_until_it_is_done_and_then_all(world: StoreWorld) -> None:
     job, caller = await sampled(world)
     assert await offered(world) == [job.id]
     recorded = await run_sample(world, job, failures=1)
@@ -50,7 +50,7 @@ async def test_only_the_sample_is_leased_until_it_is_done_and_then_all(world: Wo
     assert (await refused(world.store.end_canary(caller.tenant_id, job.id, goes_on=False))).status == 409
 
 
-async def test_nothing_more_is_leased_while_the_sample_runs_or_is_waited_for(world: World) -> None:
+async def test_nothing_more_is_leased_while_the_sample_runs_or_is_waited_for(world: StoreWorld) -> None:
     job, caller = await sampled(world, "wait")
     worker = await world.worker()
     [held] = await world.lease(worker, job)
@@ -73,7 +73,7 @@ async def test_nothing_more_is_leased_while_the_sample_runs_or_is_waited_for(wor
 
 
 @pytest.mark.parametrize("act", ["key_changed", "key_revoked", "requeued"])
-async def test_what_is_held_back_stays_so_when_all_that_rests_is_looked_at_again(world: World, act: str) -> None:
+async def test_what_is_held_back_stays_so_when_all_that_rests_is_looked_at_again(world: StoreWorld, act: str) -> None:
     tenant = (await world.caller()).tenant_id
     caller = Caller(tenant, "k1")
     await world.store.put_key(caller, b"hash", "", KeyRights())
@@ -93,7 +93,7 @@ async def test_what_is_held_back_stays_so_when_all_that_rests_is_looked_at_again
 
 
 @pytest.mark.parametrize("then", ["continue", "stop", "wait"])
-async def test_too_many_failures_stop_the_job_and_keep_its_results(world: World, then: str) -> None:
+async def test_too_many_failures_stop_the_job_and_keep_its_results(world: StoreWorld, then: str) -> None:
     job, _ = await sampled(world, then, ppm=499_999)
     recorded = await run_sample(world, job, failures=1)
     assert recorded.stopped
@@ -107,7 +107,7 @@ async def test_too_many_failures_stop_the_job_and_keep_its_results(world: World,
     await world.judge(job)
 
 
-async def test_a_sample_whose_end_passes_a_threshold_is_not_judged_beside(world: World) -> None:
+async def test_a_sample_whose_end_passes_a_threshold_is_not_judged_beside(world: StoreWorld) -> None:
     job = await world.job(await world.caller(), canary=Canary(2, 0, "continue"), controls=JobControls(max_cost_nano=99))
     job = await world.ingested(job, replace(plan_of(2, 2), sample_count=2))
     await world.lease(await world.worker(), job, token=job.id)
@@ -120,7 +120,7 @@ async def test_a_sample_whose_end_passes_a_threshold_is_not_judged_beside(world:
     assert (await refused(world.store.end_canary(job.tenant_id, job.id, goes_on=False))).status == 409
 
 
-async def test_a_slice_that_rests_is_not_woken_when_the_others_are_let_go(world: World) -> None:
+async def test_a_slice_that_rests_is_not_woken_when_the_others_are_let_go(world: StoreWorld) -> None:
     job, caller = await sampled(world, "wait")
     worker = await world.worker()
     [held] = await world.lease(worker, job)
@@ -131,14 +131,14 @@ async def test_a_slice_that_rests_is_not_woken_when_the_others_are_let_go(world:
     assert [one.first for one in await world.lease(worker, job)] == [0]
 
 
-async def test_a_caller_who_stops_a_batch_after_its_sample_wants_no_more_of_it(world: World) -> None:
+async def test_a_caller_who_stops_a_batch_after_its_sample_wants_no_more_of_it(world: StoreWorld) -> None:
     job, caller = await sampled(world, "wait")
     await run_sample(world, job)
     await world.store.end_canary(caller.tenant_id, job.id, goes_on=False)
     assert await world.store.due_work() == WaitingWork({}, True)
 
 
-async def test_a_batch_may_be_only_its_canary(world: World) -> None:
+async def test_a_batch_may_be_only_its_canary(world: StoreWorld) -> None:
     job, _ = await sampled(world, "stop")
     assert (await run_sample(world, job)).stopped
     stopped = await world.look(job)
@@ -151,7 +151,7 @@ async def test_a_batch_may_be_only_its_canary(world: World) -> None:
 
 @pytest.mark.parametrize("then", ["stop", "wait"])
 @pytest.mark.parametrize("failures", [0, 2])
-async def test_a_sample_that_is_the_whole_job_only_judges_it(world: World, failures: int, then: str) -> None:
+async def test_a_sample_that_is_the_whole_job_only_judges_it(world: StoreWorld, failures: int, then: str) -> None:
     caller = await world.caller()
     job = await world.job(caller, canary=Canary(9, 0, then))
     job = await world.ingested(job, replace(plan_of(2), sample_count=2))
@@ -162,7 +162,7 @@ async def test_a_sample_that_is_the_whole_job_only_judges_it(world: World, failu
     assert (ended.closing, ended.canary and ended.canary.state) == wanted
 
 
-async def test_the_caller_may_speak_at_any_time(world: World) -> None:
+async def test_the_caller_may_speak_at_any_time(world: StoreWorld) -> None:
     job, caller = await sampled(world, "wait")
     told = await world.store.end_canary(caller.tenant_id, job.id, goes_on=True)
     assert told is not None
@@ -183,7 +183,7 @@ async def test_the_caller_may_speak_at_any_time(world: World) -> None:
     assert await world.store.end_canary(stranger.tenant_id, job.id, goes_on=True) is None
 
 
-async def test_an_input_without_a_good_line_has_no_canary(world: World) -> None:
+async def test_an_input_without_a_good_line_has_no_canary(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.job(caller, canary=Canary(2, 0))
     job = await world.ingested(job, replace(plan_of(2), sample_count=0))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import World
+from tests.contracts.store_world import StoreWorld
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_census_counts_jobs_items_the_queue_and_workers(world: World) -> None:
+async def test_a_census_counts_jobs_items_the_queue_and_workers(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     waiting, running = await world.running(caller, 3), await world.running(caller, 2)
     await world.job(caller)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import MODEL, World, plan_of
+from tests.contracts.store_world import MODEL, StoreWorld, plan_of
 from tests.support.ports import HandClock
 from tidegate.core.policies import Policies
 from tidegate.core.schedule import Choice, Reason
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 class Decider:
     """A chooser with room for all models but those that are closed."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: StoreWorld) -> None:
         self.clock = HandClock(0.0)
         self.chooser = Scheduler(world.store, self.clock, Policies(), 64)
         self.closed: set[str] = set()
@@ -35,7 +35,7 @@ def jobs_of(choice: Choice) -> set[str]:
     return {pick.job_id for pick in choice.picks}
 
 
-async def test_a_model_that_wakes_after_the_last_decision_is_dealt_in_the_next(world: World) -> None:
+async def test_a_model_that_wakes_after_the_last_decision_is_dealt_in_the_next(world: StoreWorld) -> None:
     decider, caller = Decider(world), await world.caller()
     assert await decider.choose() == Choice([], [])
     first = await world.running(caller, 1)
@@ -46,7 +46,7 @@ async def test_a_model_that_wakes_after_the_last_decision_is_dealt_in_the_next(w
     assert jobs_of(await decider.choose()) == {first.id, other.id}
 
 
-async def test_one_that_wakes_while_all_others_are_closed_is_dealt_too(world: World) -> None:
+async def test_one_that_wakes_while_all_others_are_closed_is_dealt_too(world: StoreWorld) -> None:
     decider, caller = Decider(world), await world.caller()
     await world.running(caller, 1)
     await decider.choose()
@@ -59,7 +59,7 @@ async def test_one_that_wakes_while_all_others_are_closed_is_dealt_too(world: Wo
     assert [(skip.model, skip.reason) for skip in choice.skips] == [(MODEL, Reason.RESTING)]
 
 
-async def test_a_model_that_sleeps_is_neither_dealt_nor_spoken_of(world: World) -> None:
+async def test_a_model_that_sleeps_is_neither_dealt_nor_spoken_of(world: StoreWorld) -> None:
     decider, caller = Decider(world), await world.caller()
     job = await world.running(caller, 1)
     other = await world.ingested(await world.job(caller), plan_of(1, model="other"))
@@ -74,7 +74,7 @@ async def test_a_model_that_sleeps_is_neither_dealt_nor_spoken_of(world: World) 
     assert decider.asked == [MODEL], "it is not asked for again"
 
 
-async def test_how_fast_models_are_is_asked_for_a_few_at_a_time(world: World) -> None:
+async def test_how_fast_models_are_is_asked_for_a_few_at_a_time(world: StoreWorld) -> None:
     decider, caller = Decider(world), await world.caller()
     for number in range(5):
         await world.ingested(await world.job(caller), plan_of(1, model=f"m{number}"))
@@ -88,7 +88,7 @@ async def test_how_fast_models_are_is_asked_for_a_few_at_a_time(world: World) ->
     assert seen == [0, 2, 4, 5, 5]
 
 
-async def test_work_that_is_due_and_not_leased_is_named_by_model(world: World) -> None:
+async def test_work_that_is_due_and_not_leased_is_named_by_model(world: StoreWorld) -> None:
     caller = await world.caller()
     assert await world.store.unleased_models(10) == []
     job = await world.running(caller, 1, 1)

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.contracts.store_world import DAY_MS, MODEL, START_MS, World, plan_of
-from tidegate.core.errors import ApiProblem
+from tests.contracts.store_world import DAY_MS, MODEL, START_MS, StoreWorld, plan_of, refused
 from tidegate.core.job_controls import EVERYTHING, JobChange, JobControls, MaxErrors
 from tidegate.core.nouns import Job, JobFlush
 from tidegate.core.schedule.snapshot import ModelRoom
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.anyio
 HOUR_MS = 3_600_000
 
 
-async def offered(world: World, worker_id: str | None = None) -> list[str]:
+async def offered(world: StoreWorld, worker_id: str | None = None) -> list[str]:
     """The jobs that a worker with room is shown, in the order of the look."""
     look = await world.store.snapshot(
         worker_id or await world.worker(), {MODEL: ModelRoom(100)}, slice_items=10, slices_max=10
@@ -28,13 +27,7 @@ async def offered(world: World, worker_id: str | None = None) -> list[str]:
     return [view.job_id for view in look.jobs]
 
 
-async def refused(call: Any) -> ApiProblem:
-    with pytest.raises(ApiProblem) as problem:
-        await call
-    return problem.value
-
-
-async def test_a_paused_job_is_neither_offered_nor_leased_until_it_is_resumed(world: World) -> None:
+async def test_a_paused_job_is_neither_offered_nor_leased_until_it_is_resumed(world: StoreWorld) -> None:
     caller, worker_id = await world.caller(), await world.worker()
     job, other = await world.running(caller, 2, 2), await world.running(caller, 2)
     held = await world.lease(worker_id, job, 1)
@@ -58,7 +51,7 @@ async def test_a_paused_job_is_neither_offered_nor_leased_until_it_is_resumed(wo
     assert [leased.first for leased in await world.lease(worker_id, job)] == [2]
 
 
-async def test_the_flow_of_a_paused_job_sleeps_and_wakes_with_it(world: World) -> None:
+async def test_the_flow_of_a_paused_job_sleeps_and_wakes_with_it(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 2)
     owner = job.share_owner
@@ -70,7 +63,7 @@ async def test_the_flow_of_a_paused_job_sleeps_and_wakes_with_it(world: World) -
     assert await offered(world) == [job.id]
 
 
-async def test_a_job_may_be_paused_before_it_is_ingested(world: World) -> None:
+async def test_a_job_may_be_paused_before_it_is_ingested(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.job(caller)
     await world.store.pause_job(caller.tenant_id, job.id)
@@ -80,7 +73,7 @@ async def test_a_job_may_be_paused_before_it_is_ingested(world: World) -> None:
     assert await offered(world) == [job.id]
 
 
-async def test_the_deadline_of_a_paused_job_runs_on(world: World) -> None:
+async def test_the_deadline_of_a_paused_job_runs_on(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 2)
     await world.store.pause_job(caller.tenant_id, job.id)
@@ -91,7 +84,7 @@ async def test_the_deadline_of_a_paused_job_runs_on(world: World) -> None:
     assert await world.store.close_job(job.id, 0)
 
 
-async def test_what_ended_or_ends_can_neither_be_paused_nor_changed(world: World) -> None:
+async def test_what_ended_or_ends_can_neither_be_paused_nor_changed(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 2)
     await world.store.cancel_job(caller.tenant_id, job.id)
@@ -104,7 +97,7 @@ async def test_what_ended_or_ends_can_neither_be_paused_nor_changed(world: World
         assert (problem.status, problem.code) == (409, code)
 
 
-async def test_another_tenants_job_cannot_be_controlled(world: World) -> None:
+async def test_another_tenants_job_cannot_be_controlled(world: StoreWorld) -> None:
     ours, theirs = await world.caller("ours"), await world.caller("theirs")
     job = await world.running(theirs)
     for job_id in (job.id, world.id("batch")):
@@ -114,7 +107,7 @@ async def test_another_tenants_job_cannot_be_controlled(world: World) -> None:
     assert await world.look(job) == job
 
 
-async def test_higher_priorities_are_looked_at_first_and_priority_can_change(world: World) -> None:
+async def test_higher_priorities_are_looked_at_first_and_priority_can_change(world: StoreWorld) -> None:
     caller = await world.caller()
     ordinary = [await world.running(caller, 2) for _ in range(12)]
     first = await world.running(caller, 2, controls=JobControls(priority=7))
@@ -129,7 +122,7 @@ async def test_higher_priorities_are_looked_at_first_and_priority_can_change(wor
     assert len(ordinary) == 12
 
 
-async def test_nothing_of_a_job_runs_before_its_moment(world: World) -> None:
+async def test_nothing_of_a_job_runs_before_its_moment(world: StoreWorld) -> None:
     caller, worker_id = await world.caller(), await world.worker(lease_ms=DAY_MS)
     job = await world.running(caller, 2, 2, controls=JobControls(not_before=START_MS + HOUR_MS))
     assert await offered(world) == []
@@ -159,7 +152,7 @@ async def test_nothing_of_a_job_runs_before_its_moment(world: World) -> None:
     ids=["behind_the_window", "behind_begin_within"],
 )
 async def test_a_moment_at_which_it_could_not_begin_is_refused(
-    world: World, wishes: dict[str, Any], not_before: int
+    world: StoreWorld, wishes: dict[str, Any], not_before: int
 ) -> None:
     caller = await world.caller()
     problem = await refused(world.job(caller, controls=JobControls(not_before=not_before), **wishes))
@@ -169,7 +162,7 @@ async def test_a_moment_at_which_it_could_not_begin_is_refused(
     assert problem.param == "not_before"
 
 
-async def test_a_job_that_has_begun_may_wait_longer_than_it_had_to_begin(world: World) -> None:
+async def test_a_job_that_has_begun_may_wait_longer_than_it_had_to_begin(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 2, 2, begin_within_ms=HOUR_MS)
     assert await world.lease(await world.worker(), job, 1)
@@ -178,7 +171,7 @@ async def test_a_job_that_has_begun_may_wait_longer_than_it_had_to_begin(world: 
     assert changed.controls.not_before == START_MS + 2 * HOUR_MS
 
 
-async def test_a_job_that_has_not_begun_is_due_when_it_must_begin_whatever_its_window(world: World) -> None:
+async def test_a_job_that_has_not_begun_is_due_when_it_must_begin_whatever_its_window(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 2, begin_within_ms=HOUR_MS)
 
@@ -192,7 +185,7 @@ async def test_a_job_that_has_not_begun_is_due_when_it_must_begin_whatever_its_w
     assert await due_after(3) == 3 * DAY_MS
 
 
-async def test_only_a_new_moment_ends_the_rest_that_a_budget_asked_for(world: World) -> None:
+async def test_only_a_new_moment_ends_the_rest_that_a_budget_asked_for(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 2)
     await world.store.rest_job(job.id, MODEL, HOUR_MS)
@@ -202,7 +195,7 @@ async def test_only_a_new_moment_ends_the_rest_that_a_budget_asked_for(world: Wo
     assert await offered(world) == [job.id]
 
 
-async def test_a_deadline_moves_with_its_window(world: World) -> None:
+async def test_a_deadline_moves_with_its_window(world: StoreWorld) -> None:
     caller, worker_id = await world.caller(), await world.worker()
     job = await world.running(caller, 2)
     await world.lease(worker_id, job)
@@ -219,7 +212,7 @@ async def test_a_deadline_moves_with_its_window(world: World) -> None:
     assert await world.store.overdue_jobs(10) == [job.id]
 
 
-async def leased(world: World, count: int, **controls: Any) -> Job:
+async def leased(world: StoreWorld, count: int, **controls: Any) -> Job:
     """A job of one slice that a worker holds, under the token that `flush` names."""
     job = await world.running(await world.caller(), count, controls=JobControls(**controls))
     await world.lease(await world.worker(), job, token=job.id)
@@ -227,7 +220,12 @@ async def leased(world: World, count: int, **controls: Any) -> Job:
 
 
 async def flush(
-    world: World, job: Job, answered: tuple[int, ...], failed: tuple[int, ...], nano: int = 0, model: str | None = None
+    world: StoreWorld,
+    job: Job,
+    answered: tuple[int, ...],
+    failed: tuple[int, ...],
+    nano: int = 0,
+    model: str | None = None,
 ) -> None:
     """Record these outcomes in one transaction; each answer costs so much, and each failed line names this model."""
     answers = world.answers(await world.log(), job, *answered, token=job.id)
@@ -244,12 +242,12 @@ async def flush(
     )
 
 
-async def ended_by(world: World, job: Job) -> tuple[str | None, str | None]:
+async def ended_by(world: StoreWorld, job: Job) -> tuple[str | None, str | None]:
     job = await world.look(job)
     return job.stopped_by, job.errors[0].code if job.errors else None
 
 
-async def test_more_errors_than_allowed_stop_a_job_and_keep_its_results(world: World) -> None:
+async def test_more_errors_than_allowed_stop_a_job_and_keep_its_results(world: StoreWorld) -> None:
     job = await leased(world, 10, max_errors=MaxErrors(count=2))
     await flush(world, job, (0, 1), (2, 3))
     assert await ended_by(world, job) == (None, None)
@@ -266,7 +264,7 @@ async def test_more_errors_than_allowed_stop_a_job_and_keep_its_results(world: W
     assert await world.store.close_job(job.id, 0)
 
 
-async def test_a_share_of_errors_counts_once_enough_are_done(world: World) -> None:
+async def test_a_share_of_errors_counts_once_enough_are_done(world: StoreWorld) -> None:
     job = await leased(world, 10, max_errors=MaxErrors(share_ppm=500_000, after=4))
     await flush(world, job, (), (0, 1))
     assert await ended_by(world, job) == (None, None)
@@ -276,7 +274,7 @@ async def test_a_share_of_errors_counts_once_enough_are_done(world: World) -> No
     assert await ended_by(world, job) == ("max_errors", "max_errors_exceeded")
 
 
-async def test_a_job_is_stopped_when_all_that_was_sent_failed_and_bad_lines_do_not_count(world: World) -> None:
+async def test_a_job_is_stopped_when_all_that_was_sent_failed_and_bad_lines_do_not_count(world: StoreWorld) -> None:
     job = await leased(world, 20, max_errors=MaxErrors(share_ppm=EVERYTHING, after=3))
     await flush(world, job, (), tuple(range(10)), model="")
     await flush(world, job, (), (10, 11), model="m")
@@ -286,13 +284,13 @@ async def test_a_job_is_stopped_when_all_that_was_sent_failed_and_bad_lines_do_n
     assert "The first 3 requests failed" in (await world.judge(job)).errors[0].message
 
 
-async def test_one_answer_keeps_a_job_going_whatever_else_fails(world: World) -> None:
+async def test_one_answer_keeps_a_job_going_whatever_else_fails(world: StoreWorld) -> None:
     job = await leased(world, 20, max_errors=MaxErrors(share_ppm=EVERYTHING, after=3))
     await flush(world, job, (0,), tuple(range(1, 20)))
     assert (await world.judge(job)).closing is JobState.COMPLETED
 
 
-async def test_a_job_that_is_done_with_too_many_errors_failed_too(world: World) -> None:
+async def test_a_job_that_is_done_with_too_many_errors_failed_too(world: StoreWorld) -> None:
     """How its lines were cut into flushes must not decide how a job ends."""
     job = await leased(world, 3, max_errors=MaxErrors(share_ppm=0, after=100))
     await flush(world, job, (0, 1), (2,))
@@ -300,7 +298,7 @@ async def test_a_job_that_is_done_with_too_many_errors_failed_too(world: World) 
     assert (ended.state, ended.closing, ended.stopped_by) == (JobState.FINALIZING, JobState.FAILED, "max_errors")
 
 
-async def test_more_cost_than_allowed_stops_a_job(world: World) -> None:
+async def test_more_cost_than_allowed_stops_a_job(world: StoreWorld) -> None:
     job = await leased(world, 10, max_cost_nano=100)
     await flush(world, job, (0, 1), (), nano=50)
     assert await ended_by(world, job) == (None, None)
@@ -309,7 +307,7 @@ async def test_more_cost_than_allowed_stops_a_job(world: World) -> None:
     assert "more than its max_cost" in (await world.look(job)).errors[0].message
 
 
-async def test_a_threshold_below_what_is_spent_stops_a_job_at_once(world: World) -> None:
+async def test_a_threshold_below_what_is_spent_stops_a_job_at_once(world: StoreWorld) -> None:
     job = await leased(world, 10)
     await flush(world, job, (0,), (1,), nano=50)
     for change in (
@@ -325,7 +323,7 @@ async def test_a_threshold_below_what_is_spent_stops_a_job_at_once(world: World)
     assert await world.store.due_work() == WaitingWork({}, True)
 
 
-async def test_a_job_that_closes_keeps_its_reason(world: World) -> None:
+async def test_a_job_that_closes_keeps_its_reason(world: StoreWorld) -> None:
     job = await leased(world, 10, max_errors=MaxErrors(count=0))
     await world.store.cancel_job(job.tenant_id, job.id)
     await world.record(world.errors(await world.log("errors"), job, 0, token=job.id))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.contracts.store_world import DAY_MS, World
+from tests.contracts.store_world import DAY_MS, StoreWorld, refused
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period, creation_budgets
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Job, Quotas
@@ -25,44 +25,38 @@ def allowed(
     return creation_budgets(bound, name, [Limit(period, jobs=jobs, bytes=size_bytes)])
 
 
-async def create(world: World, caller: Caller, budgets: tuple[Budget, ...], **wishes: object) -> Job:
+async def create(world: StoreWorld, caller: Caller, budgets: tuple[Budget, ...], **wishes: object) -> Job:
     return await world.job(caller, await world.file(caller), quotas=Quotas(creation=budgets), **wishes)  # type: ignore[arg-type]
 
 
-async def refusal(world: World, caller: Caller, budgets: tuple[Budget, ...]) -> ApiProblem:
-    with pytest.raises(ApiProblem) as problem:
-        await create(world, caller, budgets)
-    return problem.value
-
-
-async def test_so_many_jobs_in_a_day_and_then_none_until_the_next(world: World) -> None:
+async def test_so_many_jobs_in_a_day_and_then_none_until_the_next(world: StoreWorld) -> None:
     caller = await world.caller()
     budgets = allowed(caller, Period.DAY, jobs=2) + allowed(caller, Period.LIFETIME, jobs=3, bound=LimitBound.TENANT)
     for _ in range(2):
         await create(world, caller, budgets)
-    said = await refusal(world, caller, budgets)
+    said = await refused(create(world, caller, budgets))
     assert (said.status, said.code) == (429, "quota_exceeded")
     assert "2 batches per day" in said.message
     assert said.retry_after_s is not None
     assert 0 < said.retry_after_s <= 86_400
     await world.clock.advance(DAY_MS)
     await create(world, caller, budgets)
-    said = await refusal(world, caller, budgets)
+    said = await refused(create(world, caller, budgets))
     assert (said.retry_after_s, "organization may create 3 batches per lifetime" in said.message) == (None, True)
 
 
-async def test_bytes_count_and_an_input_above_the_limit_is_never_taken(world: World) -> None:
+async def test_bytes_count_and_an_input_above_the_limit_is_never_taken(world: StoreWorld) -> None:
     caller = await world.caller()
     size_bytes = (await world.file(caller)).size_bytes
-    said = await refusal(world, caller, allowed(caller, Period.DAY, size_bytes=size_bytes - 1))
+    said = await refused(create(world, caller, allowed(caller, Period.DAY, size_bytes=size_bytes - 1)))
     assert (said.status, said.param) == (413, "input_file_id")
     enough = allowed(caller, Period.DAY, size_bytes=2 * size_bytes)
     await create(world, caller, enough)
     await create(world, caller, enough)
-    assert (await refusal(world, caller, enough)).status == 429
+    assert (await refused(create(world, caller, enough))).status == 429
 
 
-async def test_what_is_refused_or_replayed_counts_nothing(world: World) -> None:
+async def test_what_is_refused_or_replayed_counts_nothing(world: StoreWorld) -> None:
     caller = await world.caller()
     roomy, narrow = (
         allowed(caller, Period.LIFETIME, jobs=2),
@@ -72,12 +66,12 @@ async def test_what_is_refused_or_replayed_counts_nothing(world: World) -> None:
     file = await world.file(caller)
     for _ in range(3):
         await world.job(caller, file, job_id=job_id, quotas=Quotas(creation=roomy + narrow))
-    await refusal(world, caller, roomy + narrow)
+    await refused(create(world, caller, roomy + narrow))
     await create(world, caller, roomy)
-    assert (await refusal(world, caller, roomy)).status == 429
+    assert (await refused(create(world, caller, roomy))).status == 429
 
 
-async def test_many_who_create_at_once_pass_no_limit(world: World) -> None:
+async def test_many_who_create_at_once_pass_no_limit(world: StoreWorld) -> None:
     caller = await world.caller()
     budgets = allowed(caller, Period.LIFETIME, jobs=5)
     made = await asyncio.gather(*(create(world, caller, budgets) for _ in range(12)), return_exceptions=True)

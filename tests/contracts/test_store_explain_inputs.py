@@ -1,28 +1,28 @@
 """How a job stands, and what `tidegate explain` says of it, on every store."""
 
-from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
+from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
 from tests.support.store_verbs import lease_slices
 from tidegate.core.schedule.explain import explain
 
 
-async def said(world: World, job_id: str) -> str:
+async def said(world: StoreWorld, job_id: str) -> str:
     job, explain_inputs = await world.store.any_job(job_id), await world.store.explain_inputs(job_id)
     assert job is not None
     assert explain_inputs is not None
     return "\n".join(explain(job, explain_inputs))
 
 
-async def test_an_absent_job_has_no_standing(world: World) -> None:
+async def test_an_absent_job_has_no_standing(world: StoreWorld) -> None:
     assert await world.store.explain_inputs(world.id("batch")) is None
 
 
-async def test_without_a_worker_it_says_how_to_start_one(world: World) -> None:
+async def test_without_a_worker_it_says_how_to_start_one(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 3)
     await world.clock.advance(10 * LEASE_MS)
     assert "start one with `tidegate serve`" in await said(world, job.id)
 
 
-async def test_who_is_ahead_who_runs_and_who_rests(world: World) -> None:
+async def test_who_is_ahead_who_runs_and_who_rests(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     first = await world.running(caller, 2)
     await world.clock.advance(1)
@@ -36,7 +36,7 @@ async def test_who_is_ahead_who_runs_and_who_rests(world: World) -> None:
     assert "1 slice is put off for another 1m30s" in await said(world, first.id)
 
 
-async def test_older_batches_of_other_models_are_not_ahead(world: World) -> None:
+async def test_older_batches_of_other_models_are_not_ahead(world: StoreWorld) -> None:
     caller = await world.caller()
     await world.running(caller, 2)
     await world.clock.advance(1)
@@ -44,7 +44,7 @@ async def test_older_batches_of_other_models_are_not_ahead(world: World) -> None
     assert "nothing is ahead of it" in await said(world, other.id)
 
 
-async def test_a_closing_an_ended_and_a_waiting_job(world: World) -> None:
+async def test_a_closing_an_ended_and_a_waiting_job(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 2)
     await lease_slices(world.store, worker, job.id, MODEL, 1, "t")
@@ -54,7 +54,7 @@ async def test_a_closing_an_ended_and_a_waiting_job(world: World) -> None:
     assert "being published" in await said(world, job.id)
 
 
-async def test_a_lost_owner_is_a_reason_to_wait(world: World) -> None:
+async def test_a_lost_owner_is_a_reason_to_wait(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 2)
     await lease_slices(world.store, worker, job.id, MODEL, 1, "t")
@@ -66,7 +66,7 @@ async def test_a_lost_owner_is_a_reason_to_wait(world: World) -> None:
     )
 
 
-async def test_what_expired_says_which_time_was_over(world: World) -> None:
+async def test_what_expired_says_which_time_was_over(world: StoreWorld) -> None:
     caller = await world.caller()
     hasty = await world.job(caller, begin_within_ms=90_000)
     late = await world.job(caller, window_ms=120_000)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import DAY_MS, START_MS, World
+from tests.contracts.store_world import DAY_MS, START_MS, StoreWorld
 from tests.support.store_verbs import any_file
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import AbandonedBlob, Extent, File, Idempotency, NewFile, Placed, Quotas, Stamp
@@ -18,7 +18,7 @@ from tidegate.store import files
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_file_shows_a_durable_blob(world: World) -> None:
+async def test_a_file_shows_a_durable_blob(world: StoreWorld) -> None:
     caller = await world.caller()
     file = await world.file(caller, size_bytes=1 << 40, line_count=7, expires_after_ms=5_000)
     assert (file.size_bytes, file.line_count, file.state) == (1 << 40, 7, FileState.READY)
@@ -30,7 +30,7 @@ async def test_a_file_shows_a_durable_blob(world: World) -> None:
     assert await world.store.knows_blob(extent.blob_id)
 
 
-async def test_the_owner_of_a_file_is_found_while_the_file_may_be_seen(world: World) -> None:
+async def test_the_owner_of_a_file_is_found_while_the_file_may_be_seen(world: StoreWorld) -> None:
     theirs = await world.caller("theirs")
     file, short = await world.file(theirs), await world.file(theirs, expires_after_ms=5_000)
     assert [await world.store.file_owner(one) for one in (file.id, short.id, world.id("file"))] == [
@@ -43,7 +43,7 @@ async def test_the_owner_of_a_file_is_found_while_the_file_may_be_seen(world: Wo
     assert [await world.store.file_owner(one.id) for one in (file, short)] == [None, None]
 
 
-async def test_creating_a_file_may_be_replayed(world: World) -> None:
+async def test_creating_a_file_may_be_replayed(world: StoreWorld) -> None:
     caller, blob, file_id = await world.caller(), await world.log("upload"), world.id("file")
     new = NewFile(file_id, blob.blob_id, Stamp(10, "aa"), "batch", "a", 1, None)
     first = await world.store.create_file(caller, new)
@@ -54,7 +54,7 @@ async def test_creating_a_file_may_be_replayed(world: World) -> None:
     assert await world.store.condemn_unused_blobs(-1, -1, 10) == 1
 
 
-async def test_a_blob_that_was_given_up_cannot_become_a_file(world: World) -> None:
+async def test_a_blob_that_was_given_up_cannot_become_a_file(world: StoreWorld) -> None:
     caller, blob = await world.caller(), await world.log("upload")
     for _ in range(2):
         await world.store.give_up_blob(blob.blob_id)
@@ -69,7 +69,7 @@ async def test_a_blob_that_was_given_up_cannot_become_a_file(world: World) -> No
     assert not await world.store.knows_blob(blob.blob_id)
 
 
-async def test_another_tenants_file_is_like_an_absent_one(world: World) -> None:
+async def test_another_tenants_file_is_like_an_absent_one(world: StoreWorld) -> None:
     ours, theirs = await world.caller("ours"), await world.caller("theirs")
     file, absent = await world.file(theirs), world.id("file")
     for file_id in (file.id, absent):
@@ -85,7 +85,7 @@ async def test_another_tenants_file_is_like_an_absent_one(world: World) -> None:
 
 
 @pytest.mark.parametrize("order", ["desc", "asc"])
-async def test_pages_meet_files_of_the_same_moment_once_each(world: World, order: str) -> None:
+async def test_pages_meet_files_of_the_same_moment_once_each(world: StoreWorld, order: str) -> None:
     caller, stranger = await world.caller(), await world.caller("stranger")
     made = []
     for count in (4, 3):
@@ -105,7 +105,7 @@ async def test_pages_meet_files_of_the_same_moment_once_each(world: World, order
     assert [file.id for file in batch] == [id for _, id in expected if id in wanted]
 
 
-async def test_a_deleted_file_still_marks_a_place_in_a_list(world: World) -> None:
+async def test_a_deleted_file_still_marks_a_place_in_a_list(world: StoreWorld) -> None:
     caller = await world.caller()
     for _ in range(3):
         await world.file(caller)
@@ -116,7 +116,7 @@ async def test_a_deleted_file_still_marks_a_place_in_a_list(world: World) -> Non
     assert rest == page[2:]
 
 
-async def test_a_deleted_file_is_gone_and_its_bytes_with_it(world: World) -> None:
+async def test_a_deleted_file_is_gone_and_its_bytes_with_it(world: StoreWorld) -> None:
     caller = await world.caller()
     file = await world.file(caller)
     assert await world.store.condemn_unused_blobs(-1, -1, 10) == 0
@@ -131,7 +131,7 @@ async def test_a_deleted_file_is_gone_and_its_bytes_with_it(world: World) -> Non
     assert await world.store.condemned_blobs(1, 1, 10) == []
 
 
-async def test_an_input_that_ingest_needs_is_not_deleted(world: World) -> None:
+async def test_an_input_that_ingest_needs_is_not_deleted(world: StoreWorld) -> None:
     caller = await world.caller()
     file = await world.file(caller, expires_after_ms=1_000)
     job = await world.job(caller, file)
@@ -147,7 +147,7 @@ async def test_an_input_that_ingest_needs_is_not_deleted(world: World) -> None:
     assert await world.store.delete_file(caller.tenant_id, file.id)
 
 
-async def test_a_file_is_taken_back_with_its_key_unless_a_job_was_made_of_it(world: World) -> None:
+async def test_a_file_is_taken_back_with_its_key_unless_a_job_was_made_of_it(world: StoreWorld) -> None:
     caller, stranger, key = await world.caller(), await world.caller("stranger"), Idempotency("k", "hash")
     file = await world.file(caller, idempotency=key)
     assert not await world.store.take_back_file(stranger.tenant_id, file.id, "k")
@@ -163,7 +163,7 @@ async def test_a_file_is_taken_back_with_its_key_unless_a_job_was_made_of_it(wor
     assert (await world.file(caller, idempotency=key)).id != file.id, "the key makes a new file"
 
 
-async def test_a_key_whose_file_was_deleted_says_so(world: World) -> None:
+async def test_a_key_whose_file_was_deleted_says_so(world: StoreWorld) -> None:
     caller, key = await world.caller(), Idempotency("k", "hash")
     file = await world.file(caller, idempotency=key)
     await world.store.delete_file(caller.tenant_id, file.id)
@@ -172,7 +172,7 @@ async def test_a_key_whose_file_was_deleted_says_so(world: World) -> None:
     assert (problem.value.status, problem.value.code) == (409, "idempotency_result_deleted")
 
 
-async def test_an_expired_file_is_seen_by_nobody_before_it_is_swept(world: World) -> None:
+async def test_an_expired_file_is_seen_by_nobody_before_it_is_swept(world: StoreWorld) -> None:
     caller = await world.caller()
     file, kept = await world.file(caller, expires_after_ms=1_000), await world.file(caller)
     await world.clock.advance(999)
@@ -186,7 +186,7 @@ async def test_an_expired_file_is_seen_by_nobody_before_it_is_swept(world: World
     assert await world.store.expired_files(10) == [(caller.tenant_id, file.id)]
 
 
-async def test_the_same_key_and_body_make_one_file_for_a_day(world: World) -> None:
+async def test_the_same_key_and_body_make_one_file_for_a_day(world: StoreWorld) -> None:
     caller, stranger = await world.caller(), await world.caller("stranger")
     key = Idempotency("k", "body")
     first = await world.file(caller, idempotency=key)
@@ -205,7 +205,7 @@ async def test_the_same_key_and_body_make_one_file_for_a_day(world: World) -> No
     assert await world.file(caller, idempotency=Idempotency("k", "other body")) == later
 
 
-async def test_a_key_whose_file_was_forgotten_is_refused_with_what_to_do(world: World) -> None:
+async def test_a_key_whose_file_was_forgotten_is_refused_with_what_to_do(world: StoreWorld) -> None:
     caller, key = await world.caller(), Idempotency("k", "body")
     file = await world.file(caller, idempotency=key)
     await world.store.delete_file(caller.tenant_id, file.id)
@@ -216,7 +216,7 @@ async def test_a_key_whose_file_was_forgotten_is_refused_with_what_to_do(world: 
         await world.file(caller, idempotency=key)
 
 
-async def test_two_uploads_with_one_key_at_once_make_one_file(world: World) -> None:
+async def test_two_uploads_with_one_key_at_once_make_one_file(world: StoreWorld) -> None:
     caller, other = await world.caller(), await world.open_another()
     key = Idempotency("k", "body")
     made = await asyncio.gather(*(world.file(caller, idempotency=key, store=other) for _ in range(6)))
@@ -225,7 +225,7 @@ async def test_two_uploads_with_one_key_at_once_make_one_file(world: World) -> N
     assert listed == made[:1]
 
 
-async def test_stored_bytes_stop_at_their_limit(world: World) -> None:
+async def test_stored_bytes_stop_at_their_limit(world: StoreWorld) -> None:
     caller, quotas = await world.caller(), Quotas(stored_bytes_max=1_000)
     first = await world.file(caller, size_bytes=600, quotas=quotas)
     with pytest.raises(ApiProblem) as problem:
@@ -241,7 +241,7 @@ async def test_stored_bytes_stop_at_their_limit(world: World) -> None:
     await world.file(caller, size_bytes=1, quotas=Quotas())
 
 
-async def test_racing_uploads_cannot_pass_the_limit_together(world: World) -> None:
+async def test_racing_uploads_cannot_pass_the_limit_together(world: StoreWorld) -> None:
     caller, other = await world.caller(), await world.open_another()
     quotas = Quotas(stored_bytes_max=300)
     tries = [world.file(caller, size_bytes=100, quotas=quotas, store=other) for _ in range(8)]
@@ -250,7 +250,7 @@ async def test_racing_uploads_cannot_pass_the_limit_together(world: World) -> No
     assert all(isinstance(one, File | ApiProblem) for one in done)
 
 
-async def test_replacing_extents_keeps_every_byte_and_frees_the_old_blobs(world: World) -> None:
+async def test_replacing_extents_keeps_every_byte_and_frees_the_old_blobs(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 6)
     logs = [await world.log() for _ in range(3)]
     for number in range(6):
@@ -272,7 +272,7 @@ async def test_replacing_extents_keeps_every_byte_and_frees_the_old_blobs(world:
     assert await world.store.condemn_unused_blobs(-1, -1, 10) == 0, "each log is still needed by one piece"
 
 
-async def test_replacing_pieces_that_changed_is_a_lost_race(world: World) -> None:
+async def test_replacing_pieces_that_changed_is_a_lost_race(world: StoreWorld) -> None:
     """A piece that grew meanwhile has bytes that the copy lacks."""
     job = await world.running(await world.caller(), 6)
     first, second = await world.log(), await world.log()
@@ -296,7 +296,7 @@ async def test_replacing_pieces_that_changed_is_a_lost_race(world: World) -> Non
     await world.judge(job)
 
 
-async def test_extents_are_listed_from_the_one_that_holds_a_place(world: World) -> None:
+async def test_extents_are_listed_from_the_one_that_holds_a_place(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 6)
     for number in range(3):
         await world.answer(await world.log(), job, number)
@@ -309,7 +309,7 @@ async def test_extents_are_listed_from_the_one_that_holds_a_place(world: World) 
     assert await world.store.list_extents(job.output_file_id, every[2].at + every[2].size_bytes, 10) == []
 
 
-async def test_only_blobs_without_a_living_owner_are_abandoned(world: World) -> None:
+async def test_only_blobs_without_a_living_owner_are_abandoned(world: StoreWorld) -> None:
     alive, dead = await world.worker(60_000), await world.worker(1_000)
     await world.log("answers", alive)
     lost = await world.log("answers", dead)
@@ -331,7 +331,7 @@ async def test_only_blobs_without_a_living_owner_are_abandoned(world: World) -> 
     assert sorted(await world.store.condemned_blobs(-1, -1, 10)) == sorted([lost.blob_id, work])
 
 
-async def test_a_settled_log_that_is_in_use_is_kept(world: World) -> None:
+async def test_a_settled_log_that_is_in_use_is_kept(world: StoreWorld) -> None:
     job, log = await world.running(await world.caller(), 2), await world.log()
     await world.answer(log, job, 0)
     await world.store.give_up_blob(log.blob_id)
@@ -341,7 +341,7 @@ async def test_a_settled_log_that_is_in_use_is_kept(world: World) -> None:
     await world.judge(job)
 
 
-async def test_old_idempotency_keys_are_pruned_and_young_ones_are_not(world: World) -> None:
+async def test_old_idempotency_keys_are_pruned_and_young_ones_are_not(world: StoreWorld) -> None:
     caller, key = await world.caller(), Idempotency("k", "body")
     first = await world.file(caller, idempotency=key)
     await world.clock.advance(DAY_MS - 1)
@@ -352,7 +352,7 @@ async def test_old_idempotency_keys_are_pruned_and_young_ones_are_not(world: Wor
     assert (await world.file(caller, idempotency=key)).id != first.id
 
 
-async def test_an_upload_can_go_with_the_file_that_was_made_of_it(world: World) -> None:
+async def test_an_upload_can_go_with_the_file_that_was_made_of_it(world: StoreWorld) -> None:
     caller = await world.caller()
     file = await world.file(caller)
     blob_ids = [extent.blob_id for extent in await world.extents(file.id)]
@@ -364,7 +364,7 @@ async def test_an_upload_can_go_with_the_file_that_was_made_of_it(world: World) 
     assert await world.store.condemned_blobs(-1, -1, 10) == blob_ids
 
 
-async def test_bytes_that_no_log_holds_go_soon(world: World) -> None:
+async def test_bytes_that_no_log_holds_go_soon(world: StoreWorld) -> None:
     """A log waits for its safety period: its owner may wake and record more of it."""
     caller = await world.caller()
     file = await world.file(caller)
@@ -375,7 +375,7 @@ async def test_bytes_that_no_log_holds_go_soon(world: World) -> None:
     assert len(await world.store.condemned_blobs(1_000, 99, 10)) == 1
 
 
-async def test_only_an_answer_log_that_is_not_collected_says_how_far_it_was_recorded(world: World) -> None:
+async def test_only_an_answer_log_that_is_not_collected_says_how_far_it_was_recorded(world: StoreWorld) -> None:
     worker, log = await world.worker(), await world.log()
     job = await world.running(await world.caller(), 2)
     await world.answer(log, job, 0)
@@ -387,7 +387,7 @@ async def test_only_an_answer_log_that_is_not_collected_says_how_far_it_was_reco
     assert await world.store.answers_recorded_to(world.id("blob")) is None
 
 
-async def test_blobs_are_listed_by_id_with_what_needs_them(world: World) -> None:
+async def test_blobs_are_listed_by_id_with_what_needs_them(world: StoreWorld) -> None:
     caller = await world.caller()
     files = [await world.file(caller) for _ in range(3)]
     listed = await world.store.list_blobs("", 100)
@@ -399,7 +399,7 @@ async def test_blobs_are_listed_by_id_with_what_needs_them(world: World) -> None
     assert len([blob for blob in await world.store.list_blobs("", 100) if blob.is_needed]) == 2
 
 
-async def test_keys_and_places_past_their_day_go_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_and_places_past_their_day_go_in_pieces(world: StoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, store = await world.caller(), world.store
     for number in range(7):
         await world.file(caller, idempotency=Idempotency(f"k{number}", "body"))

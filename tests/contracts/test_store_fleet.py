@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import World
+from tests.contracts.store_world import StoreWorld
 from tidegate.core.ports import Present
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_each_process_hears_what_each_other_has_and_how_old_that_is(world: World) -> None:
+async def test_each_process_hears_what_each_other_has_and_how_old_that_is(world: StoreWorld) -> None:
     first, second, third = [world.id("worker") for _ in range(3)]
     assert await world.store.report_to_fleet(first, {"a": Present(1, 5, 0, 0), "b": Present(1, 1)}) == {}
     await world.clock.advance(400)
@@ -21,7 +21,7 @@ async def test_each_process_hears_what_each_other_has_and_how_old_that_is(world:
     assert (await world.store.report_to_fleet(first, {"a": Present()}))["a"] == {second: (Present(1, 2, 3, 1, True), 0)}
 
 
-async def test_what_is_not_told_again_counts_for_nothing_and_is_forgotten(world: World) -> None:
+async def test_what_is_not_told_again_counts_for_nothing_and_is_forgotten(world: StoreWorld) -> None:
     first, second = world.id("worker"), world.id("worker")
     await world.store.report_to_fleet(first, {"a": Present(1, 5, why="quiet: for 2.0 s", tide=8)})
     await world.store.report_to_fleet(second, {"a": Present(1, 2, 3, tide=4), "b": Present(0, 0, 1, 1)})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import LEASE_MS, MODEL, World, line, plan_of
-from tests.support.store_verbs import lease_slices, start_job
-from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, JobStart, LineError, Usage
+from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, line, plan_of
+from tests.support.store_verbs import lease_slices
+from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, LineError, Usage
 from tidegate.core.policies import Policies
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import FlowView, ModelRoom, Why
@@ -18,17 +18,17 @@ pytestmark = pytest.mark.anyio
 HOUR_MS = 3_600_000
 
 
-async def flows(world: World, model: str = MODEL) -> dict[str, FlowView]:
+async def flows(world: StoreWorld, model: str = MODEL) -> dict[str, FlowView]:
     """The flows of a model that have anything ready or out, by scope."""
     look = await world.store.snapshot("nobody", {model: ModelRoom(100)}, slice_items=64, slices_max=8)
     return {flow.share_owner: flow for flow in look.flows}
 
 
-async def awake(world: World) -> dict[str, AwakeFlow]:
+async def awake(world: StoreWorld) -> dict[str, AwakeFlow]:
     return {flow.share_owner: flow for flow in await world.store.awake_flows(None, 1_000)}
 
 
-async def answered(world: World, job: Job, *numbers: int, usage: Usage, **known: object) -> JobFlush:
+async def answered(world: StoreWorld, job: Job, *numbers: int, usage: Usage, **known: object) -> JobFlush:
     """A flush of answers that cost this much each."""
     log = await world.log()
     lines = [line(job.id, number) for number in numbers]
@@ -39,40 +39,20 @@ async def answered(world: World, job: Job, *numbers: int, usage: Usage, **known:
     return JobFlush(job.id, answers=entries, answers_placed=log.append(lines))
 
 
-async def charge(world: World, job: Job, number: int, tokens: int) -> None:
+async def charge(world: StoreWorld, job: Job, number: int, tokens: int) -> None:
     await world.record(await answered(world, job, number, usage=Usage(input_tokens=tokens)))
 
 
-async def served(world: World, caller: Caller) -> float:
+async def served(world: StoreWorld, caller: Caller) -> float:
     found = (await awake(world)).get(tenant_owner(caller.tenant_id))
     assert found is not None, "the flow sleeps"
     return found.served
 
 
-async def started(world: World, caller: Caller, *counts: int, weight_milli: int | None = None) -> Job:
-    """A job in progress whose flow was given a weight when it woke."""
-    job, worker, token, work = await world.job(caller), await world.worker(), world.token(), world.id("blob")
-    assert await world.store.take_step(job.id, job.state, worker, token)
-    await world.store.begin_blob(work, "work", worker)
-    await start_job(
-        world.store,
-        JobStart(
-            job.id,
-            token,
-            plan_of(*counts),
-            work_blob_id=work,
-            output_file_id=world.id("file"),
-            error_file_id=world.id("file"),
-            weight_milli=weight_milli,
-        ),
-    )
-    return await world.look(job)
-
-
 # ---- charging
 
 
-async def test_what_was_answered_is_charged_once_by_its_real_usage(world: World) -> None:
+async def test_what_was_answered_is_charged_once_by_its_real_usage(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 4)
     assert await served(world, caller) == 0
@@ -87,7 +67,7 @@ async def test_what_was_answered_is_charged_once_by_its_real_usage(world: World)
     assert pace.ratio == 3 * 160 / (3 * 50)
 
 
-async def test_an_answer_without_usage_costs_its_share_of_the_slice(world: World) -> None:
+async def test_an_answer_without_usage_costs_its_share_of_the_slice(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 4)
     await world.record(await answered(world, job, 0, usage=Usage(), model=MODEL, units=70))
@@ -97,7 +77,7 @@ async def test_an_answer_without_usage_costs_its_share_of_the_slice(world: World
     assert (await world.store.paces([MODEL]))[MODEL].ratio == 1.0
 
 
-async def test_failing_is_not_free_and_says_nothing_about_the_rate(world: World) -> None:
+async def test_failing_is_not_free_and_says_nothing_about_the_rate(world: StoreWorld) -> None:
     caller, worker, log = await world.caller(), await world.worker(), await world.log("errors")
     job = await world.running(caller, 4)
     [held] = await world.lease(worker, job)
@@ -108,7 +88,7 @@ async def test_failing_is_not_free_and_says_nothing_about_the_rate(world: World)
     assert (await world.store.paces([MODEL]))[MODEL].rate is None
 
 
-async def test_what_a_closed_job_gets_is_not_charged(world: World) -> None:
+async def test_what_a_closed_job_gets_is_not_charged(world: StoreWorld) -> None:
     caller = await world.caller()
     job, other = await world.running(caller, 4), await world.running(caller, 4)
     await world.store.cancel_job(caller.tenant_id, job.id)
@@ -118,9 +98,12 @@ async def test_what_a_closed_job_gets_is_not_charged(world: World) -> None:
     assert await served(world, caller) == 10
 
 
-async def test_weight_divides_what_is_charged_and_never_to_nothing(world: World) -> None:
+async def test_weight_divides_what_is_charged_and_never_to_nothing(world: StoreWorld) -> None:
     light, heavy = await world.caller("light"), await world.caller("heavy")
-    jobs = [await started(world, light, 4), await started(world, heavy, 4, weight_milli=4_000)]
+    jobs = [
+        await world.running(light, 4),
+        await world.ingested(await world.job(heavy), plan_of(4), weight_milli=4_000),
+    ]
     for job in jobs:
         await charge(world, job, 0, 1_000)
     assert [await served(world, caller) for caller in (light, heavy)] == [1_000, 250]
@@ -129,13 +112,13 @@ async def test_weight_divides_what_is_charged_and_never_to_nothing(world: World)
     await world.store.set_weight(MODEL, tenant_owner(heavy.tenant_id), 500)
     await charge(world, jobs[1], 2, 100)
     assert await served(world, heavy) == 251 + 200, "a new weight counts from now on"
-    await started(world, heavy, 1)
+    await world.running(heavy, 1)
     assert (await awake(world))[tenant_owner(heavy.tenant_id)].weight_milli == 500, "without a weight it keeps its own"
     pace = (await world.store.paces([MODEL]))[MODEL]
     assert (pace.flow_count, pace.weights) == (2, 1.5)
 
 
-async def test_models_and_scopes_are_charged_apart(world: World) -> None:
+async def test_models_and_scopes_are_charged_apart(world: StoreWorld) -> None:
     caller = await world.caller()
     plan = IngestPlan(2, None, [*plan_of(1).slices, plan_of(1, 1, model="other").slices[1]], 200, 0, 0)
     job = await world.ingested(await world.job(caller), plan)
@@ -147,7 +130,7 @@ async def test_models_and_scopes_are_charged_apart(world: World) -> None:
 # ---- waking and sleeping
 
 
-async def test_a_flow_that_wakes_begins_at_the_least_awake_one(world: World) -> None:
+async def test_a_flow_that_wakes_begins_at_the_least_awake_one(world: StoreWorld) -> None:
     """Nobody saves up: who comes late gets no arrears. Nobody is punished: who was alone is not behind."""
     early, late = await world.caller("early"), await world.caller("late")
     job = await world.running(early, 9)
@@ -157,7 +140,7 @@ async def test_a_flow_that_wakes_begins_at_the_least_awake_one(world: World) -> 
     assert await served(world, early) == 5_000
 
 
-async def test_the_clock_of_the_model_outlives_the_last_flow(world: World) -> None:
+async def test_the_clock_of_the_model_outlives_the_last_flow(world: StoreWorld) -> None:
     alone, next_one, sweep = (
         await world.caller("alone"),
         await world.caller("next"),
@@ -176,7 +159,7 @@ async def test_the_clock_of_the_model_outlives_the_last_flow(world: World) -> No
     assert await served(world, alone) == 800
 
 
-async def test_a_flow_keeps_what_it_was_served_beyond_the_others(world: World) -> None:
+async def test_a_flow_keeps_what_it_was_served_beyond_the_others(world: StoreWorld) -> None:
     greedy, modest, sweep = (
         await world.caller("greedy"),
         await world.caller("modest"),
@@ -192,7 +175,7 @@ async def test_a_flow_keeps_what_it_was_served_beyond_the_others(world: World) -
 
 
 @pytest.mark.parametrize("end", ["cancel", "fail", "expire", "complete"])
-async def test_a_job_that_closes_leaves_its_flow_to_sleep(world: World, end: str) -> None:
+async def test_a_job_that_closes_leaves_its_flow_to_sleep(world: StoreWorld, end: str) -> None:
     caller = await world.caller()
     job = await world.running(caller, 2, window_ms=HOUR_MS)
     if end == "cancel":
@@ -209,7 +192,7 @@ async def test_a_job_that_closes_leaves_its_flow_to_sleep(world: World, end: str
     assert await awake(world) == {}
 
 
-async def test_a_model_that_is_done_is_left_while_the_job_goes_on(world: World) -> None:
+async def test_a_model_that_is_done_is_left_while_the_job_goes_on(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     plan = IngestPlan(2, None, [*plan_of(1).slices, plan_of(1, 1, model="other").slices[1]], 200, 0, 0)
     job = await world.ingested(await world.job(caller), plan)
@@ -224,7 +207,7 @@ async def test_a_model_that_is_done_is_left_while_the_job_goes_on(world: World) 
     assert set(await flows(world, "other")) == set()
 
 
-async def test_a_flow_that_rests_saves_nothing_up(world: World) -> None:
+async def test_a_flow_that_rests_saves_nothing_up(world: StoreWorld) -> None:
     resting, busy, worker = await world.caller("resting"), await world.caller("busy"), await world.worker()
     rests, goes = await world.running(resting, 1), await world.running(busy, 9)
     [held] = await world.lease(worker, rests)
@@ -244,7 +227,7 @@ async def test_a_flow_that_rests_saves_nothing_up(world: World) -> None:
     assert tenant_owner(resting.tenant_id) in await flows(world)
 
 
-async def test_a_flow_with_work_is_neither_closed_nor_put_to_sleep(world: World) -> None:
+async def test_a_flow_with_work_is_neither_closed_nor_put_to_sleep(world: StoreWorld) -> None:
     caller = await world.caller()
     await world.running(caller, 1)
     share_owner = tenant_owner(caller.tenant_id)
@@ -260,7 +243,7 @@ class Golden(Policies):
         return 3.5 if tenant == "gold" else 1.0
 
 
-async def test_the_sweep_brings_weights_up_to_date(world: World) -> None:
+async def test_the_sweep_brings_weights_up_to_date(world: StoreWorld) -> None:
     caller, other = await world.caller("gold"), await world.caller("plain")
     for one in (caller, other):
         await world.running(one, 1)
@@ -269,7 +252,7 @@ async def test_the_sweep_brings_weights_up_to_date(world: World) -> None:
     assert weights == {"gold": 3_500, "plain": 1_000}
 
 
-async def test_the_sweep_goes_through_more_flows_than_one_pass_holds(world: World) -> None:
+async def test_the_sweep_goes_through_more_flows_than_one_pass_holds(world: StoreWorld) -> None:
     callers = [await world.caller(f"tenant {number}") for number in range(5)]
     for caller in callers:
         job = await world.running(caller, 1)
@@ -281,7 +264,7 @@ async def test_the_sweep_goes_through_more_flows_than_one_pass_holds(world: Worl
     await sweep.tend()
 
 
-async def test_long_idle_flows_and_old_rates_are_forgotten(world: World) -> None:
+async def test_long_idle_flows_and_old_rates_are_forgotten(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 1)
     await charge(world, job, 0, 100)
@@ -295,7 +278,7 @@ async def test_long_idle_flows_and_old_rates_are_forgotten(world: World) -> None
     assert len(await awake(world)) == 1, "nobody forgets who is awake"
 
 
-async def test_rates_are_summed_over_workers_and_minutes(world: World) -> None:
+async def test_rates_are_summed_over_workers_and_minutes(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 9)
     start = world.clock.now - world.clock.now % 60_000 + 60_000
@@ -319,7 +302,7 @@ async def test_rates_are_summed_over_workers_and_minutes(world: World) -> None:
 # ---- outlook
 
 
-async def test_an_outlook_says_what_stands_before_a_job(world: World) -> None:
+async def test_an_outlook_says_what_stands_before_a_job(world: StoreWorld) -> None:
     caller, other, worker = await world.caller(), await world.caller("other"), await world.worker()
     first = await world.running(caller, 4, 4)
     await world.clock.advance(1)
@@ -341,7 +324,7 @@ async def test_an_outlook_says_what_stands_before_a_job(world: World) -> None:
     assert waiting.models == ()
 
 
-async def test_a_scope_of_its_own_is_a_flow_of_its_own(world: World) -> None:
+async def test_a_scope_of_its_own_is_a_flow_of_its_own(world: StoreWorld) -> None:
     caller = await world.caller()
     file = await world.file(caller)
     job = await world.job(caller, file, queue="nightly")
@@ -353,7 +336,7 @@ async def test_a_scope_of_its_own_is_a_flow_of_its_own(world: World) -> None:
     assert set(await flows(world)) == {job.share_owner, other.share_owner}
 
 
-async def test_a_lost_worker_leaves_an_exact_look(world: World) -> None:
+async def test_a_lost_worker_leaves_an_exact_look(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 3, 3, 3)
     await lease_slices(world.store, worker, job.id, MODEL, 2, "t", Why.URGENT)

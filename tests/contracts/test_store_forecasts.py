@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import MODEL, World, line
+from tests.contracts.store_world import MODEL, StoreWorld, line
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
 from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage, WorkerDuty
 from tidegate.core.schedule.share_owner import tenant_owner
@@ -13,13 +13,13 @@ from tidegate.core.states import Outcome
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_newcomer_stands_behind_nobody(world: World) -> None:
+async def test_a_newcomer_stands_behind_nobody(world: StoreWorld) -> None:
     found = await world.store.forecast(MODEL, tenant_owner("nobody"), 500)
     assert (found.model, found.left_units, found.ahead_units) == (MODEL, 500, 0)
     assert (found.weight, found.weights, found.flow_count, found.minutes) == (1.0, 1.0, 1, ())
 
 
-async def test_what_a_flow_has_is_ahead_of_what_it_gets(world: World) -> None:
+async def test_what_a_flow_has_is_ahead_of_what_it_gets(world: StoreWorld) -> None:
     caller, other = await world.caller("one"), await world.caller("other")
     job = await world.running(caller, 4)
     outlook = await world.store.outlook(job.id)
@@ -32,7 +32,7 @@ async def test_what_a_flow_has_is_ahead_of_what_it_gets(world: World) -> None:
     assert (theirs.flow_count, theirs.weights) == (2, 2.0)
 
 
-async def test_other_flows_count_by_what_they_have(world: World) -> None:
+async def test_other_flows_count_by_what_they_have(world: StoreWorld) -> None:
     caller, other = await world.caller("one"), await world.caller("other")
     job, theirs = await world.running(caller, 4), await world.running(other, 2, 2)
     outlook, their_outlook = await world.store.outlook(job.id), await world.store.outlook(theirs.id)
@@ -45,7 +45,7 @@ async def test_other_flows_count_by_what_they_have(world: World) -> None:
     )
 
 
-async def test_a_minute_knows_how_long_there_was_work(world: World) -> None:
+async def test_a_minute_knows_how_long_there_was_work(world: StoreWorld) -> None:
     """Calls that overlap count once, a pause does not count, and the calls' own times are added up."""
     job, log = await world.running(await world.caller(), 8), await world.log()
     await world.clock.advance(60_000 - await world.store.now_ms() % 60_000 + 20_000)
@@ -61,7 +61,7 @@ async def test_a_minute_knows_how_long_there_was_work(world: World) -> None:
     assert minute.busy_ms == 2_000 + 1_000 + 500 + 500
 
 
-async def test_a_run_is_forecast_from_what_its_own_model_servers_did(world: World) -> None:
+async def test_a_run_is_forecast_from_what_its_own_model_servers_did(world: StoreWorld) -> None:
     job, here, there = await world.running(await world.caller(), 8), world.id("worker"), world.id("worker")
     for number, (worker_id, servers) in enumerate([(here, "a"), (there, "b")]):
         await world.store.enlist_worker(worker_id, "host", "1", 60_000, WorkerDuty(servers=servers))
@@ -74,7 +74,7 @@ async def test_a_run_is_forecast_from_what_its_own_model_servers_did(world: Worl
         assert [minute.units for minute in found.minutes] == measured
 
 
-async def test_calls_take_as_long_as_what_was_counted_before_lets_them(world: World) -> None:
+async def test_calls_take_as_long_as_what_was_counted_before_lets_them(world: StoreWorld) -> None:
     four = Budget(LimitBound.KEY, "k", (Limit(Period.MINUTE, requests=4),))
     assert await world.store.calls_take_ms([(four,)], 4) == 0
     assert await world.store.calls_take_ms([], 1_000) == 0
@@ -86,14 +86,14 @@ async def test_calls_take_as_long_as_what_was_counted_before_lets_them(world: Wo
     assert await world.store.calls_take_ms([(total,)], 5) is None
 
 
-async def test_processes_that_are_alive_are_counted(world: World) -> None:
+async def test_processes_that_are_alive_are_counted(world: StoreWorld) -> None:
     assert await world.store.workers_alive() == 1
     for _ in range(3):
         await world.worker()
     assert await world.store.workers_alive() == 3
 
 
-async def test_a_key_stands_for_what_it_made_for_a_day(world: World) -> None:
+async def test_a_key_stands_for_what_it_made_for_a_day(world: StoreWorld) -> None:
     caller = await world.caller()
     assert not await world.store.was_made(caller.tenant_id, "batches", "k")
     await world.job(caller, idempotency=Idempotency("k", "hash"))

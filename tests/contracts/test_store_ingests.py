@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
+from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
 from tests.support.store_verbs import slice_counts
 from tidegate.core.errors import LostRace
 from tidegate.core.input.turns import IngestLane
@@ -20,11 +20,13 @@ pytestmark = pytest.mark.anyio
 SMALL, LARGE = (0, 65_536), (65_537, 1 << 62)
 
 
-async def input_of(world: World, caller: Caller, size_bytes: int) -> Job:
+async def input_of(world: StoreWorld, caller: Caller, size_bytes: int) -> Job:
     return await world.job(caller, await world.file(caller, size_bytes=size_bytes, line_count=1))
 
 
-async def taken(world: World, count: int, lane: IngestLane = IngestLane.LARGE, worker: str | None = None) -> list[str]:
+async def taken(
+    world: StoreWorld, count: int, lane: IngestLane = IngestLane.LARGE, worker: str | None = None
+) -> list[str]:
     """Take so many inputs of a lane, one after the other."""
     worker = worker or await world.worker()
     sizes = SMALL if lane is IngestLane.SMALL else LARGE
@@ -34,7 +36,7 @@ async def taken(world: World, count: int, lane: IngestLane = IngestLane.LARGE, w
     return found
 
 
-async def test_tenants_take_turns_by_bytes_and_small_inputs_go_first_within_one(world: World) -> None:
+async def test_tenants_take_turns_by_bytes_and_small_inputs_go_first_within_one(world: StoreWorld) -> None:
     a, b = await world.caller("a"), await world.caller("b")
     ours = [await input_of(world, a, size) for size in (900_000, 300_000, 600_000)]
     theirs = [await input_of(world, b, 100_000) for _ in range(9)]
@@ -49,7 +51,7 @@ async def test_tenants_take_turns_by_bytes_and_small_inputs_go_first_within_one(
         assert abs(served_a - served_b) <= 1_010_000, "no further apart than the largest input of each"
 
 
-async def test_an_input_that_waits_long_is_not_passed_by_small_ones_for_ever(world: World) -> None:
+async def test_an_input_that_waits_long_is_not_passed_by_small_ones_for_ever(world: StoreWorld) -> None:
     caller = await world.caller()
     large = await input_of(world, caller, 1_000_000)
     await world.clock.advance(20_000)
@@ -57,7 +59,7 @@ async def test_an_input_that_waits_long_is_not_passed_by_small_ones_for_ever(wor
     assert await taken(world, 1) == [large.id]
 
 
-async def test_lanes_have_inputs_and_clocks_of_their_own(world: World) -> None:
+async def test_lanes_have_inputs_and_clocks_of_their_own(world: StoreWorld) -> None:
     a, b = await world.caller("a"), await world.caller("b")
     large, small, other = await input_of(world, a, 10**8), await input_of(world, a, 200), await input_of(world, b, 300)
     assert await world.store.jobs_waiting_ingest(10, LARGE) == [large.id]
@@ -66,7 +68,7 @@ async def test_lanes_have_inputs_and_clocks_of_their_own(world: World) -> None:
     assert await world.store.jobs_waiting_ingest(10) == []
 
 
-async def test_several_are_taken_under_one_token_and_the_call_may_be_replayed(world: World) -> None:
+async def test_several_are_taken_under_one_token_and_the_call_may_be_replayed(world: StoreWorld) -> None:
     a, b, worker = await world.caller("a"), await world.caller("b"), await world.worker()
     jobs = [await input_of(world, caller, 200) for caller in (a, a, b, a)]
     found = await world.store.take_ingests(IngestLane.SMALL, SMALL, 3, worker, "t")
@@ -79,7 +81,7 @@ async def test_several_are_taken_under_one_token_and_the_call_may_be_replayed(wo
     assert sorted(await world.store.jobs_waiting_ingest(10)) == sorted(found)
 
 
-async def test_tenants_that_are_passed_over_do_not_hide_the_others(world: World) -> None:
+async def test_tenants_that_are_passed_over_do_not_hide_the_others(world: StoreWorld) -> None:
     a, b, worker = await world.caller("a"), await world.caller("b"), await world.worker()
     for _ in range(3):
         await input_of(world, a, 200_000)
@@ -89,7 +91,7 @@ async def test_tenants_that_are_passed_over_do_not_hide_the_others(world: World)
     assert await world.store.take_ingests(IngestLane.LARGE, LARGE, 1, worker, "u", busy) == []
 
 
-async def test_what_is_taken_resting_closing_or_a_dead_workers_own_takes_nothing(world: World) -> None:
+async def test_what_is_taken_resting_closing_or_a_dead_workers_own_takes_nothing(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await input_of(world, caller, 200)
     assert await world.store.take_ingests(IngestLane.SMALL, SMALL, 9, worker, "t") == [job.id]
@@ -109,7 +111,7 @@ async def test_what_is_taken_resting_closing_or_a_dead_workers_own_takes_nothing
     assert await taken(world, 1, IngestLane.SMALL) == []
 
 
-async def test_what_ingest_must_know_is_read_at_once(world: World) -> None:
+async def test_what_ingest_must_know_is_read_at_once(world: StoreWorld) -> None:
     caller = await world.caller()
     holder = Caller(caller.tenant_id, "k1")
     await world.store.put_key(holder, b"", "", KeyRights(models='["m"]'))
@@ -121,7 +123,7 @@ async def test_what_ingest_must_know_is_read_at_once(world: World) -> None:
     assert first.blob_id == extents[0].blob_id
 
 
-async def starts_of(world: World, worker: str, jobs: list[Job]) -> list[JobStart]:
+async def starts_of(world: StoreWorld, worker: str, jobs: list[Job]) -> list[JobStart]:
     found = []
     for job in jobs:
         work = world.id("blob")
@@ -130,7 +132,7 @@ async def starts_of(world: World, worker: str, jobs: list[Job]) -> list[JobStart
     return found
 
 
-async def test_jobs_start_together_and_one_that_closed_meanwhile_starts_nothing(world: World) -> None:
+async def test_jobs_start_together_and_one_that_closed_meanwhile_starts_nothing(world: StoreWorld) -> None:
     a, b, worker = await world.caller("a"), await world.caller("b"), await world.worker()
     jobs = [await input_of(world, caller, 200) for caller in (a, b, a)]
     await world.store.take_ingests(IngestLane.SMALL, SMALL, 9, worker, "t")
@@ -150,7 +152,7 @@ async def test_jobs_start_together_and_one_that_closed_meanwhile_starts_nothing(
     ]
 
 
-async def test_a_work_file_that_was_collected_starts_none_of_them(world: World) -> None:
+async def test_a_work_file_that_was_collected_starts_none_of_them(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     jobs = [await input_of(world, caller, 200) for _ in range(2)]
     await world.store.take_ingests(IngestLane.SMALL, SMALL, 9, worker, "t")
@@ -161,7 +163,7 @@ async def test_a_work_file_that_was_collected_starts_none_of_them(world: World) 
     assert {(await world.look(job)).state for job in jobs} == {JobState.VALIDATING}
 
 
-async def test_choosers_at_once_take_inputs_of_their_own(postgres_world: World) -> None:
+async def test_choosers_at_once_take_inputs_of_their_own(postgres_world: StoreWorld) -> None:
     """Several processes choose by the same clock: each input is taken once, and the tenants' turns are kept."""
     world = postgres_world
     callers = [await world.caller(name) for name in "abc"]

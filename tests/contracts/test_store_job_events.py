@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import MODEL, World, tries
+from tests.contracts.store_world import MODEL, StoreWorld, tries
 from tests.support.store_verbs import lease_slices
 from tidegate.core.nouns import JobFlush, JobWebhook
 from tidegate.store.job_events import JobEventRow
@@ -13,14 +13,14 @@ from tidegate.store.job_events import JobEventRow
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_job_that_wants_no_events_has_none(world: World) -> None:
+async def test_a_job_that_wants_no_events_has_none(world: StoreWorld) -> None:
     job, worker = await world.running(await world.caller(), 2), await world.worker()
     await world.lease(worker, job)
     assert await world.store.job_event_total(job.id) == 0
     assert await world.store.job_events(job.id, 0, 10) == []
 
 
-async def test_events_are_numbered_in_the_order_of_what_happened(world: World) -> None:
+async def test_events_are_numbered_in_the_order_of_what_happened(world: StoreWorld) -> None:
     store, caller, worker = world.store, await world.caller(), await world.worker()
     job = await world.running(caller, 2, 3, door="{}")
     assert job.door == "{}"
@@ -48,7 +48,7 @@ async def test_events_are_numbered_in_the_order_of_what_happened(world: World) -
     assert (moment.output_to, moment.error_to, moment.happened_at) == (size, 0, now)
 
 
-async def test_where_items_stand_and_lie(world: World) -> None:
+async def test_where_items_stand_and_lie(world: StoreWorld) -> None:
     store, caller, worker = world.store, await world.caller(), await world.worker()
     job = await world.running(caller, 2, 2, door="{}")
     [held] = await world.lease(worker, job, 1)
@@ -81,7 +81,7 @@ async def test_where_items_stand_and_lie(world: World) -> None:
     assert found[1] == 0
 
 
-async def test_a_callback_gets_what_it_wants_of_each_item(world: World) -> None:
+async def test_a_callback_gets_what_it_wants_of_each_item(world: StoreWorld) -> None:
     store, caller, worker = world.store, await world.caller(), await world.worker()
     wanted = ("item.running", "item.completed", "batch.completed")
     webhook = JobWebhook("https://hooks.example.com/", wanted, b"s" * 32, "some-door", {"X-A": "b"})

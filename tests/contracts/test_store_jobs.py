@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World, plan_of
+from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, StoreWorld, plan_of
 from tests.support.store_verbs import any_file, slice_counts, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 HOUR_MS = 3_600_000
 
 
-async def test_a_job_is_accepted_as_it_was_asked_for(world: World) -> None:
+async def test_a_job_is_accepted_as_it_was_asked_for(world: StoreWorld) -> None:
     caller = await world.caller(user="ann")
     file = await world.file(caller)
     job = await world.job(
@@ -41,7 +41,7 @@ async def test_a_job_is_accepted_as_it_was_asked_for(world: World) -> None:
     assert await world.store.state_counts() == {"validating": 1}
 
 
-async def test_creating_a_job_may_be_replayed(world: World) -> None:
+async def test_creating_a_job_may_be_replayed(world: StoreWorld) -> None:
     caller = await world.caller()
     file, job_id = await world.file(caller), world.id("batch")
     first = await world.job(caller, file, job_id=job_id)
@@ -49,7 +49,7 @@ async def test_creating_a_job_may_be_replayed(world: World) -> None:
     assert await world.store.list_jobs(caller.tenant_id, after=None, count_max=10) == [first]
 
 
-async def test_a_job_is_tried_without_being_created(world: World) -> None:
+async def test_a_job_is_tried_without_being_created(world: StoreWorld) -> None:
     caller, stranger = await world.caller(), await world.caller("stranger")
     file, output = await world.file(caller), await world.file(caller, purpose="batch_output")
     both = await world.file(caller)
@@ -70,7 +70,7 @@ async def test_a_job_is_tried_without_being_created(world: World) -> None:
     assert await world.store.state_counts() == {"validating": 1}
 
 
-async def test_only_a_batch_input_can_be_a_jobs_input(world: World) -> None:
+async def test_only_a_batch_input_can_be_a_jobs_input(world: StoreWorld) -> None:
     caller = await world.caller()
     with pytest.raises(ApiProblem) as problem:
         await world.job(caller, await world.file(caller, purpose="batch_output"))
@@ -83,7 +83,7 @@ async def test_only_a_batch_input_can_be_a_jobs_input(world: World) -> None:
     assert await world.store.state_counts() == {}
 
 
-async def test_another_tenants_job_is_like_an_absent_one(world: World) -> None:
+async def test_another_tenants_job_is_like_an_absent_one(world: StoreWorld) -> None:
     ours, theirs = await world.caller("ours"), await world.caller("theirs")
     job = await world.running(theirs)
     for job_id in (job.id, world.id("batch")):
@@ -94,7 +94,7 @@ async def test_another_tenants_job_is_like_an_absent_one(world: World) -> None:
     assert await world.look(job) == job
 
 
-async def test_pages_meet_jobs_of_the_same_moment_once_each(world: World) -> None:
+async def test_pages_meet_jobs_of_the_same_moment_once_each(world: StoreWorld) -> None:
     caller, stranger = await world.caller(), await world.caller("stranger")
     made: list[Job] = []
     for _ in range(2):
@@ -107,7 +107,7 @@ async def test_pages_meet_jobs_of_the_same_moment_once_each(world: World) -> Non
     assert seen == sorted(made, key=lambda job: (job.created_at, job.id), reverse=True)
 
 
-async def test_a_deleted_job_still_marks_a_place_in_a_list(world: World) -> None:
+async def test_a_deleted_job_still_marks_a_place_in_a_list(world: StoreWorld) -> None:
     caller, stranger = await world.caller(), await world.caller("stranger")
     for _ in range(3):
         await world.job(caller)
@@ -130,7 +130,7 @@ async def test_a_deleted_job_still_marks_a_place_in_a_list(world: World) -> None
     assert await world.store.list_jobs(caller.tenant_id, after=gone.id, count_max=10) is None
 
 
-async def test_pages_go_back_and_show_one_endpoint(world: World) -> None:
+async def test_pages_go_back_and_show_one_endpoint(world: StoreWorld) -> None:
     caller = await world.caller()
     made = [await world.job(caller) for _ in range(5)]
     newest_first = sorted(made, key=lambda job: (job.created_at, job.id), reverse=True)
@@ -148,7 +148,7 @@ async def test_pages_go_back_and_show_one_endpoint(world: World) -> None:
     assert await world.store.list_jobs(stranger.tenant_id, before=made[0].id, count_max=2) is None
 
 
-async def test_the_marks_of_jobs_change_with_them(world: World) -> None:
+async def test_the_marks_of_jobs_change_with_them(world: StoreWorld) -> None:
     caller = await world.caller()
     jobs = [await world.job(caller) for _ in range(3)]
     ids = [job.id for job in jobs]
@@ -163,7 +163,7 @@ async def test_the_marks_of_jobs_change_with_them(world: World) -> None:
         await world.store.job_marks(["batch_1"])
 
 
-async def test_the_same_key_and_body_make_one_job_for_a_day(world: World) -> None:
+async def test_the_same_key_and_body_make_one_job_for_a_day(world: StoreWorld) -> None:
     caller, key = await world.caller(), Idempotency("k", "body")
     file = await world.file(caller)
     first = await world.job(caller, file, idempotency=key)
@@ -175,7 +175,7 @@ async def test_the_same_key_and_body_make_one_job_for_a_day(world: World) -> Non
     assert (await world.job(caller, file, idempotency=key)).id != first.id
 
 
-async def test_two_creations_with_one_key_at_once_make_one_job(world: World) -> None:
+async def test_two_creations_with_one_key_at_once_make_one_job(world: StoreWorld) -> None:
     caller, key = await world.caller(), Idempotency("k", "body")
     file = await world.file(caller)
     made = await asyncio.gather(*(world.job(caller, file, idempotency=key) for _ in range(6)))
@@ -183,7 +183,7 @@ async def test_two_creations_with_one_key_at_once_make_one_job(world: World) -> 
     assert await world.store.state_counts() == {"validating": 1}
 
 
-async def test_a_refused_creation_does_not_use_up_its_key(world: World) -> None:
+async def test_a_refused_creation_does_not_use_up_its_key(world: StoreWorld) -> None:
     caller, key = await world.caller(), Idempotency("k", "body")
     file = await world.file(caller, line_count=2)
     with pytest.raises(ApiProblem):
@@ -191,7 +191,7 @@ async def test_a_refused_creation_does_not_use_up_its_key(world: World) -> None:
     assert (await world.job(caller, file, idempotency=key)).state is JobState.VALIDATING
 
 
-async def test_quotas_stop_at_their_limits(world: World) -> None:
+async def test_quotas_stop_at_their_limits(world: StoreWorld) -> None:
     caller, stranger = await world.caller(user="ann"), await world.caller("stranger")
 
     async def refused(caller_: object = None, **limits: Any) -> None:
@@ -221,7 +221,7 @@ async def test_quotas_stop_at_their_limits(world: World) -> None:
     await allowed(bytes_per_day_max=50)
 
 
-async def test_periods_count_per_user_where_there_is_one(world: World) -> None:
+async def test_periods_count_per_user_where_there_is_one(world: StoreWorld) -> None:
     ann, bob = await world.caller(user="ann"), await world.caller(user="bob")
     limit = Quotas(jobs_per_hour_max=1)
     await world.job(ann, quotas=limit)
@@ -231,7 +231,7 @@ async def test_periods_count_per_user_where_there_is_one(world: World) -> None:
             await world.job(caller, quotas=limit)
 
 
-async def test_pending_jobs_count_for_whose_share_they_are(world: World) -> None:
+async def test_pending_jobs_count_for_whose_share_they_are(world: StoreWorld) -> None:
     caller = await world.caller()
     limit = Quotas(pending_jobs_max=1)
     file = await world.file(caller)
@@ -243,7 +243,7 @@ async def test_pending_jobs_count_for_whose_share_they_are(world: World) -> None
     await world.job(caller, file, quotas=limit)
 
 
-async def test_pending_jobs_count_for_a_key_where_that_is_set(world: World) -> None:
+async def test_pending_jobs_count_for_a_key_where_that_is_set(world: StoreWorld) -> None:
     ours = await world.caller()
     first, second = replace(ours, key_id="k1"), replace(ours, key_id="k2")
     limit = Quotas(pending_jobs_per_key_max=1)
@@ -255,7 +255,7 @@ async def test_pending_jobs_count_for_a_key_where_that_is_set(world: World) -> N
             await world.job(caller, file, quotas=limit)
 
 
-async def test_a_forgotten_input_does_not_hide_a_running_job_from_the_quota(world: World) -> None:
+async def test_a_forgotten_input_does_not_hide_a_running_job_from_the_quota(world: StoreWorld) -> None:
     caller = await world.caller()
     file = await world.file(caller)
     await world.ingested(await world.job(caller, file), plan_of(3))
@@ -268,7 +268,7 @@ async def test_a_forgotten_input_does_not_hide_a_running_job_from_the_quota(worl
         await world.job(caller, quotas=Quotas(queued_items_max=5))
 
 
-async def test_racing_creations_cannot_pass_the_quota_together(world: World) -> None:
+async def test_racing_creations_cannot_pass_the_quota_together(world: StoreWorld) -> None:
     caller = await world.caller()
     file = await world.file(caller)
     tries = [world.job(caller, file, quotas=Quotas(pending_jobs_max=3)) for _ in range(8)]
@@ -277,7 +277,7 @@ async def test_racing_creations_cannot_pass_the_quota_together(world: World) -> 
     assert all(isinstance(one, Job | ApiProblem) for one in done)
 
 
-async def test_one_process_at_a_time_has_the_step(world: World) -> None:
+async def test_one_process_at_a_time_has_the_step(world: StoreWorld) -> None:
     job = await world.job(await world.caller())
     first, second = await world.worker(1_000), await world.worker(60_000)
     take = world.store.take_step
@@ -301,7 +301,7 @@ async def test_one_process_at_a_time_has_the_step(world: World) -> None:
     assert (await world.look(job)).state is JobState.VALIDATING
 
 
-async def test_a_dropped_step_rests_before_it_is_tried_again(world: World) -> None:
+async def test_a_dropped_step_rests_before_it_is_tried_again(world: StoreWorld) -> None:
     job, worker = await world.job(await world.caller()), await world.worker()
     for failures, rest_ms in ((1, 500), (2, 1_000), (3, 2_000), (4, 4_000), (5, 8_000), (6, 16_000), (7, 16_000)):
         assert await world.store.take_step(job.id, JobState.VALIDATING, worker, "t")
@@ -314,7 +314,7 @@ async def test_a_dropped_step_rests_before_it_is_tried_again(world: World) -> No
         assert await world.store.jobs_waiting_ingest(10) == [job.id]
 
 
-async def test_starting_a_job_adds_slices_and_hidden_files(world: World) -> None:
+async def test_starting_a_job_adds_slices_and_hidden_files(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.job(caller)
     await world.store.take_step(job.id, JobState.VALIDATING, worker, "t")
@@ -344,7 +344,7 @@ async def test_starting_a_job_adds_slices_and_hidden_files(world: World) -> None
     assert await world.store.delete_file(caller.tenant_id, job.input_file_id), "ingest is done with it"
 
 
-async def test_a_work_file_that_was_given_up_starts_nothing(world: World) -> None:
+async def test_a_work_file_that_was_given_up_starts_nothing(world: StoreWorld) -> None:
     job, worker, work = await world.job(await world.caller()), await world.worker(), world.id("blob")
     await world.store.take_step(job.id, JobState.VALIDATING, worker, "t")
     await world.store.begin_blob(work, "work", worker)
@@ -358,7 +358,7 @@ async def test_a_work_file_that_was_given_up_starts_nothing(world: World) -> Non
     assert await any_file(world.store, "a") is None
 
 
-async def test_a_bad_input_fails_with_its_lines(world: World) -> None:
+async def test_a_bad_input_fails_with_its_lines(world: StoreWorld) -> None:
     caller = await world.caller()
     job, worker = await world.job(caller), await world.worker()
     await world.store.take_step(job.id, JobState.VALIDATING, worker, "t")
@@ -373,7 +373,7 @@ async def test_a_bad_input_fails_with_its_lines(world: World) -> None:
     assert await world.store.delete_file(caller.tenant_id, job.input_file_id)
 
 
-async def test_cancelling_twice_is_the_same_as_once(world: World) -> None:
+async def test_cancelling_twice_is_the_same_as_once(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller)
     first = await world.store.cancel_job(caller.tenant_id, job.id)
@@ -385,7 +385,7 @@ async def test_cancelling_twice_is_the_same_as_once(world: World) -> None:
     assert await world.lease(await world.worker(), job) == []
 
 
-async def test_a_job_cancelled_before_ingest_ends_when_nobody_ingests_it(world: World) -> None:
+async def test_a_job_cancelled_before_ingest_ends_when_nobody_ingests_it(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker(1_000)
     job = await world.job(caller)
     await world.store.take_step(job.id, JobState.VALIDATING, worker, "t")
@@ -408,7 +408,7 @@ async def test_a_job_cancelled_before_ingest_ends_when_nobody_ingests_it(world: 
     assert await world.store.cancel_job(caller.tenant_id, job.id) == ended
 
 
-async def test_a_dead_ingester_does_not_keep_a_cancelled_job_open(world: World) -> None:
+async def test_a_dead_ingester_does_not_keep_a_cancelled_job_open(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker(1_000)
     job = await world.job(caller)
     await world.store.take_step(job.id, JobState.VALIDATING, worker, "t")
@@ -420,7 +420,7 @@ async def test_a_dead_ingester_does_not_keep_a_cancelled_job_open(world: World) 
     assert (await world.look(job)).state is JobState.CANCELLED
 
 
-async def test_a_window_that_passed_closes_a_job(world: World) -> None:
+async def test_a_window_that_passed_closes_a_job(world: StoreWorld) -> None:
     caller = await world.caller()
     waiting, running = await world.job(caller, window_ms=1_000), await world.running(caller, window_ms=1_000)
     await world.clock.advance(999)
@@ -444,7 +444,7 @@ async def test_a_window_that_passed_closes_a_job(world: World) -> None:
     assert await world.store.draining_jobs(60_000, 10) == [running.id]
 
 
-async def test_a_job_must_begin_in_time_only_until_it_begins(world: World) -> None:
+async def test_a_job_must_begin_in_time_only_until_it_begins(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker(10 * LEASE_MS)
     late = await world.running(caller, begin_within_ms=1_000)
     begun = await world.running(caller, begin_within_ms=1_000)
@@ -455,7 +455,7 @@ async def test_a_job_must_begin_in_time_only_until_it_begins(world: World) -> No
     assert await world.store.expire_job(late.id)
 
 
-async def test_a_running_job_can_be_stopped_as_failed_once(world: World) -> None:
+async def test_a_running_job_can_be_stopped_as_failed_once(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller)
     error = LineError("model_not_found", "gone")
@@ -467,7 +467,7 @@ async def test_a_running_job_can_be_stopped_as_failed_once(world: World) -> None
     assert not await world.store.fail_job((await world.job(caller)).id, error)
 
 
-async def test_closing_waits_for_leases_or_for_the_grace(world: World) -> None:
+async def test_closing_waits_for_leases_or_for_the_grace(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 2, 2)
     [held] = await world.lease(worker, job, 1)
@@ -488,7 +488,7 @@ async def test_closing_waits_for_leases_or_for_the_grace(world: World) -> None:
     assert await world.store.cancel_job(caller.tenant_id, job.id) == job
 
 
-async def test_an_item_finds_its_open_job_by_its_letters(world: World) -> None:
+async def test_an_item_finds_its_open_job_by_its_letters(world: StoreWorld) -> None:
     caller = await world.caller()
     job, waiting = await world.running(caller), await world.job(caller)
     assert await world.store.job_of_item(job_part(job.id)) == job.id
@@ -499,7 +499,7 @@ async def test_an_item_finds_its_open_job_by_its_letters(world: World) -> None:
     assert await world.store.job_of_item(job_part(job.id)) is None, "two have these letters: neither is sure"
 
 
-async def test_a_late_cancel_leaves_an_expiring_job_expired(world: World) -> None:
+async def test_a_late_cancel_leaves_an_expiring_job_expired(world: StoreWorld) -> None:
     """The deadline came first: the caller reads that it is about to expire, and that is how it ends."""
     caller = await world.caller()
     waiting, running = await world.job(caller, window_ms=1_000), await world.running(caller, window_ms=1_000)
@@ -514,7 +514,7 @@ async def test_a_late_cancel_leaves_an_expiring_job_expired(world: World) -> Non
         assert (before.closing, before.cancelling_at) == (JobState.EXPIRED, None)
 
 
-async def test_a_search_finds_what_matches_and_nothing_else(world: World) -> None:
+async def test_a_search_finds_what_matches_and_nothing_else(world: StoreWorld) -> None:
     caller, stranger = await world.caller(), await world.caller("stranger")
     plain = await world.job(caller, metadata={"team": "a", "note": 'say "x"\\', "é": "Größe"})
     await world.clock.advance(2_000)

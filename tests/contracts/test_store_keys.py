@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.store_world import MODEL, START_MS, World
+from tests.contracts.store_world import MODEL, START_MS, StoreWorld
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.nouns import Caller, Job
 from tidegate.store.keys import KeyRights
@@ -15,12 +15,12 @@ from tidegate.store.keys import KeyRights
 pytestmark = pytest.mark.anyio
 
 
-async def put(world: World, key_id: str, tenant_id: str, **wishes: Any) -> None:
+async def put(world: StoreWorld, key_id: str, tenant_id: str, **wishes: Any) -> None:
     label, team, user = wishes.pop("label", "a key"), wishes.pop("team", None), wishes.pop("user", None)
     await world.store.put_key(Caller(tenant_id, key_id, team, user), b"\x00\xff hash", label, KeyRights(**wishes))
 
 
-async def test_a_tenant_is_made_once_per_name(world: World) -> None:
+async def test_a_tenant_is_made_once_per_name(world: StoreWorld) -> None:
     assert await world.store.tenant_by_name("acme") is None
     first = world.id("tenant")
     made = await asyncio.gather(*(world.store.put_tenant(world.id("tenant"), "acme") for _ in range(4)))
@@ -35,7 +35,7 @@ async def test_a_tenant_is_made_once_per_name(world: World) -> None:
     assert await world.store.tenant_name(world.id("tenant")) is None
 
 
-async def test_a_key_is_kept_as_it_was_made(world: World) -> None:
+async def test_a_key_is_kept_as_it_was_made(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     assert not await world.store.any_key()
     await put(world, "k1", tenant, team="red", user="ann", scopes="read", models="m1 m2", expires_at=START_MS + 9)
@@ -51,7 +51,7 @@ async def test_a_key_is_kept_as_it_was_made(world: World) -> None:
     assert "secret_hash" not in listed
 
 
-async def test_making_a_key_may_be_replayed(world: World) -> None:
+async def test_making_a_key_may_be_replayed(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     for label in ("first", "second"):
         await put(world, "k1", tenant, label=label)
@@ -59,7 +59,7 @@ async def test_making_a_key_may_be_replayed(world: World) -> None:
     assert listed["label"] == "first"
 
 
-async def test_a_revoked_key_stays_revoked(world: World) -> None:
+async def test_a_revoked_key_stays_revoked(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     await put(world, "k1", tenant)
     assert await world.store.revoke_key("k1")
@@ -72,7 +72,7 @@ async def test_a_revoked_key_stays_revoked(world: World) -> None:
     assert await world.store.any_key(), "a revoked key still means that every call needs one"
 
 
-async def test_how_the_keys_of_open_calls_stand(world: World) -> None:
+async def test_how_the_keys_of_open_calls_stand(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     names = [f"key{number:05}" for number in range(300)]
     for name in names[:4]:
@@ -89,7 +89,7 @@ async def test_how_the_keys_of_open_calls_stand(world: World) -> None:
         await world.store.key_facts(["short"])
 
 
-async def test_a_deleted_key_is_nowhere_but_its_id_never_comes_back(world: World) -> None:
+async def test_a_deleted_key_is_nowhere_but_its_id_never_comes_back(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     other = await world.store.put_tenant(world.id("tenant"), "other")
     for name, whose in (("k1", tenant), ("k2", tenant), ("k3", tenant), ("k4", other)):
@@ -111,7 +111,7 @@ async def test_a_deleted_key_is_nowhere_but_its_id_never_comes_back(world: World
     assert await world.store.any_key(), "where there was a key every call needs one, also when the last was deleted"
 
 
-async def test_what_a_deleted_keys_last_call_used_is_its_teams(world: World) -> None:
+async def test_what_a_deleted_keys_last_call_used_is_its_teams(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     await put(world, "k1", tenant, team="red")
     worker = await world.worker()
@@ -126,7 +126,7 @@ async def test_what_a_deleted_keys_last_call_used_is_its_teams(world: World) -> 
     assert (entry.team, entry.key, entry.spend.calls) == ("red", "k1", 1)
 
 
-async def test_what_rests_is_looked_at_again_when_its_key_stands_otherwise(world: World) -> None:
+async def test_what_rests_is_looked_at_again_when_its_key_stands_otherwise(world: StoreWorld) -> None:
     """It may rest for long, because a budget is spent; and who says so a moment after the change has not heard of it."""
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     await put(world, "k1", tenant)
@@ -159,7 +159,7 @@ async def test_what_rests_is_looked_at_again_when_its_key_stands_otherwise(world
     assert len(await world.lease(worker, other)) == 1
 
 
-async def test_use_is_marked_at_most_once_a_minute(world: World) -> None:
+async def test_use_is_marked_at_most_once_a_minute(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     await put(world, "k1", tenant)
 
@@ -177,7 +177,7 @@ async def test_use_is_marked_at_most_once_a_minute(world: World) -> None:
     await world.store.mark_key_used("nobody's")
 
 
-async def test_keys_are_listed_oldest_first_and_bounded(world: World) -> None:
+async def test_keys_are_listed_oldest_first_and_bounded(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     for name in ("c", "a", "b"):
         await put(world, name, tenant)
@@ -186,7 +186,7 @@ async def test_keys_are_listed_oldest_first_and_bounded(world: World) -> None:
     assert [key["id"] for key in await world.store.list_keys(2)] == ["c", "a"]
 
 
-async def test_a_worker_hears_how_the_keys_of_its_slices_stand(world: World) -> None:
+async def test_a_worker_hears_how_the_keys_of_its_slices_stand(world: StoreWorld) -> None:
     """In one answer for all of them; what others hold, and jobs without a key, are not in it."""
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     limits = (Limit(Period.MINUTE, requests=3),)
@@ -208,7 +208,7 @@ async def test_a_worker_hears_how_the_keys_of_its_slices_stand(world: World) -> 
     assert await world.store.key_states(world.id("worker")) == []
 
 
-async def test_only_what_is_given_of_a_key_changes(world: World) -> None:
+async def test_only_what_is_given_of_a_key_changes(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     limits = (Limit(Period.DAY, tokens=3),)
     await put(world, "k1", tenant, scopes="read", models='["m"]', limits=limits)
@@ -236,7 +236,7 @@ async def test_only_what_is_given_of_a_key_changes(world: World) -> None:
     assert not await world.store.change_key("k1", KeyRights(models='["n"]')), "a revoked key stays as it was"
 
 
-async def test_a_rotated_key_keeps_its_old_secret_for_a_while(world: World) -> None:
+async def test_a_rotated_key_keeps_its_old_secret_for_a_while(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     await put(world, "k1", tenant)
     for _ in range(2):
@@ -253,7 +253,7 @@ async def test_a_rotated_key_keeps_its_old_secret_for_a_while(world: World) -> N
     assert not await world.store.rotate_key("k3", b"newer", 0), "a key that is over does not come back"
 
 
-async def test_keys_are_hashed_with_one_pepper(world: World) -> None:
+async def test_keys_are_hashed_with_one_pepper(world: StoreWorld) -> None:
     """While there are no keys any pepper will do; from the first key on it is the one that was noted last."""
     tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
     assert await world.store.pepper_fingerprint() is None
@@ -269,7 +269,7 @@ async def test_keys_are_hashed_with_one_pepper(world: World) -> None:
     assert await world.store.claim_pepper("a")
 
 
-async def test_a_session_that_ended_before_its_time_is_remembered_until_it_would_be_over(world: World) -> None:
+async def test_a_session_that_ended_before_its_time_is_remembered_until_it_would_be_over(world: StoreWorld) -> None:
     ends_at = await world.store.now_ms() + 1_000
     for _ in range(2):
         await world.store.end_session("n1", ends_at)
@@ -280,7 +280,7 @@ async def test_a_session_that_ended_before_its_time_is_remembered_until_it_would
     assert [await world.store.is_session_ended(nonce) for nonce in ("n1", "n2")] == [False, True]
 
 
-async def test_a_page_goes_on_behind_a_key_that_was_deleted_meanwhile(world: World) -> None:
+async def test_a_page_goes_on_behind_a_key_that_was_deleted_meanwhile(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     for name in ("a", "b", "c", "d"):
         await put(world, name, tenant)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import World
+from tests.contracts.store_world import StoreWorld
 from tests.contracts.test_store_responses import Ask
 from tests.contracts.test_store_uploads import part_of
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period, creation_budgets
@@ -29,7 +29,7 @@ AT_ONCE = 6
 class Place:
     """A tenant that may make two things of a kind, over one of several stores."""
 
-    world: World
+    world: StoreWorld
     caller: Caller
     store: Store
     worker_id: str
@@ -60,8 +60,8 @@ def hourly(caller: Caller) -> tuple[Budget, ...]:
     return creation_budgets(LimitBound.TENANT, caller.tenant_id, [Limit(Period.HOUR, jobs=2)])
 
 
-def replace_store(world: World, store: Store) -> World:
-    return World(store, world.clock, world.open_another, world.blobs, world._numbers)
+def replace_store(world: StoreWorld, store: Store) -> StoreWorld:
+    return StoreWorld(store, world.clock, world.open_another, world.blobs, world._numbers)
 
 
 KINDS: dict[str, Callable[[Place], Awaitable[object]]] = {
@@ -86,7 +86,9 @@ KINDS: dict[str, Callable[[Place], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-async def test_the_last_place_goes_to_one_of_many(world: World, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_place_goes_to_one_of_many(
+    world: StoreWorld, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The upload that parts are sent to takes one place.
     monkeypatch.setattr(uploads, "PENDING_MAX", 3)
     monkeypatch.setattr(uploads, "PARTS_MAX", 2)

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from tests.contracts.store_world import World
+from tests.contracts.store_world import StoreWorld
 from tidegate.core.schedule.policy import ModeOverride
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_every_process_sees_the_last_switch(world: World) -> None:
+async def test_every_process_sees_the_last_switch(world: StoreWorld) -> None:
     assert await world.store.override_mode() == ModeOverride()
     other = await world.open_another()
     assert await other.mode_override() == ModeOverride()
@@ -27,7 +27,7 @@ async def test_every_process_sees_the_last_switch(world: World) -> None:
         assert await other.mode_override() == switch
 
 
-async def test_two_who_switch_one_mode_each_at_once_both_have_their_way(world: World) -> None:
+async def test_two_who_switch_one_mode_each_at_once_both_have_their_way(world: StoreWorld) -> None:
     other = await world.open_another()
     await world.store.override_mode("", "")
     for mode, shadow_mode in (("fifo_v1", "smart_v1"), ("fair_share_v1", "none"), ("", "")):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import DAY_MS, MODEL, World, plan_of
+from tests.contracts.store_world import DAY_MS, MODEL, StoreWorld, plan_of
+from tests.contracts.test_store_controls import flush
 from tests.contracts.test_store_publish import closed, publish
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_lists import JobFilter, JobSort
-from tidegate.core.nouns import Job, JobEnd, JobFlush, PublishTurns
+from tidegate.core.nouns import Job, JobEnd, PublishTurns
 from tidegate.core.operations import OperationScope
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 T = TypeVar("T")
 
 
-async def test_jobs_of_every_tenant(world: World) -> None:
+async def test_jobs_of_every_tenant(world: StoreWorld) -> None:
     one, two = await world.caller("one"), await world.caller("two")
     first = await world.job(one)
     await world.clock.advance(5)
@@ -50,17 +50,14 @@ async def test_jobs_of_every_tenant(world: World) -> None:
     assert [(row["state"], row["jobs"]) for row in overview.jobs] == [("validating", 2)]
 
 
-async def paid(world: World, job: Job, answered: tuple[int, ...], failed: tuple[int, ...], nano: int) -> None:
+async def paid(world: StoreWorld, job: Job, answered: tuple[int, ...], failed: tuple[int, ...], nano: int) -> None:
     """Record these outcomes of a job; each answer costs so much."""
     await world.lease(await world.worker(), job, token=job.id)
-    answers = world.answers(await world.log(), job, *answered, token=job.id)
-    errors = world.errors(await world.log("errors"), job, *failed, token=job.id)
-    costly = [msgspec.structs.replace(entry, cost_nano=(nano, 0, 0)) for entry in answers.answers]
-    await world.record(JobFlush(job.id, costly, answers.answers_placed, errors.errors, errors.errors_placed))
+    await flush(world, job, answered, failed, nano)
 
 
 @pytest.mark.parametrize("few_max", [1, sorted_jobs.FEW_MAX])
-async def test_jobs_are_sorted_page_by_page(world: World, few_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_are_sorted_page_by_page(world: StoreWorld, few_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few that match are sorted when all of them are found; more are read in the order of an index."""
     monkeypatch.setattr(sorted_jobs, "FEW_MAX", few_max)
     store, one, two = world.store, await world.caller("one"), await world.caller("two")
@@ -98,7 +95,7 @@ async def test_jobs_are_sorted_page_by_page(world: World, few_max: int, monkeypa
 
 
 @pytest.mark.parametrize("sort", list(JobSort))
-async def test_pages_of_a_list_go_on_while_its_jobs_are_deleted(world: World, sort: JobSort) -> None:
+async def test_pages_of_a_list_go_on_while_its_jobs_are_deleted(world: StoreWorld, sort: JobSort) -> None:
     store, caller, stranger = world.store, await world.caller(), await world.caller("stranger")
     ours, wanted = caller.tenant_id, JobFilter()
     for count, nano in ((3, 20), (2, 10), (2, 10), (4, 30)):
@@ -123,7 +120,7 @@ async def test_pages_of_a_list_go_on_while_its_jobs_are_deleted(world: World, so
 
 @pytest.mark.parametrize("words", ["chat", "nowhere"])
 async def test_few_jobs_that_match_are_not_looked_for_in_the_order_of_the_list(
-    world: World, words: str, monkeypatch: pytest.MonkeyPatch
+    world: StoreWorld, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In that order PostgreSQL goes from one end of the table to the other for each job: over 100,000 of them it took 135 ms."""
     [await world.running(await world.caller("one"), 4) for _ in range(3)]
@@ -152,7 +149,7 @@ async def test_few_jobs_that_match_are_not_looked_for_in_the_order_of_the_list(
     assert not [query for query in asked if query.startswith("jobs_by_")]
 
 
-async def test_an_operator_ends_a_job_that_waits(world: World) -> None:
+async def test_an_operator_ends_a_job_that_waits(world: StoreWorld) -> None:
     job = await world.job(await world.caller("one"))
     store = world.store
     assert await store.requeue_job(job.id) is not None
@@ -178,7 +175,7 @@ async def test_an_operator_ends_a_job_that_waits(world: World) -> None:
 
 @pytest.mark.parametrize("verb", ["retry_finalization", "requeue_job"])
 async def test_a_job_that_rests_after_failures_is_published_at_once_when_an_operator_asks(
-    world: World, verb: str
+    world: StoreWorld, verb: str
 ) -> None:
     job, _, token = await closed(world, answered=1, failed=0, rest=0)
     await world.store.drop_step(job.id, token, DAY_MS)
@@ -187,7 +184,7 @@ async def test_a_job_that_rests_after_failures_is_published_at_once_when_an_oper
     assert await world.store.jobs_to_publish(PublishTurns()) == [job.id]
 
 
-async def test_keys_and_deliveries_of_every_tenant(world: World) -> None:
+async def test_keys_and_deliveries_of_every_tenant(world: StoreWorld) -> None:
     one, two = await world.caller("one"), await world.caller("two")
     store = world.store
     for key_id, caller in (("aaaaaaaa", one), ("bbbbbbbb", two)):
@@ -219,7 +216,7 @@ async def test_keys_and_deliveries_of_every_tenant(world: World) -> None:
     assert await store.tenant_of_delivery("evt", "whk") is None
 
 
-async def test_what_is_due_when(world: World) -> None:
+async def test_what_is_due_when(world: StoreWorld) -> None:
     caller, store = await world.caller(), world.store
     assert await store.due_work() == WaitingWork({}, False)
     job = await world.job(caller)
@@ -231,7 +228,7 @@ async def test_what_is_due_when(world: World) -> None:
     assert due.units > 0
 
 
-async def test_a_worker_is_wanted_for_what_is_not_an_item(world: World) -> None:
+async def test_a_worker_is_wanted_for_what_is_not_an_item(world: StoreWorld) -> None:
     """A job to publish, an operation, a delivery, and a deadline that passed while the job was paused."""
     store, none, some = world.store, WaitingWork({}, False), WaitingWork({}, True)
     job, _, token = await closed(world, answered=3, failed=0, rest=0)
@@ -252,7 +249,7 @@ async def test_a_worker_is_wanted_for_what_is_not_an_item(world: World) -> None:
     assert await store.due_work() == some, "it has to expire"
 
 
-async def test_a_worker_is_wanted_for_a_delivery(world: World) -> None:
+async def test_a_worker_is_wanted_for_a_delivery(world: StoreWorld) -> None:
     caller, store = await world.caller(), world.store
     shape = EndpointShape("hook", "https://hooks.example.com/a", EVENT_TYPES)
     await store.create_webhook_endpoint(caller.tenant_id, world.id("whk"), shape, b"1" * 32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import DAY_MS, LEASE_MS, World
+from tests.contracts.store_world import DAY_MS, LEASE_MS, StoreWorld
 from tests.contracts.test_store_controls import HOUR_MS, flush
 from tests.contracts.test_store_retries import FAILED, ended, retried
 from tests.support.ports import FairDice
@@ -28,13 +28,13 @@ async def paused(store: ChangeableJobs, job: Job) -> Job | None:
     return await store.pause_job(job.tenant_id, job.id)
 
 
-async def pause(world: World, operation: JobOperation, worker_id: str, *jobs: Job, verb: JobVerb = paused) -> None:
+async def pause(world: StoreWorld, operation: JobOperation, worker_id: str, *jobs: Job, verb: JobVerb = paused) -> None:
     """A step of an operation that pauses."""
     noted = [(job, world.id("aud")) for job in jobs]
     await world.store.step_operation(OperationStep(operation, worker_id, verb, noted))
 
 
-async def jobs_of(world: World, count: int) -> list[Job]:
+async def jobs_of(world: StoreWorld, count: int) -> list[Job]:
     """Running jobs of one tenant, newest first."""
     caller = await world.caller("one")
     jobs = []
@@ -44,7 +44,7 @@ async def jobs_of(world: World, count: int) -> list[Job]:
     return jobs[::-1]
 
 
-async def test_an_operation_comes_to_each_job_once(world: World) -> None:
+async def test_an_operation_comes_to_each_job_once(world: StoreWorld) -> None:
     store = world.store
     jobs = await jobs_of(world, 4)
     impact = await store.impact_of(PAUSE)
@@ -91,7 +91,7 @@ async def test_an_operation_comes_to_each_job_once(world: World) -> None:
         await store.cancel_operation(made.id)
 
 
-async def test_a_cancelled_or_lost_operation_changes_nothing_more(world: World) -> None:
+async def test_a_cancelled_or_lost_operation_changes_nothing_more(world: StoreWorld) -> None:
     store = world.store
     newer, older = await jobs_of(world, 2)
     made = await store.put_operation(world.id("op"), "operator", PAUSE)
@@ -125,7 +125,7 @@ async def test_a_cancelled_or_lost_operation_changes_nothing_more(world: World) 
     assert await store.get_operation(running.id) is not None
 
 
-async def test_only_what_an_action_can_change_is_matched(world: World) -> None:
+async def test_only_what_an_action_can_change_is_matched(world: StoreWorld) -> None:
     store = world.store
     newer, older = await jobs_of(world, 2)
     theirs = await world.running(await world.caller("two"), 4)
@@ -149,7 +149,7 @@ async def test_only_what_an_action_can_change_is_matched(world: World) -> None:
     assert await store.list_operations(after=world.id("op"), count_max=9) is None
 
 
-async def test_an_impact_says_what_is_due_soon_and_what_the_rest_will_cost(world: World) -> None:
+async def test_an_impact_says_what_is_due_soon_and_what_the_rest_will_cost(world: StoreWorld) -> None:
     caller = await world.caller("one")
     soon = await world.running(caller, 5, window_ms=HOUR_MS - 1)
     await world.running(caller, 3, window_ms=HOUR_MS)
@@ -160,7 +160,7 @@ async def test_an_impact_says_what_is_due_soon_and_what_the_rest_will_cost(world
     assert (impact.first_deadline, impact.due_soon) == (soon.expires_at, 1)
 
 
-async def test_a_retry_comes_to_jobs_with_failures_that_were_not_run_again(world: World) -> None:
+async def test_a_retry_comes_to_jobs_with_failures_that_were_not_run_again(world: StoreWorld) -> None:
     """Those of a door that names its items are left out, and those in which nothing failed."""
     wanted = await ended(world)
     again = await retried(world, await ended(world), FAILED)
@@ -177,7 +177,7 @@ async def test_a_retry_comes_to_jobs_with_failures_that_were_not_run_again(world
     assert (await world.store.impact_of(OperationScope("retry"))).jobs == 2, "a retry that is gone ran nothing again"
 
 
-async def test_a_job_that_is_gone_counts_as_a_failure(world: World) -> None:
+async def test_a_job_that_is_gone_counts_as_a_failure(world: StoreWorld) -> None:
     [job] = await jobs_of(world, 1)
     made, worker_id = await world.store.put_operation(world.id("op"), "operator", PAUSE), await world.worker()
     assert await world.store.take_operation(made.id, worker_id) is not None
@@ -189,14 +189,14 @@ async def test_a_job_that_is_gone_counts_as_a_failure(world: World) -> None:
     assert now.last_failure.code == "batch_not_found"
 
 
-async def test_an_operators_retry_counts_as_the_same_share(world: World) -> None:
+async def test_an_operators_retry_counts_as_the_same_share(world: StoreWorld) -> None:
     first = await ended(world, share_owner="key:k")
     made = await retry(world.store, FairDice(), first, FAILED_ITEMS)
     assert made is not None
     assert (made.retry_of, made.share_owner) == (first.id, "key:k")
 
 
-async def test_a_page_goes_on_behind_an_operation_that_was_pruned_meanwhile(world: World) -> None:
+async def test_a_page_goes_on_behind_an_operation_that_was_pruned_meanwhile(world: StoreWorld) -> None:
     store, made = world.store, []
     for _ in range(4):
         made.append((await store.put_operation(world.id("op"), "operator", PAUSE)).id)

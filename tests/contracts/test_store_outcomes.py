@@ -1,4 +1,4 @@
-"""What every store does when outcomes are recorded. `World.judge` holds rows, counters and files to one another, line by line."""
+"""What every store does when outcomes are recorded. `StoreWorld.judge` holds rows, counters and files to one another, line by line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import World, finished, line, tries
+from tests.contracts.store_world import StoreWorld, finished, line, tries
 from tests.support.store_verbs import slice_counts
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Finished, JobFlush, PublishTurns, Recorded, Usage
@@ -16,7 +16,7 @@ from tidegate.core.states import JobState, Outcome
 pytestmark = pytest.mark.anyio
 
 
-async def test_answers_and_errors_go_to_their_files(world: World) -> None:
+async def test_answers_and_errors_go_to_their_files(world: StoreWorld) -> None:
     worker, answers, errors = await world.worker(), await world.log(), await world.log("errors")
     job = await world.running(await world.caller(), 4)
     [held] = await world.lease(worker, job)
@@ -31,7 +31,7 @@ async def test_answers_and_errors_go_to_their_files(world: World) -> None:
     assert await world.content(job.error_file_id) == line(job.id, 1, "error")
 
 
-async def test_recording_may_be_replayed(world: World) -> None:
+async def test_recording_may_be_replayed(world: StoreWorld) -> None:
     worker, answers, errors = await world.worker(), await world.log(), await world.log("errors")
     job = await world.running(await world.caller(), 4)
     [held] = await world.lease(worker, job)
@@ -47,7 +47,7 @@ async def test_recording_may_be_replayed(world: World) -> None:
     assert await world.store.condemn_unused_blobs(-1, -1, 10) == 0
 
 
-async def test_replaying_the_flush_that_completed_a_job_changes_nothing(world: World) -> None:
+async def test_replaying_the_flush_that_completed_a_job_changes_nothing(world: StoreWorld) -> None:
     log = await world.log()
     job = await world.running(await world.caller(), 2)
     flush = world.answers(log, job, 0, 1)
@@ -59,7 +59,7 @@ async def test_replaying_the_flush_that_completed_a_job_changes_nothing(world: W
 
 
 @pytest.mark.parametrize("item_count", [3, 4], ids=["completes", "goes on"])
-async def test_a_log_that_was_recorded_in_part_may_be_replayed_whole(world: World, item_count: int) -> None:
+async def test_a_log_that_was_recorded_in_part_may_be_replayed_whole(world: StoreWorld, item_count: int) -> None:
     """A worker's last flush arrives late: who adopts its log records these lines and those behind them. No answer is counted as unused."""
     log = await world.log()
     job = await world.running(await world.caller(), item_count)
@@ -82,7 +82,7 @@ async def test_a_log_that_was_recorded_in_part_may_be_replayed_whole(world: Worl
     assert (late.new_count, late.unused_count) == (0, 1), "another answer to the same item is one"
 
 
-async def test_the_first_result_wins_and_the_second_is_counted(world: World) -> None:
+async def test_the_first_result_wins_and_the_second_is_counted(world: StoreWorld) -> None:
     first, second = await world.log(), await world.log()
     job = await world.running(await world.caller(), 5)
     await world.answer(first, job, 1, 3, word="first")
@@ -95,11 +95,11 @@ async def test_the_first_result_wins_and_the_second_is_counted(world: World) -> 
     assert words == {0: b"second", 1: b"first", 2: b"second", 3: b"first", 4: b"second"}
 
 
-async def lines_of(world: World, file_id: str | None) -> list[bytes]:
+async def lines_of(world: StoreWorld, file_id: str | None) -> list[bytes]:
     return (await world.content(file_id)).splitlines()
 
 
-async def test_an_answer_beats_a_failure_only_when_it_is_first(world: World) -> None:
+async def test_an_answer_beats_a_failure_only_when_it_is_first(world: StoreWorld) -> None:
     worker, answers, errors = await world.worker(), await world.log(), await world.log("errors")
     job = await world.running(await world.caller(), 3)
     [held] = await world.lease(worker, job)
@@ -111,7 +111,7 @@ async def test_an_answer_beats_a_failure_only_when_it_is_first(world: World) -> 
     assert (job.answered_count, job.failed_count, job.unused_count) == (1, 1, 1)
 
 
-async def test_a_failure_without_the_token_is_refused(world: World) -> None:
+async def test_a_failure_without_the_token_is_refused(world: StoreWorld) -> None:
     worker, errors = await world.worker(), await world.log("errors")
     job = await world.running(await world.caller(), 2, 2)
     [held] = await world.lease(worker, job, 1)
@@ -128,7 +128,7 @@ async def test_a_failure_without_the_token_is_refused(world: World) -> None:
     assert again.token != held.token
 
 
-async def test_a_stale_failure_before_a_rightful_one_does_not_lend_it_its_line(world: World) -> None:
+async def test_a_stale_failure_before_a_rightful_one_does_not_lend_it_its_line(world: StoreWorld) -> None:
     worker, log = await world.worker(), await world.log("errors")
     job = await world.running(await world.caller(), 2)
     [held] = await world.lease(worker, job)
@@ -141,7 +141,7 @@ async def test_a_stale_failure_before_a_rightful_one_does_not_lend_it_its_line(w
     assert b"stale" not in await world.content(job.error_file_id)
 
 
-async def test_attempts_are_refused_without_the_token_of_their_slice(world: World) -> None:
+async def test_attempts_are_refused_without_the_token_of_their_slice(world: StoreWorld) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 2, 2)
     token = world.token()
@@ -155,7 +155,7 @@ async def test_attempts_are_refused_without_the_token_of_their_slice(world: Worl
     assert set(again.attempts) == {1}
 
 
-async def test_a_shorter_deferral_never_overwrites_a_longer_one(world: World) -> None:
+async def test_a_shorter_deferral_never_overwrites_a_longer_one(world: StoreWorld) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 2)
     [held] = await world.lease(worker, job)
@@ -166,7 +166,7 @@ async def test_a_shorter_deferral_never_overwrites_a_longer_one(world: World) ->
     assert again.attempts == {0: tries(0, 3, 5_000)}
 
 
-async def test_an_item_twice_in_one_flush_counts_once(world: World) -> None:
+async def test_an_item_twice_in_one_flush_counts_once(world: StoreWorld) -> None:
     log = await world.log()
     job = await world.running(await world.caller(), 5)
     told = await world.answer(log, job, 0, 1, 1, 2, 0, 3)
@@ -177,7 +177,7 @@ async def test_an_item_twice_in_one_flush_counts_once(world: World) -> None:
     assert (await world.judge(job)).state is JobState.FINALIZING
 
 
-async def test_neighbouring_lines_are_one_extent(world: World) -> None:
+async def test_neighbouring_lines_are_one_extent(world: StoreWorld) -> None:
     log, other = await world.log(), await world.log()
     job = await world.running(await world.caller(), 9)
     for number in range(4):
@@ -194,7 +194,7 @@ async def test_neighbouring_lines_are_one_extent(world: World) -> None:
     await world.judge(job)
 
 
-async def test_one_flush_may_speak_of_several_jobs(world: World) -> None:
+async def test_one_flush_may_speak_of_several_jobs(world: StoreWorld) -> None:
     caller, log = await world.caller(), await world.log()
     jobs = [await world.running(caller, 3) for _ in range(3)]
     flushes = [world.answers(log, job, 0, 1) for job in jobs]
@@ -204,7 +204,7 @@ async def test_one_flush_may_speak_of_several_jobs(world: World) -> None:
         assert (await world.judge(job)).answered_count == 2
 
 
-async def test_one_flush_may_have_several_parts_for_a_job(world: World) -> None:
+async def test_one_flush_may_have_several_parts_for_a_job(world: StoreWorld) -> None:
     worker, answers, errors = await world.worker(), await world.log(), await world.log("errors")
     job = await world.running(await world.caller(), 6)
     [held] = await world.lease(worker, job)
@@ -224,7 +224,7 @@ async def test_one_flush_may_have_several_parts_for_a_job(world: World) -> None:
         assert await slice_counts(world.store, job.id) == {"done": 1}
 
 
-async def test_the_last_outcome_moves_the_job_on_exactly_once(world: World) -> None:
+async def test_the_last_outcome_moves_the_job_on_exactly_once(world: StoreWorld) -> None:
     caller, log = await world.caller(), await world.log()
     job = await world.running(caller, 3)
     assert not (await world.answer(log, job, 0, 1)).complete
@@ -242,7 +242,7 @@ async def test_the_last_outcome_moves_the_job_on_exactly_once(world: World) -> N
     assert (await world.judge(job)).unused_count == 2
 
 
-async def test_answers_after_closing_are_counted_once_and_not_recorded(world: World) -> None:
+async def test_answers_after_closing_are_counted_once_and_not_recorded(world: StoreWorld) -> None:
     caller, log, errors = await world.caller(), await world.log(), await world.log("errors")
     worker = await world.worker()
     job = await world.running(caller, 4)
@@ -260,7 +260,7 @@ async def test_answers_after_closing_are_counted_once_and_not_recorded(world: Wo
         assert job.state is JobState.FINALIZING
 
 
-async def test_an_unknown_job_takes_nothing(world: World) -> None:
+async def test_an_unknown_job_takes_nothing(world: StoreWorld) -> None:
     job, log = await world.running(await world.caller(), 2), await world.log()
     ghost = replace(job, id=world.id("batch"))
     told = await world.record(world.answers(log, ghost, 0), world.answers(log, job, 0))
@@ -269,7 +269,7 @@ async def test_an_unknown_job_takes_nothing(world: World) -> None:
     assert await world.outcomes(ghost) == {}
 
 
-async def test_cancelling_keeps_what_is_recorded_and_never_completes(world: World) -> None:
+async def test_cancelling_keeps_what_is_recorded_and_never_completes(world: StoreWorld) -> None:
     caller, log = await world.caller(), await world.log()
     job = await world.running(caller, 2)
     await world.answer(log, job, 0)
@@ -279,7 +279,7 @@ async def test_cancelling_keeps_what_is_recorded_and_never_completes(world: Worl
     assert (job.state, job.closing, job.answered_count) == (JobState.CANCELLING, JobState.CANCELLED, 2)
 
 
-async def test_a_condemned_log_is_refused_and_leaves_nothing(world: World) -> None:
+async def test_a_condemned_log_is_refused_and_leaves_nothing(world: StoreWorld) -> None:
     caller, log = await world.caller(), await world.log()
     fine, other = await world.log(), await world.running(caller, 2)
     job = await world.running(caller, 2)
@@ -294,7 +294,7 @@ async def test_a_condemned_log_is_refused_and_leaves_nothing(world: World) -> No
     await world.judge(job)
 
 
-async def test_outcomes_are_paged_by_number(world: World) -> None:
+async def test_outcomes_are_paged_by_number(world: StoreWorld) -> None:
     job, log = await world.running(await world.caller(), 9), await world.log()
     await world.answer(log, job, 8, 1, 5, 3)
     page = await world.store.outcomes_page(job.id, 0, 2)
@@ -303,7 +303,7 @@ async def test_outcomes_are_paged_by_number(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_any_mixture_of_flushes_tells_one_story(world: World, seed: int) -> None:
+async def test_any_mixture_of_flushes_tells_one_story(world: StoreWorld, seed: int) -> None:
     """Workers come and go, say things twice and too late; the first result of each item stays where it was put."""
     rng = random.Random(seed)
     caller = await world.caller()
@@ -336,7 +336,7 @@ async def test_any_mixture_of_flushes_tells_one_story(world: World, seed: int) -
             kept[job.id] = now
 
 
-async def test_thousands_of_outcomes_fit_in_one_flush(world: World) -> None:
+async def test_thousands_of_outcomes_fit_in_one_flush(world: StoreWorld) -> None:
     job, log = await world.running(await world.caller(), 2_000), await world.log()
     texts = [b"x\n"] * 2_000
     entries = [Finished(number, Outcome.ANSWERED, 2, 0, "") for number in range(2_000)]
@@ -345,7 +345,7 @@ async def test_thousands_of_outcomes_fit_in_one_flush(world: World) -> None:
     assert len(await world.extents(job.output_file_id)) == 1
 
 
-async def test_a_log_counts_as_recorded_up_to_its_last_line_whichever_job_that_is_of(world: World) -> None:
+async def test_a_log_counts_as_recorded_up_to_its_last_line_whichever_job_that_is_of(world: StoreWorld) -> None:
     """What lies behind that place is adopted when its worker is lost, and would count as answered twice."""
     caller, log = await world.caller(), await world.log()
     first, last = sorted([await world.running(caller, 2) for _ in range(2)], key=lambda job: job.id)

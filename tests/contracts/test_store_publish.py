@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import DAY_MS, World, line, plan_of
+from tests.contracts.store_world import DAY_MS, StoreWorld, line, plan_of
 from tests.support.store_verbs import any_file, slice_counts
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.job_shape import CopiedItems, JobShape
@@ -19,7 +19,7 @@ from tidegate.core.states import FileState, JobState, Outcome
 pytestmark = pytest.mark.anyio
 
 
-async def closed(world: World, *, answered: int, failed: int, rest: int, **wishes: Any) -> tuple[Job, str, str]:
+async def closed(world: StoreWorld, *, answered: int, failed: int, rest: int, **wishes: Any) -> tuple[Job, str, str]:
     """A cancelled job in `finalizing` with so many items of each kind; says who may publish it and with which token."""
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, answered + failed + rest, **wishes)
@@ -38,25 +38,25 @@ async def closed(world: World, *, answered: int, failed: int, rest: int, **wishe
     return await world.look(job), worker, token
 
 
-async def rest_of(world: World, job: Job, *numbers: int, outcome: Outcome = Outcome.CANCELLED) -> UnrunLines:
+async def rest_of(world: StoreWorld, job: Job, *numbers: int, outcome: Outcome = Outcome.CANCELLED) -> UnrunLines:
     lines = [line(job.id, number, "batch_cancelled") for number in numbers]
     placed = (await world.log("rest")).append(lines)
     return UnrunLines(placed, array("I", numbers), [outcome] * len(numbers), array("I", map(len, lines)))
 
 
-async def publish(world: World, job: Job, token: str, **parts: Any) -> None:
+async def publish(world: StoreWorld, job: Job, token: str, **parts: Any) -> None:
     added = (parts.get("answers"), parts.get("rest"))
     rewrites = (parts.get("output"), parts.get("errors"))
     keep_ms = parts.get("keep_ms")
     await world.store.publish_job(job, token, added=added, rewrites=rewrites, end=JobEnd(keep_ms))
 
 
-async def unused_blobs(world: World) -> int:
+async def unused_blobs(world: StoreWorld) -> int:
     """How many kept blobs nothing needs any more."""
     return await world.store.condemn_unused_blobs(-1, -1, 100)
 
 
-async def test_no_job_is_shown_as_expired_before_its_deadline_though_the_clock_was_set_back(world: World) -> None:
+async def test_no_job_is_shown_as_expired_before_its_deadline_though_the_clock_was_set_back(world: StoreWorld) -> None:
     """A step that is too small to be noticed passes into the store's time."""
     caller, worker = await world.caller(), await world.worker(2 * DAY_MS)
     waiting, running = await world.job(caller), await world.running(caller, 2)
@@ -75,7 +75,7 @@ async def test_no_job_is_shown_as_expired_before_its_deadline_though_the_clock_w
         assert (ended.state, ended.expired_at) == (JobState.EXPIRED, ended.expires_at)
 
 
-async def test_items_that_are_not_run_are_done_when_their_lines_are_added(world: World) -> None:
+async def test_items_that_are_not_run_are_done_when_their_lines_are_added(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     plan = replace(plan_of(2), item_count=5, copied=CopiedItems(3, 0, 200))
     job = await world.ingested(await world.job(caller, shape=JobShape(dedupe=True)), plan)
@@ -95,7 +95,7 @@ async def test_items_that_are_not_run_are_done_when_their_lines_are_added(world:
     assert (ended.schema_invalid_count, ended.usage) == (1, job.usage)
 
 
-async def test_an_answered_job_shows_its_output_and_no_error_file(world: World) -> None:
+async def test_an_answered_job_shows_its_output_and_no_error_file(world: StoreWorld) -> None:
     job, _, token = await closed(world, answered=3, failed=0, rest=0)
     await world.clock.advance(7)
     await publish(world, job, token, keep_ms=500)
@@ -113,7 +113,7 @@ async def test_an_answered_job_shows_its_output_and_no_error_file(world: World) 
     assert await unused_blobs(world) == 1, "the work file is needed no more"
 
 
-async def test_an_all_failed_job_is_completed_without_an_output_file(world: World) -> None:
+async def test_an_all_failed_job_is_completed_without_an_output_file(world: StoreWorld) -> None:
     job, _, token = await closed(world, answered=0, failed=2, rest=0)
     await publish(world, job, token)
     ended = await world.judge(job)
@@ -123,7 +123,7 @@ async def test_an_all_failed_job_is_completed_without_an_output_file(world: Worl
 
 
 @pytest.mark.parametrize("failed", [0, 2])
-async def test_what_never_ran_gets_its_lines_behind_the_errors(world: World, failed: int) -> None:
+async def test_what_never_ran_gets_its_lines_behind_the_errors(world: StoreWorld, failed: int) -> None:
     job, _, token = await closed(world, answered=2, failed=failed, rest=3)
     numbers = range(2 + failed, 5 + failed)
     growing = await world.store.get_growing_file(job.tenant_id, str(job.error_file_id))
@@ -148,7 +148,7 @@ async def test_what_never_ran_gets_its_lines_behind_the_errors(world: World, fai
 
 
 @pytest.mark.parametrize(("outcome", "state"), [(Outcome.FAILED, JobState.FAILED), (Outcome.EXPIRED, JobState.EXPIRED)])
-async def test_the_end_is_what_closed_the_job(world: World, outcome: Outcome, state: JobState) -> None:
+async def test_the_end_is_what_closed_the_job(world: StoreWorld, outcome: Outcome, state: JobState) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 2, window_ms=1_000)
     if state is JobState.FAILED:
@@ -166,7 +166,7 @@ async def test_the_end_is_what_closed_the_job(world: World, outcome: Outcome, st
     assert {ended.failed_at, ended.expired_at, ended.completed_at, ended.cancelled_at} == {None, world.clock.now}
 
 
-async def test_publishing_may_be_replayed(world: World) -> None:
+async def test_publishing_may_be_replayed(world: StoreWorld) -> None:
     job, _, token = await closed(world, answered=1, failed=1, rest=1)
     rest = await rest_of(world, job, 2)
     await publish(world, job, token, rest=rest)
@@ -179,7 +179,7 @@ async def test_publishing_may_be_replayed(world: World) -> None:
     assert not await world.store.take_step(job.id, JobState.FINALIZING, await world.worker(), "t")
 
 
-async def test_whoever_lost_the_step_publishes_nothing(world: World) -> None:
+async def test_whoever_lost_the_step_publishes_nothing(world: StoreWorld) -> None:
     job, worker, token = await closed(world, answered=1, failed=0, rest=1)
     rest = await rest_of(world, job, 1)
     await world.store.drop_step(job.id, token, 0)
@@ -193,7 +193,7 @@ async def test_whoever_lost_the_step_publishes_nothing(world: World) -> None:
     assert (await world.judge(job)).state is JobState.CANCELLED
 
 
-async def test_a_dead_publisher_is_followed_by_another(world: World) -> None:
+async def test_a_dead_publisher_is_followed_by_another(world: StoreWorld) -> None:
     job, worker, token = await closed(world, answered=1, failed=0, rest=0)
     other = await world.worker(10 * 60_000)
     assert await world.store.jobs_to_publish(PublishTurns()) == []
@@ -208,7 +208,7 @@ async def test_a_dead_publisher_is_followed_by_another(world: World) -> None:
     assert (await world.judge(job)).state is JobState.COMPLETED
 
 
-async def test_tenants_are_published_in_turns_and_by_what_it_costs(world: World) -> None:
+async def test_tenants_are_published_in_turns_and_by_what_it_costs(world: StoreWorld) -> None:
     ours, theirs = await world.caller(), await world.caller("other")
     ended: dict[str, list[str]] = {}
     for name, caller, counts in (("ours", ours, (9, 3, 8, 7)), ("theirs", theirs, (8, 2))):
@@ -229,7 +229,9 @@ async def test_tenants_are_published_in_turns_and_by_what_it_costs(world: World)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_lines_cost_what_they_have_in_bytes_where_they_are_written_again(world: World, ordered: bool) -> None:
+async def test_lines_cost_what_they_have_in_bytes_where_they_are_written_again(
+    world: StoreWorld, ordered: bool
+) -> None:
     log = await world.log()
     job = await world.running(await world.caller(), 2, ordered=ordered)
     await world.answer(log, job, 1, 0)
@@ -240,7 +242,7 @@ async def test_lines_cost_what_they_have_in_bytes_where_they_are_written_again(w
     assert await world.store.jobs_to_publish(PublishTurns(bytes_min=cost + 1)) == []
 
 
-async def test_a_rest_that_was_collected_publishes_nothing(world: World) -> None:
+async def test_a_rest_that_was_collected_publishes_nothing(world: StoreWorld) -> None:
     job, _, token = await closed(world, answered=1, failed=0, rest=1)
     rest = await rest_of(world, job, 1)
     await world.store.give_up_blob(rest.placed.blob_id)
@@ -251,7 +253,7 @@ async def test_a_rest_that_was_collected_publishes_nothing(world: World) -> None
     assert (await world.judge(job)).done_count == 2
 
 
-async def test_a_rewrite_puts_the_lines_in_order_and_frees_the_old_ones(world: World) -> None:
+async def test_a_rewrite_puts_the_lines_in_order_and_frees_the_old_ones(world: StoreWorld) -> None:
     worker, log = await world.worker(), await world.log()
     errors = await world.log("errors")
     job = await world.running(await world.caller(), 6, ordered=True)
@@ -283,7 +285,7 @@ async def test_a_rewrite_puts_the_lines_in_order_and_frees_the_old_ones(world: W
     assert await unused_blobs(world) == 4, "both logs, the rest and the work file"
 
 
-async def test_a_job_that_ended_long_ago_is_forgotten_with_its_files(world: World) -> None:
+async def test_a_job_that_ended_long_ago_is_forgotten_with_its_files(world: StoreWorld) -> None:
     caller, key = await world.caller(), Idempotency("k", "body")
     job, _, token = await closed(world, answered=2, failed=1, rest=0, idempotency=key)
     await world.clock.advance(10)
@@ -302,7 +304,7 @@ async def test_a_job_that_ended_long_ago_is_forgotten_with_its_files(world: Worl
         await world.job(caller, idempotency=key)
 
 
-async def test_an_open_job_is_never_forgotten(world: World) -> None:
+async def test_an_open_job_is_never_forgotten(world: StoreWorld) -> None:
     job, _, _ = await closed(world, answered=1, failed=0, rest=1)
     running = await world.running(await world.caller(), 2)
     await world.clock.advance(1_000_000)
@@ -312,7 +314,7 @@ async def test_an_open_job_is_never_forgotten(world: World) -> None:
         assert await world.look(one) == one
 
 
-async def test_a_result_file_may_be_deleted_before_its_job_is_forgotten(world: World) -> None:
+async def test_a_result_file_may_be_deleted_before_its_job_is_forgotten(world: StoreWorld) -> None:
     job, _, token = await closed(world, answered=2, failed=0, rest=0)
     await publish(world, job, token)
     assert await world.store.delete_file(job.tenant_id, str(job.output_file_id))
@@ -325,7 +327,7 @@ async def test_a_result_file_may_be_deleted_before_its_job_is_forgotten(world: W
     assert await any_file(world.store, str(job.error_file_id)) is None
 
 
-async def test_an_abandoned_job_fails_with_what_was_recorded(world: World) -> None:
+async def test_an_abandoned_job_fails_with_what_was_recorded(world: StoreWorld) -> None:
     job, _, token = await closed(world, answered=2, failed=1, rest=3)
     for _ in range(2):
         ended = await world.store.abandon_job(job.tenant_id, job.id, None)
@@ -344,7 +346,7 @@ async def test_an_abandoned_job_fails_with_what_was_recorded(world: World) -> No
     assert not await slice_counts(world.store, job.id)
 
 
-async def test_only_a_job_that_is_finalizing_can_be_abandoned(world: World) -> None:
+async def test_only_a_job_that_is_finalizing_can_be_abandoned(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 2)
     with pytest.raises(ApiProblem) as refused:
@@ -353,7 +355,7 @@ async def test_only_a_job_that_is_finalizing_can_be_abandoned(world: World) -> N
     assert await world.store.abandon_job(world.id("tenant"), job.id, None) is None
 
 
-async def test_a_job_is_kept_as_long_as_its_own_wish_keeps_its_files(world: World) -> None:
+async def test_a_job_is_kept_as_long_as_its_own_wish_keeps_its_files(world: StoreWorld) -> None:
     """`output_expires_after` wins over both times of the operator: that of the files and that of the record."""
     caller = await world.caller()
     job, _, token = await closed(world, answered=2, failed=0, rest=0, output_expires_after_s=1)
@@ -366,7 +368,7 @@ async def test_a_job_is_kept_as_long_as_its_own_wish_keeps_its_files(world: Worl
     assert await world.store.ended_jobs(100, 10) == [job.id]
 
 
-async def test_an_abandoned_job_keeps_its_files_as_long_as_it_wished(world: World) -> None:
+async def test_an_abandoned_job_keeps_its_files_as_long_as_it_wished(world: StoreWorld) -> None:
     job, _, _ = await closed(world, answered=2, failed=0, rest=1, output_expires_after_s=1)
     assert await world.store.abandon_job(job.tenant_id, job.id, 100)
     file = await world.store.get_file(job.tenant_id, str(job.output_file_id))
@@ -374,7 +376,7 @@ async def test_an_abandoned_job_keeps_its_files_as_long_as_it_wished(world: Worl
     assert file.expires_at == world.clock.now + 1_000
 
 
-async def test_results_are_cut_into_files_of_bounded_size_by_the_same_bytes(world: World) -> None:
+async def test_results_are_cut_into_files_of_bounded_size_by_the_same_bytes(world: StoreWorld) -> None:
     most = 120
     shape = JobShape(output_file_bytes_max=most)
     job, _, token = await closed(world, answered=5, failed=0, rest=3, shape=shape)
@@ -403,7 +405,7 @@ async def test_results_are_cut_into_files_of_bounded_size_by_the_same_bytes(worl
     assert await world.extents(job.output_file_id) == []
 
 
-async def test_small_results_stay_one_file_and_a_forgotten_job_takes_its_parts_along(world: World) -> None:
+async def test_small_results_stay_one_file_and_a_forgotten_job_takes_its_parts_along(world: StoreWorld) -> None:
     job, _, token = await closed(world, answered=2, failed=1, rest=0, shape=JobShape(output_file_bytes_max=100_000))
     await publish(world, job, token)
     assert (await world.judge(job)).parts.all == ()

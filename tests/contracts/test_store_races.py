@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import asyncpg
 import pytest
 
-from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
+from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
 from tests.support.ports import FairDice
 from tests.support.processes import wait_until_async
 from tests.support.store_verbs import lease_slices, slice_counts, start_job
@@ -37,18 +37,18 @@ CANCEL, RESUME, REQUEUE = VERBS["cancel"], VERBS["resume"], VERBS["requeue"]
 
 
 @pytest.fixture
-async def world(postgres_world: World) -> World:
+async def world(postgres_world: StoreWorld) -> StoreWorld:
     return postgres_world
 
 
-async def several(world: World, count: int) -> list[Store]:
+async def several(world: StoreWorld, count: int) -> list[Store]:
     """Stores with connections that are open already, so that what follows is truly at once."""
     stores = [await world.open_another() for _ in range(count)]
     await asyncio.gather(*(store.now_ms() for store in stores))
     return stores
 
 
-async def test_eight_leasers_at_once_get_slices_of_their_own(world: World) -> None:
+async def test_eight_leasers_at_once_get_slices_of_their_own(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), *([1] * 40))
     stores = await several(world, 8)
     workers = [await world.worker() for _ in stores]
@@ -69,7 +69,7 @@ async def test_eight_leasers_at_once_get_slices_of_their_own(world: World) -> No
     assert await slice_counts(world.store, job.id) == {"leased": 32, "ready": 8}
 
 
-async def test_the_last_slice_goes_to_one_of_many(world: World) -> None:
+async def test_the_last_slice_goes_to_one_of_many(world: StoreWorld) -> None:
     stores = await several(world, 6)
     worker = await world.worker()
     job = await world.running(await world.caller(), *([1] * 3))
@@ -79,7 +79,7 @@ async def test_the_last_slice_goes_to_one_of_many(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_recorders_at_once_neither_deadlock_nor_count_twice(world: World, seed: int) -> None:
+async def test_recorders_at_once_neither_deadlock_nor_count_twice(world: StoreWorld, seed: int) -> None:
     rng = random.Random(seed)
     caller = await world.caller()
     jobs = [await world.running(caller, *([10] * 3)) for _ in range(3)]
@@ -110,7 +110,7 @@ async def test_recorders_at_once_neither_deadlock_nor_count_twice(world: World, 
         assert (job.state is JobState.FINALIZING) == (job.done_count == job.item_count)
 
 
-async def test_an_owner_and_the_sweep_that_adopts_its_log_meet(world: World) -> None:
+async def test_an_owner_and_the_sweep_that_adopts_its_log_meet(world: StoreWorld) -> None:
     """The woken owner commits what the sweep is adopting: the same lines of the same log, jobs in other combinations."""
     caller = await world.caller()
     owner, sweep = await several(world, 2)
@@ -128,7 +128,7 @@ async def test_an_owner_and_the_sweep_that_adopts_its_log_meet(world: World) -> 
             assert (judged.answered_count, judged.unused_count) == (3, 0)
 
 
-async def test_cancel_racing_completion_ends_in_exactly_one(world: World) -> None:
+async def test_cancel_racing_completion_ends_in_exactly_one(world: StoreWorld) -> None:
     caller, worker, log = await world.caller(), await world.worker(), await world.log()
     canceller, recorder = await several(world, 2)
     ends = set()
@@ -171,7 +171,7 @@ class Hesitant(PostgresDriver):
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_job_never_closes_under_a_lease_that_commits_at_the_same_time(
-    world: World, shared_database: str, begun: bool
+    world: StoreWorld, shared_database: str, begun: bool
 ) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 1, 1)
@@ -213,7 +213,7 @@ async def someone_waits(url: str) -> None:
         await connection.close()
 
 
-async def test_leasing_and_stopping_at_once_agree(world: World) -> None:
+async def test_leasing_and_stopping_at_once_agree(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     leaser, stopper = await several(world, 2)
     for turn in range(ROUNDS):
@@ -227,7 +227,7 @@ async def test_leasing_and_stopping_at_once_agree(world: World) -> None:
         assert closed == (not taken)
 
 
-async def test_one_of_many_gets_the_step(world: World) -> None:
+async def test_one_of_many_gets_the_step(world: StoreWorld) -> None:
     stores, workers = await several(world, 5), [await world.worker() for _ in range(5)]
     for _ in range(4):
         job = await world.job(await world.caller())
@@ -238,7 +238,7 @@ async def test_one_of_many_gets_the_step(world: World) -> None:
         assert sum(await asyncio.gather(*calls)) == 1
 
 
-async def test_an_input_is_either_taken_or_deleted(world: World) -> None:
+async def test_an_input_is_either_taken_or_deleted(world: StoreWorld) -> None:
     caller = await world.caller()
     deleter = (await several(world, 1))[0]
     for _ in range(ROUNDS):
@@ -251,7 +251,7 @@ async def test_an_input_is_either_taken_or_deleted(world: World) -> None:
         assert isinstance(gone, bool | ApiProblem)
 
 
-async def test_compacting_a_file_while_it_is_deleted_leaks_nothing(world: World) -> None:
+async def test_compacting_a_file_while_it_is_deleted_leaks_nothing(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     compactor, deleter = await several(world, 2)
     for turn in range(ROUNDS):
@@ -279,7 +279,7 @@ async def test_compacting_a_file_while_it_is_deleted_leaks_nothing(world: World)
         assert condemned + any(isinstance(one, LostRace) for one in done) == 4, "both logs, the copy and the work file"
 
 
-async def test_growing_a_file_while_it_is_compacted_loses_no_byte(world: World) -> None:
+async def test_growing_a_file_while_it_is_compacted_loses_no_byte(world: StoreWorld) -> None:
     caller = await world.caller()
     compactor, recorder = await several(world, 2)
     for turn in range(ROUNDS):
@@ -297,7 +297,7 @@ async def test_growing_a_file_while_it_is_compacted_loses_no_byte(world: World) 
         assert (await world.judge(job)).answered_count == 4
 
 
-async def test_a_late_owner_and_the_sweep_that_frees_its_slices(world: World) -> None:
+async def test_a_late_owner_and_the_sweep_that_frees_its_slices(world: StoreWorld) -> None:
     """Whichever is first: no slice has two owners, no verdict of a lost owner counts after another has the slice."""
     caller = await world.caller()
     late, sweep, next_one = await several(world, 3)
@@ -332,7 +332,7 @@ async def test_a_late_owner_and_the_sweep_that_frees_its_slices(world: World) ->
         assert await world.store.stranded_workers(10) == []
 
 
-async def test_choices_of_the_same_jobs_in_any_order_beside_what_is_recorded_of_them(world: World) -> None:
+async def test_choices_of_the_same_jobs_in_any_order_beside_what_is_recorded_of_them(world: StoreWorld) -> None:
     """Each slice has one owner, and nobody waits in a circle: a deadlock would be seen by the database and counted."""
     caller, log = await world.caller(), await world.log()
     stores = await several(world, 3)
@@ -360,7 +360,7 @@ async def test_choices_of_the_same_jobs_in_any_order_beside_what_is_recorded_of_
             await world.judge(job)
 
 
-async def test_sleeping_and_waking_at_once_leave_no_work_asleep(world: World) -> None:
+async def test_sleeping_and_waking_at_once_leave_no_work_asleep(world: StoreWorld) -> None:
     """A sweep finds nothing to do in the moment in which a job starts: whichever is first, the flow is awake in the end."""
     caller = await world.caller()
     sweeper, starter = await several(world, 2)
@@ -386,7 +386,9 @@ async def test_sleeping_and_waking_at_once_leave_no_work_asleep(world: World) ->
         await world.store.cancel_job(caller.tenant_id, waiting.id)
 
 
-async def test_a_job_that_starts_waits_for_the_sweep_that_holds_its_flow(world: World, shared_database: str) -> None:
+async def test_a_job_that_starts_waits_for_the_sweep_that_holds_its_flow(
+    world: StoreWorld, shared_database: str
+) -> None:
     caller = await world.caller()
     ended = await world.running(caller, 1)
     await world.store.cancel_job(caller.tenant_id, ended.id)
@@ -405,7 +407,7 @@ async def test_a_job_that_starts_waits_for_the_sweep_that_holds_its_flow(world: 
     assert [one.job_id for one in seen.jobs] == [job.id]
 
 
-async def test_a_lease_does_not_wait_for_a_flush_of_its_job(world: World, shared_database: str) -> None:
+async def test_a_lease_does_not_wait_for_a_flush_of_its_job(world: StoreWorld, shared_database: str) -> None:
     """Nor a flush for a lease: on a hot job the two never stand in line."""
     worker, log = await world.worker(), await world.log()
     job = await world.running(await world.caller(), 2, 2, 2)
@@ -432,7 +434,7 @@ async def test_a_lease_does_not_wait_for_a_flush_of_its_job(world: World, shared
     assert (await world.judge(job)).answered_count == 2
 
 
-async def test_flushes_of_one_flow_at_once_charge_exactly_what_was_new(world: World) -> None:
+async def test_flushes_of_one_flow_at_once_charge_exactly_what_was_new(world: StoreWorld) -> None:
     caller = await world.caller()
     stores = await several(world, 5)
     jobs = [await world.running(caller, 20) for _ in range(4)]
@@ -453,7 +455,7 @@ async def test_flushes_of_one_flow_at_once_charge_exactly_what_was_new(world: Wo
     assert sum(job.total_units - job.left_units for job in seen.jobs) == answered * 50
 
 
-async def operating(world: World, verb: JobVerb, action: str, jobs: list[Job]) -> asyncio.Task[None]:
+async def operating(world: StoreWorld, verb: JobVerb, action: str, jobs: list[Job]) -> asyncio.Task[None]:
     """Begin a step of an operation that comes to these jobs in this order."""
     await world.clock.advance(5)
     made = await world.store.put_operation(world.id("op"), "operator", OperationScope(action))
@@ -463,7 +465,7 @@ async def operating(world: World, verb: JobVerb, action: str, jobs: list[Job]) -
     return asyncio.create_task(world.store.step_operation(step))
 
 
-async def test_an_operation_takes_jobs_in_the_order_of_all_others(world: World, shared_database: str) -> None:
+async def test_an_operation_takes_jobs_in_the_order_of_all_others(world: StoreWorld, shared_database: str) -> None:
     """A flush of several jobs takes them by id. An operation that took the newest first would wait for it in a circle."""
     caller = await world.caller()
     jobs = sorted([await world.running(caller, 4) for _ in range(2)], key=lambda job: job.id, reverse=True)
@@ -482,7 +484,7 @@ async def test_an_operation_takes_jobs_in_the_order_of_all_others(world: World, 
 
 @pytest.mark.parametrize("action", ["resume", "requeue"])
 async def test_an_operation_takes_flows_in_the_order_of_all_others(
-    world: World, shared_database: str, action: str
+    world: StoreWorld, shared_database: str, action: str
 ) -> None:
     """A flush charges flows by model. The jobs of an operation name theirs in any order."""
     caller = await world.caller()
@@ -503,7 +505,7 @@ async def test_an_operation_takes_flows_in_the_order_of_all_others(
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_operations_beside_cancels_and_flushes_of_the_same_jobs(world: World, seed: int) -> None:
+async def test_operations_beside_cancels_and_flushes_of_the_same_jobs(world: StoreWorld, seed: int) -> None:
     """No one waits in a circle: a deadlock is not resolved here. Each job is cancelled once, by whoever was first."""
     rng = random.Random(seed)
     caller, log = await world.caller(), await world.log()

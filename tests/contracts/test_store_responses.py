@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import DAY_MS, MODEL, World, plan_of
-from tidegate.core.errors import ApiProblem, StoreUnavailable
+from tests.contracts.store_world import DAY_MS, MODEL, StoreWorld, plan_of, refused
+from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import (
     Caller,
     Idempotency,
@@ -31,7 +31,7 @@ ENDPOINT = "/v1/responses"
 class Ask:
     """One background response, ready to be accepted as often as a test likes."""
 
-    def __init__(self, world: World, key: str | None = None, **quotas: Any) -> None:
+    def __init__(self, world: StoreWorld, key: str | None = None, **quotas: Any) -> None:
         plan, self.file_id = plan_of(1), world.id("file")
         self.start = JobStart(
             world.id("batch"), world.token(), plan, world.id("blob"), world.id("file"), world.id("file")
@@ -40,18 +40,12 @@ class Ask:
         self.input = ResponseInput(self.file_id, "a" * 64, Idempotency(key, "hash") if key else None)
         self.terms = ResponseTerms(ENDPOINT, DAY_MS, "tenant:x", Quotas(**quotas))
 
-    async def accept(self, world: World, caller: Caller, worker_id: str) -> Job:
+    async def accept(self, world: StoreWorld, caller: Caller, worker_id: str) -> Job:
         await world.store.begin_blob(self.start.work_blob_id, "work", worker_id)
         return await world.store.create_response(caller, self.request, self.start, self.input, self.terms, worker_id)
 
 
-async def refused(made: Any) -> str:
-    with pytest.raises(ApiProblem) as problem:
-        await made
-    return str(problem.value.code)
-
-
-async def test_a_response_is_accepted_and_started_at_once(world: World) -> None:
+async def test_a_response_is_accepted_and_started_at_once(world: StoreWorld) -> None:
     caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
     job = await ask.accept(world, caller, worker_id)
     assert (job.kind, job.state, job.item_count, job.begun_at) == (JobKind.RESPONSE, JobState.IN_PROGRESS, 1, None)
@@ -68,27 +62,31 @@ async def test_a_response_is_accepted_and_started_at_once(world: World) -> None:
     assert (await world.look(job)).begun_at is not None
 
 
-async def test_so_many_responses_may_wait_and_no_batch_counts(world: World) -> None:
+async def test_so_many_responses_may_wait_and_no_batch_counts(world: StoreWorld) -> None:
     caller, worker_id = await world.caller(), await world.worker()
     await world.running(caller, 3)
     await Ask(world).accept(world, await world.caller("other"), worker_id)
     first = await Ask(world, pending_responses_max=1).accept(world, caller, worker_id)
-    assert await refused(Ask(world, pending_responses_max=1).accept(world, caller, worker_id)) == "quota_exceeded"
-    assert await refused(Ask(world, stored_bytes_max=1).accept(world, caller, worker_id)) == "storage_quota_exceeded"
+    assert (
+        await refused(Ask(world, pending_responses_max=1).accept(world, caller, worker_id))
+    ).code == "quota_exceeded"
+    assert (
+        await refused(Ask(world, stored_bytes_max=1).accept(world, caller, worker_id))
+    ).code == "storage_quota_exceeded"
     await world.job(caller, await world.file(caller), quotas=Quotas(pending_jobs_max=2))
     await world.store.delete_response(caller.tenant_id, first.id)
     await Ask(world, pending_responses_max=1).accept(world, caller, worker_id)
 
 
-async def test_a_key_stands_for_one_response(world: World) -> None:
+async def test_a_key_stands_for_one_response(world: StoreWorld) -> None:
     caller, worker_id = await world.caller(), await world.worker()
     first = await Ask(world, "key").accept(world, caller, worker_id)
     assert (await Ask(world, "key").accept(world, caller, worker_id)).id == first.id
     await world.store.delete_response(caller.tenant_id, first.id)
-    assert await refused(Ask(world, "key").accept(world, caller, worker_id)) == "idempotency_result_deleted"
+    assert (await refused(Ask(world, "key").accept(world, caller, worker_id))).code == "idempotency_result_deleted"
 
 
-async def test_a_process_that_is_gone_accepts_none(world: World) -> None:
+async def test_a_process_that_is_gone_accepts_none(world: StoreWorld) -> None:
     caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
     await world.store.declare_gone(worker_id, leaving=True)
     with pytest.raises(StoreUnavailable):
@@ -96,7 +94,7 @@ async def test_a_process_that_is_gone_accepts_none(world: World) -> None:
     assert await world.store.any_job(ask.start.job_id) is None
 
 
-async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: World) -> None:
+async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: StoreWorld) -> None:
     caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
     job = await ask.accept(world, caller, worker_id)
     other = await world.caller("other")
@@ -118,7 +116,7 @@ async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: Worl
     assert await world.extents(ask.file_id) == []
 
 
-async def test_a_response_that_has_waited_long_enough_is_listed_until_it_is_leased(world: World) -> None:
+async def test_a_response_that_has_waited_long_enough_is_listed_until_it_is_leased(world: StoreWorld) -> None:
     caller, worker_id = await world.caller(), await world.worker()
     plain, soon, later = Ask(world), Ask(world), Ask(world)
     soon.terms = replace(soon.terms, interactive_after_ms=0)
@@ -144,7 +142,7 @@ async def test_a_response_that_has_waited_long_enough_is_listed_until_it_is_leas
 
 
 @pytest.mark.parametrize("status", ["completed", "incomplete", "failed"])
-async def test_the_event_of_a_response_names_how_its_answer_ended(world: World, status: str) -> None:
+async def test_the_event_of_a_response_names_how_its_answer_ended(world: StoreWorld, status: str) -> None:
     caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
     stranger = await world.caller("stranger")
     for tenant_id, wanted in ((caller.tenant_id, RESPONSE_EVENT_TYPES), (stranger.tenant_id, BATCH_EVENT_TYPES)):

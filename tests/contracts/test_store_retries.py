@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import World, plan_of
+from tests.contracts.store_world import StoreWorld, plan_of, refused
 from tests.contracts.test_store_publish import closed, rest_of
 from tests.support.store_verbs import any_file
 from tidegate.core.answer_terms import AnswerTerms
@@ -24,11 +25,11 @@ CANCELLED = RetryChoice(("cancelled",))
 FAILED = RetryChoice(("failed",))
 
 
-def wish(world: World, job: Job, choice: RetryChoice = CANCELLED) -> FollowUp:
+def wish(world: StoreWorld, job: Job, choice: RetryChoice = CANCELLED) -> FollowUp:
     return FollowUp(job.id, choice, world.id("batch"), world.id("file"), world.id("file"), b"s" * 32)
 
 
-async def ended(world: World, **counts: Any) -> Job:
+async def ended(world: StoreWorld, **counts: Any) -> Job:
     """A cancelled job with two answers, an error and two items that never ran."""
     job, _, token = await closed(world, **{"answered": 2, "failed": 1, "rest": 2} | counts)
     rest = await rest_of(world, job, 3, 4) if job.done_count < job.item_count else None
@@ -36,13 +37,13 @@ async def ended(world: World, **counts: Any) -> Job:
     return await world.look(job)
 
 
-async def retried(world: World, job: Job, choice: RetryChoice = CANCELLED, **more: Any) -> Job:
+async def retried(world: StoreWorld, job: Job, choice: RetryChoice = CANCELLED, **more: Any) -> Job:
     made = await world.store.retry_job(Caller(job.tenant_id), wish(world, job, choice), **more)
     assert made is not None
     return made
 
 
-async def finished_retry(world: World, job: Job, *, answered: int = 2) -> Job:
+async def finished_retry(world: StoreWorld, job: Job, *, answered: int = 2) -> Job:
     """Run it: so many items get an answer, the others fail."""
     job, worker = await world.ingested(job, plan_of(2)), await world.worker()
     [held] = await world.lease(worker, job)
@@ -56,14 +57,13 @@ async def finished_retry(world: World, job: Job, *, answered: int = 2) -> Job:
     return await world.look(job)
 
 
-async def refused(call: Any) -> str:
-    with pytest.raises(ApiProblem) as problem:
-        await call
-    assert problem.value.status == 409
-    return problem.value.code
+async def conflict(call: Awaitable[Any]) -> str:
+    problem = await refused(call)
+    assert problem.status == 409
+    return problem.code
 
 
-async def test_a_retry_asks_for_what_the_first_asked_for_and_leaves_it_alone(world: World) -> None:
+async def test_a_retry_asks_for_what_the_first_asked_for_and_leaves_it_alone(world: StoreWorld) -> None:
     first = await ended(world, metadata={"a": "b"}, ordered=True, queue="night", begin_within_ms=60_000)
     output, errors = await world.content(first.output_file_id), await world.content(first.error_file_id)
     made = await retried(world, first)
@@ -86,7 +86,7 @@ async def test_a_retry_asks_for_what_the_first_asked_for_and_leaves_it_alone(wor
     assert await world.content(first.output_file_id) == output
 
 
-async def test_a_retry_keeps_bounds_and_priority_and_begins_at_once(world: World) -> None:
+async def test_a_retry_keeps_bounds_and_priority_and_begins_at_once(world: StoreWorld) -> None:
     asked = JobControls(priority=7, not_before=1, max_cost_nano=5_000, max_errors=MaxErrors(count=9))
     first = await ended(world, controls=asked, canary=Canary(1, 1_000_000))
     made = await retried(world, first)
@@ -94,7 +94,7 @@ async def test_a_retry_keeps_bounds_and_priority_and_begins_at_once(world: World
     assert (first.canary is None, made.canary) == (False, None), "what runs again needs no sample"
 
 
-async def test_a_chain_is_merged_and_outlives_what_it_was_made_of(world: World) -> None:
+async def test_a_chain_is_merged_and_outlives_what_it_was_made_of(world: StoreWorld) -> None:
     first = await ended(world)
     output = await world.content(first.output_file_id)
     second = await finished_retry(world, await retried(world, first), answered=1)
@@ -115,7 +115,7 @@ async def test_a_chain_is_merged_and_outlives_what_it_was_made_of(world: World) 
     assert (await any_file(world.store, done.retry_file_id or "")).state is FileState.DELETED  # type: ignore[union-attr]
 
 
-async def test_the_same_wish_is_the_same_retry_and_another_is_not(world: World) -> None:
+async def test_the_same_wish_is_the_same_retry_and_another_is_not(world: StoreWorld) -> None:
     first = await ended(world)
     made = await retried(world, first, idempotency=Idempotency("k", "hash"))
     assert (await retried(world, first)).id == made.id
@@ -131,7 +131,7 @@ async def test_the_same_wish_is_the_same_retry_and_another_is_not(world: World) 
     assert twice[0] == twice[1], "a call whose commit is unknown is made again"
 
 
-async def test_a_retry_that_never_ran_is_made_again_and_a_forgotten_one_is_not_named(world: World) -> None:
+async def test_a_retry_that_never_ran_is_made_again_and_a_forgotten_one_is_not_named(world: StoreWorld) -> None:
     first = await ended(world)
     made = await retried(world, first)
     worker, token = await world.worker(), world.token()
@@ -147,39 +147,39 @@ async def test_a_retry_that_never_ran_is_made_again_and_a_forgotten_one_is_not_n
     assert (await world.look(first)).retried_by == (again.id,)
 
 
-async def test_what_cannot_be_retried_is_refused(world: World) -> None:
+async def test_what_cannot_be_retried_is_refused(world: StoreWorld) -> None:
     caller = await world.caller()
     assert await world.store.retry_job(caller, wish(world, await ended(world)), quotas=Quotas()) is not None
     running = await world.running(caller, 2)
-    assert await refused(world.store.retry_job(caller, wish(world, running))) == "batch_not_ended"
+    assert await conflict(world.store.retry_job(caller, wish(world, running))) == "batch_not_ended"
     stranger = await world.caller("stranger")
     first = await ended(world)
     assert await world.store.retry_job(stranger, wish(world, first)) is None
-    assert await refused(retried(world, first, RetryChoice(("expired",)))) == "batch_not_retryable"
+    assert await conflict(retried(world, first, RetryChoice(("expired",)))) == "batch_not_retryable"
     for file_id in (first.output_file_id, first.error_file_id, first.input_file_id):
         job = await ended(world)
         gone = {first.output_file_id: job.output_file_id, first.error_file_id: job.error_file_id}
         await world.store.delete_file(job.tenant_id, gone.get(file_id) or job.input_file_id)
-        assert await refused(retried(world, job)) == "batch_not_retryable"
+        assert await conflict(retried(world, job)) == "batch_not_retryable"
     spoken_for = await ended(world, door="{}")
-    assert await refused(retried(world, spoken_for)) == "batch_not_retryable"
+    assert await conflict(retried(world, spoken_for)) == "batch_not_retryable"
 
 
-async def test_the_input_cannot_be_deleted_before_the_retry_has_read_it(world: World) -> None:
+async def test_the_input_cannot_be_deleted_before_the_retry_has_read_it(world: StoreWorld) -> None:
     first = await ended(world)
     made = await retried(world, first)
-    assert await refused(world.store.delete_file(first.tenant_id, first.input_file_id)) == "file_in_use"
+    assert await conflict(world.store.delete_file(first.tenant_id, first.input_file_id)) == "file_in_use"
     await world.ingested(made, plan_of(2))
     assert await world.store.delete_file(first.tenant_id, first.input_file_id)
 
 
-async def test_answers_of_neither_make_no_merged_file(world: World) -> None:
+async def test_answers_of_neither_make_no_merged_file(world: StoreWorld) -> None:
     first = await ended(world, answered=0, failed=3)
     done = await finished_retry(world, await retried(world, first), answered=0)
     assert (done.merged_file_id, done.output_file_id) == (None, None)
 
 
-async def test_a_webhook_hears_of_the_retry_too(world: World) -> None:
+async def test_a_webhook_hears_of_the_retry_too(world: StoreWorld) -> None:
     first = await ended(world, webhook=JobWebhook("https://x.example/h", ("batch.completed",), secret=b"a" * 32))
     made = await retried(world, first)
     assert made.webhook == JobWebhook("https://x.example/h", ("batch.completed",))
@@ -187,7 +187,7 @@ async def test_a_webhook_hears_of_the_retry_too(world: World) -> None:
     assert endpoint is not None
 
 
-async def test_a_retry_may_have_bounds_a_canary_and_terms_of_its_own(world: World) -> None:
+async def test_a_retry_may_have_bounds_a_canary_and_terms_of_its_own(world: StoreWorld) -> None:
     had = JobShape(defaults={"n": 1}, retry=JobRetry(attempts_max=2))
     first = await ended(world, shape=had, answers=AnswerTerms("{}"))
     plain = await retried(world, first, FAILED)

@@ -6,10 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.contracts.store_world import MODEL, World, plan_of
-from tests.support.store_verbs import start_job
+from tests.contracts.store_world import MODEL, StoreWorld
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import JobStart
 from tidegate.store import routing
 from tidegate.store.routing import RoutingFull
 
@@ -18,7 +16,7 @@ pytestmark = pytest.mark.anyio
 ONE, TWO = '{"url": "http://one"}', '{"url": "http://two"}'
 
 
-async def test_every_process_sees_each_change_by_its_number(world: World) -> None:
+async def test_every_process_sees_each_change_by_its_number(world: StoreWorld) -> None:
     other = await world.open_another()
     before = await other.routing_number()
     first = await world.store.put_routing("deployment", "a/1", ONE, 0)
@@ -34,14 +32,14 @@ async def test_every_process_sees_each_change_by_its_number(world: World) -> Non
     assert not await world.store.drop_routing("deployment", "a/1", second)
 
 
-async def test_a_deployment_and_a_resource_may_have_one_name(world: World) -> None:
+async def test_a_deployment_and_a_resource_may_have_one_name(world: StoreWorld) -> None:
     await world.store.put_routing("deployment", "chat", ONE, 0)
     await world.store.put_routing("resource", "chat", "{}", 0)
     _, entries = await world.store.routing()
     assert [(one.kind, one.name) for one in entries] == [("deployment", "chat"), ("resource", "chat")]
 
 
-async def test_a_drain_lasts_until_its_deployment_is_removed(world: World) -> None:
+async def test_a_drain_lasts_until_its_deployment_is_removed(world: StoreWorld) -> None:
     seen = await world.store.put_routing("deployment", "a", ONE, 0)
     for name in ("a", "of the settings"):
         await world.store.put_routing("drain_state", name, '{"is_drained": true}', 0)
@@ -51,7 +49,7 @@ async def test_a_drain_lasts_until_its_deployment_is_removed(world: World) -> No
     assert [(one.kind, one.name) for one in entries] == [("drain_state", "of the settings"), ("resource", "a")]
 
 
-async def test_of_two_operators_the_second_is_told(world: World) -> None:
+async def test_of_two_operators_the_second_is_told(world: StoreWorld) -> None:
     other = await world.open_another()
     seen = await world.store.put_routing("deployment", "a", ONE, 0)
     with pytest.raises(LostRace):
@@ -65,7 +63,7 @@ async def test_of_two_operators_the_second_is_told(world: World) -> None:
     assert [one.document for one in entries] == [TWO]
 
 
-async def test_of_many_at_once_exactly_one_is_first(world: World) -> None:
+async def test_of_many_at_once_exactly_one_is_first(world: StoreWorld) -> None:
     stores = [world.store, await world.open_another()]
     tries = [
         store.put_routing("deployment", "a", f'{{"url": "http://{index}-{turn}"}}', 0)
@@ -77,13 +75,13 @@ async def test_of_many_at_once_exactly_one_is_first(world: World) -> None:
     assert sum(isinstance(end, LostRace) for end in ends) == len(tries) - 1
 
 
-async def test_a_repeat_changes_nothing(world: World) -> None:
+async def test_a_repeat_changes_nothing(world: StoreWorld) -> None:
     first = await world.store.put_routing("resource", "chat", ONE, 0)
     assert await world.store.put_routing("resource", "chat", ONE, 0) == first
     assert await world.store.put_routing("resource", "chat", ONE, 12345) == first
 
 
-async def test_there_are_only_so_many(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_are_only_so_many(world: StoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "ENTRIES_MAX", 2)
     await world.store.put_routing("deployment", "a", ONE, 0)
     await world.store.put_routing("resource", "b", ONE, 0)
@@ -91,26 +89,8 @@ async def test_there_are_only_so_many(world: World, monkeypatch: pytest.MonkeyPa
         await world.store.put_routing("deployment", "c", ONE, 0)
 
 
-async def test_a_model_is_wanted_while_a_job_has_items_for_it(world: World) -> None:
+async def test_a_model_is_wanted_while_a_job_has_items_for_it(world: StoreWorld) -> None:
     assert not await world.store.is_wanted(MODEL)
-    job, worker, token, work = (
-        await world.job(await world.caller()),
-        await world.worker(),
-        world.token(),
-        world.id("blob"),
-    )
-    assert await world.store.take_step(job.id, job.state, worker, token)
-    await world.store.begin_blob(work, "work", worker)
-    await start_job(
-        world.store,
-        JobStart(
-            job.id,
-            token,
-            plan_of(2),
-            work_blob_id=work,
-            output_file_id=world.id("file"),
-            error_file_id=world.id("file"),
-        ),
-    )
+    await world.running(await world.caller(), 2)
     assert await world.store.is_wanted(MODEL)
     assert not await world.store.is_wanted("another")

@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.contracts.store_world import Log, World, line
+from tests.contracts.store_world import Log, StoreWorld, line
 from tests.contracts.test_store_races import VERBS, operating, someone_waits
 from tests.contracts.test_store_retries import FAILED, retried
 from tidegate.core.nouns import Caller, Job, JobEnd, Rewrite
@@ -25,7 +25,7 @@ Verb = Callable[[], Awaitable[Any]]
 
 
 @pytest.fixture
-async def world(postgres_world: World) -> World:
+async def world(postgres_world: StoreWorld) -> StoreWorld:
     return postgres_world
 
 
@@ -47,7 +47,7 @@ async def takes_in_order(url: str, table: str, ids: Sequence[str | None], verb: 
         await other.close()
 
 
-async def logs_in_order(world: World, *kinds: str) -> list[Log]:
+async def logs_in_order(world: StoreWorld, *kinds: str) -> list[Log]:
     """Logs of these kinds, the later ones with higher ids."""
     logs = [await world.log(kinds[0])]
     for kind in kinds[1:]:
@@ -57,7 +57,7 @@ async def logs_in_order(world: World, *kinds: str) -> list[Log]:
     return logs
 
 
-async def finalizing(world: World, caller: Caller, answers: Log, errors: Log, **wishes: Any) -> tuple[Job, str]:
+async def finalizing(world: StoreWorld, caller: Caller, answers: Log, errors: Log, **wishes: Any) -> tuple[Job, str]:
     """A job of which one item was answered and one failed, and the token that may publish it."""
     job, worker, token = await world.running(caller, 2, **wishes), await world.worker(), world.token()
     [held] = await world.lease(worker, job)
@@ -67,27 +67,27 @@ async def finalizing(world: World, caller: Caller, answers: Log, errors: Log, **
     return await world.look(job), token
 
 
-async def ended(world: World, caller: Caller, answers: Log, errors: Log) -> Job:
+async def ended(world: StoreWorld, caller: Caller, answers: Log, errors: Log) -> Job:
     job, token = await finalizing(world, caller, answers, errors)
     await world.store.publish_job(job, token, end=JobEnd(None))
     return await world.look(job)
 
 
-async def test_a_retry_takes_blobs_by_id(world: World, shared_database: str) -> None:
+async def test_a_retry_takes_blobs_by_id(world: StoreWorld, shared_database: str) -> None:
     answers, errors = await logs_in_order(world, "answers", "errors")
     job = await ended(world, await world.caller(), answers, errors)
     logs = [answers.blob_id, errors.blob_id]
     await takes_in_order(shared_database, "blobs", logs, lambda: retried(world, job, FAILED))
 
 
-async def test_a_forgotten_job_lets_go_of_blobs_by_id(world: World, shared_database: str) -> None:
+async def test_a_forgotten_job_lets_go_of_blobs_by_id(world: StoreWorld, shared_database: str) -> None:
     errors, answers = await logs_in_order(world, "errors", "answers")
     job = await ended(world, await world.caller(), answers, errors)
     logs = [answers.blob_id, errors.blob_id]
     await takes_in_order(shared_database, "blobs", logs, lambda: world.store.forget_job(job.id))
 
 
-async def test_a_forgotten_retry_takes_jobs_by_id(world: World, shared_database: str) -> None:
+async def test_a_forgotten_retry_takes_jobs_by_id(world: StoreWorld, shared_database: str) -> None:
     first = await ended(world, await world.caller(), await world.log(), await world.log("errors"))
     made = await retried(world, first, FAILED)
     while made.id > first.id:
@@ -99,7 +99,7 @@ async def test_a_forgotten_retry_takes_jobs_by_id(world: World, shared_database:
     await takes_in_order(shared_database, "jobs", [first.id, made.id], lambda: world.store.forget_job(made.id))
 
 
-async def test_an_ordered_job_lets_go_of_blobs_by_id(world: World, shared_database: str) -> None:
+async def test_an_ordered_job_lets_go_of_blobs_by_id(world: StoreWorld, shared_database: str) -> None:
     errors, answers = await logs_in_order(world, "errors", "answers")
     job, token = await finalizing(world, await world.caller(), answers, errors, ordered=True)
 
@@ -115,7 +115,7 @@ async def test_an_ordered_job_lets_go_of_blobs_by_id(world: World, shared_databa
 
 
 async def test_an_operation_of_retries_takes_tenants_jobs_files_and_blobs_by_id(
-    world: World, shared_database: str
+    world: StoreWorld, shared_database: str
 ) -> None:
     """The jobs of an operation come newest first, whoever owns them and wherever their results lie."""
     logs = [(await world.log(), await world.log("errors")) for _ in range(4)]

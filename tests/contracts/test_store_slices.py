@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of, tries
+from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of, tries
 from tests.support.store_verbs import lease_slices, slice_counts
 from tidegate.core.nouns import IngestPlan, Job, JobFlush, LeasedSlice, LineError
 from tidegate.core.schedule import Pick, Why
@@ -18,19 +18,19 @@ def spans(leased: list[LeasedSlice]) -> list[tuple[int, int]]:
     return [(piece.first, piece.count) for piece in leased]
 
 
-async def lose(world: World, worker_id: str) -> int:
+async def lose(world: StoreWorld, worker_id: str) -> int:
     """Let a worker miss its heartbeat, and free what it held."""
     await world.clock.advance(LEASE_MS + 1)
     assert await world.store.declare_gone(worker_id)
     return await world.store.reclaim_slices(worker_id)
 
 
-async def ready_jobs(world: World) -> list[str]:
+async def ready_jobs(world: StoreWorld) -> list[str]:
     look = await world.store.snapshot("", {MODEL: ModelRoom(9)}, slice_items=4, slices_max=9)
     return sorted(view.job_id for view in look.jobs)
 
 
-async def test_a_job_whose_own_budgets_are_spent_is_not_looked_at_until_they_bear_something(world: World) -> None:
+async def test_a_job_whose_own_budgets_are_spent_is_not_looked_at_until_they_bear_something(world: StoreWorld) -> None:
     caller = await world.caller()
     first, second = await world.running(caller, 1), await world.running(caller, 1)
     await world.store.rest_job(first.id, MODEL, 10_000)
@@ -41,7 +41,7 @@ async def test_a_job_whose_own_budgets_are_spent_is_not_looked_at_until_they_bea
     assert await ready_jobs(world) == sorted([first.id, second.id])
 
 
-async def test_a_lease_says_all_a_worker_must_know(world: World) -> None:
+async def test_a_lease_says_all_a_worker_must_know(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 3, 2)
     await world.clock.advance(10)
@@ -57,7 +57,7 @@ async def test_a_lease_says_all_a_worker_must_know(world: World) -> None:
     assert await ready_jobs(world) == []
 
 
-async def test_a_replayed_lease_gives_the_same_slices(world: World) -> None:
+async def test_a_replayed_lease_gives_the_same_slices(world: StoreWorld) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 1, 1, 1)
     taken = await lease_slices(world.store, worker, job.id, MODEL, 2, "t")
@@ -67,7 +67,7 @@ async def test_a_replayed_lease_gives_the_same_slices(world: World) -> None:
     assert spans(await lease_slices(world.store, other, job.id, MODEL, 2, "t")) == [(2, 1)], "a token is its worker's"
 
 
-async def test_what_was_picked_is_leased_together_and_a_replay_gives_the_same(world: World) -> None:
+async def test_what_was_picked_is_leased_together_and_a_replay_gives_the_same(world: StoreWorld) -> None:
     """Several jobs, one of them under two rules; one that closed and one that has nothing ready keep nobody from theirs."""
     caller, worker = await world.caller(), await world.worker()
     jobs = [await world.running(caller, 1, 1, 1) for _ in range(4)]
@@ -89,7 +89,7 @@ async def test_what_was_picked_is_leased_together_and_a_replay_gives_the_same(wo
     assert look.models[MODEL].in_flight_by_why == {Why.FAIR: 3 * 50, Why.URGENT: 50, Why.FIFO: 3 * 50}
 
 
-async def test_a_lease_that_is_told_again_is_the_same_though_its_job_closes(world: World) -> None:
+async def test_a_lease_that_is_told_again_is_the_same_though_its_job_closes(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 1, 1)
     taken = await lease_slices(world.store, worker, job.id, MODEL, 1, "t")
@@ -98,7 +98,7 @@ async def test_a_lease_that_is_told_again_is_the_same_though_its_job_closes(worl
     assert await lease_slices(world.store, worker, job.id, MODEL, 1, "another") == []
 
 
-async def test_nobody_gone_unknown_or_overdue_gets_a_lease(world: World) -> None:
+async def test_nobody_gone_unknown_or_overdue_gets_a_lease(world: StoreWorld) -> None:
     job = await world.running(await world.caller())
     late, left = await world.worker(1_000), await world.worker()
     await world.store.declare_gone(left, leaving=True)
@@ -109,7 +109,7 @@ async def test_nobody_gone_unknown_or_overdue_gets_a_lease(world: World) -> None
     assert len(await world.lease(late, job)) == 1
 
 
-async def test_a_lease_is_for_one_model_of_one_open_job(world: World) -> None:
+async def test_a_lease_is_for_one_model_of_one_open_job(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     plan = IngestPlan(2, None, [*plan_of(1).slices, plan_of(1, 1, model="other").slices[1]], 200, 0, 0)
     job = await world.ingested(await world.job(caller), plan)
@@ -121,7 +121,7 @@ async def test_a_lease_is_for_one_model_of_one_open_job(world: World) -> None:
     assert await world.lease(worker, job) == []
 
 
-async def test_a_look_shows_only_those_with_something_ready(world: World) -> None:
+async def test_a_look_shows_only_those_with_something_ready(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     jobs = []
     for _ in range(3):
@@ -138,7 +138,7 @@ async def test_a_look_shows_only_those_with_something_ready(world: World) -> Non
     assert spans(await world.lease(worker, jobs[0])) == [(0, 1)]
 
 
-async def test_only_the_token_that_holds_a_slice_gives_it_back(world: World) -> None:
+async def test_only_the_token_that_holds_a_slice_gives_it_back(world: StoreWorld) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 2)
     [held] = await world.lease(worker, job)
@@ -154,7 +154,7 @@ async def test_only_the_token_that_holds_a_slice_gives_it_back(world: World) -> 
     assert again.lost_count == 0, "what was given back was not lost"
 
 
-async def test_a_slice_that_comes_back_is_not_run_from_its_start(world: World) -> None:
+async def test_a_slice_that_comes_back_is_not_run_from_its_start(world: StoreWorld) -> None:
     worker, log = await world.worker(), await world.log()
     job = await world.running(await world.caller(), 4)
     [held] = await world.lease(worker, job)
@@ -167,7 +167,7 @@ async def test_a_slice_that_comes_back_is_not_run_from_its_start(world: World) -
     assert again.attempts == {1: tries(1, 2, 600, "upstream_throttled")}
 
 
-async def test_a_finished_slice_never_comes_back(world: World) -> None:
+async def test_a_finished_slice_never_comes_back(world: StoreWorld) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 2, 1)
     [held] = await world.lease(worker, job, 1)
@@ -179,7 +179,7 @@ async def test_a_finished_slice_never_comes_back(world: World) -> None:
     assert await world.store.unfinished_slices(job.id) == [(2, 1, 2, 200, 100)]
 
 
-async def test_the_slices_of_the_living_are_not_reclaimed(world: World) -> None:
+async def test_the_slices_of_the_living_are_not_reclaimed(world: StoreWorld) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 1, 1)
     await world.lease(worker, job)
@@ -188,7 +188,7 @@ async def test_the_slices_of_the_living_are_not_reclaimed(world: World) -> None:
     assert await slice_counts(world.store, job.id) == {"leased": 2}
 
 
-async def test_the_slices_of_a_lost_worker_are_ready_for_others(world: World) -> None:
+async def test_the_slices_of_a_lost_worker_are_ready_for_others(world: StoreWorld) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 2, 2)
     held = await world.lease(worker, job)
@@ -203,7 +203,7 @@ async def test_the_slices_of_a_lost_worker_are_ready_for_others(world: World) ->
     assert {piece.lost_count for piece in taken} == {1}
 
 
-async def lost_before(world: World, job: Job, count: int, slice_count: int = 100) -> None:
+async def lost_before(world: StoreWorld, job: Job, count: int, slice_count: int = 100) -> None:
     """Let so many workers be lost one after the other, each of which held the first slices of this job."""
     for _ in range(count):
         worker = await world.worker()
@@ -215,7 +215,7 @@ def held_by(leased: list[LeasedSlice]) -> dict[tuple[int, int], int]:
     return {(piece.first, piece.count): piece.lost_count for piece in leased}
 
 
-async def test_a_suspect_that_was_lost_without_others_is_cut_in_two(world: World) -> None:
+async def test_a_suspect_that_was_lost_without_others_is_cut_in_two(world: StoreWorld) -> None:
     log = await world.log()
     job = await world.running(await world.caller(), 6)
     await lost_before(world, job, 1)
@@ -232,7 +232,7 @@ async def test_a_suspect_that_was_lost_without_others_is_cut_in_two(world: World
     assert (set(halves[0].done), halves[1].attempts[4].count) == ({1}, 1)
 
 
-async def test_suspects_that_were_lost_together_stay_one_group(world: World) -> None:
+async def test_suspects_that_were_lost_together_stay_one_group(world: StoreWorld) -> None:
     """Only when a group is a single slice there is anything to cut; what is not suspected yet loses its first owner beside them."""
     job = await world.running(await world.caller(), 2, 2, 2)
     await lost_before(world, job, 2, slice_count=2)
@@ -248,7 +248,7 @@ async def test_suspects_that_were_lost_together_stay_one_group(world: World) -> 
     assert held_by(await world.lease(await world.worker(), job)) == {(0, 1): 4, (1, 1): 4, (2, 2): 3, (4, 2): 2}
 
 
-async def test_a_worker_holds_only_as_many_suspects_as_it_asks_for_the_worst_first(world: World) -> None:
+async def test_a_worker_holds_only_as_many_suspects_as_it_asks_for_the_worst_first(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 2, 2)
     await lost_before(world, job, 2, slice_count=1)
     await lost_before(world, job, 1, slice_count=1)
@@ -261,7 +261,7 @@ async def test_a_worker_holds_only_as_many_suspects_as_it_asks_for_the_worst_fir
     assert held_by(await world.store.lease_picks(careful, [(pick, "another")], 2)) == {(1, 1): 2}
 
 
-async def test_what_a_worker_ran_alone_bears_its_loss_alone(world: World) -> None:
+async def test_what_a_worker_ran_alone_bears_its_loss_alone(world: StoreWorld) -> None:
     worker, job = await world.worker(), await world.running(await world.caller(), 3, 2)
     await world.lease(worker, job)
     assert await world.store.run_alone(worker, (job.id, 1))
@@ -271,7 +271,7 @@ async def test_what_a_worker_ran_alone_bears_its_loss_alone(world: World) -> Non
     assert {number: one.alone_losses for piece in again for number, one in piece.attempts.items()} == {1: 1}
 
 
-async def test_losses_alone_count_when_another_item_survived_in_between(world: World) -> None:
+async def test_losses_alone_count_when_another_item_survived_in_between(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 1)
     counts = []
     for is_checked in (False, False, True, True):
@@ -286,7 +286,7 @@ async def test_losses_alone_count_when_another_item_survived_in_between(world: W
     assert counts == [1, 1, 2, 3]
 
 
-async def test_an_item_that_ended_before_its_worker_was_lost_is_not_blamed(world: World) -> None:
+async def test_an_item_that_ended_before_its_worker_was_lost_is_not_blamed(world: StoreWorld) -> None:
     worker, log = await world.worker(), await world.log()
     job = await world.running(await world.caller(), 2)
     await world.lease(worker, job)
@@ -297,7 +297,7 @@ async def test_an_item_that_ended_before_its_worker_was_lost_is_not_blamed(world
     assert not await world.store.run_alone(worker, (job.id, 1)), "a worker that is gone runs nothing"
 
 
-async def test_a_slice_whose_items_are_all_done_vanishes_when_it_is_cut(world: World) -> None:
+async def test_a_slice_whose_items_are_all_done_vanishes_when_it_is_cut(world: StoreWorld) -> None:
     log = await world.log()
     job = await world.running(await world.caller(), 2, 2)
     await lost_before(world, job, 1, slice_count=1)
@@ -309,7 +309,7 @@ async def test_a_slice_whose_items_are_all_done_vanishes_when_it_is_cut(world: W
     assert [span[0] for span in await world.store.unfinished_slices(job.id)] == [2]
 
 
-async def test_what_is_unfinished_covers_every_item_without_an_outcome(world: World) -> None:
+async def test_what_is_unfinished_covers_every_item_without_an_outcome(world: StoreWorld) -> None:
     caller, worker, log = await world.caller(), await world.worker(), await world.log()
     job = await world.running(caller, 3, 3, 3)
     [held] = await world.lease(worker, job, 1)
@@ -322,7 +322,7 @@ async def test_what_is_unfinished_covers_every_item_without_an_outcome(world: Wo
     assert await world.store.unfinished_slices(job.id) == [(3, 3, 3, 300, 300), (6, 3, 6, 600, 300)]
 
 
-async def test_the_unsent_tail_of_a_slice_is_given_back_while_its_head_is_kept(world: World) -> None:
+async def test_the_unsent_tail_of_a_slice_is_given_back_while_its_head_is_kept(world: StoreWorld) -> None:
     caller, worker, other = await world.caller(), await world.worker(), await world.worker()
     job = await world.running(caller, 5)
     [held] = await world.lease(worker, job)
@@ -335,7 +335,7 @@ async def test_the_unsent_tail_of_a_slice_is_given_back_while_its_head_is_kept(w
     assert tail.work_units < held.work_units
 
 
-async def test_a_tail_needs_the_token_and_something_behind_it(world: World) -> None:
+async def test_a_tail_needs_the_token_and_something_behind_it(world: StoreWorld) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 5)
     [held] = await world.lease(worker, job)
@@ -346,7 +346,7 @@ async def test_a_tail_needs_the_token_and_something_behind_it(world: World) -> N
     assert await slice_counts(world.store, job.id) == {"leased": 1}
 
 
-async def test_a_slice_keeps_its_endpoint_when_it_is_cut(world: World) -> None:
+async def test_a_slice_keeps_its_endpoint_when_it_is_cut(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.ingested(await world.job(caller), plan_of(4, endpoint="/v1/responses"))
     [held] = await world.lease(worker, job)

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
+from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
 from tests.support.store_verbs import lease_slices, slice_counts
 from tidegate.core.nouns import IngestPlan, Job, Usage
 from tidegate.core.schedule.share_owner import tenant_owner
@@ -20,7 +20,7 @@ ROOM = ModelRoom(100)
 
 
 async def look(
-    world: World, worker_id: str = "nobody", *models: str, bounds: SnapshotBounds = BOUNDS, room: ModelRoom = ROOM
+    world: StoreWorld, worker_id: str = "nobody", *models: str, bounds: SnapshotBounds = BOUNDS, room: ModelRoom = ROOM
 ) -> Snapshot:
     rooms = dict.fromkeys(models or (MODEL,), room)
     return await world.store.snapshot(worker_id, rooms, bounds, slice_items=64, slices_max=8)
@@ -31,7 +31,7 @@ def ids(seen: Snapshot) -> list[str]:
     return [job.job_id for job in sorted(seen.jobs, key=lambda job: job.created_at)]
 
 
-async def test_a_look_shows_a_job_as_it_stands(world: World) -> None:
+async def test_a_look_shows_a_job_as_it_stands(world: StoreWorld) -> None:
     caller, worker, log = await world.caller(), await world.worker(), await world.log()
     job = await world.running(caller, 4, 4, 4, queue="nightly", begin_within_ms=HOUR_MS)
     [seen] = (await look(world)).jobs
@@ -64,7 +64,7 @@ async def test_a_look_shows_a_job_as_it_stands(world: World) -> None:
     assert (flow.share_owner, flow.weight, flow.served, flow.in_flight_units) == (seen.share_owner, 1.0, 3 * 20, 200)
 
 
-async def test_what_rates_and_turns_the_worker_brings_is_shown(world: World) -> None:
+async def test_what_rates_and_turns_the_worker_brings_is_shown(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 4)
     await world.answer(await world.log(), job, 0, 1)
     await world.clock.advance(60_000)
@@ -75,7 +75,7 @@ async def test_what_rates_and_turns_the_worker_brings_is_shown(world: World) -> 
     assert (seen.ratio, seen.weights, seen.turn) == (40 / 100, 1.0, turn)
 
 
-async def test_only_jobs_with_a_slice_that_is_ready_are_shown(world: World) -> None:
+async def test_only_jobs_with_a_slice_that_is_ready_are_shown(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     jobs = []
     for _ in range(3):
@@ -94,13 +94,13 @@ async def test_only_jobs_with_a_slice_that_is_ready_are_shown(world: World) -> N
     assert len((await look(world)).jobs) == 2, "what was not ingested is not shown"
 
 
-async def test_an_overdue_job_is_not_shown(world: World) -> None:
+async def test_an_overdue_job_is_not_shown(world: StoreWorld) -> None:
     await world.running(await world.caller(), 1, window_ms=HOUR_MS)
     await world.clock.advance(HOUR_MS)
     assert (await look(world)).jobs == []
 
 
-async def test_a_model_without_room_is_shown_closed_and_hides_nothing(world: World) -> None:
+async def test_a_model_without_room_is_shown_closed_and_hides_nothing(world: StoreWorld) -> None:
     caller = await world.caller()
     for _ in range(5):
         await world.running(caller, 1)
@@ -122,7 +122,7 @@ async def test_a_model_without_room_is_shown_closed_and_hides_nothing(world: Wor
     assert (nothing.jobs, nothing.flows) == ([], [])
 
 
-async def test_a_look_names_the_models_that_it_was_not_asked_for(world: World) -> None:
+async def test_a_look_names_the_models_that_it_was_not_asked_for(world: StoreWorld) -> None:
     caller = await world.caller()
     await world.running(caller, 1)
     await world.ingested(await world.job(caller), plan_of(2, model="other"))
@@ -133,7 +133,7 @@ async def test_a_look_names_the_models_that_it_was_not_asked_for(world: World) -
     assert list((await world.store.snapshot("nobody", {}, slice_items=64, slices_max=8)).awake) == [MODEL, "other"]
 
 
-async def test_a_look_says_whether_it_may_hide_flows(world: World) -> None:
+async def test_a_look_says_whether_it_may_hide_flows(world: StoreWorld) -> None:
     for number in range(3):
         await world.running(await world.caller(f"tenant {number}"), 1)
     few, enough = (SnapshotBounds(flows_max, 1, 1) for flows_max in (6, 8))
@@ -141,7 +141,7 @@ async def test_a_look_says_whether_it_may_hide_flows(world: World) -> None:
     assert not (await look(world, bounds=enough)).models[MODEL].hides_flows
 
 
-async def test_names_that_look_like_one_another_are_told_apart(world: World) -> None:
+async def test_names_that_look_like_one_another_are_told_apart(world: StoreWorld) -> None:
     caller = await world.caller()
     for model in ("gpt", "gpt-4", "4", "", "g,p\tt"):
         await world.ingested(await world.job(caller), plan_of(1, model=model))
@@ -150,7 +150,7 @@ async def test_names_that_look_like_one_another_are_told_apart(world: World) -> 
         assert {job.model for job in (await look(world, "nobody", model)).jobs} == {model}
 
 
-async def test_flows_are_shown_by_least_service_and_so_many(world: World) -> None:
+async def test_flows_are_shown_by_least_service_and_so_many(world: StoreWorld) -> None:
     callers = [await world.caller(f"tenant {number}") for number in range(6)]
     jobs = [await world.running(caller, 2) for caller in callers]
     for number, job in enumerate(jobs):
@@ -163,7 +163,7 @@ async def test_flows_are_shown_by_least_service_and_so_many(world: World) -> Non
     assert len(seen.jobs) <= 4
 
 
-async def test_a_flow_with_nothing_ready_takes_no_ones_place(world: World) -> None:
+async def test_a_flow_with_nothing_ready_takes_no_ones_place(world: StoreWorld) -> None:
     """The least served flow has everything out, another rests: the next ones are shown all the same."""
     callers, worker = [await world.caller(f"tenant {number}") for number in range(4)], await world.worker()
     jobs = [await world.running(caller, 1) for caller in callers]
@@ -175,7 +175,7 @@ async def test_a_flow_with_nothing_ready_takes_no_ones_place(world: World) -> No
     assert seen.owner_in_flight_units == {tenant_owner(callers[0].tenant_id): 50}, "what is out is always counted"
 
 
-async def test_of_a_crowded_flow_the_oldest_and_the_smallest_jobs_are_shown(world: World) -> None:
+async def test_of_a_crowded_flow_the_oldest_and_the_smallest_jobs_are_shown(world: StoreWorld) -> None:
     caller = await world.caller()
     jobs: list[Job] = []
     for size in (50, 40, 30, 20, 10, 1):
@@ -185,7 +185,7 @@ async def test_of_a_crowded_flow_the_oldest_and_the_smallest_jobs_are_shown(worl
     assert set(ids(seen)) == {jobs[0].id, jobs[1].id, jobs[4].id, jobs[5].id}
 
 
-async def test_the_job_that_is_due_first_is_shown_wherever_it_stands(world: World) -> None:
+async def test_the_job_that_is_due_first_is_shown_wherever_it_stands(world: StoreWorld) -> None:
     crowd, other = await world.caller("crowd"), await world.caller("other")
     for _ in range(4):
         await world.running(crowd, 1)
@@ -199,7 +199,7 @@ async def test_the_job_that_is_due_first_is_shown_wherever_it_stands(world: Worl
     assert urgent.id in ids(await look(world, bounds=bounds))
 
 
-async def test_a_look_counts_the_worst_suspects_and_hides_them_when_asked(world: World) -> None:
+async def test_a_look_counts_the_worst_suspects_and_hides_them_when_asked(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 2)
     assert (await look(world)).suspects == Suspects()
     for _ in range(2):
@@ -217,7 +217,9 @@ async def test_a_look_counts_the_worst_suspects_and_hides_them_when_asked(world:
     assert (await look(world, "another")).suspects == Suspects(2, 2, 1, True)
 
 
-async def test_a_jobs_last_slices_that_lost_nobody_are_kept_while_a_culprit_is_searched_for_in_it(world: World) -> None:
+async def test_a_jobs_last_slices_that_lost_nobody_are_kept_while_a_culprit_is_searched_for_in_it(
+    world: StoreWorld,
+) -> None:
     caller = await world.caller()
     job, other = await world.running(caller, 1, 1, 1, 1), await world.running(caller, 1)
     worker = await world.worker()
@@ -241,7 +243,7 @@ async def test_a_jobs_last_slices_that_lost_nobody_are_kept_while_a_culprit_is_s
     assert await take(third, "c", keeps_rest=False) == [2, 3]
 
 
-async def test_models_of_one_job_are_shown_apart(world: World) -> None:
+async def test_models_of_one_job_are_shown_apart(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     plan = IngestPlan(3, None, [*plan_of(1).slices, plan_of(1, 2, model="other").slices[1]], 300, 0, 0)
     job = await world.ingested(await world.job(caller), plan)
@@ -256,7 +258,7 @@ async def test_models_of_one_job_are_shown_apart(world: World) -> None:
     assert seen.models["other"].in_flight_by_why == {Why.LARGE: 100}
 
 
-async def test_a_lease_says_when_to_the_second(world: World) -> None:
+async def test_a_lease_says_when_to_the_second(world: StoreWorld) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), *([1] * 4))
     seen = []

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.contracts.store_world import World
+from tests.contracts.store_world import StoreWorld
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import (
     Caller,
@@ -29,23 +29,27 @@ JOINED = JoinedParts("hash", "ab" * 16)
 
 
 async def begun(
-    world: World, caller: Caller, size_bytes: int = 30, quotas: Quotas | None = None, key: Idempotency | None = None
+    world: StoreWorld,
+    caller: Caller,
+    size_bytes: int = 30,
+    quotas: Quotas | None = None,
+    key: Idempotency | None = None,
 ) -> PartedUpload:
     request = UploadRequest(size_bytes, "batch", "in.jsonl", "application/jsonl", 5_000)
     return await world.store.create_upload(caller, world.id("upload"), request, idempotency=key, quotas=quotas)
 
 
-async def part_of(world: World, upload: PartedUpload, size_bytes: int = 10) -> UploadPart:
+async def part_of(world: StoreWorld, upload: PartedUpload, size_bytes: int = 10) -> UploadPart:
     blob = await world.log("upload")
     return UploadPart(world.id("part"), upload.id, blob.blob_id, Stamp(size_bytes, "ab" * 32))
 
 
-async def joined(world: World, size_bytes: int = 30) -> NewFile:
+async def joined(world: StoreWorld, size_bytes: int = 30) -> NewFile:
     blob = await world.log("upload")
     return NewFile(world.id("file"), blob.blob_id, Stamp(size_bytes, "cd" * 32), "batch", "in.jsonl", 3, 5_000)
 
 
-async def test_parts_become_a_file_in_one_step(world: World) -> None:
+async def test_parts_become_a_file_in_one_step(world: StoreWorld) -> None:
     caller = await world.caller()
     upload = await begun(world, caller)
     assert (upload.state, upload.expires_at - upload.created_at) == (UploadState.PENDING, HOUR_MS)
@@ -69,7 +73,7 @@ async def test_parts_become_a_file_in_one_step(world: World) -> None:
     assert sorted(await world.store.condemn_uploads(unused)) == unused
 
 
-async def test_only_a_pending_upload_changes(world: World) -> None:
+async def test_only_a_pending_upload_changes(world: StoreWorld) -> None:
     caller, stranger = await world.caller(), await world.caller("stranger")
     upload = await begun(world, caller)
     part = await world.store.add_upload_part(caller, await part_of(world, upload))
@@ -93,7 +97,7 @@ async def test_only_a_pending_upload_changes(world: World) -> None:
     assert await world.store.get_file(caller.tenant_id, file.id) is None
 
 
-async def test_an_upload_that_is_over_time_lets_go_of_its_parts(world: World) -> None:
+async def test_an_upload_that_is_over_time_lets_go_of_its_parts(world: StoreWorld) -> None:
     caller = await world.caller()
     upload = await begun(world, caller)
     part = await world.store.add_upload_part(caller, await part_of(world, upload))
@@ -116,7 +120,7 @@ async def test_an_upload_that_is_over_time_lets_go_of_its_parts(world: World) ->
     assert await world.store.overdue_uploads(10) == [(caller.tenant_id, pending.id)], "its parts are not let go yet"
 
 
-async def test_a_quota_counts_parts(world: World) -> None:
+async def test_a_quota_counts_parts(world: StoreWorld) -> None:
     caller, quotas = await world.caller(), Quotas(stored_bytes_max=50)
     await world.file(caller, size_bytes=20, quotas=quotas)
     with pytest.raises(ApiProblem) as refused:
@@ -137,7 +141,7 @@ async def test_a_quota_counts_parts(world: World) -> None:
         await world.file(caller, size_bytes=1, quotas=quotas)
 
 
-async def test_parts_may_have_twice_the_bytes_and_no_more(world: World) -> None:
+async def test_parts_may_have_twice_the_bytes_and_no_more(world: StoreWorld) -> None:
     caller = await world.caller()
     upload = await begun(world, caller, size_bytes=10)
     for _ in range(2):
@@ -147,7 +151,7 @@ async def test_parts_may_have_twice_the_bytes_and_no_more(world: World) -> None:
     assert refused.value.code == "upload_bytes_exceeded"
 
 
-async def test_an_upload_has_a_bounded_number_of_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_upload_has_a_bounded_number_of_parts(world: StoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "PARTS_MAX", 2)
     caller = await world.caller()
     upload = await begun(world, caller)
@@ -158,7 +162,7 @@ async def test_an_upload_has_a_bounded_number_of_parts(world: World, monkeypatch
     assert refused.value.code == "too_many_parts"
 
 
-async def test_an_idempotency_key_makes_one_upload_and_one_part(world: World) -> None:
+async def test_an_idempotency_key_makes_one_upload_and_one_part(world: StoreWorld) -> None:
     caller = await world.caller()
     key, other = Idempotency("k", "a"), Idempotency("k", "b")
     upload = await begun(world, caller, key=key)
@@ -172,7 +176,7 @@ async def test_an_idempotency_key_makes_one_upload_and_one_part(world: World) ->
         await world.store.add_upload_part(caller, await part_of(world, upload), idempotency=other)
 
 
-async def test_of_a_completion_and_a_cancel_at_once_one_wins(world: World) -> None:
+async def test_of_a_completion_and_a_cancel_at_once_one_wins(world: StoreWorld) -> None:
     caller = await world.caller()
     for _ in range(5):
         upload = await begun(world, caller)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.store_world import START_MS, World, line
+from tests.contracts.store_world import START_MS, StoreWorld, line
 from tidegate.core.nouns import Caller, Finished, JobFlush, Usage
 from tidegate.core.states import Outcome
 from tidegate.core.usage.prices import Price, Spend, cost
@@ -31,7 +31,7 @@ def answers(log: Any, job: Any, items: list[tuple[int, str, Usage]]) -> JobFlush
     return JobFlush(job.id, answers=entries, answers_placed=log.append(lines))
 
 
-async def test_sums_are_exact_and_a_replay_adds_nothing(world: World) -> None:
+async def test_sums_are_exact_and_a_replay_adds_nothing(world: StoreWorld) -> None:
     """Two tenants, three keys, two days, answers that come twice and flushes that are replayed: to the token and the billionth."""
     chance = random.Random(5)
     jobs = []
@@ -79,7 +79,7 @@ async def test_sums_are_exact_and_a_replay_adds_nothing(world: World) -> None:
         assert of_job.usage == (await world.look(job)).usage, "a job's own totals say the same"
 
 
-async def test_usage_is_asked_for_by_day_and_tenant(world: World) -> None:
+async def test_usage_is_asked_for_by_day_and_tenant(world: StoreWorld) -> None:
     ids = {name: await world.store.put_tenant(world.id("tenant"), name) for name in ("acme", "other")}
     log = await world.log("answers")
     for tenant_id in ids.values():
@@ -93,7 +93,7 @@ async def test_usage_is_asked_for_by_day_and_tenant(world: World) -> None:
     assert len(await world.store.usage(TODAY, TODAY + 1, count_max=1)) == 1
 
 
-async def test_what_failed_or_came_too_late_costs_nobody_anything(world: World) -> None:
+async def test_what_failed_or_came_too_late_costs_nobody_anything(world: StoreWorld) -> None:
     tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
     job = await world.running(Caller(tenant_id), 2)
     worker = await world.worker()
@@ -105,7 +105,7 @@ async def test_what_failed_or_came_too_late_costs_nobody_anything(world: World) 
     assert await world.store.usage(TODAY, TODAY + 1) == [], "the item had failed before its answer came"
 
 
-async def test_an_answer_that_was_not_let_through_is_charged_once(world: World) -> None:
+async def test_an_answer_that_was_not_let_through_is_charged_once(world: StoreWorld) -> None:
     """A guardrail refused it: the item failed, and its tokens were paid for."""
     tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
     job = await world.running(Caller(tenant_id), 2)
@@ -135,7 +135,7 @@ def interactive(tenant_id: str, deployment: str, usage: Usage, key_id: str = "k1
     )
 
 
-async def test_interactive_calls_count_once_and_add_up_with_those_of_jobs(world: World) -> None:
+async def test_interactive_calls_count_once_and_add_up_with_those_of_jobs(world: StoreWorld) -> None:
     tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
     job = await world.running(Caller(tenant_id, "k1"), 4)
     log = await world.log("answers")

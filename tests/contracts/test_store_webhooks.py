@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.contracts.store_world import LEASE_MS, START_MS, World
+from tests.contracts.store_world import LEASE_MS, START_MS, StoreWorld
 from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Job, JobWebhook, LineError
@@ -33,13 +33,13 @@ HOUR_MS = 3_600_000
 
 
 async def endpoint(
-    world: World, caller: Caller, *types: str, secret: bytes = FIRST, name: str = "one"
+    world: StoreWorld, caller: Caller, *types: str, secret: bytes = FIRST, name: str = "one"
 ) -> WebhookEndpoint:
     shape = EndpointShape(name, URL, types or EVENT_TYPES)
     return await world.store.create_webhook_endpoint(caller.tenant_id, world.id("whk"), shape, secret)
 
 
-async def cancelled(world: World, caller: Caller, **wishes: Any) -> Job:
+async def cancelled(world: StoreWorld, caller: Caller, **wishes: Any) -> Job:
     """A job that ends before it was ingested."""
     job = await world.job(caller, **wishes)
     await world.store.cancel_job(caller.tenant_id, job.id)
@@ -48,18 +48,18 @@ async def cancelled(world: World, caller: Caller, **wishes: Any) -> Job:
 
 
 async def lease(
-    world: World, worker_id: str, count_max: int = 100, tenant_max: int = 20, token: str = ""
+    world: StoreWorld, worker_id: str, count_max: int = 100, tenant_max: int = 20, token: str = ""
 ) -> list[LeasedDelivery]:
     return await world.store.lease_webhooks(
         worker_id, token or world.token(), count_max=count_max, tenant_max=tenant_max
     )
 
 
-async def deliveries(world: World, caller: Caller, state: DeliveryState | None = None) -> list[Any]:
+async def deliveries(world: StoreWorld, caller: Caller, state: DeliveryState | None = None) -> list[Any]:
     return await world.store.list_webhook_deliveries(caller.tenant_id, state, None, 1_000) or []
 
 
-async def test_an_endpoint_is_kept_listed_changed_and_deleted(world: World) -> None:
+async def test_an_endpoint_is_kept_listed_changed_and_deleted(world: StoreWorld) -> None:
     caller, store = await world.caller(), world.store
     made = await endpoint(world, caller, "batch.failed", "batch.completed")
     assert (made.name, made.url, made.event_types) == ("one", URL, ("batch.failed", "batch.completed"))
@@ -88,7 +88,7 @@ async def test_an_endpoint_is_kept_listed_changed_and_deleted(world: World) -> N
     assert await store.webhook_endpoint(caller.tenant_id, made.id) is None
 
 
-async def test_nothing_of_another_tenant_is_found_or_changed(world: World) -> None:
+async def test_nothing_of_another_tenant_is_found_or_changed(world: StoreWorld) -> None:
     ours, theirs, store = await world.caller("ours"), (await world.caller("theirs")).tenant_id, world.store
     made = await endpoint(world, ours)
     await cancelled(world, ours)
@@ -108,7 +108,7 @@ async def test_nothing_of_another_tenant_is_found_or_changed(world: World) -> No
     assert await deliveries(world, ours) == [delivery]
 
 
-async def test_a_tenant_has_a_bounded_number_of_endpoints(world: World) -> None:
+async def test_a_tenant_has_a_bounded_number_of_endpoints(world: StoreWorld) -> None:
     caller = await world.caller()
     for _ in range(ENDPOINTS_MAX):
         await endpoint(world, caller)
@@ -117,7 +117,7 @@ async def test_a_tenant_has_a_bounded_number_of_endpoints(world: World) -> None:
     await endpoint(world, await world.caller("another"))
 
 
-async def test_every_end_of_a_job_writes_its_event(world: World) -> None:
+async def test_every_end_of_a_job_writes_its_event(world: StoreWorld) -> None:
     caller, store = await world.caller(), world.store
     made = await endpoint(world, caller)
     worker_id, token = await world.worker(), world.token()
@@ -146,7 +146,7 @@ async def test_every_end_of_a_job_writes_its_event(world: World) -> None:
     assert found[stopped.id].created_at == stopped.cancelled_at
 
 
-async def test_an_endpoint_gets_the_events_that_it_wants(world: World) -> None:
+async def test_an_endpoint_gets_the_events_that_it_wants(world: StoreWorld) -> None:
     caller = await world.caller()
     await endpoint(world, caller, "batch.completed", "batch.failed", "batch.expired")
     wanted = [await endpoint(world, caller, *types) for types in (("batch.cancelled",), EVENT_TYPES)]
@@ -154,7 +154,7 @@ async def test_an_endpoint_gets_the_events_that_it_wants(world: World) -> None:
     assert {one.endpoint_id for one in await deliveries(world, caller)} == {one.id for one in wanted}
 
 
-async def test_a_job_may_bring_an_endpoint_of_its_own(world: World) -> None:
+async def test_a_job_may_bring_an_endpoint_of_its_own(world: StoreWorld) -> None:
     caller, store = await world.caller(), world.store
     wish = JobWebhook("https://own.example.com/", ("batch.cancelled",), FIRST)
     job = await cancelled(world, caller, webhook=wish)
@@ -174,7 +174,7 @@ async def test_a_job_may_bring_an_endpoint_of_its_own(world: World) -> None:
     assert unwanted.id not in {one.job_id for one in await deliveries(world, caller)}
 
 
-async def test_a_delivery_is_leased_once_and_recorded(world: World) -> None:
+async def test_a_delivery_is_leased_once_and_recorded(world: StoreWorld) -> None:
     caller, store = await world.caller(), world.store
     made = await endpoint(world, caller)
     assert not await store.any_webhook_due()
@@ -195,7 +195,7 @@ async def test_a_delivery_is_leased_once_and_recorded(world: World) -> None:
     assert not await store.any_webhook_due()
 
 
-async def test_a_lease_whose_commit_was_unknown_is_taken_again(world: World) -> None:
+async def test_a_lease_whose_commit_was_unknown_is_taken_again(world: StoreWorld) -> None:
     caller, worker_id, token = await world.caller(), await world.worker(), world.token()
     await endpoint(world, caller)
     await cancelled(world, caller)
@@ -204,7 +204,7 @@ async def test_a_lease_whose_commit_was_unknown_is_taken_again(world: World) -> 
     assert await lease(world, worker_id, token=token) == first
 
 
-async def test_what_a_dead_worker_was_sending_is_sent_again(world: World) -> None:
+async def test_what_a_dead_worker_was_sending_is_sent_again(world: StoreWorld) -> None:
     caller, store = await world.caller(), world.store
     await endpoint(world, caller)
     await cancelled(world, caller)
@@ -219,7 +219,7 @@ async def test_what_a_dead_worker_was_sending_is_sent_again(world: World) -> Non
     assert await store.record_webhook(again, OK, None) is DeliveryState.DELIVERED
 
 
-async def test_many_processes_share_the_outbox(world: World) -> None:
+async def test_many_processes_share_the_outbox(world: StoreWorld) -> None:
     caller = await world.caller()
     await endpoint(world, caller)
     for _ in range(12):
@@ -238,7 +238,7 @@ async def test_many_processes_share_the_outbox(world: World) -> None:
         await store.close()
 
 
-async def test_a_failed_try_waits_and_the_last_is_listed(world: World) -> None:
+async def test_a_failed_try_waits_and_the_last_is_listed(world: StoreWorld) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker(DISABLED_AFTER_MS)
     await endpoint(world, caller)
     await cancelled(world, caller)
@@ -256,7 +256,7 @@ async def test_a_failed_try_waits_and_the_last_is_listed(world: World) -> None:
     assert not await store.any_webhook_due()
 
 
-async def test_a_receiver_that_is_gone_disables_its_endpoint(world: World) -> None:
+async def test_a_receiver_that_is_gone_disables_its_endpoint(world: StoreWorld) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker()
     made, other = await endpoint(world, caller), await endpoint(world, caller)
     for _ in range(3):
@@ -284,7 +284,7 @@ async def test_a_receiver_that_is_gone_disables_its_endpoint(world: World) -> No
     assert (enabled.disabled_at, enabled.disabled_why) == (None, None)
 
 
-async def test_an_endpoint_that_fails_for_days_is_disabled(world: World) -> None:
+async def test_an_endpoint_that_fails_for_days_is_disabled(world: StoreWorld) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * DISABLED_AFTER_MS)
     made = await endpoint(world, caller)
     await cancelled(world, caller)
@@ -310,7 +310,7 @@ async def test_an_endpoint_that_fails_for_days_is_disabled(world: World) -> None
     assert failed.failure == "endpoint_disabled"
 
 
-async def test_a_delivery_can_be_replayed_and_a_success_enables_its_endpoint(world: World) -> None:
+async def test_a_delivery_can_be_replayed_and_a_success_enables_its_endpoint(world: StoreWorld) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker()
     made = await endpoint(world, caller)
     await cancelled(world, caller)
@@ -330,7 +330,7 @@ async def test_a_delivery_can_be_replayed_and_a_success_enables_its_endpoint(wor
     assert await store.replay_webhook(caller.tenant_id, leased.event_id, made.id) == again
 
 
-async def test_two_secrets_sign_while_one_is_replaced(world: World) -> None:
+async def test_two_secrets_sign_while_one_is_replaced(world: StoreWorld) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * DISABLED_AFTER_MS)
     made = await endpoint(world, caller, secret=FIRST)
     day_ms = 24 * HOUR_MS
@@ -353,7 +353,7 @@ async def test_two_secrets_sign_while_one_is_replaced(world: World) -> None:
     assert [one.reveal() for one in leased.secrets] == [at_once.secret.reveal()]
 
 
-async def test_tenants_take_turns(world: World) -> None:
+async def test_tenants_take_turns(world: StoreWorld) -> None:
     """One tenant's many deliveries, or its slow receivers, do not hold up another's."""
     busy, calm, worker_id = await world.caller("busy"), await world.caller("calm"), await world.worker()
     for caller in (busy, calm):
@@ -372,7 +372,7 @@ async def test_tenants_take_turns(world: World) -> None:
 
 
 async def test_a_tenant_gets_no_more_than_its_turns_whatever_plan_the_database_makes(
-    postgres_world: World, shared_database: str
+    postgres_world: StoreWorld, shared_database: str
 ) -> None:
     """A database that counted an outbox of one may look for each of many rows anew."""
     world = postgres_world
@@ -388,7 +388,7 @@ async def test_a_tenant_gets_no_more_than_its_turns_whatever_plan_the_database_m
     assert [len(await lease(world, worker_id, count_max=2, tenant_max=5)) for _ in range(3)] == [2, 2, 1]
 
 
-async def test_who_has_fewest_out_is_next_and_no_turn_is_left_unused(world: World) -> None:
+async def test_who_has_fewest_out_is_next_and_no_turn_is_left_unused(world: StoreWorld) -> None:
     busy, calm, worker_id = await world.caller("busy"), await world.caller("calm"), await world.worker()
     for caller in (busy, calm):
         await endpoint(world, caller)
@@ -403,7 +403,7 @@ async def test_who_has_fewest_out_is_next_and_no_turn_is_left_unused(world: Worl
     assert len(await lease(world, worker_id, count_max=3)) == 3
 
 
-async def test_deliveries_come_in_pages(world: World) -> None:
+async def test_deliveries_come_in_pages(world: StoreWorld) -> None:
     caller, store = await world.caller(), world.store
     for _ in range(2):
         await endpoint(world, caller)
@@ -419,7 +419,7 @@ async def test_deliveries_come_in_pages(world: World) -> None:
     assert paged == every
 
 
-async def test_pages_of_deliveries_go_on_while_endpoints_and_jobs_are_deleted(world: World) -> None:
+async def test_pages_of_deliveries_go_on_while_endpoints_and_jobs_are_deleted(world: StoreWorld) -> None:
     caller, stranger, store, worker_id = (
         await world.caller(),
         await world.caller("stranger"),
@@ -450,7 +450,7 @@ async def test_pages_of_deliveries_go_on_while_endpoints_and_jobs_are_deleted(wo
         assert [other for other, _ in shown or []] == await behind(one)
 
 
-async def test_the_place_of_a_delivery_that_outlived_its_job_is_known(world: World) -> None:
+async def test_the_place_of_a_delivery_that_outlived_its_job_is_known(world: StoreWorld) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker()
     await endpoint(world, caller)
     jobs = [await cancelled(world, caller) for _ in range(2)]
@@ -465,7 +465,7 @@ async def test_the_place_of_a_delivery_that_outlived_its_job_is_known(world: Wor
     assert [one.event_id for one in page or []] == [older.event_id]
 
 
-async def test_a_deleted_endpoint_takes_its_deliveries_along(world: World) -> None:
+async def test_a_deleted_endpoint_takes_its_deliveries_along(world: StoreWorld) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker()
     made = await endpoint(world, caller)
     for _ in range(2):
@@ -477,7 +477,7 @@ async def test_a_deleted_endpoint_takes_its_deliveries_along(world: World) -> No
     assert await deliveries(world, caller) == []
 
 
-async def test_a_job_is_forgotten_with_its_events_but_not_before_they_are_out(world: World) -> None:
+async def test_a_job_is_forgotten_with_its_events_but_not_before_they_are_out(world: StoreWorld) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * LEASE_MS)
     job = await cancelled(world, caller, webhook=JobWebhook(URL, EVENT_TYPES, FIRST))
     await world.clock.advance(LEASE_MS)
@@ -491,7 +491,7 @@ async def test_a_job_is_forgotten_with_its_events_but_not_before_they_are_out(wo
     assert await store.webhook_endpoint_of_job(caller.tenant_id, job.id) is None
 
 
-async def test_what_a_deleted_job_left_to_deliver_is_delivered_and_then_forgotten(world: World) -> None:
+async def test_what_a_deleted_job_left_to_deliver_is_delivered_and_then_forgotten(world: StoreWorld) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * LEASE_MS)
     shared = await endpoint(world, caller)
     job = await cancelled(world, caller, webhook=JobWebhook(URL, EVENT_TYPES, FIRST))
@@ -522,7 +522,9 @@ async def test_what_a_deleted_job_left_to_deliver_is_delivered_and_then_forgotte
     assert await store.webhook_endpoint(caller.tenant_id, shared.id) is not None
 
 
-async def test_what_could_not_be_delivered_of_a_deleted_job_is_listed_as_long_as_a_job_is_kept(world: World) -> None:
+async def test_what_could_not_be_delivered_of_a_deleted_job_is_listed_as_long_as_a_job_is_kept(
+    world: StoreWorld,
+) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * LEASE_MS)
     jobs = [await cancelled(world, caller, webhook=JobWebhook(URL, EVENT_TYPES, FIRST)) for _ in range(4)]
     kept, replayed, failed, waiting = jobs
@@ -548,7 +550,9 @@ async def test_what_could_not_be_delivered_of_a_deleted_job_is_listed_as_long_as
     assert await store.webhook_endpoint_of_job(caller.tenant_id, kept.id) is not None
 
 
-async def delivered(world: World, caller: Caller, worker_id: str, jobs: int, endpoints: int) -> list[WebhookDelivery]:
+async def delivered(
+    world: StoreWorld, caller: Caller, worker_id: str, jobs: int, endpoints: int
+) -> list[WebhookDelivery]:
     """Deliveries that arrived, newest first: one of each job at each endpoint."""
     for number in range(endpoints):
         await endpoint(world, caller, name=f"e{number}")
@@ -576,7 +580,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-async def test_deliveries_of_a_deleted_job_go_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deliveries_of_a_deleted_job_go_in_pieces(world: StoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, worker_id = await world.caller(), await world.worker(10 * LEASE_MS)
     first, *_ = every = await delivered(world, caller, worker_id, jobs=1, endpoints=5)
     sizes = pieces(monkeypatch)
@@ -588,7 +592,7 @@ async def test_deliveries_of_a_deleted_job_go_in_pieces(world: World, monkeypatc
         assert await world.store.list_webhook_deliveries(caller.tenant_id, None, place, 10) == []
 
 
-async def test_deliveries_of_a_running_job_stay(world: World) -> None:
+async def test_deliveries_of_a_running_job_stay(world: StoreWorld) -> None:
     caller, worker_id = await world.caller(), await world.worker(10 * LEASE_MS)
     job = await world.job(caller, webhook=JobWebhook(URL, EVENT_TYPES, FIRST))
     await delivered(world, caller, worker_id, jobs=1, endpoints=1)
@@ -598,7 +602,9 @@ async def test_deliveries_of_a_running_job_stay(world: World) -> None:
     assert await deliveries(world, caller) == before
 
 
-async def test_deliveries_of_a_deleted_endpoint_go_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deliveries_of_a_deleted_endpoint_go_in_pieces(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caller, worker_id = await world.caller(), await world.worker(10 * LEASE_MS)
     every = await delivered(world, caller, worker_id, jobs=5, endpoints=1)
     for _ in range(5):
@@ -617,7 +623,7 @@ async def test_deliveries_of_a_deleted_endpoint_go_in_pieces(world: World, monke
 
 
 async def test_what_waits_for_a_receiver_that_is_gone_fails_in_pieces(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller, worker_id = await world.caller(), await world.worker(10 * LEASE_MS)
     await endpoint(world, caller)
@@ -633,7 +639,7 @@ async def test_what_waits_for_a_receiver_that_is_gone_fails_in_pieces(
     assert await world.store.record_webhook(second, BROKEN, 5_000) is DeliveryState.FAILED
 
 
-async def test_what_gone_jobs_left_is_pruned_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_gone_jobs_left_is_pruned_in_pieces(world: StoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * LEASE_MS)
     for number in range(5):
         await endpoint(world, caller, name=f"e{number}")
@@ -650,7 +656,7 @@ async def test_what_gone_jobs_left_is_pruned_in_pieces(world: World, monkeypatch
 
 
 async def test_a_job_that_ends_while_its_endpoint_is_deleted_leaves_no_delivery(
-    postgres_world: World, monkeypatch: pytest.MonkeyPatch
+    postgres_world: StoreWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An embedded store writes one transaction at a time."""
     world = postgres_world

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import DAY_MS, LEASE_MS, MODEL, START_MS, World
+from tests.contracts.store_world import DAY_MS, LEASE_MS, MODEL, START_MS, StoreWorld
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Holding, WorkerDuty
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker, WorkerReport
@@ -14,7 +14,7 @@ from tidegate.core.states import JobState
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_heartbeat_brings_back_what_is_held_and_how_the_jobs_stand(world: World) -> None:
+async def test_a_heartbeat_brings_back_what_is_held_and_how_the_jobs_stand(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job, stopped = await world.running(caller, 1), await world.running(caller, 1)
     [one], [two] = await world.lease(worker, job), await world.lease(worker, stopped)
@@ -29,7 +29,7 @@ async def test_a_heartbeat_brings_back_what_is_held_and_how_the_jobs_stand(world
     ]
 
 
-async def test_a_heartbeat_keeps_a_worker_alive_by_the_databases_clock(world: World) -> None:
+async def test_a_heartbeat_keeps_a_worker_alive_by_the_databases_clock(world: StoreWorld) -> None:
     worker = await world.worker(1_000)
     for _ in range(3):
         await world.clock.advance(999)
@@ -43,7 +43,7 @@ async def test_a_heartbeat_keeps_a_worker_alive_by_the_databases_clock(world: Wo
     assert not await world.store.declare_gone(worker)
 
 
-async def test_an_incarnation_that_is_gone_stays_gone(world: World) -> None:
+async def test_an_incarnation_that_is_gone_stays_gone(world: StoreWorld) -> None:
     worker = await world.worker(1_000)
     await world.clock.advance(1_001)
     assert await world.store.declare_gone(worker)
@@ -55,7 +55,7 @@ async def test_an_incarnation_that_is_gone_stays_gone(world: World) -> None:
     assert await world.store.beat(world.id("worker"), LEASE_MS) is None
 
 
-async def test_a_worker_may_leave_before_its_time(world: World) -> None:
+async def test_a_worker_may_leave_before_its_time(world: StoreWorld) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 1)
     await world.lease(worker, job)
@@ -65,7 +65,7 @@ async def test_a_worker_may_leave_before_its_time(world: World) -> None:
     assert await world.store.reclaim_slices(worker) == 1
 
 
-async def test_enlisting_may_be_replayed(world: World) -> None:
+async def test_enlisting_may_be_replayed(world: StoreWorld) -> None:
     worker = await world.worker()
     await world.clock.advance(5)
     await world.store.enlist_worker(worker, "elsewhere", "2", 1)
@@ -74,7 +74,7 @@ async def test_enlisting_may_be_replayed(world: World) -> None:
     assert (row["alive_until"], row["now"]) == (START_MS + LEASE_MS, START_MS + 5)
 
 
-async def test_sweeps_are_bounded(world: World) -> None:
+async def test_sweeps_are_bounded(world: StoreWorld) -> None:
     workers = [await world.worker(1_000) for _ in range(3)]
     await world.clock.advance(1_001)
     assert len(await world.store.overdue_workers(2)) == 2
@@ -82,7 +82,7 @@ async def test_sweeps_are_bounded(world: World) -> None:
     assert len(await world.store.list_workers(2)) == 2
 
 
-async def test_a_list_begins_with_those_alive(world: World) -> None:
+async def test_a_list_begins_with_those_alive(world: StoreWorld) -> None:
     alive = await world.worker(10**9)
     for _ in range(3):
         await world.clock.advance(5)
@@ -90,7 +90,7 @@ async def test_a_list_begins_with_those_alive(world: World) -> None:
     assert [row["id"] for row in await world.store.list_workers(1)] == [alive]
 
 
-async def test_the_gone_are_forgotten_once_they_own_nothing(world: World) -> None:
+async def test_the_gone_are_forgotten_once_they_own_nothing(world: StoreWorld) -> None:
     alive, writer, idle = await world.worker(10**9), await world.worker(1_000), await world.worker(1_000)
     log = await world.log("answers", writer)
     await world.clock.advance(2_000)
@@ -109,13 +109,13 @@ async def test_the_gone_are_forgotten_once_they_own_nothing(world: World) -> Non
     assert await known() == {alive}
 
 
-async def test_the_clock_is_the_databases(world: World) -> None:
+async def test_the_clock_is_the_databases(world: StoreWorld) -> None:
     assert await world.store.now_ms() == START_MS
     await world.clock.advance(3)
     assert await world.store.now_ms() == START_MS + 3
 
 
-async def test_only_processes_that_run_items_count_as_workers(world: World) -> None:
+async def test_only_processes_that_run_items_count_as_workers(world: StoreWorld) -> None:
     worker, api = await world.worker(), world.id("worker")
     await world.store.enlist_worker(api, "front", "1", LEASE_MS, WorkerDuty(runs_items=False))
     assert await world.store.workers_alive() == 1
@@ -124,7 +124,7 @@ async def test_only_processes_that_run_items_count_as_workers(world: World) -> N
     assert {row["id"]: row["runs_items"] for row in await world.store.list_workers(10)} == {worker: 1, api: 0}
 
 
-async def test_a_worker_of_one_share_owner_takes_no_input_and_sees_no_job_of_another(world: World) -> None:
+async def test_a_worker_of_one_share_owner_takes_no_input_and_sees_no_job_of_another(world: StoreWorld) -> None:
     caller, worker, all_round = await world.caller(), world.id("worker"), await world.worker()
     await world.store.enlist_worker(worker, "host", "1", LEASE_MS, WorkerDuty(share_owner="run:x/a"))
     mine, other = [await world.job(caller, share_owner=owner) for owner in ("run:x/a", "run:x/b")]
@@ -140,7 +140,7 @@ async def test_a_worker_of_one_share_owner_takes_no_input_and_sees_no_job_of_ano
         assert len(look.flows) == len(seen)
 
 
-async def test_a_report_lasts_until_the_next_one_and_outlives_its_worker_for_a_while(world: World) -> None:
+async def test_a_report_lasts_until_the_next_one_and_outlives_its_worker_for_a_while(world: StoreWorld) -> None:
     worker = await world.worker(1_000)
     down = WorkerReport("results cannot be stored", (DeploymentTrouble("gpu", True, 5_000, "401"),))
     await world.store.report_worker(worker, down)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ from obstore.store import AzureStore
 
 from tests.contracts.blobs_places import azure_settings, put
 from tests.faults import test_blobs_s3 as s3
-from tests.support.azure import AzureServer, azure_server
+from tests.support.azure import AzureServer
 from tests.support.proxy import Proxies, Proxy
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import S3Settings
@@ -37,12 +37,6 @@ test_a_store_that_is_away_loses_no_line = s3.test_a_store_that_is_away_loses_no_
 test_a_hanging_store_ends_in_a_time_out = s3.test_a_hanging_store_ends_in_a_time_out
 test_a_truncated_answer_is_never_taken_for_the_whole = s3.test_a_truncated_answer_is_never_taken_for_the_whole
 test_an_object_that_shrank_or_went_is_missing = s3.test_an_object_that_shrank_or_went_is_missing
-
-
-@pytest.fixture(scope="module")
-def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
-    with azure_server(tmp_path_factory.mktemp("azure")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.judge.world import World, build
+from tests.judge.world import JudgedWorld, build
 from tests.support.engine import Engine
 from tests.support.processes import Processes
 from tests.support.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="session")
-def judged_world(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def judged_world(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgedWorld]:
     """Nobody may damage this one."""
     directory = tmp_path_factory.mktemp("judged")
     processes = Processes(directory / "logs", run_directory.process_registry())
@@ -26,6 +26,6 @@ def judged_world(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def world(judged_world: World, tmp_path: Path) -> World:
+def world(judged_world: JudgedWorld, tmp_path: Path) -> JudgedWorld:
     """A copy to damage."""
     return judged_world.copy(tmp_path / "world")

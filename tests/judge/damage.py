@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.judge.world import World
+from tests.judge.world import JudgedWorld
 from tidegate.core import ids
 
 Lines = list[bytes]
-Harm = Callable[[World, str], None]
+Harm = Callable[[JudgedWorld, str], None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Damage:
     allowed: dict[str, Any] = field(default_factory=dict)
 
 
-def content(world: World, file_id: str) -> bytes:
+def content(world: JudgedWorld, file_id: str) -> bytes:
     pieces = []
     sql = "select blob_id, blob_at, size_bytes from extents where file_id = ? order by at"
     for blob_id, blob_at, size_bytes in world.sql(sql, (file_id,)):
@@ -40,11 +40,11 @@ def content(world: World, file_id: str) -> bytes:
     return b"".join(pieces)
 
 
-def file_of(world: World, job_id: str, kind: str) -> str:
+def file_of(world: JudgedWorld, job_id: str, kind: str) -> str:
     return str(world.one(f"select {kind}_file_id from jobs where id = ?", (job_id,)))
 
 
-def store(world: World, file_id: str, data: bytes) -> None:
+def store(world: JudgedWorld, file_id: str, data: bytes) -> None:
     """Give a file these bytes, in one fresh blob, with records to match."""
     blob_id = ids.make("blob", file_id.encode()[-16:])
     path = world.blob_path(blob_id)
@@ -63,7 +63,7 @@ def store(world: World, file_id: str, data: bytes) -> None:
 
 
 def rewrite(kind: str, change: Callable[[Lines], Lines]) -> Harm:
-    def harm(world: World, job_id: str) -> None:
+    def harm(world: JudgedWorld, job_id: str) -> None:
         file_id = file_of(world, job_id, kind)
         old = content(world, file_id).splitlines(keepends=True)
         new = change(list(old))
@@ -76,7 +76,7 @@ def rewrite(kind: str, change: Callable[[Lines], Lines]) -> Harm:
 
 
 def rewrite_merged(change: Callable[[Lines], Lines]) -> Harm:
-    def harm(world: World, job_id: str) -> None:
+    def harm(world: JudgedWorld, job_id: str) -> None:
         file_id = file_of(world, job_id, "merged")
         store(world, file_id, b"".join(change(content(world, file_id).splitlines(keepends=True))))
 
@@ -96,14 +96,14 @@ def change_line(kind: str, change: Callable[[dict[str, Any]], object], place: in
 
 
 def sql(text: str) -> Harm:
-    def harm(world: World, job_id: str) -> None:
+    def harm(world: JudgedWorld, job_id: str) -> None:
         world.sql(text.replace("$job", f"'{job_id}'"))
 
     return harm
 
 
 def both(*harms: Harm) -> Harm:
-    def harm(world: World, job_id: str) -> None:
+    def harm(world: JudgedWorld, job_id: str) -> None:
         for one in harms:
             one(world, job_id)
 
@@ -137,7 +137,7 @@ def copy_of_a_copy(lines: Lines) -> Lines:
 
 
 def rewrite_input(change: Callable[[bytes], bytes]) -> Harm:
-    def harm(world: World, job_id: str) -> None:
+    def harm(world: JudgedWorld, job_id: str) -> None:
         file_id = file_of(world, job_id, "input")
         data = content(world, file_id)
         assert change(data) != data, "nothing was damaged"
@@ -152,7 +152,7 @@ def swap_custom_ids(lines: Lines) -> Lines:
     return [json.dumps(said).encode() + b"\n" for said in (first, second)] + lines[2:]
 
 
-def move_to_output(world: World, job_id: str) -> None:
+def move_to_output(world: JudgedWorld, job_id: str) -> None:
     """A failed line turns up among the answers."""
     output, error = file_of(world, job_id, "output"), file_of(world, job_id, "error")
     failed = content(world, error).splitlines(keepends=True)
@@ -166,7 +166,7 @@ def move_to_output(world: World, job_id: str) -> None:
 def blob(kind: str, change: Callable[[bytearray], object]) -> Harm:
     """Change the bytes of a file's first blob, and nothing else."""
 
-    def harm(world: World, job_id: str) -> None:
+    def harm(world: JudgedWorld, job_id: str) -> None:
         blob_id = world.one(
             "select blob_id from extents where file_id = ? order by at", (file_of(world, job_id, kind),)
         )
@@ -178,7 +178,7 @@ def blob(kind: str, change: Callable[[bytearray], object]) -> Harm:
     return harm
 
 
-def lose_blob(world: World, job_id: str) -> None:
+def lose_blob(world: JudgedWorld, job_id: str) -> None:
     blob_id = world.one("select blob_id from extents where file_id = ?", (file_of(world, job_id, "output"),))
     world.blob_path(blob_id).unlink()
 
@@ -186,7 +186,7 @@ def lose_blob(world: World, job_id: str) -> None:
 def cut_in_two(gap: int) -> Harm:
     """Two extents instead of one, the second one displaced: a gap, or an overlap."""
 
-    def harm(world: World, job_id: str) -> None:
+    def harm(world: JudgedWorld, job_id: str) -> None:
         file_id = file_of(world, job_id, "output")
         [(size_bytes, blob_id, blob_at)] = world.sql(
             "select size_bytes, blob_id, blob_at from extents where file_id = ?", (file_id,)
@@ -202,7 +202,7 @@ def cut_in_two(gap: int) -> Harm:
     return harm
 
 
-def calls_of(world: World, job_id: str) -> list[dict[str, Any]]:
+def calls_of(world: JudgedWorld, job_id: str) -> list[dict[str, Any]]:
     """The job's calls in the witness."""
     part = f"batch_req_{job_id[6:22]}"
     calls = [json.loads(line) for line in world.witness.read_text().splitlines()]
@@ -214,7 +214,7 @@ def add_call(
 ) -> Harm:
     """One more call in the witness: a copy of one that was there, with a change."""
 
-    def harm(world: World, job_id: str) -> None:
+    def harm(world: JudgedWorld, job_id: str) -> None:
         call = next(call for call in calls_of(world, job_id) if choose(call))
         change(call)
         with world.witness.open("a") as log:
@@ -230,7 +230,7 @@ def later(seconds: float, **changes: Any) -> Callable[[dict[str, Any]], object]:
 def after(column: str, ms: int) -> Harm:
     """A call to the last item, which had none, some time after a moment of the job."""
 
-    def harm(world: World, job_id: str) -> None:
+    def harm(world: JudgedWorld, job_id: str) -> None:
         moment = world.one(f"select {column} from jobs where id = ?", (job_id,))
         call = calls_of(world, job_id)[-1] | {"at": (moment + ms) / 1000}
         key = call["idempotency_key"]
@@ -241,7 +241,7 @@ def after(column: str, ms: int) -> Harm:
     return harm
 
 
-def forget_calls(world: World, job_id: str) -> None:
+def forget_calls(world: JudgedWorld, job_id: str) -> None:
     key = calls_of(world, job_id)[3]["idempotency_key"]
     kept = [line for line in world.witness.read_text().splitlines(keepends=True) if key not in line]
     world.witness.write_text("".join(kept))

@@ -41,7 +41,7 @@ from tests.judge.damage import (
     swap,
     swap_custom_ids,
 )
-from tests.judge.world import World
+from tests.judge.world import JudgedWorld
 from tidegate import judge
 from tidegate.judge.report import EVIDENCE_COUNT_MAX
 
@@ -490,7 +490,7 @@ DAMAGES = [*LINES, *RECORDS, *FILES, *JOBS, *CALLS]
 
 
 @pytest.mark.parametrize("damage", [pytest.param(damage, id=damage.id) for damage in DAMAGES])
-def test_damage_is_seen(world: World, damage: Damage) -> None:
+def test_damage_is_seen(world: JudgedWorld, damage: Damage) -> None:
     damage.harm(world, world.jobs[damage.job])
     report = world.judged_now(damage.job, witness=damage.witness, **damage.allowed)
     assert not report.ok
@@ -514,7 +514,7 @@ CHANGES = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-async def test_what_changes_backwards_between_two_looks_is_seen(world: World, change: str) -> None:
+async def test_what_changes_backwards_between_two_looks_is_seen(world: JudgedWorld, change: str) -> None:
     async with world.opened() as (records, blobs):
         refresh, looks = records.refresh, 0
 
@@ -530,7 +530,7 @@ async def test_what_changes_backwards_between_two_looks_is_seen(world: World, ch
     assert report.violated == ("monotone",), report.to_text()
 
 
-def test_evidence_is_bounded_and_safe_to_print(world: World) -> None:
+def test_evidence_is_bounded_and_safe_to_print(world: JudgedWorld) -> None:
     evil = "\x1b[31m" + "x" * 5_000
     rewrite(
         "output",
@@ -547,7 +547,7 @@ def test_evidence_is_bounded_and_safe_to_print(world: World) -> None:
     assert len(report.to_text()) < 40_000
 
 
-def test_no_prompt_and_no_answer_is_shown(world: World) -> None:
+def test_no_prompt_and_no_answer_is_shown(world: JudgedWorld) -> None:
     rewrite("output", lambda lines: [b'{"secret-answer": "canary-text"}\n', b"canary-text\n", *lines[2:]])(
         world, world.jobs["plain"]
     )
@@ -557,7 +557,7 @@ def test_no_prompt_and_no_answer_is_shown(world: World) -> None:
     assert "canary-text" not in report.to_text() + json.dumps(report.to_json())
 
 
-def test_files_that_were_deleted_are_no_violation(world: World) -> None:
+def test_files_that_were_deleted_are_no_violation(world: JudgedWorld) -> None:
     """Owners delete files; what is left is judged."""
     job_id = world.jobs["plain"]
     for kind in ("input", "output"):
@@ -571,7 +571,7 @@ def test_files_that_were_deleted_are_no_violation(world: World) -> None:
     )
 
 
-def test_without_its_input_a_job_is_judged_by_item_numbers(world: World) -> None:
+def test_without_its_input_a_job_is_judged_by_item_numbers(world: JudgedWorld) -> None:
     job_id = world.jobs["plain"]
     world.sql("delete from extents where file_id = ?", (file_of(world, job_id, "input"),))
     world.sql("delete from files where id = ?", (file_of(world, job_id, "input"),))

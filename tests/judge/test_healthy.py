@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.judge.damage import add_call, attempt, calls_of, later
-from tests.judge.world import MIXED, World, create, has_ended, line, on_postgres_and_s3, run_to_end, settings, until
+from tests.judge.world import (
+    MIXED,
+    JudgedWorld,
+    create,
+    has_ended,
+    line,
+    on_postgres_and_s3,
+    run_to_end,
+    settings,
+    until,
+)
 from tests.support.engine import Engine
 from tests.support.s3 import S3Server
 from tidegate import failpoints, judge, service, storage
@@ -47,20 +57,20 @@ def applied(report: judge.Report) -> set[str]:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_healthy_job_is_all_ok(judged_world: World, name: str) -> None:
+def test_a_healthy_job_is_all_ok(judged_world: JudgedWorld, name: str) -> None:
     report = judged_world.judged_now(name, witness=True)
     assert report.ok, report.to_text()
     assert report.state == STATES.get(name, report.state)
 
 
-def test_without_faults_every_rule_but_those_of_special_jobs_is_applied(judged_world: World) -> None:
+def test_without_faults_every_rule_but_those_of_special_jobs_is_applied(judged_world: JudgedWorld) -> None:
     report = judged_world.judged_now("plain", witness=True, expect_no_repeats=True)
     assert report.ok, report.to_text()
     special = {"canary", "item_order", "merged", "parameters", "parts", "refusal"}
     assert {rule.id for rule in judge.RULES} - applied(report) == special
 
 
-def test_a_call_that_the_tide_handed_back_is_a_reason_for_one_more(judged_world: World, tmp_path: Path) -> None:
+def test_a_call_that_the_tide_handed_back_is_a_reason_for_one_more(judged_world: JudgedWorld, tmp_path: Path) -> None:
     world = judged_world.copy(tmp_path / "copy")
     job_id = world.jobs["plain"]
     first = calls_of(world, job_id)[0]
@@ -72,7 +82,7 @@ def test_a_call_that_the_tide_handed_back_is_a_reason_for_one_more(judged_world:
     assert report.ok, report.to_text()
 
 
-def test_identical_requests_are_run_once_and_paid_once(judged_world: World) -> None:
+def test_identical_requests_are_run_once_and_paid_once(judged_world: JudgedWorld) -> None:
     job_id = judged_world.jobs["deduplicated"]
     [row] = judged_world.sql(
         "select item_count, answered_count, failed_count, deduplicated_count, output_tokens from jobs where id = ?",
@@ -82,14 +92,14 @@ def test_identical_requests_are_run_once_and_paid_once(judged_world: World) -> N
     assert len(calls_of(judged_world, job_id)) == 5
 
 
-def test_only_changed_lines_of_a_file_are_run_again(judged_world: World) -> None:
+def test_only_changed_lines_of_a_file_are_run_again(judged_world: JudgedWorld) -> None:
     job_id = judged_world.jobs["reused"]
     sql = "select item_count, answered_count, reused_count, output_tokens from jobs where id = ?"
     assert judged_world.sql(sql, (job_id,)) == [(22, 22, 20, 2 * 5)]
     assert len(calls_of(judged_world, job_id)) == 2
 
 
-def test_an_answer_that_was_not_let_through_was_paid_for_and_is_no_loss(judged_world: World) -> None:
+def test_an_answer_that_was_not_let_through_was_paid_for_and_is_no_loss(judged_world: JudgedWorld) -> None:
     job_id = judged_world.jobs["guarded"]
     [(answered, failed, tokens)] = judged_world.sql(
         "select answered_count, failed_count, output_tokens from jobs where id = ?", (job_id,)
@@ -98,13 +108,13 @@ def test_an_answer_that_was_not_let_through_was_paid_for_and_is_no_loss(judged_w
     assert len(calls_of(judged_world, job_id)) == 2
 
 
-def test_rules_of_special_jobs_are_applied_to_those(judged_world: World) -> None:
+def test_rules_of_special_jobs_are_applied_to_those(judged_world: JudgedWorld) -> None:
     assert {"item_order", "parameters", "parts"} <= applied(judged_world.judged_now("ordered"))
     assert "refusal" in applied(judged_world.judged_now("refused"))
     assert "answers_kept" not in applied(judged_world.judged_now("running", witness=True))
 
 
-def test_a_report_is_text_for_people_and_json_for_programs(judged_world: World) -> None:
+def test_a_report_is_text_for_people_and_json_for_programs(judged_world: JudgedWorld) -> None:
     report = judged_world.judged_now("mixed")
     lines = report.to_text().splitlines()
     assert len(lines) == len(report.checks) + 1
@@ -117,7 +127,7 @@ def test_a_report_is_text_for_people_and_json_for_programs(judged_world: World) 
 
 
 @pytest.mark.anyio
-async def test_a_sweep_judges_every_job(judged_world: World) -> None:
+async def test_a_sweep_judges_every_job(judged_world: JudgedWorld) -> None:
     async with judged_world.opened() as (records, blobs):
         reports = [report async for report in judge.sweep(records, blobs)]
     judged = [report.job_id for report in reports]
@@ -150,7 +160,7 @@ async def test_a_job_that_an_operator_gave_up_lacks_lines_and_breaks_no_promise(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
 ) -> None:
     monkeypatch.setattr(failpoints, "ARMED", {})
-    world = World(tmp_path / "data", engine.calls_log)
+    world = JudgedWorld(tmp_path / "data", engine.calls_log)
     stands_still = {"worker.cancel_grace_ms": 0, "failpoints": "publish_rest_durable=sleep:3600"}
     chosen = settings(tmp_path / "data", engine, **stands_still)
     async with service.working(chosen) as working, working.running():

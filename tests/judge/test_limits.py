@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.judge.damage import add_call, attempt, calls_of, later
-from tests.judge.world import World
+from tests.judge.world import JudgedWorld
 from tidegate import judge
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.judge.lines import ClaimedUsage, read_usage, split_item_id
@@ -20,28 +20,28 @@ values (?, 'h', '0', ?, ?, ?, ?, 1, '')
 """
 
 
-def cannot(world: World, name: str = "plain", *, witness: bool = False) -> str:
+def cannot(world: JudgedWorld, name: str = "plain", *, witness: bool = False) -> str:
     with pytest.raises(judge.CannotJudge) as refusal:
         world.judged_now(name, witness=witness)
     return str(refusal.value)
 
 
-def test_an_unknown_batch(world: World) -> None:
+def test_an_unknown_batch(world: JudgedWorld) -> None:
     world.jobs = {"plain": "batch_" + "0" * 22}
     assert "no batch" in cannot(world)
 
 
-def test_no_store(world: World) -> None:
+def test_no_store(world: JudgedWorld) -> None:
     world.store.unlink()
     assert "--data" in cannot(world)
 
 
-def test_a_store_of_garbage(world: World) -> None:
+def test_a_store_of_garbage(world: JudgedWorld) -> None:
     world.store.write_bytes(b"not a database at all" * 1000)
     assert "cannot be read" in cannot(world)
 
 
-def test_an_older_store(world: World) -> None:
+def test_an_older_store(world: JudgedWorld) -> None:
     world.sql("drop table attempts")
     assert "migrate" in cannot(world)
 
@@ -55,7 +55,7 @@ def test_a_database_that_is_away(tmp_path: Path) -> None:
         asyncio.run(look())
 
 
-def test_bytes_that_are_away_are_not_gone(world: World) -> None:
+def test_bytes_that_are_away_are_not_gone(world: JudgedWorld) -> None:
     """A disk that is not mounted says nothing about a promise."""
 
     async def look() -> None:
@@ -70,30 +70,30 @@ def test_bytes_that_are_away_are_not_gone(world: World) -> None:
 
 
 @pytest.mark.parametrize("text", ["not json\n", "[]\n", '{"at": 1}\n', '{"at": 1, "status": "200"}\n'])
-def test_a_witness_that_is_no_calls_log(world: World, text: str) -> None:
+def test_a_witness_that_is_no_calls_log(world: JudgedWorld, text: str) -> None:
     world.witness.write_text(text)
     assert "line 1" in cannot(world, witness=True)
 
 
-def test_no_witness(world: World) -> None:
+def test_no_witness(world: JudgedWorld) -> None:
     world.witness.unlink()
     assert "--witness" in cannot(world, witness=True)
 
 
-def test_a_last_line_of_the_witness_that_is_being_written(world: World) -> None:
+def test_a_last_line_of_the_witness_that_is_being_written(world: JudgedWorld) -> None:
     with world.witness.open("a") as log:
         log.write('{"at": 17')
     assert world.judged_now("plain", witness=True, expect_no_repeats=True).ok
 
 
-def test_calls_of_other_jobs_and_other_clients_do_not_count(world: World) -> None:
+def test_calls_of_other_jobs_and_other_clients_do_not_count(world: JudgedWorld) -> None:
     with world.witness.open("a") as log:
         for key in (None, "my own key", "batch_req_" + "0" * 22 + "-0123456789abcdef"):
             log.write(json.dumps({"at": 1e10, "path": "/", "model": "m", "status": 200, "idempotency_key": key}) + "\n")
     assert world.judged_now("plain", witness=True, expect_no_repeats=True).ok
 
 
-def test_a_repeat_with_an_attempt_on_record_is_no_violation(world: World) -> None:
+def test_a_repeat_with_an_attempt_on_record_is_no_violation(world: JudgedWorld) -> None:
     job_id = world.jobs["plain"]
     split = split_item_id(calls_of(world, job_id)[0]["idempotency_key"][:32])
     assert split is not None
@@ -103,12 +103,12 @@ def test_a_repeat_with_an_attempt_on_record_is_no_violation(world: World) -> Non
     assert world.judged_now("plain", witness=True).ok
 
 
-def test_a_repeat_after_a_refusal_that_cost_nothing_needs_no_reason(world: World) -> None:
+def test_a_repeat_after_a_refusal_that_cost_nothing_needs_no_reason(world: JudgedWorld) -> None:
     add_call(later(-0.01, status=429))(world, world.jobs["plain"])
     assert world.judged_now("plain", witness=True).ok
 
 
-def test_a_repeat_after_a_lost_owner_is_no_violation(world: World) -> None:
+def test_a_repeat_after_a_lost_owner_is_no_violation(world: JudgedWorld) -> None:
     """The first call's worker was gone by the second call, and another one lived then: P5 (a)."""
     job_id = world.jobs["plain"]
     first_ms = int(calls_of(world, job_id)[0]["at"] * 1000)
@@ -122,14 +122,14 @@ def test_a_repeat_after_a_lost_owner_is_no_violation(world: World) -> None:
 
 
 @pytest.mark.parametrize("lost_count", [0, 1])
-def test_a_slice_that_lost_its_owner_explains_a_repeat(world: World, lost_count: int) -> None:
+def test_a_slice_that_lost_its_owner_explains_a_repeat(world: JudgedWorld, lost_count: int) -> None:
     job_id = world.jobs["running"]
     world.sql("update slices set lost_count = ? where job_id = ?", (lost_count, job_id))
     add_call(later(0.01))(world, job_id)
     assert world.judged_now("running", witness=True).ok == bool(lost_count)
 
 
-def test_what_a_worker_holds_may_have_reasons_that_are_not_committed_yet(world: World) -> None:
+def test_what_a_worker_holds_may_have_reasons_that_are_not_committed_yet(world: JudgedWorld) -> None:
     job_id = world.jobs["running"]
     add_call(later(0.01))(world, job_id)
     assert not world.judged_now("running", witness=True).ok

@@ -172,7 +172,7 @@ GUARDED = [line("g1", model="guarded"), line("forbidden", model="guarded"), line
 
 
 @dataclass
-class World:
+class JudgedWorld:
     """Where everything lies, and the job of each name."""
 
     directory: Path
@@ -187,11 +187,11 @@ class World:
     def blobs(self) -> Path:
         return self.directory / "blobs"
 
-    def copy(self, target: Path) -> World:
+    def copy(self, target: Path) -> JudgedWorld:
         shutil.copytree(self.directory, target)
         witness = target / "calls.jsonl"
         shutil.copy(self.witness, witness)
-        return World(target, witness, self.jobs)
+        return JudgedWorld(target, witness, self.jobs)
 
     def sql(self, text: str, params: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         """Change or ask the store behind everyone's back."""
@@ -230,10 +230,10 @@ class World:
         return asyncio.run(self.judged(name, witness=witness, **allowed))
 
 
-async def build(directory: Path, engine: Engine) -> World:
+async def build(directory: Path, engine: Engine) -> JudgedWorld:
     """One job of every kind that a judge may meet."""
     chosen = settings(directory, engine, guardrails=GUARDRAILS)
-    world = World(directory, engine.calls_log)
+    world = JudgedWorld(directory, engine.calls_log)
     slow = slow_lines(400)
     lenient = b"".join([line("x1"), b"not json\n", b"\n", line("x2"), line("x1"), b'{"custom_id":"x3"}\n', b"[1]\n"])
     async with service.working(chosen) as working, working.running():

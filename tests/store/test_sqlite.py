@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
-from tests.contracts.store_world import DAY_MS, Clock, World
+from tests.contracts.store_world import DAY_MS, Clock, StoreWorld
 from tests.support.processes import Processes, wait_until
 from tests.support.shims import Shims, preload_env
 from tidegate import storage
@@ -356,7 +356,7 @@ async def test_a_deadline_lies_one_window_after_the_creation_when_the_clock_tick
     async def open_another() -> Store:
         return store
 
-    world = World(store, clock, open_another)
+    world = StoreWorld(store, clock, open_another)
     caller = await world.caller()
     file = await world.file(caller, expires_after_ms=DAY_MS)
     assert file.expires_at is not None
