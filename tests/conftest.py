@@ -300,7 +300,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnM
 
     yield write
     made = sys.modules.pop(name, None)
-    if hasattr(made, "never"):
+    if made is not None and hasattr(made, "never"):
         made.never.set()
 
 

@@ -26,10 +26,10 @@ class Counter(Serving):
         )
         super().__init__(desk, "--config", "tidegate.yaml")
 
-    def asked(self, path: str) -> Any:
+    def asked(self, path: str) -> dict[str, Any]:
         status, answer = self.call("GET", path)
         assert status == 200, answer
-        return answer
+        return dict(answer)
 
     def created(self, *arguments: str) -> dict[str, Any]:
         """The batch of this command, as the API shows it."""

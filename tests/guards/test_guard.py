@@ -8,13 +8,12 @@ import json
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
+from tests.conftest import OwnModule
 from tests.worker.world import Script, WorkerWorld, until, working
 from tidegate.core.deployments import Resource, reached_names
 from tidegate.core.errors import Ambiguous
@@ -113,14 +112,8 @@ async def blocks(body, about):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    name = f"own_{tmp_path.parent.name}_{tmp_path.name}".replace("-", "_")
-    (tmp_path / f"{name}.py").write_text(OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield name
-    made = sys.modules.pop(name, None)
-    if made is not None:
-        made.never.set()
+def own(own_module: OwnModule) -> str:
+    return own_module(OWN)
 
 
 def rules(**groups: Any) -> tuple[PolicyRule, ...]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.settings.conftest import load_text
 from tidegate.core.deployments import Deployment, EngineKind, Resource, Secret
 from tidegate.core.errors import SettingsError
-from tidegate.settings import Settings, load
+from tidegate.settings import Settings
 from tidegate.settings.added import Added, added, check
 from tidegate.settings.renewal import Renewal
 
@@ -20,8 +21,7 @@ MAY_READ = "\nadded: {env_names: [KEY, NOT_THERE, UP_*], folders: [/no/such]}"
 
 
 def settings(tmp_path: Path, text: str = BY_MODEL) -> Settings:
-    (tmp_path / "c.yaml").write_text(text)
-    return load(tmp_path / "c.yaml", None, {}, {}).settings
+    return load_text(tmp_path, text).settings
 
 
 def read(found: Settings, *entries: tuple[str, str, dict[str, Any] | str], **environ: str) -> Added:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import page, section
+from tests.settings.conftest import load_text
 from tidegate.core.body_rules.body_names import ENGINE_FIELDS, KNOWN_FIELDS
 from tidegate.core.body_rules.caller_fields import FieldRules, field_fault, rules_for
 from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import SettingsError
-from tidegate.settings import added, deployments, load, resources
+from tidegate.settings import added, deployments, resources
 from tidegate.settings.body_fields import field_rules
 
 YAML = """\
@@ -30,9 +31,7 @@ resources:
 
 
 def rules_of(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> dict[str, FieldRules]:
-    path = tmp_path / "c.yaml"
-    path.write_text(text)
-    settings = load(path, None, {}, environ or {}).settings
+    settings = load_text(tmp_path, text, environ).settings
     return field_rules(settings, deployments(settings), resources(settings))
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.settings.conftest import load_text
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Estimate, Hints, Resource, TideMode
 from tidegate.core.errors import SettingsError
@@ -13,14 +14,12 @@ from tidegate.settings import Settings, Tenants, deployments, load, resources, s
 ONE = "models: {m: {deployments: [{url: 'http://h/v1'}]}}\n"
 
 
-def load_text(tmp_path: Path, text: str) -> Settings:
-    path = tmp_path / "c.yaml"
-    path.write_text(text)
-    return load(path, None, {}, {}).settings
+def settings_of(tmp_path: Path, text: str) -> Settings:
+    return load_text(tmp_path, text).settings
 
 
 def test_everything_about_a_deployment_reaches_the_core(tmp_path: Path) -> None:
-    settings = load_text(
+    settings = settings_of(
         tmp_path,
         """\
 models:
@@ -54,7 +53,7 @@ worker: {in_flight_max_global: 99}
 
 
 def test_caps_that_are_off_are_not_there(tmp_path: Path) -> None:
-    assert slot_caps(load_text(tmp_path, ONE)) == {"m/1": 64}
+    assert slot_caps(settings_of(tmp_path, ONE)) == {"m/1": 64}
 
 
 def test_a_resource_is_a_route_to_a_model(tmp_path: Path) -> None:
@@ -62,16 +61,16 @@ def test_a_resource_is_a_route_to_a_model(tmp_path: Path) -> None:
         ONE
         + "resources: {chat: {model: m, limits: [{period: hour, requests: 5}]}, m: {limits: [{period: day, tokens: 9}]}}"
     )
-    assert resources(load_text(tmp_path, text)) == (
+    assert resources(settings_of(tmp_path, text)) == (
         Resource("chat", "m", (Limit(Period.HOUR, 5),)),
         Resource("m", "m", (Limit(Period.DAY, None, 9),)),
     )
     anywhere = "upstream: {url: 'http://h/v1'}\nresources: {chat: {model: whatever}}"
-    assert resources(load_text(tmp_path, anywhere)) == (Resource("chat", "whatever"),)
+    assert resources(settings_of(tmp_path, anywhere)) == (Resource("chat", "whatever"),)
 
 
 def test_a_tenant_has_its_own_or_the_common_budgets(tmp_path: Path) -> None:
-    settings = load_text(
+    settings = settings_of(
         tmp_path,
         """\
 tiers: {gold: 4}
@@ -176,14 +175,14 @@ def test_a_tenant_s_cap_replaces_the_common_one() -> None:
 )
 def test_a_mistake_says_where_and_what_to_do(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        load_text(tmp_path, text)
+        settings_of(tmp_path, text)
     assert says in str(caught.value)
 
 
 def test_a_list_of_thousands_of_limits_is_refused(tmp_path: Path) -> None:
     many = ", ".join("{period: minute, requests: 1}" for _ in range(5_000))
     with pytest.raises(SettingsError, match=r"budgets\.key has 5,000 entries, but may have 12"):
-        load_text(tmp_path, f"budgets: {{key: [{many}]}}")
+        settings_of(tmp_path, f"budgets: {{key: [{many}]}}")
 
 
 def test_limits_may_be_a_variable() -> None:

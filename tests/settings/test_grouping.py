@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.settings.conftest import load_text
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import SettingsError
 from tidegate.core.grouping.chat import ChatAdapter, ChatBatching, ChatMode
@@ -12,9 +13,8 @@ from tidegate.settings.models import slot_caps
 
 
 def one(tmp_path: Path, said: str) -> Deployment:
-    path = tmp_path / "c.yaml"
-    path.write_text(f"models: {{m: {{deployments: [{{url: 'http://h', {said}}}]}}}}")
-    (found,) = deployments(load(path, None, {}, {}).settings)
+    text = f"models: {{m: {{deployments: [{{url: 'http://h', {said}}}]}}}}"
+    (found,) = deployments(load_text(tmp_path, text).settings)
     return found
 
 
@@ -42,7 +42,7 @@ def test_inputs_and_conversations_in_one_call(tmp_path: Path) -> None:
 def test_the_most_chat_calls_in_flight_hold_over_all_processes(tmp_path: Path) -> None:
     said = "max_in_flight: 64, chat_batching: {mode: concurrent, max_in_flight: 5}"
     assert one(tmp_path, said).background_in_flight_max == 5
-    assert slot_caps(load(tmp_path / "c.yaml", None, {}, {}).settings)["m/1"] == 5
+    assert slot_caps(load(tmp_path / "tidegate.yaml", None, {}, {}).settings)["m/1"] == 5
 
 
 @pytest.mark.parametrize(

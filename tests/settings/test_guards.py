@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import OwnModule
+from tests.settings.conftest import load_text
 from tidegate.core.errors import SettingsError
 from tidegate.core.hooks import Streams
 from tidegate.core.policy.guardrails import AnswerShape, Length, Patterns
-from tidegate.settings import call_rules, load
+from tidegate.settings import call_rules
 
 OWN = """\
 number = 5
@@ -29,18 +31,12 @@ check = rules.check
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"guards_{tmp_path.parent.name}_{tmp_path.name}".replace("-", "_")
-    (tmp_path / f"{name}.py").write_text(OWN)
-    (tmp_path / f"{name}_broken.py").write_text("import nothing_of_this_name\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return name
+def own(own_module: OwnModule) -> str:
+    return own_module(OWN)
 
 
 def written(tmp_path: Path, text: str) -> Any:
-    path = tmp_path / "tidegate.yaml"
-    path.write_text(text)
-    return load(path, tmp_path, environ={}).settings
+    return load_text(tmp_path, text).settings
 
 
 def test_rules_are_read_in_order_hooks_first(tmp_path: Path, own: str) -> None:

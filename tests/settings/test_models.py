@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.settings.conftest import load_text
 from tidegate.core.deployments import Deployment, EngineKind, HttpLimits, Secret, Tls
 from tidegate.core.errors import SettingsError
 from tidegate.core.retry import RetryPolicy
@@ -24,14 +25,12 @@ models:
 """
 
 
-def load_text(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> tuple[Deployment, ...]:
-    path = tmp_path / "c.yaml"
-    path.write_text(text)
-    return deployments(load(path, None, {}, environ or {}).settings)
+def deployments_of(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> tuple[Deployment, ...]:
+    return deployments(load_text(tmp_path, text, environ).settings)
 
 
 def test_every_entry_becomes_a_deployment(tmp_path: Path) -> None:
-    found = load_text(tmp_path, YAML, {"VLLM_KEY": "k"})
+    found = deployments_of(tmp_path, YAML, {"VLLM_KEY": "k"})
     assert found == (
         Deployment(
             name="llama-3-8b/1",
@@ -59,13 +58,13 @@ def test_every_entry_becomes_a_deployment(tmp_path: Path) -> None:
 def test_one_gateway_takes_every_model(tmp_path: Path) -> None:
     text = "upstream: {url: 'http://localhost:8000/v1'}\nworker: {in_flight_max: 100}"
     one = Deployment(name="upstream", url="http://localhost:8000/v1", max_in_flight=100, is_capacity_known=False)
-    assert load_text(tmp_path, text) == (one,)
+    assert deployments_of(tmp_path, text) == (one,)
 
 
 def test_there_is_one_gateway_or_deployments_by_model_never_both(tmp_path: Path) -> None:
     text = "upstream: {url: 'http://h/v1'}\nmodels: {m: {deployments: [{url: 'http://i/v1'}]}}"
     with pytest.raises(SettingsError, match=r"upstream.url and `models` are both set: .* remove one of them"):
-        load_text(tmp_path, text)
+        deployments_of(tmp_path, text)
 
 
 def test_models_may_be_a_variable() -> None:
@@ -116,15 +115,15 @@ def test_models_may_be_a_variable() -> None:
 )
 def test_a_mistake_names_the_deployment(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        load_text(tmp_path, text)
+        deployments_of(tmp_path, text)
     assert says in str(caught.value)
 
 
 def test_a_mistake_names_its_line(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"c\.yaml:3\]"):
-        load_text(tmp_path, "models:\n  gpt-4.1:\n    deployments: [{url: 'ftp://x'}]\n")
-    with pytest.raises(SettingsError, match=r"models.llama-3-8b.deployments.0.api_key .*c\.yaml:6\]"):
-        load_text(tmp_path, YAML)
+    with pytest.raises(SettingsError, match=r"tidegate\.yaml:3\]"):
+        deployments_of(tmp_path, "models:\n  gpt-4.1:\n    deployments: [{url: 'ftp://x'}]\n")
+    with pytest.raises(SettingsError, match=r"models.llama-3-8b.deployments.0.api_key .*tidegate\.yaml:6\]"):
+        deployments_of(tmp_path, YAML)
 
 
 def test_the_defaults_are_the_engine_s_own() -> None:
@@ -134,11 +133,12 @@ def test_the_defaults_are_the_engine_s_own() -> None:
 
 
 def test_one_gateway_has_settings_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(
+    loaded = load_text(
+        tmp_path,
         "upstream: {url: 'https://h/v1', engine: vllm, read_timeout_s: 60, total_timeout_s: 300, ca_file: /ca.pem, cert_file: /c.pem,"
-        " key_file: /k.pem, api_key: os.environ/THE_KEY}"
+        " key_file: /k.pem, api_key: os.environ/THE_KEY}",
+        {"THE_KEY": "k"},
     )
-    loaded = load(tmp_path / "c.yaml", None, {}, {"THE_KEY": "k"})
     (one,) = deployments(loaded.settings)
     assert (one.engine, one.read_timeout_s, one.total_timeout_s) == (EngineKind.VLLM, 60.0, 300.0)
     assert (one.tls, one.api_key) == (Tls("/ca.pem", "/c.pem", "/k.pem"), Secret("k"))
@@ -146,18 +146,19 @@ def test_one_gateway_has_settings_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_certificate_that_nobody_checks_is_warned_about(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("models: {m: {deployments: [{url: 'https://h/v1', tls: {verify: false}}]}}")
-    (warning,) = load(tmp_path / "c.yaml", None, {}, {}).warnings
+    (warning,) = load_text(
+        tmp_path, "models: {m: {deployments: [{url: 'https://h/v1', tls: {verify: false}}]}}"
+    ).warnings
     assert "deployment m/1 is not checked" in warning
 
 
 def test_a_model_may_be_tried_again_in_its_own_way(tmp_path: Path) -> None:
     place = "deployments: [{url: 'http://h/v1'}]"
-    (tmp_path / "c.yaml").write_text(
+    settings = load_text(
+        tmp_path,
         f"retry: {{attempts_max: 7}}\nmodels: {{a: {{{place}}}, b: {{{place}, retry: {{backoff_ms: 1000, backoff_ms_max: 60000}}}}}}\n"
-        "resources: {chat: {model: b, total_timeout_s: 9}}"
-    )
-    settings = load(tmp_path / "c.yaml", None, {}, {}).settings
+        "resources: {chat: {model: b, total_timeout_s: 9}}",
+    ).settings
     own = RetryPolicy(attempts_max=7, backoff_ms=1000, backoff_ms_max=60_000)
     assert retry_policies(settings) == {"b": own, "chat": own}
     assert resources(settings)[0].total_timeout_s == 9.0
@@ -181,7 +182,7 @@ def test_a_model_may_be_tried_again_in_its_own_way(tmp_path: Path) -> None:
 )
 def test_what_does_not_go_together_is_said(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        load_text(tmp_path, text)
+        deployments_of(tmp_path, text)
 
 
 @pytest.mark.parametrize(("stated", "is_known"), [(0, False), (1, True), (7, True)])

@@ -1,11 +1,8 @@
 """Plug-ins of the scheduler: what is accepted, and what is refused at start with a sentence that helps."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
+from tests.conftest import OwnModule
 from tidegate.core.errors import SettingsError
 from tidegate.core.schedule import JobView, QueueView
 from tidegate.settings.plugins import load_queue_order, load_rank
@@ -37,13 +34,8 @@ JOBS = [
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    name = f"plugin_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(PLUGIN)
-    (tmp_path / f"{name}_broken.py").write_text("import no_such_package_at_all\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield name
-    sys.modules.pop(name, None)
+def plugin(own_module: OwnModule) -> str:
+    return own_module(PLUGIN)
 
 
 def test_a_number_a_comparator_and_a_default_argument(plugin: str) -> None:
@@ -65,7 +57,7 @@ def test_an_order_of_queues(plugin: str) -> None:
         (":rank", "write it as package.module:name"),
         ("PLUGIN:", "write it as package.module:name"),
         ("no_such_package.module:rank", "put the directory that holds no_such_package on PYTHONPATH"),
-        ("PLUGIN_broken:rank", "No module named 'no_such_package_at_all'"),
+        ("PLUGIN_broken:rank", "No module named 'nothing_of_this_name'"),
         ("PLUGIN:absent", "has no 'absent'"),
         ("PLUGIN:number", "is a int, not a function"),
         ("PLUGIN:waits", "write it with a plain def"),

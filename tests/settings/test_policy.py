@@ -1,10 +1,9 @@
 """The scheduler's settings become its policy; functions of an operator's own are tried before anything depends on them."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
+from tests.conftest import OwnModule
 from tidegate.core.errors import SettingsError
 from tidegate.core.schedule.policy import Mode, ModeOverride, Policy
 from tidegate.core.schedule.queues import QueueView, StrictOrder, WeightedOrder
@@ -26,13 +25,8 @@ def numbers(views): return [1, 2]
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of an operator's own, under a name that no other test has."""
-    name = f"operators_own_{tmp_path.parent.name.replace('-', '_')}_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(PLUGIN)
-    (tmp_path / f"{name}_broken.py").write_text("import nothing_of_this_name\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return name
+def plugin(own_module: OwnModule) -> str:
+    return own_module(PLUGIN)
 
 
 def policy_with(**values: object) -> Policy:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.settings.conftest import load_text
 from tidegate.core.deployments import Deployment, Serves, TideMode
 from tidegate.core.errors import SettingsError
-from tidegate.settings import deployments, load
+from tidegate.settings import deployments
 
 QUEUE = "queue: {url: 'redis://h:6379/0'}"
 
 
 def loaded(tmp_path: Path, deployment: str) -> tuple[Deployment, tuple[str, ...]]:
-    path = tmp_path / "c.yaml"
-    path.write_text(f"models:\n  org/m:\n    deployments:\n      - {{url: 'http://h/v1', {deployment}}}\n")
-    found = load(path, tmp_path / "data", {}, {"QUEUE_URL": "rediss://:canary@h:6379/0"})
+    text = f"models:\n  org/m:\n    deployments:\n      - {{url: 'http://h/v1', {deployment}}}\n"
+    found = load_text(tmp_path, text, {"QUEUE_URL": "rediss://:canary@h:6379/0"})
     (one,) = deployments(found.settings)
     return one, found.warnings
 

@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.settings.conftest import load_text
 from tidegate.core.deployments import Deployment, Queue, Secret, Serves
 from tidegate.core.errors import SettingsError
-from tidegate.settings import deployments, load
+from tidegate.settings import deployments
 from tidegate.settings.renewal import Renewal
 
 
 def test_a_key_in_a_file_is_read_again_when_the_file_changes(tmp_path: Path) -> None:
-    key, config = tmp_path / "key", tmp_path / "c.yaml"
+    key = tmp_path / "key"
     key.write_text("first\n")
-    config.write_text(f"models: {{m: {{deployments: [{{url: 'http://h/v1', api_key: 'file:{key}'}}]}}}}")
-    (one,) = deployments(load(config, None, {}, {}).settings)
+    text = f"models: {{m: {{deployments: [{{url: 'http://h/v1', api_key: 'file:{key}'}}]}}}}"
+    (one,) = deployments(load_text(tmp_path, text).settings)
     renewal = Renewal({})
     assert renewal.renewed(one) == one
     assert not renewal.has_news()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.settings.conftest import load_text
 from tidegate.core.errors import SettingsError
 from tidegate.settings import load
 
@@ -25,21 +26,18 @@ def test_a_secret_from_the_environment_a_file_or_a_variable(tmp_path: Path) -> N
 
 
 def test_a_variable_of_our_prefix_may_hold_a_secret_that_the_file_names(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text("upstream: {api_key: 'env:TIDEGATE_MY_KEY'}")
-    assert load(path, None, {}, {"TIDEGATE_MY_KEY": KEY}).settings.upstream.api_key is not None
+    text = "upstream: {api_key: 'env:TIDEGATE_MY_KEY'}"
+    assert load_text(tmp_path, text, {"TIDEGATE_MY_KEY": KEY}).settings.upstream.api_key is not None
     on_the_command_line = {"remote.key": "env:TIDEGATE_MY_KEY"}
     assert load(None, None, on_the_command_line, {"TIDEGATE_MY_KEY": KEY}).settings.remote.key is not None
 
 
 def test_a_literal_works_with_a_warning_that_does_not_repeat_it(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text(f"upstream:\n  api_key: {KEY}\n")
-    loaded = load(path, None, {}, {})
+    loaded = load_text(tmp_path, f"upstream:\n  api_key: {KEY}\n")
     assert loaded.settings.upstream.api_key is not None
     assert loaded.settings.upstream.api_key.reveal() == KEY
     assert loaded.warnings == (
-        f"upstream.api_key [{path}:2] holds a secret in plain text; use env:NAME or file:PATH instead.",
+        f"upstream.api_key [{tmp_path / 'tidegate.yaml'}:2] holds a secret in plain text; use env:NAME or file:PATH instead.",
     )
 
 

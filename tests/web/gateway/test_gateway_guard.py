@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
+from tests.conftest import OwnModule
 from tests.support.processes import wait_until
 from tests.support.sdks import openai
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
@@ -40,14 +38,8 @@ def hangs(body, about): never.wait()
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    name = f"own_{tmp_path.parent.name}_{tmp_path.name}".replace("-", "_")
-    (tmp_path / f"{name}.py").write_text(OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield name
-    made = sys.modules.pop(name, None)
-    if made is not None:
-        made.never.set()
+def own(own_module: OwnModule) -> str:
+    return own_module(OWN)
 
 
 def saying(text: Any, **more: Any) -> dict[str, Any]:

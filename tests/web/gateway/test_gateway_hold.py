@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import OwnModule
 from tests.support.processes import wait_until
 from tests.support.sdks import anthropic, openai
 from tests.upstream.raw_server import Peer, Request
@@ -48,12 +46,8 @@ def blocks(*texts: str) -> list[bytes]:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    name = f"held_{tmp_path.parent.name}_{tmp_path.name}".replace("-", "_")
-    (tmp_path / f"{name}.py").write_text("def sign(body, about): return {**body, 'signed': True}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield name
-    sys.modules.pop(name, None)
+def own(own_module: OwnModule) -> str:
+    return own_module("def sign(body, about): return {**body, 'signed': True}\n")
 
 
 def test_a_stream_that_passes_is_passed_on_byte_for_byte(world: GatewayWorld) -> None:
