@@ -263,6 +263,7 @@ def options(world: WorkerWorld, **changes: Any) -> WorkerOptions:
         poll_ms=20,
         sweep_ms=100,
         grace_ms=2_000,
+        cancel_grace_ms=2_000,
         flush=FlushLimits(5, 256, 1 << 20, 64 << 20),
         scratch=world.scratch,
         keep=KeepTimes(orphan_ms=86_400_000),

@@ -22,10 +22,10 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     poll_ms: int
     sweep_ms: int
     grace_ms: int
+    cancel_grace_ms: int
     flush: FlushLimits
     scratch: Path
     keep: KeepTimes
-    cancel_grace_ms: int = 3_600_000
     ingest: IngestLimits = msgspec.field(default_factory=IngestLimits)
 
     @property
