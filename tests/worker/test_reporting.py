@@ -110,6 +110,8 @@ async def test_blobs_that_do_not_answer_are_named_before_they_count_as_away(
             await until(partial(says, "check blobs.url"), "the report of a silence")
             answers.put_nowait(BlobUnavailable("refused"))
             await until(partial(says, "refused"), "the report of a refusal")
+            answers.put_nowait(BlobUnavailable("out of space"))
+            await until(partial(says, "out of space"), "the report of another refusal")
             answers.put_nowait(None)
             await until(says_nothing, "the end of it")
         finally:

@@ -201,6 +201,7 @@ class Looks:
     def __init__(self) -> None:
         self.awake, self.shown, self.override = ["m"], look(1, hides_flows=False), ModeOverride()
         self.woken = self.read = 0
+        self.paced: list[list[str]] = []
 
     async def mode_override(self) -> ModeOverride:
         return self.override
@@ -213,6 +214,7 @@ class Looks:
         return self.awake
 
     async def paces(self, models: list[str]) -> dict[str, ModelPace]:
+        self.paced.append(sorted(models))
         return dict.fromkeys(models, ModelPace())
 
     async def snapshot(self, *_: Any, **__: Any) -> Snapshot:
@@ -239,6 +241,31 @@ async def test_what_rested_is_woken_twice_a_second_and_models_are_read_again_onl
     looks.awake = ["n"]
     await choose(scheduler, room=0)
     assert [skip.model for skip in (await choose(scheduler, room=0)).skips] == ["n"]
+
+
+async def test_how_fast_models_go_is_asked_again_after_five_seconds_and_for_two_of_a_few_at_a_time() -> None:
+    looks = Looks()
+    scheduler, clock = scheduler_over(looks)
+    looks.awake = ["m"]
+    asked = []
+    for wait_ms in (0, 4_999, 1, 4_999, 1):
+        clock.advance(wait_ms)
+        looks.paced.clear()
+        await choose(scheduler)
+        asked.append(list(looks.paced))
+    assert asked == [[["m"]], [], [["m"]], [], [["m"]]]
+    clock.advance(1_000)
+    looks.awake = ["a", "b", "c"]
+    scheduler._models = ()
+    await choose(scheduler)
+    assert looks.paced[-1] == ["a", "b", "c"], "at once for those that are not known"
+    clock.advance(5_000)
+    for known_longest in (["a", "b"], ["c"]):
+        await choose(scheduler)
+        assert looks.paced[-1] == known_longest
+    looks.paced.clear()
+    await choose(scheduler)
+    assert looks.paced == []
 
 
 async def test_gauges_tell_the_least_slack_and_the_widest_gap_of_those_who_wait_twice_a_second() -> None:
