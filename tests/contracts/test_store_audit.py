@@ -92,6 +92,15 @@ async def test_what_changes_nothing_or_fails_is_not_noted(world: StoreWorld) -> 
     assert [one.id for one in found] == [again.id]
 
 
+async def test_a_job_that_is_queued_again_is_noted_with_how_many_slices_rested(world: StoreWorld) -> None:
+    job, worker = await world.running(await world.caller(), 1, 1, 1), await world.worker()
+    for held in await world.lease(worker, job, 2):
+        await world.store.release_slice(job.id, held.first, held.token, 60_000)
+    assert await world.store.audited(note(world, "batch.requeue", "batch", job.id)).requeue_job(job.id)
+    found = await world.store.list_audit(ANY, after=None, count_max=10)
+    assert [(one.before["slices_resting"], one.after["slices_resting"]) for one in found or ()] == [(2, 0)]
+
+
 async def test_what_was_read_is_noted_once(world: StoreWorld) -> None:
     read = note(world, "batch.item_read", "batch", "batch_1")
     for _ in range(2):

@@ -50,6 +50,15 @@ async def test_only_the_sample_is_leased_until_it_is_done_and_then_all(world: St
     assert (await refused(world.store.end_canary(caller.tenant_id, job.id, goes_on=False))).status == 409
 
 
+async def test_a_sample_that_ends_lets_go_of_its_own_job_alone(world: StoreWorld) -> None:
+    (job, _), (other, _) = await sampled(world), await sampled(world, "wait")
+    await run_sample(world, other)
+    assert (await run_sample(world, job)).let_go
+    worker = await world.worker()
+    assert [one.first for one in await world.lease(worker, job)] == [2, 4]
+    assert await world.lease(worker, other) == []
+
+
 async def test_nothing_more_is_leased_while_the_sample_runs_or_is_waited_for(world: StoreWorld) -> None:
     job, caller = await sampled(world, "wait")
     worker = await world.worker()

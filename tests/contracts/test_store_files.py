@@ -10,7 +10,19 @@ from msgspec.structs import replace
 from tests.contracts.store_world import DAY_MS, START_MS, StoreWorld
 from tests.support.store_verbs import any_file
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import AbandonedBlob, Extent, File, Idempotency, NewFile, Placed, Quotas, Stamp
+from tidegate.core.job_shape import JobShape
+from tidegate.core.nouns import (
+    AbandonedBlob,
+    Caller,
+    Extent,
+    File,
+    Idempotency,
+    Job,
+    NewFile,
+    Placed,
+    Quotas,
+    Stamp,
+)
 from tidegate.core.states import FileState
 from tidegate.core.webhooks import EndpointShape
 from tidegate.store import files
@@ -131,10 +143,18 @@ async def test_a_deleted_file_is_gone_and_its_bytes_with_it(world: StoreWorld) -
     assert await world.store.condemned_blobs(1, 1, 10) == []
 
 
-async def test_an_input_that_ingest_needs_is_not_deleted(world: StoreWorld) -> None:
+async def job_of(world: StoreWorld, caller: Caller, file: File, *, is_first: bool) -> Job:
+    """A job that reads this file first, or behind another one."""
+    if is_first:
+        return await world.job(caller, file)
+    return await world.job(caller, shape=JobShape(more_inputs=(file.id,)))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_an_input_that_ingest_needs_is_not_deleted(world: StoreWorld, is_first: bool) -> None:
     caller = await world.caller()
     file = await world.file(caller, expires_after_ms=1_000)
-    job = await world.job(caller, file)
+    job = await job_of(world, caller, file, is_first=is_first)
     with pytest.raises(ApiProblem) as problem:
         await world.store.delete_file(caller.tenant_id, file.id)
     assert (problem.value.status, problem.value.code) == (409, "file_in_use")
@@ -147,11 +167,12 @@ async def test_an_input_that_ingest_needs_is_not_deleted(world: StoreWorld) -> N
     assert await world.store.delete_file(caller.tenant_id, file.id)
 
 
-async def test_a_file_is_taken_back_with_its_key_unless_a_job_was_made_of_it(world: StoreWorld) -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_file_is_taken_back_with_its_key_unless_a_job_was_made_of_it(world: StoreWorld, is_first: bool) -> None:
     caller, stranger, key = await world.caller(), await world.caller("stranger"), Idempotency("k", "hash")
     file = await world.file(caller, idempotency=key)
     assert not await world.store.take_back_file(stranger.tenant_id, file.id, "k")
-    job = await world.job(caller, file)
+    job = await job_of(world, caller, file, is_first=is_first)
     assert not await world.store.take_back_file(caller.tenant_id, file.id, "k"), "of which a job was made"
     await world.store.cancel_job(caller.tenant_id, job.id)
     await world.store.end_unstarted(job.id)

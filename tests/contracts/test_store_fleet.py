@@ -6,6 +6,7 @@ import pytest
 
 from tests.contracts.store_world import StoreWorld
 from tidegate.core.ports import Present
+from tidegate.store import fleet
 
 pytestmark = pytest.mark.anyio
 
@@ -19,6 +20,17 @@ async def test_each_process_hears_what_each_other_has_and_how_old_that_is(world:
     both = await world.store.report_to_fleet(third, {})
     assert both["a"] == {first: (Present(1, 5, 0, 0), 400), second: (Present(1, 2, 3, 1, True), 0)}
     assert (await world.store.report_to_fleet(first, {"a": Present()}))["a"] == {second: (Present(1, 2, 3, 1, True), 0)}
+
+
+async def test_of_more_reports_than_one_look_takes_the_latest_are_heard(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "_OTHERS_MAX", 2)
+    workers = [world.id("worker") for _ in range(3)]
+    for worker in workers:
+        await world.store.report_to_fleet(worker, {"a": Present(1, 1)})
+        await world.clock.advance(1)
+    assert set((await world.store.report_to_fleet(world.id("worker"), {}))["a"]) == set(workers[1:])
 
 
 async def test_what_is_not_told_again_counts_for_nothing_and_is_forgotten(world: StoreWorld) -> None:

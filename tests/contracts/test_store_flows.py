@@ -205,6 +205,7 @@ async def test_a_model_that_is_done_is_left_while_the_job_goes_on(world: StoreWo
     await FlowUpkeep(world.store, Policies()).tend()
     assert await world.store.awake_models(10) == [MODEL]
     assert set(await flows(world, "other")) == set()
+    assert [row["model"] for row in (await world.store.overview()).models] == [MODEL]
 
 
 async def test_a_flow_that_rests_saves_nothing_up(world: StoreWorld) -> None:
@@ -322,6 +323,14 @@ async def test_an_outlook_says_what_stands_before_a_job(world: StoreWorld) -> No
     waiting = await world.store.outlook((await world.job(caller)).id)
     assert waiting is not None
     assert waiting.models == ()
+
+
+async def test_an_outlook_names_the_models_of_a_job_in_order(world: StoreWorld) -> None:
+    slices = [*plan_of(1, model="b").slices, plan_of(1, 1, model="a").slices[1]]
+    job = await world.ingested(await world.job(await world.caller()), IngestPlan(2, None, slices, 200, 0, 0))
+    outlook = await world.store.outlook(job.id)
+    assert outlook is not None
+    assert [one.model for one in outlook.models] == ["a", "b"]
 
 
 async def test_a_scope_of_its_own_is_a_flow_of_its_own(world: StoreWorld) -> None:

@@ -56,6 +56,36 @@ async def paid(world: StoreWorld, job: Job, answered: tuple[int, ...], failed: t
     await flush(world, job, answered, failed, nano)
 
 
+async def test_an_overview_tells_what_is_open_what_ended_in_the_last_hour_and_what_is_nearly_late(
+    world: StoreWorld,
+) -> None:
+    store, caller, hour_ms = world.store, await world.caller("one"), 3_600_000
+    await world.clock.advance(60_000 - world.clock.now % 60_000)
+    done = await world.running(caller, 2)
+    await paid(world, done, (0,), (1,), nano=5)
+    token = world.token()
+    assert await store.take_step(done.id, JobState.FINALIZING, await world.worker(), token)
+    await store.publish_job(await world.look(done), token, added=(None, None), rewrites=(None, None), end=JobEnd(None))
+    open_one = await world.running(caller, 4, window_ms=hour_ms + 600_000)
+    await world.clock.advance(hour_ms - 1)
+    await paid(world, open_one, (0,), (1,), nano=5)
+    seen = await store.overview()
+    assert [tuple(row.values()) for row in seen.jobs] == [("in_progress", 1, 4, 1, 1, 0)]
+    assert [tuple(row.values()) for row in seen.ended] == [("completed", 1, 2, 1)]
+    assert [tuple(row.values()) for row in seen.models] == [(MODEL, 1, 2, 100, hour_ms - 1, 600_001)]
+    assert set(seen.rates) == {MODEL}
+    assert seen.rates[MODEL] == pytest.approx((1 / 359.999, 20 / 359.999))
+    assert seen.stuck == []
+    await world.clock.advance(1)
+    assert (await store.overview()).ended == []
+    assert (await store.overview()).stuck == []
+    await world.clock.advance(1)
+    [late] = (await store.overview()).stuck
+    assert (late["id"], late["org"], late["step_failures"], late["left_ms"]) == (open_one.id, "one", 0, 599_999)
+    await world.clock.advance(5 * 60_000)
+    assert set((await store.overview()).rates) == set(), "of six minutes at most"
+
+
 @pytest.mark.parametrize("few_max", [1, sorted_jobs.FEW_MAX])
 async def test_jobs_are_sorted_page_by_page(world: StoreWorld, few_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few that match are sorted when all of them are found; more are read in the order of an index."""

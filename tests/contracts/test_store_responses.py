@@ -94,6 +94,20 @@ async def test_a_process_that_is_gone_accepts_none(world: StoreWorld) -> None:
     assert await world.store.any_job(ask.start.job_id) is None
 
 
+async def test_an_overview_of_batches_shows_no_response_neither_open_nor_late_nor_ended(world: StoreWorld) -> None:
+    worker_id = await world.worker()
+    job = await Ask(world).accept(world, await world.caller(), worker_id)
+    await world.clock.advance(DAY_MS - 1)
+    seen = await world.store.overview()
+    assert (seen.jobs, seen.stuck) == ([], [])
+    assert (await world.answer(await world.log(), job, 0)).complete
+    token = world.token()
+    assert await world.store.take_step(job.id, JobState.FINALIZING, await world.worker(), token)
+    await world.store.publish_job(await world.look(job), token, end=JobEnd(None))
+    assert (await world.look(job)).state is JobState.COMPLETED
+    assert (await world.store.overview()).ended == []
+
+
 async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: StoreWorld) -> None:
     caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
     job = await ask.accept(world, caller, worker_id)

@@ -243,6 +243,20 @@ async def test_a_jobs_last_slices_that_lost_nobody_are_kept_while_a_culprit_is_s
     assert await take(third, "c", keeps_rest=False) == [2, 3]
 
 
+async def test_a_job_with_more_slices_than_are_kept_is_shown_while_its_culprit_is_searched_for(
+    world: StoreWorld,
+) -> None:
+    job = await world.running(await world.caller(), *([1] * 6))
+    for _ in range(2):
+        worker = await world.worker()
+        [held] = await world.lease(worker, job, 1)
+        assert held.first == 0
+        assert ids(await look(world, "another")) == [job.id]
+        await world.clock.advance(LEASE_MS + 1)
+        await world.store.declare_gone(worker)
+        await world.store.reclaim_slices(worker)
+
+
 async def test_models_of_one_job_are_shown_apart(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     plan = IngestPlan(3, None, [*plan_of(1).slices, plan_of(1, 2, model="other").slices[1]], 300, 0, 0)
