@@ -423,6 +423,29 @@ async def test_an_endpoint_in_the_environment_does_not_win(
     await blobs.close()
 
 
+KEYS = {"access_key_id": "acme", "secret_access_key": "c2VjcmV0"}
+
+
+@pytest.mark.parametrize(
+    ("given", "azure", "s3"),
+    [
+        ({"endpoint": "http://here"}, {"endpoint": "http://here"}, {"endpoint": "http://here", "endpoint_url_s3": "http://here"}),
+        (KEYS, {"account_name": "acme", "account_key": "c2VjcmV0"}, KEYS),
+        ({"access_key_id": "acme"}, {}, {}),
+        ({"secret_access_key": "c2VjcmV0"}, {}, {}),
+    ],
+)  # fmt: skip
+def test_an_address_and_a_whole_key_are_used_and_half_a_key_leaves_it_to_the_machine(
+    given: dict[str, str], azure: dict[str, str], s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "machine")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "bWFjaGluZQ==")
+    always = {"region": "us-east-1", "virtual_hosted_style_request": "false", "disable_bulk_delete": "true"}
+    in_azure = Objects(S3Settings("box", is_azure=True, **given))  # type: ignore[arg-type]
+    assert in_azure.store.config == {"container_name": "box", **azure}
+    assert Objects(S3Settings("box", **given)).store.config == {"bucket": "box", **always, **s3}  # type: ignore[arg-type]
+
+
 async def test_giving_up_waits_for_no_store_that_is_away(
     patient: S3Blobs, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
