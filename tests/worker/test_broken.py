@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from structlog.testing import capture_logs
 from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, options, until, working
 from tidegate import metrics
 from tidegate.core.errors import WorkerBroken
-from tidegate.core.nouns import Answer, Call, Usage
+from tidegate.core.nouns import Answer, Call, Holding, Usage
 from tidegate.stages.lease import LeaseStage
 from tidegate.worker import kept_worker
 from tidegate.worker.kept_worker import KeptWorker
@@ -141,6 +143,61 @@ async def test_a_kept_worker_is_made_anew_and_its_process_stays_enlisted(
     assert await live.rows("select state from workers where id = ?", me.id) == [("alive",)]
     stop.set()
     await running
+
+
+class Hours:
+    """The clock of a loop in which every wait lasts as long as it may, and what a registration did at which second of it."""
+
+    def __init__(self) -> None:
+        self.now_s, self.steps = 0.0, list[tuple[str, float]]()
+
+    def time(self) -> float:
+        return self.now_s
+
+    @asynccontextmanager
+    async def timeout(self, seconds: float) -> AsyncIterator[None]:
+        self.now_s += seconds
+        raise TimeoutError
+        yield
+
+    async def begin(self) -> None:
+        self.steps.append(("begin", self.now_s))
+
+    async def beat(self) -> list[Holding] | None:
+        self.steps.append(("beat", self.now_s))
+        return None if self.now_s == 2.0 else []
+
+
+async def test_a_kept_worker_waits_twice_as_long_after_each_error_and_its_process_stays_alive_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to a minute; a worker that went well for longer than that begins with a second again."""
+    hours, stop, runs_s = Hours(), asyncio.Event(), iter([*[0.0] * 8, 60.0, 0.0, 60.5, 0.0])
+    loop = SimpleNamespace(get_running_loop=lambda: hours, timeout=hours.timeout)
+    monkeypatch.setattr(kept_worker, "asyncio", loop)
+
+    class Breaks(Fragile):
+        async def run(self, stop: asyncio.Event) -> None:
+            if (lasted_s := next(runs_s, None)) is None:
+                return
+            hours.now_s += lasted_s
+            raise WorkerBroken("a bug")
+
+    me: Any = hours
+    with capture_logs() as logged:
+        await KeptWorker(lambda: Breaks(breaks=True), me, 500).run(stop)
+    waits_s = [line["wait_s"] for line in logged]
+    assert waits_s == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 1, 2]
+    assert hours.now_s == sum(waits_s) + 120.5
+    assert hours.steps[:7] == [
+        ("begin", 0.0),
+        ("beat", 0.5),
+        ("begin", 1.0),
+        ("beat", 1.5),
+        ("beat", 2.0),
+        ("begin", 2.0),
+        ("beat", 2.5),
+    ]
 
 
 async def test_a_kept_worker_that_rests_leaves_when_it_is_told_to(live: WorkerWorld) -> None:
