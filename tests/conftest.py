@@ -28,8 +28,8 @@ from tests.support.redis import RedisServer
 from tests.support.run_directory import RunDirectory, ServiceFailed, use_memory_for_files
 from tests.support.s3 import S3Server
 from tests.support.shims import Shims
+from tests.support.store_verbs import postgres_driver
 from tests.support.tidegate import s3_env
-from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
 
 RUN = pytest.StashKey[RunDirectory]()
@@ -136,13 +136,20 @@ def run_directory(request: pytest.FixtureRequest) -> RunDirectory:
     return request.config.stash[RUN]
 
 
+@contextlib.contextmanager
+def failing_plainly() -> Iterator[None]:
+    """Let a test fail with the words of a server that could not be had, and nothing else."""
+    try:
+        yield
+    except ServiceFailed as failure:
+        pytest.fail(str(failure), pytrace=False)
+
+
 @pytest.fixture(scope="session")
 def postgres_server(run_directory: RunDirectory) -> PostgresServer:
     """The run's PostgreSQL. Others use it too: to stop or restart one, ask for `private_postgres_server`."""
-    try:
+    with failing_plainly():
         return run_directory.shared(PostgresServer)
-    except ServiceFailed as failure:
-        pytest.fail(str(failure), pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +176,7 @@ def postgres_url(
 def migrated_template(postgres_server: PostgresServer) -> str:
     """The name of a database that has the schema and nothing in it: to copy one costs half of migrating one."""
     url = postgres_server.create_database()
-    opened = Store(PostgresDriver(url, pool_size=1, statement_timeout_ms=20_000, pooler="none"))
+    opened = Store(postgres_driver(url, pool_size=1))
 
     async def migrate() -> None:
         await opened.migrate()
@@ -194,20 +201,15 @@ def migrated_postgres_url(
 @pytest.fixture
 def private_postgres_server(run_directory: RunDirectory) -> Iterator[PostgresServer]:
     """A PostgreSQL of this test's own, to be restarted and stopped at will."""
-    try:
-        with run_directory.private(PostgresServer) as server:
-            yield server
-    except ServiceFailed as failure:
-        pytest.fail(str(failure), pytrace=False)
+    with failing_plainly(), run_directory.private(PostgresServer) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def s3_server(run_directory: RunDirectory) -> S3Server:
     """The run's S3 server. Others use it too: to stop one, ask for `private_s3_server`."""
-    try:
+    with failing_plainly():
         return run_directory.shared(S3Server)
-    except ServiceFailed as failure:
-        pytest.fail(str(failure), pytrace=False)
 
 
 @pytest.fixture
@@ -221,20 +223,15 @@ def s3_bucket(s3_server: S3Server) -> Iterator[str]:
 @pytest.fixture
 def private_s3_server(run_directory: RunDirectory) -> Iterator[S3Server]:
     """An S3 server of this test's own, to be stopped at will."""
-    try:
-        with run_directory.private(S3Server) as server:
-            yield server
-    except ServiceFailed as failure:
-        pytest.fail(str(failure), pytrace=False)
+    with failing_plainly(), run_directory.private(S3Server) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def redis_server(run_directory: RunDirectory) -> RedisServer:
     """The run's Redis. Others use it too: to flush or stop one, ask for `private_redis`."""
-    try:
+    with failing_plainly():
         return run_directory.shared(RedisServer)
-    except ServiceFailed as failure:
-        pytest.fail(str(failure), pytrace=False)
 
 
 @pytest.fixture
@@ -246,11 +243,8 @@ def redis_url(redis_server: RedisServer) -> str:
 @pytest.fixture
 def private_redis(run_directory: RunDirectory) -> Iterator[RedisServer]:
     """A Redis of this test's own, to be flushed, paused and stopped at will."""
-    try:
-        with run_directory.private(RedisServer) as server:
-            yield server
-    except ServiceFailed as failure:
-        pytest.fail(str(failure), pytrace=False)
+    with failing_plainly(), run_directory.private(RedisServer) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -41,9 +41,8 @@ class Town(BaseModel):
 @pytest.fixture(scope="module")
 def scripted() -> Iterator[Upstream]:
     """A model server that says what a test wants it to say."""
-    made = Upstream(answers())
-    yield made
-    made.close()
+    with Upstream(answers()) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

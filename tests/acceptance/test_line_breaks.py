@@ -38,9 +38,8 @@ def upstream() -> Iterator[Upstream]:
         else:
             await peer.answer(200, f"<p>{SAID}</p>".encode())
 
-    made = Upstream(script)
-    yield made
-    made.close()
+    with Upstream(script) as made:
+        yield made
 
 
 def test_every_result_line_is_one_line_to_every_client(

@@ -107,8 +107,7 @@ def test_a_drained_deployment_gets_no_new_calls_from_any_process(desk: Desk, pos
         await peer.answer()
 
     cluster = Cluster(desk, postgres_url)
-    one, two = Upstream(script), Upstream(answers())
-    try:
+    with Upstream(script) as one, Upstream(answers()) as two:
         cluster.did("deployments", "add", "gpu/1", "--model", "m", "--url", one.url, "--set", "max_in_flight=6")
         for process in (cluster.proc, *cluster.workers):
             followed(process, 1)
@@ -140,9 +139,6 @@ def test_a_drained_deployment_gets_no_new_calls_from_any_process(desk: Desk, pos
         second = cluster.submit([chat_line(f"c{number}", "hi") for number in range(8)])
         assert cluster.ended(second)["request_counts"]["completed"] == 8
         assert (len(one.posts), len(two.posts)) == (14, 54)
-    finally:
-        one.close()
-        two.close()
 
 
 def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, postgres_url: str) -> None:
@@ -179,8 +175,7 @@ def test_what_holds_for_a_model_holds_over_every_process(desk: Desk, postgres_ur
         await peer.answer(500 if b"fail" in request.body else 200)
 
     cluster = Cluster(desk, postgres_url)
-    upstream = Upstream(script)
-    try:
+    with Upstream(script) as upstream:
         cluster.did("deployments", "add", "gpu", "--model", "m", "--url", upstream.url, "--set", "max_in_flight=32")
         cluster.did("models", "add", "m", "--set", "in_flight_max=3", "--set", "retry={attempts_max: 1}")
         for process in (cluster.proc, *cluster.workers):
@@ -193,5 +188,3 @@ def test_what_holds_for_a_model_holds_over_every_process(desk: Desk, postgres_ur
         batch = cluster.submit([chat_line(f"c{number}", "fail") for number in range(4)])
         assert cluster.ended(batch)["request_counts"]["failed"] == 4
         assert len(upstream.posts) == 44, "none was tried again"
-    finally:
-        upstream.close()

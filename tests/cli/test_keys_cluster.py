@@ -29,8 +29,7 @@ def streamed(url: str, key: str) -> Iterator[str]:
 
 
 def test_a_revoked_key_cuts_the_streams_of_every_process(desk: Desk, postgres_url: str) -> None:
-    upstream = Upstream(endless)
-    try:
+    with Upstream(endless) as upstream:
         (desk.here / "c.yaml").write_text(f"models: {{m: {{deployments: [{{url: '{upstream.url}'}}]}}}}")
         usual = ("--config", "c.yaml")
         # Without a server on this machine a command writes to the database itself.
@@ -46,8 +45,6 @@ def test_a_revoked_key_cuts_the_streams_of_every_process(desk: Desk, postgres_ur
         for stream in streams:
             assert "invalid_api_key" in list(stream)[-1]
         wait_until(lambda: all(post.gone.is_set() for post in upstream.posts), 20, "the server to see them gone")
-    finally:
-        upstream.close()
 
 
 def test_a_key_that_no_api_process_would_take_is_not_made(desk: Desk, postgres_url: str) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from tests.cli.conftest import Desk, Serving
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.tidegate import TIDEGATE, behaving, chat_line
+from tests.web.upstream import Upstream, answers
 
 NO_FILE = "file-0000000000000000000000"
 
@@ -104,12 +103,10 @@ def test_a_server_that_is_not_there_is_one_sentence(desk: Desk, processes: Proce
     # What answers is no Tidegate.
     stranger = Engine(processes, tmp_path / "stranger")
     assert "tidegate: " in desk.done("batches", "list", "--server", stranger.root, code=2).stderr()
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as plain:
-        threading.Thread(target=plain.serve_forever, daemon=True).start()
-        there = f"http://127.0.0.1:{plain.server_port}"
+    with Upstream(answers(b"no", 501)) as plain:
+        there = plain.url.removesuffix("/v1")
         refused = desk.done("batches", "list", "--server", there, code=2).stderr()
         assert f"{there} does not answer as a Tidegate server (status 501). Check --server." in refused
-        plain.shutdown()
     assert "must be a URL" in desk.done("batches", "list", "--server", "nonsense", code=2).stderr()
     refused = desk.done("batches", "list", "--server", stranger.root, "--api-key", "tg_live_x", code=2).stderr()
     assert "holds the key itself" in refused

@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import json
 import os
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Desk, summary_of
 from tests.support.tidegate import TIDEGATE, behaving, chat_line
+from tests.upstream.raw_server import Peer, Request
+from tests.web.upstream import Upstream, chat_with
 
 
-class NoModels(BaseHTTPRequestHandler):
+async def no_models(request: Request, peer: Peer) -> None:
     """A web server that is no model server; what it answers stands in the path."""
-
-    def do_GET(self) -> None:
-        if self.path == "/lists/v1/models":
-            body = b'{"object":"list","data":[{"id":"llama"},{"id":"qwen"}]}'
-            self.send_response(200)
-        else:
-            body = b"no"
-            self.send_response(501 if self.path.startswith("/none") else 404)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(400)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing on the terminal of the tests."""
+    if request.line.startswith("POST"):
+        await peer.answer(400, b"")
+    elif request.path == "/lists/v1/models":
+        await peer.answer(200, b'{"object":"list","data":[{"id":"llama"},{"id":"qwen"}]}')
+    else:
+        await peer.answer(501 if request.path.startswith("/none") else 404, b"no")
 
 
 @pytest.fixture
 def strange_server() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), NoModels)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+    with Upstream(no_models) as server:
+        yield server.url.removesuffix("/v1")
 
 
 @pytest.mark.parametrize(
@@ -290,45 +274,23 @@ def test_a_dry_run_says_what_a_run_would_take_and_sends_nothing(desk: Desk) -> N
     assert desk.done("batches", "list").stdout().count("batch_") == 0, "nothing is kept"
 
 
-class Crashing(BaseHTTPRequestHandler):
-    """A model server that breaks off the first calls when all of them are there, as one that is killed, and then serves."""
-
-    first_calls = 8
-    all_there = threading.Barrier(first_calls)
-    numbers = itertools.count()
-
-    def do_GET(self) -> None:
-        self._answer({"object": "list", "data": [{"id": "m"}]})
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        if next(self.numbers) < self.first_calls:
-            self.all_there.wait(60)
-            self.close_connection = True
-            return
-        message = {"role": "assistant", "content": "here again"}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        self._answer({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
-
-    def _answer(self, body: dict[str, Any]) -> None:
-        text = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing on the terminal of the tests."""
-
-
 def test_a_server_that_was_restarted_gets_at_once_all_that_it_failed(desk: Desk) -> None:
     """Three in a minute went to a server that had nothing else to do: the last lines of a small file are all retries."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Crashing)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    desk.write_requests(Crashing.first_calls)
-    upstream = f"http://127.0.0.1:{server.server_port}/v1"
-    desk.done("run", "requests.jsonl", "--upstream", upstream, "-o", "r.jsonl")
-    server.shutdown()
-    assert len(desk.results("r.jsonl")) == Crashing.first_calls
-    assert next(Crashing.numbers) == 2 * Crashing.first_calls
+    first_calls = 8
+    all_there = asyncio.Barrier(first_calls)
+
+    async def crashes_once(request: Request, peer: Peer) -> None:
+        """Break off the first calls when all of them are there, as a server that is killed, and then serve."""
+        if request.line.startswith("GET"):
+            await peer.answer(200, b'{"object":"list","data":[{"id":"m"}]}')
+        elif request in upstream.posts[:first_calls]:
+            await all_there.wait()
+            peer.close()
+        else:
+            await peer.answer(200, chat_with("here again"))
+
+    with Upstream(crashes_once) as upstream:
+        desk.write_requests(first_calls)
+        desk.done("run", "requests.jsonl", "--upstream", upstream.url, "-o", "r.jsonl")
+        assert len(desk.results("r.jsonl")) == first_calls
+        assert len(upstream.posts) == 2 * first_calls

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, free_port
 from tests.support.tidegate import TIDEGATE, Site, behaving, requests
+from tests.upstream.raw_server import Peer, Request
+from tests.web.upstream import Upstream
 
 ITEMS = 60
 
@@ -63,23 +62,6 @@ def test_a_batch_that_is_not_there(site: Site) -> None:
 RESTING = {"id": "b", "request_counts": {"total": 3, "completed": 0, "failed": 0}, "usage": {}}
 
 
-class ToldEvents(BaseHTTPRequestHandler):
-    """A server whose streams end: with `reset` where a reader was slow, or in the middle of one. It notes where each reader goes on."""
-
-    streams: ClassVar[list[str]] = []
-    asked_from: ClassVar[list[str | None]] = []
-
-    def do_GET(self) -> None:
-        self.asked_from.append(self.headers["Last-Event-ID"])
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        self.wfile.write(self.streams.pop(0).encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Write no log."""
-
-
 def told_event(kind: str, event_id: str, **fields: object) -> str:
     named = f"id: {event_id}\n" if event_id else ""
     return f"event: {kind}\n{named}data: {json.dumps({**RESTING, **fields})}\n\n"
@@ -87,18 +69,23 @@ def told_event(kind: str, event_id: str, **fields: object) -> str:
 
 def test_watching_goes_on_where_a_reset_says(processes: Processes, tmp_path: Path) -> None:
     """A reset that names an event means: go on behind it. One that names none means: from the start, on this connection and the next."""
-    ToldEvents.streams = [
+    streams = [
         told_event("batch.in_progress", "1", status="in_progress") + told_event("batch.progress", "2") + told_event("reset", "1"),
         told_event("batch.progress", "2") + told_event("reset", "") + told_event("batch.validating", "", status="validating"),
         told_event("batch.completed", "9", status="completed", request_counts={"total": 3, "completed": 3, "failed": 0}),
     ]  # fmt: skip
-    with ThreadingHTTPServer(("127.0.0.1", 0), ToldEvents) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        command = [TIDEGATE, "batches", "watch", "batch_0000000000000000000000", "--server", url, "--json"]
+    asked_from = []
+
+    async def told_events(request: Request, peer: Peer) -> None:
+        """A stream that ends: with `reset` where a reader was slow, or in the middle of one."""
+        asked_from.append(request.headers.get("Last-Event-ID"))
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + streams.pop(0).encode())
+        peer.close()
+
+    with Upstream(told_events) as server:
+        command = [TIDEGATE, "batches", "watch", "batch_0000000000000000000000", "--server", server.url, "--json"]
         watching = processes.start(command, name="watch", env={**os.environ, "HOME": str(tmp_path)})
         assert watching.wait(60) == 0
-        server.shutdown()
-    assert ToldEvents.asked_from == [None, "1", None]
+    assert asked_from == [None, "1", None]
     told = [json.loads(line)["event"] for line in watching.stdout().splitlines()]
     assert told == ["batch.in_progress", "batch.progress", "batch.progress", "batch.validating", "batch.completed"]

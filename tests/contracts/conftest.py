@@ -12,7 +12,7 @@ import pytest
 from tests.contracts.limits_world import KINDS, LimitsWorld, limits_world
 from tests.contracts.store_world import DRIVERS, FAKE_CLOCK, WIPE, Clock, DatabaseClock, StoreWorld
 from tests.support.postgres import PostgresServer
-from tidegate.store.postgres import PostgresDriver
+from tests.support.store_verbs import postgres_driver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 
@@ -38,7 +38,7 @@ def shared_database(postgres_server: PostgresServer) -> Iterator[str]:
 def open_postgres(url: str) -> Store:
     """A deadlock would hide behind a second of waiting and a retry: here it is not noticed before the statement's time-out."""
     url += "?deadlock_timeout=10min"
-    return Store(PostgresDriver(url, pool_size=10, statement_timeout_ms=20_000, pooler="none"))
+    return Store(postgres_driver(url, pool_size=10))
 
 
 @pytest.fixture(params=DRIVERS)

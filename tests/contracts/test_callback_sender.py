@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.certificates import self_signed, shown_by_server
 from tests.support.proxy import Proxy
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tidegate.backends import callback_sender
@@ -239,23 +239,9 @@ async def test_a_receiver_that_is_away_is_a_failure(sender: CallbackSender) -> N
     assert (await sender.post(f"http://127.0.0.1:{port}/", b"{}", HEADERS)).failure == "connection_failed"
 
 
-def self_signed(place: Path, name: str) -> tuple[Path, Path]:
-    cert, key = place / "cert.pem", place / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"),
-            *("-addext", f"subjectAltName=DNS:{name}", "-keyout", key, "-out", cert),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
-
-
 async def test_a_certificate_must_be_trusted_and_bear_the_name(tmp_path: Path) -> None:
     cert, key = self_signed(tmp_path, "hooks.example")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    context = shown_by_server(cert, key)
     stranger = CallbackSender(ALLOWED, "Tidegate/test", answers("127.0.0.1"))
     sender = CallbackSender(ALLOWED, "Tidegate/test", answers("127.0.0.1"), ssl.create_default_context(cafile=cert))
     async with RawServer(tls=context) as receiver:

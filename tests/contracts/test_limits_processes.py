@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.processes import Proc, Processes, wait_until
 from tests.support.redis import RedisServer
-from tidegate.store.postgres import PostgresDriver
+from tests.support.store_verbs import postgres_driver
 from tidegate.store.store import Store
 
 LIMIT = 300
@@ -53,7 +53,7 @@ def test_killed_processes_never_send_more_than_the_limit(
     kind: str, postgres_url: str, private_redis: RedisServer, processes: Processes, tmp_path: Path
 ) -> None:
     async def prepare() -> None:
-        store = Store(PostgresDriver(postgres_url, pool_size=1, statement_timeout_ms=20_000, pooler="none"))
+        store = Store(postgres_driver(postgres_url, pool_size=1))
         await store.migrate()
         await store.close()
 

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from tests.contracts.store_world import StoreWorld
 from tests.support.postgres import PostgresServer
+from tests.support.store_verbs import postgres_driver
 from tidegate.core.audit_chain import AuditEntry, ChainCheck
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import KeepTimes
 from tidegate.stages.tend import retention
 from tidegate.store.audit import AuditFilter, AuditNote
-from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
@@ -362,14 +362,14 @@ async def test_a_role_that_owns_nothing_can_work_and_cannot_take_the_guards_away
 ) -> None:
     """As docs/operations.md says: the owner migrates, and the processes run with these rights alone."""
     url = postgres_server.create_database()
-    owner = Store(PostgresDriver(url, pool_size=2, statement_timeout_ms=20_000, pooler="none"))
+    owner = Store(postgres_driver(url))
     await owner.migrate()
     await owner.close()
     role = f"app_{urlsplit(url).path.strip('/')}"
     made: Any = await asyncpg.connect(url)
     await made.execute(f"create role {role} login; grant {RIGHTS} on all tables in schema public to {role}")
     as_role = url.replace("//postgres@", f"//{role}@")
-    store = Store(PostgresDriver(as_role, pool_size=2, statement_timeout_ms=20_000, pooler="none"))
+    store = Store(postgres_driver(as_role))
     connection: Any = await asyncpg.connect(as_role)
     try:
         for number in range(3):

@@ -11,9 +11,9 @@ import pytest
 from tests.contracts.limits_world import budget, minute
 from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, StoreWorld
 from tests.support.processes import wait_until_async
+from tests.support.store_verbs import granted
 from tidegate.core.budgets.budget import (
     NEVER_MS,
-    Budget,
     BudgetRequest,
     Limit,
     LimitBound,
@@ -25,11 +25,6 @@ from tidegate.store.driver import Tx
 from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
-
-
-async def granted(store: Store, one: Budget, requests: int, tokens: int = 0) -> int:
-    [grant] = await store.debit_budgets([BudgetRequest((one,), requests, tokens)])
-    return grant.requests
 
 
 async def rows(world: StoreWorld, query: str) -> list[str]:

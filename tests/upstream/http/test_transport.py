@@ -5,8 +5,6 @@ import functools
 import gzip
 import resource
 import socket
-import ssl
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
+from tests.support.certificates import self_signed, shown_by_server
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import deployment, line_to, secret
 from tidegate.core.deployments import Deployment, EngineKind, HttpLimits, Tls
@@ -560,27 +559,12 @@ async def test_no_error_shows_the_key(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return made_certificate(tmp_path_factory.mktemp("tls"))
-
-
-def made_certificate(place: Path) -> tuple[Path, Path]:
-    """A certificate that signs itself, and its key."""
-    cert, key = place / "cert.pem", place / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 async def test_tls_is_checked_unless_told_otherwise(certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    context = shown_by_server(cert, key)
     ways: list[tuple[Tls, bool]] = [(Tls(), False), (Tls(ca_file=str(cert)), True), (Tls(verify=False), True)]
     for tls, works in ways:
         async with RawServer(tls=context) as server, line_to(server, tls=tls) as (_, line, url):
@@ -594,10 +578,7 @@ async def test_tls_is_checked_unless_told_otherwise(certificate: tuple[Path, Pat
 
 async def test_a_client_certificate_is_shown(certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cert)
+    context = shown_by_server(cert, key, clients=cert)
     shown = Tls(ca_file=str(cert), cert_file=str(cert), key_file=str(key))
     async with RawServer(tls=context) as server, line_to(server, tls=shown) as (_, line, url):
         assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).status == 200
@@ -666,13 +647,10 @@ async def test_a_server_that_rejects_our_certificate_was_sent_nothing(
 ) -> None:
     """In TLS 1.3 our side of the handshake ends before the server looks at our certificate, so the request is written already."""
     cert, key = certificate
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cert)
+    context = shown_by_server(cert, key, clients=cert)
     tls = Tls(ca_file=str(cert))
     if shows != "none":
-        other, other_key = made_certificate(tmp_path_factory.mktemp("stranger"))
+        other, other_key = self_signed(tmp_path_factory.mktemp("stranger"))
         tls = Tls(ca_file=str(cert), cert_file=str(other), key_file=str(other_key))
     async with RawServer(tls=context) as server, line_to(server, tls=tls) as (_, line, url):
         with pytest.raises(Unavailable) as refused:
@@ -689,8 +667,7 @@ async def test_a_server_that_ends_an_accepted_tls_connection_may_have_done_the_w
     certificate: tuple[Path, Path], tickets: int
 ) -> None:
     cert, key = certificate
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    context = shown_by_server(cert, key)
     context.num_tickets = tickets
 
     async def answer_once(request: Request, peer: Peer) -> None:

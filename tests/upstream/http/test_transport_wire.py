@@ -8,13 +8,13 @@ import contextlib
 import gzip
 import hashlib
 import ssl
-import subprocess
 import time
 
 import aiohttp
 import pytest
 from yarl import URL
 
+from tests.support.certificates import self_signed, shown_by_server
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import deployment, line_to, secret
 from tidegate.core.deployments import HttpLimits, Secret, Tls
@@ -33,19 +33,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 @pytest.fixture(scope="module")
 def server_tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
-    place = tmp_path_factory.mktemp("tls")
-    cert, key = place / "cert.pem", place / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
-            *("-keyout", key, "-out", cert),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    return context
+    return shown_by_server(*self_signed(tmp_path_factory.mktemp("tls")))
 
 
 def _sized(body: bytes, *headers: bytes, version: bytes = b"1.1", status: bytes = b"200 OK") -> bytes:

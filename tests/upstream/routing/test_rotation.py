@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from yarl import URL
 
+from tests.support.certificates import self_signed, shown_by_server
 from tests.upstream.calls.test_router import failure
 from tests.upstream.raw_server import Peer, RawServer, Request
 from tests.upstream.world import RouterWorld, deployment
@@ -68,25 +68,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two authorities' certificates, each for 127.0.0.1."""
     place = tmp_path_factory.mktemp("certificates")
     for name in ("one", "two"):
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"),
-                *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", place / f"{name}.key", "-out"),
-                place / f"{name}.pem",
-            ],
-            check=True,
-            capture_output=True,
-        )
+        self_signed(place, stem=name)
     return place
 
 
 def serving(place: Path, name: str, clients: str | None = None) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(place / f"{name}.pem", place / f"{name}.key")
-    if clients is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(place / f"{clients}.pem")
-    return context
+    return shown_by_server(place / f"{name}.pem", place / f"{name}.key", place / f"{clients}.pem" if clients else None)
 
 
 async def test_equal_settings_share_one_pool_and_others_do_not(certificates: Path) -> None:

@@ -17,9 +17,8 @@ PAGE = "/console/playground"
 
 @pytest.fixture
 def upstream() -> Iterator[Upstream]:
-    server = Upstream(answers(chat_with(f"said {HOSTILE}")))
-    yield server
-    server.close()
+    with Upstream(answers(chat_with(f"said {HOSTILE}"))) as server:
+        yield server
 
 
 @pytest.fixture

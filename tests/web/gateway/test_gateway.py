@@ -16,7 +16,7 @@ from tests.support.processes import wait_until
 from tests.upstream.raw_server import Peer, Request
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
 from tests.web.server import model_at
-from tests.web.upstream import STREAM_END, STREAM_HEAD, Upstream, answers, chat_with, chunk, chunked, event, streams
+from tests.web.upstream import STREAM_END, STREAM_HEAD, answers, chat_with, chunk, chunked, event, streams
 from tidegate.core.deployments import Secret
 from tidegate.settings.capacity import LimitEntry, ResourceEntry, TenantEntry
 
@@ -420,12 +420,11 @@ def test_a_key_gets_no_answer_of_a_fallbacks_model_that_it_does_not_allow(world:
     async def throttles(request: Request, peer: Peer) -> None:
         await peer.answer(429, b"{}", Retry_After="600")
 
-    first, second = Upstream(throttles), Upstream(answers())
+    first, second = world.upstream(throttles), world.upstream(answers())
     world.start(
         models={name: model_at(one.url, name=name) for name, one in (("a", first), ("b", second))},
         resources={"chat": ResourceEntry(model="a", fallbacks=("b",))},
     )
-    world.upstreams += [first, second]
     wide, narrow = (world.client(world.web.make_key("ours", models=names)) for names in (["a", "b"], ["a"]))
     ask = {**ASK, "model": "chat"}
     for more in ({}, {"stream": True}, {"service_tier": "flex"}):
@@ -463,26 +462,13 @@ def test_an_anthropic_engine_is_spoken_to_in_its_shapes(anthropic_world: Gateway
 
 
 def test_two_models_do_not_share_a_fate(world: GatewayWorld) -> None:
-    world.start(answers(b"{}", 500))
-    good = GatewayWorld(world._directory.parent / "two")
-    try:
-        good.start(answers(), models={})
-        models = {
-            "ill": model_at(world.upstreams[0].url),
-            "well": model_at(good.upstreams[0].url),
-        }
-        both = GatewayWorld(world._directory.parent / "both")
-        both.start(models=models)
-        try:
-            client = both.client()
-            for _ in range(8):
-                assert client.post(CHAT, json={**ASK, "model": "ill"}).status_code in (502, 503)
-                assert client.post(CHAT, json={**ASK, "model": "well"}).status_code == 200
-            assert len(world.upstreams[0].posts) == 5, "a shut deployment is left alone"
-        finally:
-            both.close()
-    finally:
-        good.close()
+    ill, well = world.upstream(answers(b"{}", 500)), world.upstream(answers())
+    world.start(models={"ill": model_at(ill.url), "well": model_at(well.url)})
+    client = world.client()
+    for _ in range(8):
+        assert client.post(CHAT, json={**ASK, "model": "ill"}).status_code in (502, 503)
+        assert client.post(CHAT, json={**ASK, "model": "well"}).status_code == 200
+    assert len(ill.posts) == 5, "a shut deployment is left alone"
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -81,8 +81,7 @@ def test_a_large_body_is_judged_too(world: GatewayWorld) -> None:
 
 
 def test_a_model_allows_what_its_settings_say_and_a_resource_only_what_all_its_models_do(world: GatewayWorld) -> None:
-    upstream = world.start().upstreams[0]
-    world.web.stop()
+    upstream = world.upstream(answers())
     place = ModelDeployment(url=upstream.url, engine="vllm")
     named = {
         "m": ModelSettings(

@@ -12,8 +12,8 @@ from tests.conftest import OwnModule
 from tests.support.processes import wait_until
 from tests.support.sdks import openai
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
-from tests.web.server import WebServer, model_at, settings_with
-from tests.web.upstream import Upstream, answers, chat_with, chunk, streams
+from tests.web.server import model_at
+from tests.web.upstream import answers, chat_with, chunk, streams
 from tidegate import metrics
 from tidegate.core import keys
 from tidegate.settings.capacity import LimitEntry, ResourceEntry, TenantEntry
@@ -256,22 +256,11 @@ def test_token_ids_are_refused_unless_the_operator_lets_them_pass(world: Gateway
 
 def test_a_rule_for_a_fallbacks_model_binds_the_call(world: GatewayWorld) -> None:
     """Also while the first model answers: nobody looks again when a call goes on to the next."""
-    world.upstreams = [Upstream(answers()), Upstream(answers())]
-    models = {
-        name: model_at(one.url, name=f"of-{name}")
-        for name, one in zip(("first", "second"), world.upstreams, strict=True)
-    }
-    web = WebServer(
-        world._directory,
-        settings_with(
-            models=models,
-            resources={"chat": ResourceEntry(model="first", fallbacks=("second",))},
-            guardrails={"keys": GuardrailEntry(patterns=(KEY,), models=("second",))},
-        ),
+    world.start(
+        models={name: model_at(world.upstream(answers()).url, name=f"of-{name}") for name in ("first", "second")},
+        resources={"chat": ResourceEntry(model="first", fallbacks=("second",))},
+        guardrails={"keys": GuardrailEntry(patterns=(KEY,), models=("second",))},
     )
-    world._directory.mkdir(exist_ok=True)
-    world.web = web
-    web.start()
     for model, status in (("chat", 400), ("second", 400), ("first", 200)):
         assert world.client().post(CHAT, json=saying(KEY, model=model)).status_code == status, model
     assert [len(one.posts) for one in world.upstreams] == [1, 0]

@@ -13,7 +13,7 @@ from tests.support.sdks import openai
 from tests.upstream.raw_server import Peer, Request, Script
 from tests.web.gateway_world import GatewayWorld
 from tests.web.server import model_at
-from tests.web.upstream import Upstream, answers
+from tests.web.upstream import answers
 from tidegate.settings.capacity import ResourceEntry
 
 
@@ -73,13 +73,12 @@ def test_one_that_is_away_or_silent_holds_up_nobody(world: GatewayWorld) -> None
         asked.append(request.line)
         await peer.until_gone()
 
-    quiet, well = Upstream(silent), Upstream(lists({"id": "well", "owned_by": "vllm"}))
+    quiet, well = world.upstream(silent), world.upstream(lists({"id": "well", "owned_by": "vllm"}))
     places = {"silent": quiet.url, "well": well.url, "gone": "http://127.0.0.1:1/v1"}
     world.start(
         models={name: model_at(url, name=name) for name, url in places.items()},
         gateway={"models_cache_s": 0},
     )
-    world.upstreams += [quiet, well]
     wait_until(lambda: listed(world)["well"]["owned_by"] == "vllm", 60, "the well one's word")
     for _ in range(20):
         found = listed(world)
@@ -92,10 +91,9 @@ def test_one_that_is_away_or_silent_holds_up_nobody(world: GatewayWorld) -> None
 
 def test_more_deployments_than_connections_are_all_asked(world: GatewayWorld) -> None:
     names = [f"m{number}" for number in range(30)]
-    upstream = Upstream(lists(*({"id": name, "owned_by": "one of many"} for name in names)))
+    upstream = world.upstream(lists(*({"id": name, "owned_by": "one of many"} for name in names)))
     place = {name: model_at(upstream.url, name=name) for name in names}
     world.start(models=place)
-    world.upstreams.append(upstream)
     wait_until(lambda: {one["owned_by"] for one in listed(world).values()} == {"one of many"}, 30, "every word")
 
 
