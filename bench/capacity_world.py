@@ -146,7 +146,7 @@ class _Line:
     async def post(self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None) -> HttpReply:
         assert request.body is not None
         if permit is not None:
-            permit.begin()
+            permit.begin_send()
         witness = self._witness
         witness.in_flight += 1
         witness.sent.append((asyncio.get_running_loop().time(), self._name, request.idempotency_key, witness.in_flight))

@@ -86,7 +86,7 @@ class LiveConfig:
                 return
             number, entries = await self._store.routing()
             troubles = self._renewal.troubles
-            self._renewal.begin()
+            self._renewal.begin_renewal()
             documents = [(one.kind, one.name, one.document) for one in entries]
             found = added(self.settings, documents, renewal=self._renewal)
             configured = map(self._renewal.renewed, deployments(self.settings))

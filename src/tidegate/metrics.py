@@ -229,7 +229,7 @@ class ItemCounts(Collector):
         """Count one item that policy let pass."""
         self._allowed[_ENDPOINT_OF.get(endpoint, OTHER)] += 1
 
-    def end(self, model: str, mode: str, took_s: float, usage: Usage | None) -> None:
+    def count_ended(self, model: str, mode: str, took_s: float, usage: Usage | None) -> None:
         """Count one item that ended. `mode` is how a chat was sent, and empty for all else; an item without an answer has no usage."""
         of = (model if model in _pinned["model"] else OTHER, mode, usage is not None)
         counts = self._counts.get(of)

@@ -106,7 +106,7 @@ async def run(
             await _ready_keys(parts)
         await _bury_predecessors(parts)
         me = _incarnation(parts, WorkerDuty(runs_items=roles.worker))
-        await me.begin()
+        await me.enlist()
         router, live_config = await stack.enter_async_context(_router(parts, me, roles, file))
         if roles.worker and not router.status():
             raise SettingsError(NO_MODEL_SERVER)
@@ -276,14 +276,14 @@ async def _registered_run(parts: Parts, names: Sequence[str], share_owner: str |
     if share_owner is None:
         await _bury_predecessors(parts)
         me = _incarnation(parts, WorkerDuty(servers=servers_name(parts.settings)))
-        await me.begin()
+        await me.enlist()
         yield me
         return
     with hold_names(parts.settings.data_dir / "runs", names) as held:
         for worker_id in held.dead_worker_ids:
             await parts.store.declare_gone(worker_id, leaving=True)
         me = _incarnation(parts, WorkerDuty(share_owner=share_owner, servers=servers_name(parts.settings)))
-        await me.begin()
+        await me.enlist()
         held.note_worker(me.id)
         yield me
 
@@ -304,7 +304,7 @@ async def estimating(settings: Settings) -> AsyncIterator[Estimating]:
 
     async with opened(settings) as alone, _noticed(alone) as parts:
         me = _incarnation(parts, WorkerDuty(runs_items=False))
-        await me.begin()
+        await me.enlist()
         async with (
             callback_sender(settings) as callbacks,
             _router(parts, me, Roles(api=False, worker=False)) as (router, _),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PARAMETERS_MAX, COLLABORATORS_MAX = 6, 7
+# Alone these do not say to what: a dozen classes had each of them, so that no search found the one that was meant.
+_VAGUE_METHODS = {"begin", "end", "give_back", "settle", "take"}
 # A route table and a thread take a method of their maker by nature: it is what they run.
 _RUNNERS = {"Guarded", "Route", "Thread"}
 
@@ -68,6 +70,14 @@ def wide_constructors(module: Module) -> Iterator[str]:
     for name, function in functions(module):
         if function.name == "__init__" and len(parameters(function)) > COLLABORATORS_MAX:
             yield f"{module.path} {name.removesuffix('.__init__')}"
+
+
+def vague_methods(module: Module) -> Iterator[str]:
+    """Yield methods whose name is a verb alone, where it should say to what it does something."""
+    for owner in ast.walk(module.tree):
+        for method in owner.body if isinstance(owner, ast.ClassDef) else ():
+            if isinstance(method, Function) and method.name in _VAGUE_METHODS:
+                yield f"{module.path} {owner.name}.{method.name}"
 
 
 def callbacks(module: Module) -> Iterator[str]:

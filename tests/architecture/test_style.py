@@ -108,6 +108,10 @@ def test_a_constructor_has_at_most_seven_collaborators() -> None:
     assert [one for module in shape.modules(SOURCE) for one in shape.wide_constructors(module)] == []
 
 
+def test_a_method_says_to_what_it_does_something() -> None:
+    assert [one for module in shape.modules(SOURCE) for one in shape.vague_methods(module)] == []
+
+
 def test_no_object_calls_back_into_its_maker() -> None:
     assert [one for module in shape.modules(SOURCE) for one in shape.callbacks(module)] == []
 
@@ -128,11 +132,13 @@ def test_the_checks_of_shape_are_not_blind(tmp_path: Path) -> None:
         "    def step(self):\n"
         "        mine = Part(None)\n"
         "        mine.done = 1\n"
+        "    def take(self): ...\n"
     )
     found = shape.modules(tmp_path)
     owner = found[0]
     assert list(shape.wide_functions(owner)) == ["owner.py wide"]
     assert list(shape.wide_constructors(owner)) == ["owner.py Owner"]
+    assert list(shape.vague_methods(owner)) == ["owner.py Owner.take"]
     assert list(shape.callbacks(owner)) == ["owner.py Owner -> Part(step)", "owner.py Owner -> Part(lambda)"]
     assert list(shape.outside_sets(found)) == ["owner.py .done"]
 

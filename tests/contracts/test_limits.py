@@ -64,7 +64,7 @@ async def test_tokens_are_settled_with_what_was_used_and_a_debt_is_paid(limits: 
     one = budget("gpu", minute(None, 1_000))
     [first] = await process.debit([BudgetRequest((one,), 4, 1_000)])
     assert (first.requests, first.tokens) == (4, 1_000)
-    await process.settle([Settlement(first.id, (one,), 1, 250, 0), Settlement(first.id, (one,), 0, 750, 2_700)])
+    await process.settle_grants([Settlement(first.id, (one,), 1, 250, 0), Settlement(first.id, (one,), 0, 750, 2_700)])
     other = budget("gpu", minute(None, 1_000), Limit(Period.DAY, requests=1_000))
     for _ in range(2):
         [grant] = await process.debit([BudgetRequest((other,), 1, 10)])
@@ -79,7 +79,7 @@ async def test_what_was_not_sent_comes_back(limits: LimitsWorld) -> None:
     process = await limits.process()
     one = budget("gpu", minute(5, 500))
     [grant] = await process.debit([BudgetRequest((one,), 5, 500)])
-    await process.settle([Settlement(grant.id, (one,), 2, 200, 0)])
+    await process.settle_grants([Settlement(grant.id, (one,), 2, 200, 0)])
     again = budget("gpu", minute(5, 500), Limit(Period.DAY))
     [grant] = await process.debit([BudgetRequest((again,), 5, 500)])
     assert (grant.requests, grant.tokens) == (2, 200)
@@ -128,8 +128,8 @@ async def test_a_settlement_whose_fate_is_unknown_gives_nothing_back_twice(limit
     one = budget("gpu", minute(None, 1_000))
     [grant] = await process.debit([BudgetRequest((one,), 10, 1_000)])
     driver.lost_after = 1
-    await process.settle([Settlement(grant.id, (one,), 0, 100, 40), Settlement(grant.id, (one,), 0, 100, 130)])
-    await process.settle([])
+    await process.settle_grants([Settlement(grant.id, (one,), 0, 100, 40), Settlement(grant.id, (one,), 0, 100, 130)])
+    await process.settle_grants([])
     # 60 came back, 30 were owed, and the 30 may have been entered twice: never is more than 30 free.
     for extra in (Limit(Period.DAY), Limit(Period.WEEK)):
         [more] = await process.debit([BudgetRequest((budget("gpu", minute(None, 1_000), extra),), 60, 60)])
@@ -141,8 +141,8 @@ async def test_a_debt_that_could_not_be_entered_is_entered_later(limits: LimitsW
     one = budget("gpu", minute(None, 1_000))
     [grant] = await process.debit([BudgetRequest((one,), 1, 100)])
     driver.lost_before = 1
-    await process.settle([Settlement(grant.id, (one,), 0, 100, 900)])
-    await process.settle([])
+    await process.settle_grants([Settlement(grant.id, (one,), 0, 100, 900)])
+    await process.settle_grants([])
     [more] = await process.debit([BudgetRequest((budget("gpu", minute(None, 1_000), Limit(Period.DAY)),), 500, 500)])
     assert more.requests == 100
 
@@ -186,4 +186,4 @@ async def test_slots_are_shared_under_the_cap(limits: LimitsWorld) -> None:
 async def test_nothing_asked_is_nothing_granted(limits: LimitsWorld) -> None:
     process: Limits = await limits.process()
     assert await process.debit([]) == []
-    await process.settle([])
+    await process.settle_grants([])

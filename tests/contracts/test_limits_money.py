@@ -39,7 +39,7 @@ async def take(process: Limits, budgets: Budgets, nano: int, requests: int = 1) 
 
 
 async def paid(process: Limits, budgets: Budgets, grant: Grant, nano: int) -> None:
-    await process.settle([Settlement(grant.id, budgets, 0, 0, 0, grant.nano, nano)])
+    await process.settle_grants([Settlement(grant.id, budgets, 0, 0, 0, grant.nano, nano)])
 
 
 async def test_the_most_that_calls_can_cost_never_passes_a_budget(limits: LimitsWorld) -> None:

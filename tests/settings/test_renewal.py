@@ -25,7 +25,7 @@ def test_a_key_in_a_file_is_read_again_when_the_file_changes(tmp_path: Path) -> 
     assert not renewal.has_news()
     key.write_text("the-second\n")
     assert renewal.has_news()
-    renewal.begin()
+    renewal.begin_renewal()
     assert renewal.renewed(one).api_key == Secret("the-second")
     assert not renewal.has_news()
 
@@ -61,11 +61,11 @@ def test_a_file_that_is_being_replaced_changes_nothing_and_is_looked_at_again(
         key.write_bytes(broken)
     for _ in range(2):
         assert renewal.has_news()
-        renewal.begin()
+        renewal.begin_renewal()
         assert renewal.secret(reference) == Secret("first")
         assert list(renewal.troubles) == [reference]
     key.write_text("second")
-    renewal.begin()
+    renewal.begin_renewal()
     assert (renewal.secret(reference), renewal.troubles, renewal.has_news()) == (Secret("second"), {}, False)
 
 

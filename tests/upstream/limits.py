@@ -45,7 +45,7 @@ class MemoryLimits:
             raise LimitsUnavailable("the store is away")
         return [self._grant(ask) for ask in asks]
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
+    async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
         if self.away:
             raise LimitsUnavailable("the store is away")
         self.settlements += settlements

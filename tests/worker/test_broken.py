@@ -46,7 +46,7 @@ async def test_a_broken_worker_finishes_its_calls_hands_back_the_rest_and_ends(
 
     script.answers = slow
     job = await live.started(chat_lines(12))
-    take = LeaseStage.take
+    take = LeaseStage.lease_slices
 
     async def taken_and_lost(*arguments: Any) -> Any:
         await take(*arguments)
@@ -55,7 +55,7 @@ async def test_a_broken_worker_finishes_its_calls_hands_back_the_rest_and_ends(
     async def breaks() -> None:
         async with working(live, script, in_flight_max=2) as bench:
             await until(lambda: script.in_flight == 2, "two calls")
-            monkeypatch.setattr(LeaseStage, "take", taken_and_lost)
+            monkeypatch.setattr(LeaseStage, "lease_slices", taken_and_lost)
             await live.started(chat_lines(4, "n"))
             await until(lambda: bench.worker.broken is not None, "the bug")
             assert bench.worker.trouble() == "ends after an internal error: ValueError in leasing"
@@ -125,7 +125,7 @@ async def test_a_kept_worker_is_made_anew_and_its_process_stays_enlisted(
 ) -> None:
     monkeypatch.setattr(kept_worker, "RESTART_S", 0.01)
     me = Registration(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
-    await me.begin()
+    await me.enlist()
     first = me.id
     await me.leave()
     made: list[Fragile] = []

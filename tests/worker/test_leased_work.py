@@ -61,7 +61,7 @@ def items(count: int) -> list[Item]:
 
 def numbers(leased_work: LeasedWork, count: int) -> list[int | None]:
     """The numbers of the next items to go."""
-    taken = [leased_work.take() for _ in range(count)]
+    taken = [leased_work.take_item() for _ in range(count)]
     return [one and one[1].number for one in taken]
 
 
@@ -70,7 +70,7 @@ def go(leased_work: LeasedWork, clock: HandClock, count: int, within_ms: float) 
     state = slice_of(count)
     leased_work.add(state, [Item(number, b'"x"', b"{}") for number in range(count)])
     for _ in range(count):
-        taken = leased_work.take()
+        taken = leased_work.take_item()
         assert taken is not None
         leased_work.mark_done(taken[0])
         clock.advance(within_ms / count)
@@ -183,12 +183,12 @@ def test_items_that_waited_long_enough_go_first_and_need_no_slot() -> None:
     for state in (plain, turning, batch_only):
         state.slice = replace(state.slice, token=str(id(state)))
         leased_work.add(state, [Item(number, b'"x"', b"{}") for number in range(state.slice.count)])
-    assert leased_work.take() is None
+    assert leased_work.take_item() is None
     clock.advance(1_000)
     # A model that rests for background work alone keeps those that do not go as such.
     leased_work.wake()
     leased_work.drop_model("m", clock.monotonic_ms() + 60_000)
-    assert [leased_work.take() for _ in range(3)] == [
+    assert [leased_work.take_item() for _ in range(3)] == [
         (turning, Item(0, b'"x"', b"{}")),
         (turning, Item(1, b'"x"', b"{}")),
         None,
@@ -198,7 +198,7 @@ def test_items_that_waited_long_enough_go_first_and_need_no_slot() -> None:
     later.interactive_at_ms = clock.monotonic_ms() + 1
     leased_work.add(later, [])
     assert leased_work._turning == [later], "those that have turned, or cannot, are not looked at again"
-    assert leased_work.settle(later)
+    assert leased_work.forget_if_done(later)
     leased_work.wake()
     assert leased_work._turning == []
 
@@ -223,7 +223,7 @@ def test_an_item_that_comes_back_goes_behind_those_that_go_like_interactive_call
     leased_work.add(plain, [Item(0, b'"x"', b"{}")])
     leased_work.add(turned, [Item(0, b'"y"', b"{}")])
     leased_work._return(plain, Item(1, b'"x"', b"{}"))
-    taken = [leased_work.take() for _ in range(3)]
+    taken = [leased_work.take_item() for _ in range(3)]
     assert [one and (one[0] is turned, one[1].number) for one in taken] == [(True, 0), (False, 1), (False, 0)]
 
 
@@ -249,18 +249,18 @@ async def test_an_item_that_must_wait_long_goes_back_to_the_store_and_a_short_wa
     leased_work, state = hand_of(clock, free=9), slice_of(2)
     leased_work.add(state, [Item(0, b'"x"', b"{}", wait_ms=SHORT_WAIT_MS), Item(1, b'"y"', b"{}")])
     assert state.deferred == 0
-    taken = leased_work.take()
+    taken = leased_work.take_item()
     assert taken is not None
     assert taken[1].number == 1
     for wait_ms, rests_ms in ((SHORT_WAIT_MS + 1, 0), (0, 1)):
         resting = slice_of(1)
         resting.rests_ms = rests_ms
         leased_work.add(resting, [Item(0, b'"x"', b"{}", wait_ms=wait_ms)])
-        assert (resting.deferred, leased_work.take()) == (1, None)
+        assert (resting.deferred, leased_work.take_item()) == (1, None)
         assert leased_work.release_wait_ms(resting) == max(wait_ms, rests_ms)
     soon = slice_of(1)
     leased_work.add(soon, [Item(0, b'"x"', b"{}", wait_ms=1)])
-    assert leased_work.take() is None
+    assert leased_work.take_item() is None
     assert leased_work.release_wait_ms(soon) == 1
     assert (await leased_work.next())[0] is soon
 
@@ -290,13 +290,13 @@ def test_nothing_goes_from_the_moment_on_at_which_a_lease_or_a_deadline_ends() -
     clock.advance(49)
     assert numbers(leased_work, 1) == [0]
     clock.advance(1)
-    taken = leased_work.take()
+    taken = leased_work.take_item()
     assert taken is not None
     assert taken[0] is other, "what is too late is passed over"
     assert (late.deferred, late.deferred_until_ms) == (1, clock.monotonic_ms())
     leased_work.add(slice_of(1, "o"), items(1))
     clock.advance(50)
-    assert leased_work.take() is None, "the lease is over"
+    assert leased_work.take_item() is None, "the lease is over"
     leased_work.extend_lease(clock.monotonic_ms() + 1)
     assert numbers(leased_work, 1) == [0]
 
@@ -305,7 +305,7 @@ def test_models_take_turns() -> None:
     leased_work = hand_of(HandClock())
     for model in ("m", "n"):
         leased_work.add(slice_of(2, model), items(2))
-    taken = [leased_work.take() for _ in range(4)]
+    taken = [leased_work.take_item() for _ in range(4)]
     assert [one and one[0].slice.model for one in taken] == ["m", "n", "m", "n"]
 
 
@@ -315,29 +315,29 @@ def test_while_it_is_shut_one_admitted_item_goes_at_a_time_under_the_same_condit
     late.move_deadline(clock.monotonic_ms() + 50)
     leased_work.add(state, items(4))
     leased_work.add(late, items(1))
-    flying = leased_work.take()
+    flying = leased_work.take_item()
     assert flying is not None
     leased_work.shut()
-    assert leased_work.take() is None
+    assert leased_work.take_item() is None
     entry = (state, Item(2, b'"x"', b"{}"))
     leased_work.admit(entry)
-    assert leased_work.take() is None, "something is in flight"
+    assert leased_work.take_item() is None, "something is in flight"
     leased_work.mark_done(flying[0])
     cast(Room, leased_work._upstream).free = 0
-    assert leased_work.take() is None, "no slot is free"
+    assert leased_work.take_item() is None, "no slot is free"
     cast(Room, leased_work._upstream).free = 1
-    assert leased_work.take() == entry
-    assert (leased_work.admitted, leased_work.take()) == (None, None)
+    assert leased_work.take_item() == entry
+    assert (leased_work.admitted, leased_work.take_item()) == (None, None)
     leased_work.mark_done(state)
     leased_work.admit((late, Item(0, b'"x"', b"{}")))
     clock.advance(50)
-    assert leased_work.take() is None, "its deadline is over"
+    assert leased_work.take_item() is None, "its deadline is over"
     leased_work.admit((state, Item(1, b'"x"', b"{}")))
     leased_work.admit(None)
-    assert leased_work.take() is None, "it was taken back"
+    assert leased_work.take_item() is None, "it was taken back"
     leased_work.admit((state, Item(1, b'"x"', b"{}")))
     leased_work.drop(state)
-    assert leased_work.take() is None, "its slice is dropped"
+    assert leased_work.take_item() is None, "its slice is dropped"
     assert (state.sent_to, leased_work.cut(state)) == (3, 1)
     leased_work.reopen()
     leased_work.add(slice_of(1), items(1))
@@ -366,27 +366,27 @@ async def test_who_waits_hears_of_what_is_admitted_of_a_reopening_and_of_a_longe
         leased_work.mark_done(state)
         if number == 0:
             leased_work.extend_lease(0.0)
-    assert leased_work.take() is None, "what was admitted went once"
+    assert leased_work.take_item() is None, "what was admitted went once"
 
 
 def test_nothing_goes_before_the_first_heartbeat_after_the_last_or_while_the_worker_stops_or_record_is_full() -> None:
     clock, supervisor, recorder = HandClock(), Supervisor(), SimpleNamespace(full=False)
     leased_work = LeasedWork(*cast(Any, (Room(), clock, recorder, supervisor)))
-    assert (leased_work.take(), leased_work.is_idle) == (None, True)
+    assert (leased_work.take_item(), leased_work.is_idle) == (None, True)
     leased_work.add(slice_of(9), items(9))
-    assert (leased_work.take(), leased_work.is_idle) == (None, False)
+    assert (leased_work.take_item(), leased_work.is_idle) == (None, False)
     leased_work.extend_lease(clock.monotonic_ms() + 1)
     assert numbers(leased_work, 1) == [0]
     recorder.full = True
-    assert leased_work.take() is None
+    assert leased_work.take_item() is None
     recorder.full = False
     supervisor.stop()
-    assert leased_work.take() is None
+    assert leased_work.take_item() is None
     supervisor.is_working = True
     leased_work.lose_lease()
     later = slice_of(1, "n")
     leased_work.add(later, items(1))
-    assert leased_work.take() is None, "it was leased to the life that ended"
+    assert leased_work.take_item() is None, "it was leased to the life that ended"
     assert leased_work.is_idle is False
 
 
@@ -476,19 +476,19 @@ def test_a_slice_is_settled_once_when_nothing_of_it_is_out_and_the_rest_waits_el
     clock = HandClock()
     leased_work, state = hand_of(clock), slice_of(3)
     leased_work.expect(state)
-    assert (leased_work.is_reading, leased_work.settle(state)) == (True, False)
+    assert (leased_work.is_reading, leased_work.forget_if_done(state)) == (True, False)
     leased_work.add(state, items(3))
     assert not leased_work.is_reading
     assert numbers(leased_work, 1) == [0]
     leased_work.drop(state)
-    assert not leased_work.settle(state), "a call is in the air"
+    assert not leased_work.forget_if_done(state), "a call is in the air"
     leased_work.mark_done(state)
     state.dropped = False
     state.end_item(0, was_answered=True)
     leased_work.defer(state, 9_000)
-    assert not leased_work.settle(state), "one item still waits here"
+    assert not leased_work.forget_if_done(state), "one item still waits here"
     leased_work.defer_for_budget(state, 7_000)
-    assert [leased_work.settle(state), leased_work.settle(state)] == [True, False]
+    assert [leased_work.forget_if_done(state), leased_work.forget_if_done(state)] == [True, False]
     assert leased_work.state() == []
     assert leased_work.release_wait_ms(state) == 9_000, "a server asked for that rest"
 
@@ -523,14 +523,14 @@ async def test_only_as_many_look_again_as_may_send(free: int, model: str, called
     runners = [asyncio.ensure_future(leased_work.next()) for _ in range(8)]
     await asyncio.sleep(0)
     looks = 0
-    take = leased_work.take
+    take = leased_work.take_item
 
     def look() -> tuple[LeasedSliceState, Item] | None:
         nonlocal looks
         looks += 1
         return take()
 
-    leased_work.take = look  # type: ignore[method-assign]
+    leased_work.take_item = look  # type: ignore[method-assign]
     leased_work.add(slice_of(5, model), items(5))
     for _ in range(3):
         await asyncio.sleep(0)

@@ -50,7 +50,7 @@ async def test_no_call_begins_in_the_last_part_of_a_lease(takes_ms: int) -> None
         lease_ms=LEASE_MS,
     )
     store.takes_ms = takes_ms
-    for ask in (incarnation.begin, incarnation.beat):
+    for ask in (incarnation.enlist, incarnation.beat):
         asked_ms = clock.monotonic
         await ask()
         assert incarnation.safe_until_ms == asked_ms + LEASE_MS * 5 / 6
@@ -58,7 +58,7 @@ async def test_no_call_begins_in_the_last_part_of_a_lease(takes_ms: int) -> None
     assert await incarnation.beat() is None
     assert incarnation.safe_until_ms == 0.0
     store.lost = False
-    await incarnation.begin()
+    await incarnation.enlist()
     await incarnation.leave()
     assert incarnation.safe_until_ms == 0.0
 
@@ -92,7 +92,7 @@ async def test_a_process_without_a_worker_beats_until_it_stops_and_begins_again_
     clock = HandClock()
     store: Any = Noting(clock)
     me = Registration(store, clock, FairDice(), host="here", version="1", lease_ms=LEASE_MS)
-    await me.begin()
+    await me.enlist()
     first, stop = me.id, asyncio.Event()
     beating = asyncio.create_task(beat_until(stop, me, 1))
     async with asyncio.timeout(60):
@@ -110,7 +110,7 @@ async def test_nothing_begins_at_the_very_end_of_the_safe_time_or_after_leaving(
     store: Any = SlowStore(clock)
     me = Registration(store, clock, FairDice(), host="here", version="1", lease_ms=LEASE_MS)
     assert not me.is_safe()
-    await me.begin()
+    await me.enlist()
     clock.advance(LEASE_MS * 5 / 6 - 1)
     assert me.is_safe()
     clock.advance(1)

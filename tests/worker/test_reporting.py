@@ -41,7 +41,7 @@ def status(name: str, open_for_ms: int | None = None) -> DeploymentStatus:
 
 async def registered(live: WorkerWorld) -> Registration:
     me = Registration(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
-    await me.begin()
+    await me.enlist()
     return me
 
 
@@ -56,7 +56,7 @@ async def test_trouble_is_reported_and_taken_back_also_under_a_new_incarnation(l
     down = (DeploymentTrouble("b", False, 5_000, "refused"),)
     assert await reports(live) == [WorkerReport("ends after an internal error", down)]
     await me.leave()
-    await me.begin()
+    await me.enlist()
     troubles.clear()
     await reporting.report()
     assert (await reports(live)).count(WorkerReport("", down)) == 1

@@ -46,7 +46,7 @@ async def test_a_service_runs_again_after_a_failure_that_passes(error: Exception
         await again.wait()
     assert supervisor.is_working
     assert supervisor.broken is None
-    await supervisor.end()
+    await supervisor.cancel_services()
     assert len(runs) == 3
 
 
@@ -69,7 +69,7 @@ async def test_an_internal_error_ends_the_wait_and_names_the_first_service_that_
     assert metrics.worker_broken._value.get() == 1
     metrics.worker_broken.set(0)
     assert not supervisor.is_working
-    await supervisor.end()
+    await supervisor.cancel_services()
 
 
 async def test_a_worker_that_stops_takes_nothing_new_while_its_services_go_on() -> None:
@@ -89,5 +89,5 @@ async def test_a_worker_that_stops_takes_nothing_new_while_its_services_go_on() 
     assert not supervisor.is_working
     await asyncio.sleep(0.01)
     assert ended == []
-    await supervisor.end()
+    await supervisor.cancel_services()
     assert ended == ["ended"]

@@ -369,7 +369,7 @@ async def test_a_single_item_goes_alone_from_so_many_losses_on_until_it_is_given
     monkeypatch.setattr(trials, "FIRST_REST_S", 0.0)
     lonely = Lonely(monkeypatch)
     lonely.begin(lonely.held("suspect", lost_count, alone_losses))
-    assert (lonely.leased_work.take() is None) == is_alone
+    assert (lonely.leased_work.take_item() is None) == is_alone
 
 
 @pytest.mark.parametrize("share", [trials.REST_SHARE, 10_000_000])
@@ -384,7 +384,7 @@ async def test_between_two_items_that_run_alone_a_worker_works_for_several_times
     lonely.begin(first)
     await lonely.run(lambda: not lonely.leased_work._is_shut)
     stopped_ms = (asyncio.get_running_loop().time() - begun_s) * 1000
-    assert lonely.leased_work.settle(first)
+    assert lonely.leased_work.forget_if_done(first)
     lonely.trial.end_slice(first)
     lonely.trial.begin_again()
     lonely.leased_work.expect(company)

@@ -325,7 +325,7 @@ class WorkerAtWork:
 async def working(world: WorkerWorld, script: Script, blobs: Any = None, **changes: Any) -> AsyncIterator[WorkerAtWork]:
     """A worker at work. `changes` are of its options, or what `Decisions` has."""
     me = Registration(world.store, world.clock, world.entropy, host="here", version="0", lease_ms=30_000)
-    await me.begin()
+    await me.enlist()
 
     policies = Decisions(**{name: changes.pop(name) for name in DECIDED & changes.keys()})
     ports = WorkerPorts(

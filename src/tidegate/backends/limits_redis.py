@@ -51,8 +51,8 @@ class RedisLimits:
                 raise grant
         return [grant for grant in grants if isinstance(grant, Grant)]
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
-        await self._store.settle(settlements)
+    async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
+        await self._store.settle_grants(settlements)
 
     async def share_slots(
         self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
@@ -127,7 +127,7 @@ class RedisLimits:
         except RedisAway:
             return False
         if requests > 0:
-            await self._store.settle([Settlement(grant_id.decode(), budgets, requests, max(0, tokens), 0)])
+            await self._store.settle_grants([Settlement(grant_id.decode(), budgets, requests, max(0, tokens), 0)])
         return bool(requests > 0)
 
     async def close(self) -> None:

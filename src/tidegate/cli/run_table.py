@@ -238,7 +238,7 @@ def join_rows(
         answers, failures = (_Lines(path, files) for path in (targets.results, targets.errors))
         for number, row in rows:
             custom_id = f"row-{number}"
-            line = answers.take(custom_id) or failures.take(custom_id)
+            line = answers.take_line(custom_id) or failures.take_line(custom_id)
             if line is None:
                 raise SettingsError(f"The results hold no line for row {number}; run the same command again.")
             done.append(columns.add(row, line))
@@ -261,7 +261,7 @@ class _Lines:
         self._decoder = msgspec.json.Decoder(_ResultId)
         self._next: tuple[str, bytes] | None = None
 
-    def take(self, custom_id: str) -> bytes | None:
+    def take_line(self, custom_id: str) -> bytes | None:
         """The next line if it has this id."""
         if self._next is None:
             line = next(self._lines, None)

@@ -96,7 +96,7 @@ async def watch_server(server: server_client.RemoteServer, batch: str, *, as_jso
     try:
         async with aclosing(_until_stopped(_events_of(server, batch), stopping)) as events:
             async for event in events:
-                watched.take(event)
+                watched.show_event(event)
                 # An event before the end may already show a batch that has ended.
                 if event.kind in _ENDS:
                     break
@@ -150,7 +150,7 @@ class _Watched:
         self._moved_s = time.monotonic()
         self.shown = progress.ProgressSnapshot(self._moved_s, JobState.VALIDATING, 0, 0, 0, Usage())
 
-    def take(self, event: BatchEvent) -> None:
+    def show_event(self, event: BatchEvent) -> None:
         """Show what an event tells; one without a kind says that the server is away."""
         if event.kind.startswith("batch."):
             self._moved_s = time.monotonic()

@@ -167,7 +167,7 @@ class Limits(Protocol):
 
         Raises LimitsUnavailable when the budgets cannot be asked."""
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
+    async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
         """Replace what was reserved by what was used. What was never settled stays reserved until it leaves its window."""
 
     async def share_slots(

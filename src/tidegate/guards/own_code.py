@@ -90,7 +90,7 @@ class OwnCode:
                 # It has not turned once in all this time: something in it blocks. The next call has a fresh one.
                 self._left_behind += 1
                 self._loop = None
-                used.end(self._came_back)
+                used.stop_loop(self._came_back)
             raise Overran from None
 
     def _came_back(self) -> None:
@@ -99,10 +99,10 @@ class OwnCode:
     def close(self) -> None:
         """Let go of what is idle; what is not ends with the process."""
         for thread in self._idle:
-            thread.end()
+            thread.stop_thread()
         self._idle.clear()
         if self._loop is not None:
-            self._loop.end()
+            self._loop.stop_loop()
             self._loop = None
 
 
@@ -146,7 +146,7 @@ class _Thread:
 
         self._work.put(work)
 
-    def end(self) -> None:
+    def stop_thread(self) -> None:
         self._work.put(None)
 
     def _live(self) -> None:
@@ -170,7 +170,7 @@ class _Loop:
         self._loop.call_soon_threadsafe(turned.set)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def end(self, ended: Callable[[], None] = lambda: None) -> None:
+    def stop_loop(self, ended: Callable[[], None] = lambda: None) -> None:
         """Stop it as soon as it turns again; `ended` is called in the caller's loop then."""
         asking = asyncio.get_running_loop()
 

@@ -198,7 +198,7 @@ def _resource(settings: Settings, name: str, fields: Mapping[str, object]) -> Re
 def _entry(kind: Any, fields: Mapping[str, object], resolve: Callable[[str], Secret]) -> Any:
     problems = _EntryProblems()
     try:
-        entry = Checker(problems, lambda text, _: resolve(text)).take(inspect.type_info(kind), dict(fields), ())
+        entry = Checker(problems, lambda text, _: resolve(text)).typed_value(inspect.type_info(kind), dict(fields), ())
     except RefusedSettings:
         entry = None
     for path, text in models.limit_problems(("resources", "limits"), getattr(entry, "limits", ())):

@@ -37,7 +37,7 @@ class Checker:
         self._problems = problems
         self._resolve_secret = resolve_secret
 
-    def take(self, kind: inspect.Type, value: object, path: KeyPath) -> Any:
+    def typed_value(self, kind: inspect.Type, value: object, path: KeyPath) -> Any:
         """The value as the declared type; raises Refused after noting why not."""
         kind = catalog.bare(kind)
         if catalog.is_secret(kind):
@@ -51,7 +51,7 @@ class Checker:
                 return self._take_list(kind, value, path)
             case inspect.UnionType():
                 inner = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
-                return self.take(inner[0], value, path)
+                return self.typed_value(inner[0], value, path)
             case inspect.AnyType():
                 # A JSON Schema, for example: its reader checks it.
                 return value
@@ -100,7 +100,7 @@ class Checker:
                 sound = False
             elif inner is not None:
                 try:
-                    taken[fields[name].name] = self.take(fields[name].type, inner, (*path, name))
+                    taken[fields[name].name] = self.typed_value(fields[name].type, inner, (*path, name))
                 except RefusedSettings:
                     sound = False
         missing = [
@@ -121,7 +121,7 @@ class Checker:
         for name, inner in value.items():
             with suppress(RefusedSettings):
                 key = self._take_plain(catalog.bare(kind.key_type), name, (*path, name))
-                taken[str(key)] = self.take(kind.value_type, inner, (*path, name))
+                taken[str(key)] = self.typed_value(kind.value_type, inner, (*path, name))
         if len(taken) < len(value):
             raise RefusedSettings
         return taken
@@ -136,7 +136,7 @@ class Checker:
         taken = []
         for index, inner in enumerate(value):
             with suppress(RefusedSettings):
-                taken.append(self.take(kind.item_type, inner, (*path, index)))
+                taken.append(self.typed_value(kind.item_type, inner, (*path, index)))
         if len(taken) < len(value):
             raise RefusedSettings
         return tuple(taken)

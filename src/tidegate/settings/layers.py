@@ -197,7 +197,7 @@ def load(
 
 def _checked(layers: _Layers) -> Settings:
     try:
-        settings = Checker(layers, layers.resolve_secret).take(catalog.declaration(), layers.tree, ())
+        settings = Checker(layers, layers.resolve_secret).typed_value(catalog.declaration(), layers.tree, ())
     except RefusedSettings:
         raise _refusal(layers.problems) from None
     assert isinstance(settings, Settings)

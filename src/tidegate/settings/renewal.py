@@ -20,7 +20,7 @@ Stamp = tuple[int, int, int] | None
 
 
 class Renewal:
-    """Remembers what it was asked for since `begin`. `troubles` says which files are not what they should be, and why."""
+    """Remembers what it was asked for since `begin_renewal`. `troubles` says which files are not what they should be, and why."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ: Mapping[str, str] = os.environ if environ is None else environ
@@ -28,7 +28,7 @@ class Renewal:
         self._stamps: dict[Path, Stamp] = {}
         self.troubles: dict[str, str] = {}
 
-    def begin(self) -> None:
+    def begin_renewal(self) -> None:
         """Everything that is still needed is asked for again from here on."""
         self._stamps = {}
         self.troubles = {}

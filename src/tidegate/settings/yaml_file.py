@@ -33,7 +33,7 @@ class YamlFile:
                 return line
         return None
 
-    def take(self, node: yaml.Node, path: KeyPath) -> object:
+    def node_value(self, node: yaml.Node, path: KeyPath) -> object:
         self._nodes_left -= 1
         line = node.start_mark.line + 1
         if self._nodes_left < 0 or len(path) > DEPTH_MAX:
@@ -44,7 +44,7 @@ class YamlFile:
         if isinstance(node, yaml.MappingNode):
             return self._take_mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
-            return [self.take(child, (*path, index)) for index, child in enumerate(node.value)]
+            return [self.node_value(child, (*path, index)) for index, child in enumerate(node.value)]
         return self._construct(node)
 
     def _take_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, object]:
@@ -57,7 +57,7 @@ class YamlFile:
             if key in values:
                 raise SettingsError(f"{self.name}:{line}: `{key}` is given twice; keep one of the two.")
             self.lines[(*path, key)] = line
-            values[key] = self.take(value_node, (*path, key))
+            values[key] = self.node_value(value_node, (*path, key))
         return values
 
     def _construct(self, node: yaml.Node) -> object:
@@ -100,7 +100,7 @@ def parse(data: bytes | str, name: str) -> YamlFile:
     except (yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"{name} is not valid YAML: {_problem(error)}.") from None
     if node is not None:
-        taken.values = taken.take(node, ())
+        taken.values = taken.node_value(node, ())
     return taken
 
 

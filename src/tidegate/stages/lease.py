@@ -48,7 +48,7 @@ class LeaseStage:
         self._entropy = entropy
         self.pending: set[str] = set()
 
-    async def take(
+    async def lease_slices(
         self, worker_id: str, picks: Sequence[schedule.Pick], bounds: SuspectBounds
     ) -> list[tuple[LeasedSlice, float]]:
         """Lease the slices of these picks, each pick under a token of its own, and say by when the calls of each must have begun.

@@ -455,7 +455,7 @@ def _with_file(call: Call, request: audio.AudioRequest, file: AudioFile) -> Call
 def _count(leased: LeasedSlice, ended: _ItemEnd, took_s: float) -> None:
     mode = "" if leased.endpoint != _CHAT else "sync_microbatch" if ended.is_grouped else "concurrent"
     usage = ended.usage if ended.outcome is Outcome.ANSWERED else None
-    metrics.item_counts.end(leased.model, mode, took_s, usage)
+    metrics.item_counts.count_ended(leased.model, mode, took_s, usage)
 
 
 def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: Answer | None = None) -> _ItemEnd:

@@ -44,7 +44,7 @@ class PublishBlobs:
         self._worker_id = worker_id
         self._begun: list[str] = []
 
-    async def begin(self) -> tuple[str, BlobWriter]:
+    async def begin_blob(self) -> tuple[str, BlobWriter]:
         blob_id = ids.make("blob", self._entropy.token_bytes(16))
         await self._store.begin_blob(blob_id, "rest", self._worker_id)
         self._begun.append(blob_id)
@@ -71,7 +71,7 @@ class LineWriter:
 
     async def add(self, number: int, outcome: Outcome, line: bytes) -> None:
         if self._writer is None:
-            self._blob_id, self._writer = await self._blobs.begin()
+            self._blob_id, self._writer = await self._blobs.begin_blob()
         self._numbers.append(number)
         self._outcomes.append(outcome)
         self._sizes.append(len(line))

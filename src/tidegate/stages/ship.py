@@ -88,7 +88,7 @@ class Ship:
         published = 0
         await self._steps.give_back_leftovers()
         for job_id in await self._store.jobs_to_publish(self._turns):
-            token = await self._steps.take(job_id, JobState.FINALIZING, worker_id)
+            token = await self._steps.take_step(job_id, JobState.FINALIZING, worker_id)
             if token is not None:
                 published += await self._publish(job_id, worker_id, token)
         return published
@@ -104,7 +104,7 @@ class Ship:
                 rewrites = await self._ordered(job, fresh, added) if job.ordered else (None, None)
                 end = JobEnd(self._keep.results_ms(job), await self._response_status(job))
             await self._store.publish_job(job, token, added=added, rewrites=rewrites, end=end)
-            self._steps.end(token)
+            self._steps.end_step(token)
             await hit("publish_committed")
             ended = await self._store.any_job(job_id)
             report_end(ended)
@@ -117,7 +117,7 @@ class Ship:
             metrics.jobs_processed.of("skipped", "not_runnable_state").inc()
         except (BlobError, OSError) as error:
             await self._store.drop_step(job_id, token, _RETRY_MS)
-            self._steps.end(token)
+            self._steps.end_step(token)
             log.warning("publish_postponed", job=job_id, error=str(error))
             tracing.postpone(job, error)
             metrics.finalization_retries.of("postponed").inc()
@@ -230,7 +230,7 @@ class Ship:
         if not places:
             return None
         numbers, moved, at = places.in_order(await self._input_lines(job)), array("q"), 0
-        blob_id, writer = await fresh.begin()
+        blob_id, writer = await fresh.begin_blob()
         source = await ResultCopy.open(self._blobs, self._scratch / f"{blob_id}-ordered", extents)
         try:
             buffer = bytearray()

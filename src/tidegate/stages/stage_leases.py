@@ -15,16 +15,16 @@ class StageLeases:
         self._entropy = entropy
         self._open: dict[str, str] = {}
 
-    async def take(self, job_id: str, state: JobState, worker_id: str) -> str | None:
+    async def take_step(self, job_id: str, state: JobState, worker_id: str) -> str | None:
         """The token of a step that is ours now; None when it is someone else's."""
         token = self._entropy.token_bytes(16).hex()
         self._open[token] = job_id
         if await self._store.take_step(job_id, state, worker_id, token):
             return token
-        self.end(token)
+        self.end_step(token)
         return None
 
-    def end(self, token: str) -> None:
+    def end_step(self, token: str) -> None:
         """The store knows how this step ended."""
         self._open.pop(token, None)
 
@@ -32,4 +32,4 @@ class StageLeases:
         """Let go of the steps whose end is unknown; one that did end is not changed by this."""
         for token, job_id in list(self._open.items()):
             await self._store.drop_step(job_id, token, 0)
-            self.end(token)
+            self.end_step(token)

@@ -69,7 +69,7 @@ class FlowAccounting(msgspec.Struct):
         if cost_nano != NO_COST:
             sums[5:] = [sums[5] + cost_nano[0], sums[6] + cost_nano[1], sums[7] + cost_nano[2]]
 
-    async def settle(self, tx: Tx, owners: dict[str, str]) -> None:
+    async def write_charges(self, tx: Tx, owners: dict[str, str]) -> None:
         """Write it all down. A rate belongs to the worker whose log holds the lines, so no other worker writes its row."""
         if not self._jobs:
             return

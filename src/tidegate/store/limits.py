@@ -69,7 +69,7 @@ class StoreLimits:
                 if not answer.done():
                     answer.set_result(mine)
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
+    async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
         self._to_settle += settlements
         async with self._settling:
             some, self._to_settle = self._to_settle, []

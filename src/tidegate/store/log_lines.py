@@ -106,7 +106,7 @@ class Logs:
         for _, _, _, blob_id, _ in put:
             self._uses[blob_id] = self._uses.get(blob_id, 0) + 1
 
-    async def settle(self) -> dict[str, str]:
+    async def write_logs(self) -> dict[str, str]:
         """Write the logs' rows. Says whose logs they are."""
         owners = {}
         for blob_id, recorded_to in sorted(self._recorded_to.items()):

@@ -49,15 +49,15 @@ class Outcomes(Table):
         for flush in sorted(flushes, key=lambda flush: flush.job_id):
             if books.has(flush.job_id):
                 # What was added to a job says where the next lines of it stand.
-                await books.settle()
+                await books.write_sums()
             row = await tx.one("job_lock", id=flush.job_id)
             await _record_job(tx, logs, accounting, books, flush, row)
-        await books.settle()
+        await books.write_sums()
         if finished_slices:
             await tx.many("slice_finish", sorted(finished_slices))
         for job_id, first, token, delay_ms in sorted(released_slices):
             await tx.all("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms)
-        await accounting.settle(tx, await logs.settle())
+        await accounting.write_charges(tx, await logs.write_logs())
         for recorded in books.recorded:
             if recorded.let_go:
                 await let_go(tx, recorded.job_id)
@@ -202,7 +202,7 @@ class _Books:
         """Nothing is added to this one."""
         self._open.append(recorded)
 
-    async def settle(self) -> None:
+    async def write_sums(self) -> None:
         await self._logs.settle_runs()
         rows = [(*sums, job_id) for job_id, sums in self._sums.items()]
         added = {row[0]: row for row in await self._tx.many_returning("job_add", rows)} if rows else {}

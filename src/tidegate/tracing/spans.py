@@ -154,7 +154,7 @@ class SpanSender:
 
 
 class CallSpan:
-    """One call to a model server, as the conventions for generative AI name it: begun when it is made, sent once by `end`."""
+    """One call to a model server, as the conventions for generative AI name it: begun when it is made, sent once by `end_span`."""
 
     def __init__(
         self,
@@ -186,12 +186,12 @@ class CallSpan:
         try:
             answer = await send(self.call)
         except BaseException as error:
-            self.end(error)
+            self.end_span(error)
             raise
         self.note_usage(answer.deployment, answer.usage)
         if answer.is_grouped:
             self._attributes["batch.item.is_grouped"] = True
-        self.end(None, answer.status)
+        self.end_span(None, answer.status)
         return answer
 
     def note_usage(self, deployment: str, usage: Usage) -> None:
@@ -205,7 +205,7 @@ class CallSpan:
     def note_first_chunk(self) -> None:
         self._attributes["gen_ai.response.time_to_first_chunk"] = (time.time_ns() - self._begun_ns) / 1e9
 
-    def end(self, error: BaseException | None, status: int = 0) -> None:
+    def end_span(self, error: BaseException | None, status: int = 0) -> None:
         failure = ""
         if error is not None:
             failure = error.code if isinstance(error, UpstreamError) else type(error).__name__

@@ -97,7 +97,7 @@ class Heartbeat:
     async def _begin_again(self) -> None:
         """This incarnation was declared gone: let go of everything and begin the next one."""
         self._settler.begin_again()
-        await self._me.begin()
+        await self._me.enlist()
         # What came into our hands while we began, slices and logs, belongs to the life that ended.
         self._settler.begin_again()
         self._leased_work.extend_lease(self._me.safe_until_ms)

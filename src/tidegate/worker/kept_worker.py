@@ -74,7 +74,7 @@ class KeptWorker:
         while not stop.is_set() and (loop.time() < end_s or not has_begun):
             try:
                 if not has_begun or await self._me.beat() is None:
-                    await self._me.begin()
+                    await self._me.enlist()
                     has_begun = True
             except StoreUnavailable as error:
                 log.warning("heartbeat_failed", error=str(error))

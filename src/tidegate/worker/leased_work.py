@@ -240,7 +240,7 @@ class LeasedWork:
             self._turning.append(state)
         self.wake()
 
-    def take(self) -> tuple[LeasedSliceState, Item] | None:
+    def take_item(self) -> tuple[LeasedSliceState, Item] | None:
         """The next item that may be sent now."""
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self.lease_until_ms or not self.is_open:
@@ -313,7 +313,7 @@ class LeasedWork:
 
     async def next(self) -> tuple[LeasedSliceState, Item]:
         """Wait for an item that may be sent."""
-        taken = self.take()
+        taken = self.take_item()
         if taken is not None:
             if self._parked and not self._is_inviting:
                 self._is_inviting = True
@@ -323,7 +323,7 @@ class LeasedWork:
             future = asyncio.get_running_loop().create_future()
             self._parked.append(future)
             await future
-            taken = self.take()
+            taken = self.take_item()
             if taken is not None:
                 return taken
 
@@ -453,8 +453,8 @@ class LeasedWork:
                 dropped.add((state.slice.job_id, state.slice.model))
         return dropped
 
-    def settle(self, state: LeasedSliceState) -> bool:
-        """Whether this slice has nothing more to do here: all of it done, or the rest deferred or dropped. True once."""
+    def forget_if_done(self, state: LeasedSliceState) -> bool:
+        """Forget a slice that has nothing more to do here: all of it done, or the rest deferred or dropped. Return whether it was, once."""
         if state.settled or state.reading or state.in_flight or not (state.dropped or state.left == state.deferred):
             return False
         state.settled = state.dropped = True

@@ -104,7 +104,7 @@ class Leaser:
         picks = [*long_waiting, *choice.picks]
         if not picks or not self._leased_work.is_open:
             return False
-        taken = await self._stage.take(worker_id, picks, self._trial.bounds(choice.suspects))
+        taken = await self._stage.lease_slices(worker_id, picks, self._trial.bounds(choice.suspects))
         if worker_id != self._me.id:
             return False
         states = [
@@ -172,7 +172,7 @@ class SliceReader:
             self._settler.forget(state)
             return False
         self._leased_work.add(state, items)
-        self._settler.settle(state)
+        self._settler.settle_slice(state)
         return True
 
 
@@ -286,9 +286,9 @@ class SliceSettler:
         self._recorder = recorder
         self._lease_wake = lease_wake
 
-    def settle(self, state: LeasedSliceState) -> None:
+    def settle_slice(self, state: LeasedSliceState) -> None:
         """Pass a slice on to record if it has nothing more to do here."""
-        if not self._leased_work.settle(state):
+        if not self._leased_work.forget_if_done(state):
             return
         if self._trial.end_slice(state):
             self._lease_wake.notify()
@@ -301,7 +301,7 @@ class SliceSettler:
 
     def settle_all(self) -> None:
         for state in self._leased_work.state():
-            self.settle(state)
+            self.settle_slice(state)
 
     def drop_all(self) -> None:
         """Send nothing more of any slice; calls in flight go on."""

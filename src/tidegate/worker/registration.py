@@ -40,7 +40,7 @@ class Registration:
         self.asked_ms = 0.0
         self.has_left = False
 
-    async def begin(self) -> None:
+    async def enlist(self) -> None:
         """Enlist under a fresh id."""
         asked_ms = self._clock.monotonic_ms()
         fresh = ids.make("worker", self._entropy.token_bytes(16))
@@ -50,7 +50,7 @@ class Registration:
         self.safe_until_ms = self._safe_from(asked_ms)
 
     async def beat(self) -> list[Holding] | None:
-        """Stay alive. None: this life is over, and `begin` starts the next."""
+        """Stay alive. None: this life is over, and `enlist` starts the next."""
         asked_ms = self._clock.monotonic_ms()
         holdings = await self._store.beat(self.id, self._lease_ms)
         if holdings is None:
@@ -87,7 +87,7 @@ async def beat_until(stop: asyncio.Event, me: Registration, heartbeat_ms: int) -
     while not stop.is_set():
         try:
             if await me.beat() is None:
-                await me.begin()
+                await me.enlist()
         except StoreUnavailable as error:
             log.warning("heartbeat_failed", error=str(error))
         try:

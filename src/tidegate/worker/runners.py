@@ -88,7 +88,7 @@ class Runner:
         elif isinstance(verdict, Again):
             self._try_again(state, item, verdict)
         if state.dropped or state.left == state.deferred:
-            self._settler.settle(state)
+            self._settler.settle_slice(state)
         if self._leased_work.is_low(state.slice.model):
             self._lease_wake.notify()
         if self._leased_work.is_idle:

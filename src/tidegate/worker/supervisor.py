@@ -24,7 +24,7 @@ class Supervisor:
         self.broken: str | None = None
 
     def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a service until `end`."""
+        """Run a service until `cancel_services`."""
         self._tasks.append(asyncio.create_task(self._guard(name, run)))
 
     async def wait(self, stop: asyncio.Event) -> None:
@@ -40,7 +40,7 @@ class Supervisor:
         """Take and send nothing new from now on; the services go on, so that what runs comes to its end."""
         self.is_working = False
 
-    async def end(self) -> None:
+    async def cancel_services(self) -> None:
         """Cancel every service."""
         for task in self._tasks:
             task.cancel()

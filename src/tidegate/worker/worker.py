@@ -138,7 +138,7 @@ class Worker:
             self._supervisor.stop()
             await self._hand_back.run()
         finally:
-            await self._supervisor.end()
+            await self._supervisor.cancel_services()
             self._guards.close()
         if self.broken:
             raise WorkerBroken(self.broken)

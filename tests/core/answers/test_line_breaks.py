@@ -24,10 +24,10 @@ def test_pieces_make_what_the_whole_makes(text: str, cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(data)]
     escaper = StreamEscaper()
     passed = b"".join(escaper.feed(data[a:b]) for a, b in pairwise(places))
-    assert passed + escaper.end() == escape_line_breaks(data)
+    assert passed + escaper.end_stream() == escape_line_breaks(data)
 
 
 def test_bytes_that_end_inside_a_character_are_passed_on() -> None:
     for cut in (b"\xe2", b"\xe2\x80", b"\xc2"):
         escaper = StreamEscaper()
-        assert escaper.feed(b"a" + cut) + escaper.end() == b"a" + cut
+        assert escaper.feed(b"a" + cut) + escaper.end_stream() == b"a" + cut

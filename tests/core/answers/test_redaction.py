@@ -53,7 +53,7 @@ def test_a_key_is_found_wherever_a_body_is_cut(key: str) -> None:
     for size in range(1, len(body)):
         stream = StreamRedactor(redactor)
         pieces = [stream.feed(body[at : at + size]) for at in range(0, len(body), size)]
-        assert b"".join(pieces) + stream.end() == whole
+        assert b"".join(pieces) + stream.end_stream() == whole
 
 
 def test_what_cannot_be_the_beginning_of_a_key_is_passed_on_at_once() -> None:
@@ -79,7 +79,7 @@ def passed(body: bytes, size: int, key: str = KEY) -> bytes:
     """Return what a client gets of these events when they come in pieces of this size."""
     redactor = EventRedactor(KeyRedactor(key))
     pieces = [redactor.feed(body[at : at + size]) for at in range(0, len(body), size)]
-    return b"".join(pieces) + redactor.end()
+    return b"".join(pieces) + redactor.end_stream()
 
 
 def text_of(events: bytes) -> str:

@@ -22,7 +22,7 @@ def whole(endpoint: str, *pieces: bytes) -> dict[str, Any]:
     answer = WholeAnswer(endpoint, BYTES_MAX)
     for piece in pieces:
         answer.feed(piece)
-    found = json.loads(answer.end())
+    found = json.loads(answer.end_stream())
     assert isinstance(found, dict)
     return found
 

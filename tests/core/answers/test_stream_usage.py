@@ -35,7 +35,7 @@ def test_usage_is_heard_however_the_bytes_are_cut(stream: bytes, data: st.DataOb
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         ear.feed(stream[start:end])
-    ear.end()
+    ear.end_stream()
     assert ear.usage == Usage(9, 5, 4, 0)
     assert ear.uncounted_bytes == 0
 
@@ -63,7 +63,7 @@ def test_usage_is_heard_however_the_bytes_are_cut(stream: bytes, data: st.DataOb
 def test_text_is_counted_in_every_dialect(event: bytes, text: int) -> None:
     ear = UsageReader()
     ear.feed(b": ping\n\nevent: x\r\ndata: " + event)
-    ear.end()
+    ear.end_stream()
     assert ear.uncounted_bytes == text
 
 
@@ -76,7 +76,7 @@ def test_only_text_after_the_last_word_on_it_is_counted(is_later: bool) -> None:
         ear.feed(b": " + b"x" * KEPT_BYTES_MAX + b"\n\n")
         assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 0, 2, 0), 0)
     ear.feed(b'data: {"choices":[{"text":"abcd"}],"usage":null}\n\n')
-    ear.end()
+    ear.end_stream()
     assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 0, 2, 0), 4)
 
 
@@ -85,7 +85,7 @@ def test_a_line_that_is_too_long_counts_with_its_bytes() -> None:
     for _ in range(20):
         ear.feed(b"x" * 100_000)
     ear.feed(b"\n" + CHAT.partition(b"\n\n")[0] + b"\n\n")
-    ear.end()
+    ear.end_stream()
     assert ear.uncounted_bytes >= 2_000_000
 
 
@@ -99,7 +99,7 @@ def test_only_the_chunk_that_says_usage_is_taken_out_however_the_bytes_are_cut(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     sieve = UsageChunkFilter()
     shown = [sieve.feed(stream[start:end]) for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-    assert b"".join(shown) + sieve.end() == ending.join((*kept, b""))
+    assert b"".join(shown) + sieve.end_stream() == ending.join((*kept, b""))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_nothing_that_passes_breaks_it(pieces: list[bytes]) -> None:
     for piece in pieces:
         ear.feed(b'data: {"usage":' + piece + b"\n")
     ear.feed(CHAT)
-    ear.end()
+    ear.end_stream()
     assert ear.usage is not None
 
 
@@ -144,5 +144,5 @@ def test_a_line_without_end_is_not_kept() -> None:
         ear.feed(b"x" * 65_536)
     assert sum(map(len, ear._kept)) <= 2 << 20
     ear.feed(b"\n" + CHAT)
-    ear.end()
+    ear.end_stream()
     assert ear.usage == Usage(9, 5, 4, 0)

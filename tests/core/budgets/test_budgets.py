@@ -64,7 +64,7 @@ def test_no_window_of_any_alignment_holds_more_requests_than_the_limit(
         now += gap
         ledger = stored(ledger)
         count = ledger.fits(limit, now, requests, 0)
-        ledger.take(limit, now, count, 0)
+        ledger.reserve(limit, now, count, 0)
         sent += [now + late] * count
     sent.sort()
     for first, moment in enumerate(sent):
@@ -87,7 +87,7 @@ def test_what_is_granted_is_what_a_list_of_grants_allows(
         room = count_max - sum(at > now - kept_ms for at in granted)
         count = ledger.fits(limit, now, requests, 0)
         assert count >= min(requests, room)
-        ledger.take(limit, now, count, 0)
+        ledger.reserve(limit, now, count, 0)
         granted += [now] * count
 
 
@@ -102,7 +102,7 @@ def test_a_limit_that_everybody_wants_is_used_to_98_percent(
     for _ in range(steps):
         now += step_ms
         count = ledger.fits(limit, now, 1_000, 0)
-        ledger.take(limit, now, count, 0)
+        ledger.reserve(limit, now, count, 0)
         granted += count
     assert granted >= 0.98 * requests * (steps * step_ms) / PERIOD_MS[period]
 
@@ -130,11 +130,11 @@ def live(
         now = end
         if what == "ask":
             count = ledger.fits(limit, now, number, tokens)
-            ledger.take(limit, now, count, count * tokens)
+            ledger.reserve(limit, now, count, count * tokens)
             grants.append((now, count, count * tokens))
         elif grants:
             at, count, reserved = grants.pop(0)
-            ledger.settle(limit, now, at, min(count, number - 1), reserved, tokens * number)
+            ledger.settle_usage(limit, now, at, min(count, number - 1), reserved, tokens * number)
     return now
 
 
@@ -177,15 +177,15 @@ def test_a_debt_is_paid_by_the_following_grants(period: Period, steps: list[tupl
         now += ledger.wait(limit, now, 40)
         assert ledger.fits(limit, now, 1, 40) == 1
         assert used <= 100 * ((now - START_MS) // kept_ms + 1)
-        ledger.take(limit, now, 1, 40)
-        ledger.settle(limit, now, now, 0, 40, tokens)
+        ledger.reserve(limit, now, 1, 40)
+        ledger.settle_usage(limit, now, now, 0, 40, tokens)
         used += tokens
         ledger = stored(ledger)
 
 
 def test_a_debt_of_a_million_windows_is_worked_out_at_once() -> None:
     limit, ledger = Limit(Period.MINUTE, tokens=10), Ledger()
-    ledger.settle(limit, START_MS, START_MS, 0, 0, 10_000_005)
+    ledger.settle_usage(limit, START_MS, START_MS, 0, 0, 10_000_005)
     wait_ms = ledger.wait(limit, START_MS, 5)
     assert 1_000_000 * 60_500 - 250 <= wait_ms <= 1_000_000 * 60_500
     assert Ledger.unpack(ledger.pack()).fits(limit, START_MS + wait_ms, 1, 5) == 1
@@ -199,7 +199,7 @@ def test_a_request_larger_than_the_limit_goes_alone_and_leaves_a_debt(period: Pe
     for _ in range(4):
         now += ledger.wait(limit, now, 150)
         assert ledger.fits(limit, now, 5, 150) == 1
-        ledger.take(limit, now, 1, 150)
+        ledger.reserve(limit, now, 1, 150)
         moments.append(now)
     assert ledger.fits(limit, now, 1, 150) == 0
     starts = len({calendar_index(period, now) for now in moments}) if period not in PERIOD_MS else 4
@@ -213,8 +213,8 @@ def test_what_can_never_be_says_so() -> None:
     lifetime = Limit(Period.LIFETIME, tokens=100)
     assert ledger.fits(lifetime, START_MS, 1, 101) == 0
     assert ledger.wait(lifetime, START_MS, 101) == NEVER_MS
-    ledger.take(lifetime, START_MS, 1, 60)
-    ledger.settle(lifetime, START_MS, START_MS, 0, 60, 130)
+    ledger.reserve(lifetime, START_MS, 1, 60)
+    ledger.settle_usage(lifetime, START_MS, START_MS, 0, 60, 130)
     assert ledger.fits(lifetime, START_MS, 1, 1) == 0
 
 
@@ -222,7 +222,7 @@ def test_what_can_never_be_says_so() -> None:
 def test_nothing_is_granted_that_could_be_sent_in_the_next_calendar_period(period: Period) -> None:
     limit, ledger = Limit(period, requests=2), Ledger()
     end = calendar_start(period, calendar_index(period, START_MS) + 1)
-    ledger.take(limit, end - 10_000, 1, 0)
+    ledger.reserve(limit, end - 10_000, 1, 0)
     assert ledger.fits(limit, end - GRANT_MS - 1, 5, 0) == 1
     assert ledger.fits(limit, end - GRANT_MS, 5, 0) == 0
     assert ledger.wait(limit, end - GRANT_MS, 0) == GRANT_MS
@@ -240,7 +240,7 @@ def test_weeks_begin_on_monday_and_months_on_the_first() -> None:
 
 def test_a_limit_that_changes_is_held_against_what_was_counted() -> None:
     ledger = Ledger()
-    ledger.take(Limit(Period.MINUTE, requests=10), START_MS, 6, 0)
+    ledger.reserve(Limit(Period.MINUTE, requests=10), START_MS, 6, 0)
     assert ledger.fits(Limit(Period.MINUTE, requests=5), START_MS, 9, 0) == 0
     assert ledger.fits(Limit(Period.MINUTE, requests=20), START_MS, 99, 0) == 14
 
@@ -248,7 +248,7 @@ def test_a_limit_that_changes_is_held_against_what_was_counted() -> None:
 @given(st.integers(0, 10**9))
 def test_a_clock_that_goes_back_mints_nothing_and_stops_nothing(back_ms: int) -> None:
     limit, ledger = Limit(Period.MINUTE, requests=3), Ledger()
-    ledger.take(limit, START_MS, 3, 0)
+    ledger.reserve(limit, START_MS, 3, 0)
     assert ledger.fits(limit, START_MS - back_ms, 1, 0) == 0
     assert ledger.wait(limit, START_MS - back_ms, 0) <= 60_500
 
@@ -290,7 +290,7 @@ def test_a_busy_ledger_stays_small() -> None:
     for _ in range(20_000):
         now += 240
         for limit in bounds:
-            ledger.take(limit, now, 500, 2_000_000)
+            ledger.reserve(limit, now, 500, 2_000_000)
     assert len(ledger.pack()) < 8_000
 
 
@@ -340,8 +340,8 @@ def test_limits_that_are_switched_off_bind_nobody() -> None:
 @example(13_877, 2_000, 13_000)
 def test_a_clock_that_jumps_lets_nothing_leave_early(first_ms: int, age_ms: int, jump_ms: int) -> None:
     limit, ledger, first = Limit(Period.HOUR, requests=2), Ledger(), START_MS + first_ms
-    ledger.take(limit, first, 1, 0)
-    ledger.take(limit, first + age_ms, 1, 0)
+    ledger.reserve(limit, first, 1, 0)
+    ledger.reserve(limit, first + age_ms, 1, 0)
     ledger.move(jump_ms)
     for passed_ms in (age_ms, PERIOD_MS[Period.HOUR]):
         assert ledger.fits(limit, first + jump_ms + passed_ms, 1, 0) == 0
@@ -371,9 +371,9 @@ def test_what_a_request_above_the_limit_did_not_use_is_no_debt(period: Period) -
     """It reserved more than the limit, so a part of that was owed: what it did not take comes off the debt too."""
     limit, now = Limit(period, None, 100), START_MS
     large, small = Ledger(), Ledger()
-    large.take(limit, now, 1, 250)
-    large.settle(limit, now, now, 0, 250, 30)
-    small.take(limit, now, 1, 30)
+    large.reserve(limit, now, 1, 250)
+    large.settle_usage(limit, now, now, 0, 250, 30)
+    small.reserve(limit, now, 1, 30)
     assert large.room(budget("a", limit), limit, now).tokens == small.room(budget("a", limit), limit, now).tokens
 
 

@@ -117,11 +117,11 @@ def test_a_large_debt_is_paid_cycle_by_cycle() -> None:
 )  # fmt: skip
 def test_what_is_given_back_leaves_its_own_bucket_and_then_the_debt(owed: bool, count: int, left: list[int]) -> None:
     window = sliding((4, 5), (6, 1), debt=9)
-    window.give_back(4 * 250 + 249, count, owed=owed)
+    window.undo_taken(4 * 250 + 249, count, owed=owed)
     assert window.pack() == left
     assert window.taken() == sum(left[2::2]) + left[0]
     for elsewhere in (3, 5, 7):
-        window.give_back(elsewhere * 250, 5, owed=owed)
+        window.undo_taken(elsewhere * 250, 5, owed=owed)
     assert window.pack() == left, "a grant that has left gives nothing back"
 
 
@@ -171,15 +171,15 @@ def test_a_day_counts_until_it_ends_and_a_debt_takes_days() -> None:
 
 def test_a_day_takes_back_only_what_was_granted_in_it() -> None:
     window = Calendar(Period.DAY, index=5, used=6, debt=9)
-    window.give_back(4 * DAY_MS, 5, owed=True)
+    window.undo_taken(4 * DAY_MS, 5, owed=True)
     assert window.pack() == [9, 5, 6]
-    window.give_back(5 * DAY_MS, 2, owed=False)
+    window.undo_taken(5 * DAY_MS, 2, owed=False)
     assert window.pack() == [9, 5, 4]
-    window.give_back(6 * DAY_MS - 1, 6, owed=False)
+    window.undo_taken(6 * DAY_MS - 1, 6, owed=False)
     assert window.pack() == [9, 5, 0]
-    window.give_back(5 * DAY_MS, 7, owed=True)
+    window.undo_taken(5 * DAY_MS, 7, owed=True)
     assert window.pack() == [2, 5, 0]
-    window.give_back(5 * DAY_MS, 7, owed=True)
+    window.undo_taken(5 * DAY_MS, 7, owed=True)
     assert window.pack() == [0, 5, 0]
 
 
@@ -190,9 +190,9 @@ def test_a_lifetime_never_ends() -> None:
     window.owe(3)
     window.roll(10**13, 10)
     assert (window.taken(), window.room(0, 10), window.room(0, 5), window.empty_at()) == (7, 3, 0, NEVER_MS)
-    window.give_back(0, 2, owed=False)
+    window.undo_taken(0, 2, owed=False)
     assert window.pack() == [5]
-    window.give_back(0, 9, owed=True)
+    window.undo_taken(0, 9, owed=True)
     assert window.pack() == [0]
     window.owe(TOKENS_MAX + 9)
     assert window.pack() == [TOKENS_MAX]

@@ -36,10 +36,10 @@ def test_what_is_in_flight_is_what_was_begun_within_the_hour_and_not_ended(
         flights = stored(flights)
         flights.roll(now, None)
         out = [one for one in out if HOUR.leaves_at(one[0] // HOUR.bucket_ms) > now]
-        flights.begin(now, count, mark)
+        flights.begin_flights(now, count, mark)
         out.append((now, mark, count))
         if ends:
-            flights.end(*(out[0][0], out[0][2], out[0][1]))
+            flights.end_flights(*(out[0][0], out[0][2], out[0][1]))
             del out[0]
         assert flights.taken() == sum(count for _, _, count in out)
     gone = [one for one in out if one[1] != NOBODY and one[1] not in living and one[2]]
@@ -49,9 +49,9 @@ def test_what_is_in_flight_is_what_was_begun_within_the_hour_and_not_ended(
 
 def test_a_clock_that_went_back_loses_nobodys_flight() -> None:
     flights, mark = Flights(), mark_of("worker_1")
-    flights.begin(START_MS, 7, mark)
+    flights.begin_flights(START_MS, 7, mark)
     flights.roll(START_MS - 1_800_000, None)
-    flights.begin(START_MS - 1_800_000, 1, mark_of("worker_2"))
+    flights.begin_flights(START_MS - 1_800_000, 1, mark_of("worker_2"))
     assert flights.taken() == 8
     assert flights.forget({mark_of("worker_2")})
     assert flights.taken() == 1
@@ -59,8 +59,8 @@ def test_a_clock_that_went_back_loses_nobodys_flight() -> None:
 
 def test_nobody_ends_what_another_has_in_flight() -> None:
     flights = Flights()
-    flights.begin(START_MS, 7, mark_of("worker_1"))
-    flights.end(START_MS, 7, mark_of("worker_2"))
+    flights.begin_flights(START_MS, 7, mark_of("worker_1"))
+    flights.end_flights(START_MS, 7, mark_of("worker_2"))
     assert flights.taken() == 7
 
 
@@ -71,7 +71,7 @@ def test_a_window_that_was_written_without_holders_stays_its_hour() -> None:
     flights = Flights.restored(old.pack())
     assert not flights.forget(())
     assert flights.taken() == 11
-    flights.end(START_MS, 5, NOBODY)
+    flights.end_flights(START_MS, 5, NOBODY)
     assert stored(flights).taken() == 6
 
 
@@ -87,7 +87,7 @@ def test_what_cannot_have_been_written_is_refused(numbers: list[int]) -> None:
 @pytest.mark.parametrize("period", [Period.MINUTE, Period.HOUR, Period.DAY])
 def test_what_cost_more_than_was_set_aside_leaves_nothing_until_it_is_paid(period: Period) -> None:
     limit, ledger = Limit(period, nano=100), MoneyLedger()
-    ledger.take(limit, START_MS, 1, 50)
-    ledger.settle(limit, START_MS, START_MS, 0, 50, 130)
+    ledger.reserve(limit, START_MS, 1, 50)
+    ledger.settle_usage(limit, START_MS, START_MS, 0, 50, 130)
     assert ledger.left(limit, START_MS) == 0
     assert ledger.fits(limit, START_MS, 1, 1) == 0

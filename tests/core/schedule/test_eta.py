@@ -132,7 +132,7 @@ def test_what_was_sent_before_counts_and_a_total_may_never_be_enough() -> None:
     assert minutes_of(11, total) is None
     four = budget("a", Limit(Period.MINUTE, requests=4))
     ledger = Ledger()
-    ledger.take(four[0].limits[0], NOON - 30_000, 4, 0)
+    ledger.reserve(four[0].limits[0], NOON - 30_000, 4, 0)
     for calls in (1, 4):
         taken = calls_take_ms([four], {four[0].id: ledger.pack()}, NOON, calls)
         assert taken is not None

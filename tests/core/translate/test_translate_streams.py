@@ -21,7 +21,7 @@ from tidegate.core.translate.sse import EventReader, StreamBroken
 
 
 def run(translator: StreamToAnthropic | StreamToOpenai, pieces: Any) -> bytes:
-    return b"".join([translator.feed(piece) for piece in pieces]) + translator.end()
+    return b"".join([translator.feed(piece) for piece in pieces]) + translator.end_stream()
 
 
 @given(completions(), st.data())
@@ -277,4 +277,4 @@ def test_comments_keep_a_client_awake_and_done_ends_the_message_at_once() -> Non
     assert (start["type"], start["message"]["usage"]["output_tokens"]) == ("message_start", 0)
     assert not translator.ended
     last = read_events(translator.feed(chunk({}, "stop") + b"data: [DONE]\n\n"))
-    assert (last[-1]["type"], translator.ended, translator.end()) == ("message_stop", True, b"")
+    assert (last[-1]["type"], translator.ended, translator.end_stream()) == ("message_stop", True, b"")

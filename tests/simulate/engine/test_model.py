@@ -253,9 +253,9 @@ def test_whatever_is_asked_every_request_ends_and_no_block_is_lost(
 
 def test_a_cache_forgets_content_when_it_reuses_the_place() -> None:
     cache = KvCache(1)
-    block = cache.take()
+    block = cache.take_block()
     cache.publish(block, b"x")
     cache.release([block])
     assert cache.match([b"x"]) == [block]
-    cache.take()
+    cache.take_block()
     assert cache.match([b"x"]) == []

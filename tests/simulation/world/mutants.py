@@ -71,7 +71,7 @@ def _lose_tails(self: Disk) -> None:
 
 
 _extend_lease = leased_work.LeasedWork.extend_lease
-_take = lease.LeaseStage.take
+_take = lease.LeaseStage.lease_slices
 _decide = retry.decide
 _read_items = lease.read_items
 
@@ -100,7 +100,7 @@ async def _begin_whatever_happened(self: SliceReader, state: Any) -> bool:
     self._leased_work.forget(state)
     items = await self._stage.read(state.slice)
     self._leased_work.add(state, items or ())
-    self._settler.settle(state)
+    self._settler.settle_slice(state)
     return True
 
 
@@ -199,7 +199,7 @@ MUTANTS: dict[str, Mutant] = {
         "quiet", "blobs in use are collected", sql("blobs_condemn_unused", "and uses = 0", "")
     ),
     "deadline_ignored": Mutant(
-        "closings", "calls go on after the window", patch(lease.LeaseStage, "take", _take_without_deadline)
+        "closings", "calls go on after the window", patch(lease.LeaseStage, "lease_slices", _take_without_deadline)
     ),
     "throttling_counts": Mutant("throttled", "a 429 uses up an attempt", patch(retry, "decide", _decide_harshly)),
     "lost_while_read": Mutant(

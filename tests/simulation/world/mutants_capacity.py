@@ -14,7 +14,7 @@ from tidegate.upstream.http.send_permit import SendPermit
 from tidegate.upstream.routing import deployment_state
 from tidegate.upstream.routing.routes import NameRoute
 
-_settle = StoreLimits.settle
+_settle = StoreLimits.settle_grants
 _budgets = TenantPolicy.budgets
 
 
@@ -51,14 +51,14 @@ CAPACITY: dict[str, Mutant] = {
         patch(Span, "leaves_at", lambda self, bucket: self.bucket_ms * (bucket + 1) + self.period_ms - 1_000),
     ),
     "permit_for_ever": Mutant(
-        "dealt", "a permit that has run out is used", patch(SendPermit, "begin", _begin_whenever)
+        "dealt", "a permit that has run out is used", patch(SendPermit, "begin_send", _begin_whenever)
     ),
     "given_back_though_sent": Mutant(
         "scarce",
         "what was sent is given back as unsent",
-        patch(BudgetClient, "used", lambda self, permit, *_: self.give_back(permit)),
+        patch(BudgetClient, "used", lambda self, permit, *_: self.release_permit(permit)),
     ),
-    "settled_twice": Mutant("tokens", "a settlement is said twice", patch(StoreLimits, "settle", _settle_twice)),
+    "settled_twice": Mutant("tokens", "a settlement is said twice", patch(StoreLimits, "settle_grants", _settle_twice)),
     "resource_unlimited": Mutant(
         "scarce",
         "a resource's own limits are not asked",

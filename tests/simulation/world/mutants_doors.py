@@ -24,17 +24,17 @@ _joined = groups._joined
 _put_ready = slices._put_ready
 _split = chat.split
 _open = NamedCalls.open
-_begin = tides.DeploymentTide.begin
+_begin = tides.DeploymentTide.begin_flight
 _usage_to_anthropic = usage.usage_to_anthropic
 
 
 def _begin_uncounted(self: DeploymentState, owner: str, now_ms: float) -> None:
     _begin_interactive(self, owner, now_ms)
-    self.slots.end()
+    self.slots.release_slot()
 
 
 def _end_uncounted(self: DeploymentState, owner: str) -> None:
-    self.slots.begin()
+    self.slots.take_slot()
     _end_interactive(self, owner)
 
 
@@ -97,7 +97,7 @@ DOORS: dict[str, Mutant] = {
         "tide", "a flex call does not stand back for users", patch(NamedCalls, "open", _open_as_users)
     ),
     "flex_taken_back": Mutant(
-        "tide", "the tide takes flex calls back", patch(tides.DeploymentTide, "begin", _begin_for_a_while)
+        "tide", "the tide takes flex calls back", patch(tides.DeploymentTide, "begin_flight", _begin_for_a_while)
     ),
     "answers_as_they_come": Mutant(
         "groups",

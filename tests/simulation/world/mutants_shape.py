@@ -57,7 +57,7 @@ SHAPE: dict[str, Mutant] = {
     "next_answer_taken": Mutant(
         "tables",
         "a row of a table takes the next line of a result file, whosever it is",
-        patch(run_table._Lines, "take", lambda self, custom_id: next(self._lines, None)),
+        patch(run_table._Lines, "take_line", lambda self, custom_id: next(self._lines, None)),
     ),
     "part_unknown": Mutant(
         "tables",

@@ -396,7 +396,7 @@ class ProcessLine:
             await asyncio.sleep(weather.dice.uniform(0.05, 1.2))
         if permit is None:
             return 0
-        permit.begin()
+        permit.begin_send()
         return permit.tokens
 
     async def get(self, url: URL, total_s: float) -> HttpReply:

@@ -525,7 +525,7 @@ class World:
             me = process.me = Registration(
                 store, process, process, host=process.name, version="0", lease_ms=plan.lease_ms
             )
-            await me.begin()
+            await me.enlist()
             road = build_road(process, store, me, plan, self.provider)
             process.router, process.book = road.router, InteractiveUsageBook(store, process)
             process.store, process.blobs = store, ProcessBlobs(process, self.disk)

@@ -162,7 +162,7 @@ def test_pieces_of_any_size_say_the_same(lines: list[bytes], size: int, broken: 
         scan = Scan(RULES)
         if not shapes:
             scan._make_shape = lambda *_: None  # type: ignore[method-assign]
-        scan.begin(data[:size])
+        scan.read_first(data[:size])
         for at in range(size, len(data), size):
             scan.feed(data[at : at + size])
         scan.finish()
@@ -208,7 +208,7 @@ def test_an_id_is_not_taken_to_reach_into_the_next_line() -> None:
     broken = b'{"custom_id": "unfinished'
     lines = [line(60, text) for text in "abcd"] + [broken, line(60 - len(broken) - 1, "e"), line(60, "f")]
     scan = Scan(RULES)
-    scan.begin(b"\n".join(lines))
+    scan.read_first(b"\n".join(lines))
     scan.finish()
     assert [(error.code, error.line) for error in scan.errors] == [("invalid_json_line", 5)]
     assert [*scan.line] == [1, 2, 3, 4, 6, 7]
@@ -224,7 +224,7 @@ def test_broken_lines_do_not_make_up_for_one_another() -> None:
     good = [line(f'{letter}"}}]') for letter in "abcd"]
     broken = [line('e"}] [{"role": "user", "content": "e"}]'), line('f"},'), line('g"}]]')]
     scan = Scan(RULES)
-    scan.begin(b"\n".join([*good, *broken, *good[:1]]))
+    scan.read_first(b"\n".join([*good, *broken, *good[:1]]))
     scan.finish()
     assert [error.line for error in scan.errors] == [5, 6, 7]
     assert [*scan.line] == [1, 2, 3, 4, 8]
@@ -243,7 +243,7 @@ def test_no_broken_line_slips_through_a_shape(lines: list[bytes], data: st.DataO
     changed = line[:place] + leased + line[place + data.draw(st.integers(0, 3)) :]
     lines = [*lines[:at], changed, *lines[at + 1 :]]
     scan = Scan(RULES)
-    scan.begin(b"\n".join(lines))
+    scan.read_first(b"\n".join(lines))
     scan.finish()
     expected: LineFault | None = None
     try:
@@ -297,7 +297,7 @@ def test_order_is_the_reference_order(contents: list[str], reference_bytes_max: 
         patch.setattr("tidegate.core.input.prefix_tree.REFERENCE_BYTES_MAX", reference_bytes_max)
         family = PrefixFamily(prompts[0])
         for prompt in prompts:
-            family.take(prompt)
+            family.add_prompt(prompt)
         bundles = draw_bundles(prompts, family.cut, data)
         numbers = range(len(prompts))
         ordered, shared = order_family(family.cut, bundles, lambda n, at, count: prompts[n][at : at + count])
@@ -345,7 +345,7 @@ def test_many_families_stay_bounded(monkeypatch: Any) -> None:
         json.dumps({"custom_id": str(n), "body": {"model": "m", "instructions": f"do {n}", "input": f"text {n}"}})
         for n in range(20)
     ]
-    scan.begin("\n".join(lines).encode())
+    scan.read_first("\n".join(lines).encode())
     scan.finish()
     assert scan.errors == []
     assert len(scan.families) == 4

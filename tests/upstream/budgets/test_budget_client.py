@@ -47,7 +47,7 @@ def budget_client(limits: GatedLimits) -> BudgetClient:
 
 
 def taking(budget_client: BudgetClient, tokens: int = 100) -> asyncio.Task[SendPermit]:
-    return asyncio.create_task(budget_client.take(budget_client.terms(TENANT), tokens, is_bound=False))
+    return asyncio.create_task(budget_client.reserve_permit(budget_client.terms(TENANT), tokens, is_bound=False))
 
 
 async def test_one_that_is_cancelled_before_the_answer_gives_its_part_back(
@@ -104,7 +104,7 @@ async def test_tokens_that_a_grant_has_too_many_go_back_though_each_of_its_reque
     budget_client = BudgetClient(limits, limits.clock)
     terms = budget_client.terms(budgets)
     small, large = await asyncio.gather(
-        *(budget_client.take(terms, tokens, is_bound=False) for tokens in (50, 150)), return_exceptions=True
+        *(budget_client.reserve_permit(terms, tokens, is_bound=False) for tokens in (50, 150)), return_exceptions=True
     )
     assert isinstance(small, SendPermit)
     assert isinstance(large, Withheld)
@@ -130,7 +130,7 @@ async def test_what_was_charged_until_a_moment_is_free_from_then_on(limits: Gate
     budget_client.charge(TENANT[0], 10, 0, limits.clock.monotonic + renews_ms)
     terms = budget_client.terms(TENANT)
     with pytest.raises(Withheld):
-        await budget_client.take(terms, 1, is_bound=False)
+        await budget_client.reserve_permit(terms, 1, is_bound=False)
     assert budget_client.spent_until_ms(TENANT) > limits.clock.monotonic + renews_ms
     limits.clock.advance(renews_ms)
     assert budget_client.spent_until_ms(TENANT) == 0.0
@@ -144,7 +144,7 @@ async def test_nothing_is_granted_where_nothing_keeps_the_budgets_or_after_the_e
     await ended.close()
     for budget_client in (homeless, ended):
         with pytest.raises(Withheld) as caught:
-            await budget_client.take(budget_client.terms(TENANT), 100, is_bound=False)
+            await budget_client.reserve_permit(budget_client.terms(TENANT), 100, is_bound=False)
         assert caught.value.code == "limits_unavailable"
         budget_client.charge(TENANT[0], 1, 100, limits.clock.monotonic_ms() + 1_000)
     await asyncio.sleep(0)
@@ -183,11 +183,14 @@ async def test_a_budget_that_was_spent_of_late_is_asked_for_a_little_at_a_time(
         return await debit(asks)
 
     limits.debit = counted  # type: ignore[method-assign]
-    first = [asyncio.create_task(budget_client.take(terms, 0, is_bound=False)) for _ in range(101)]
+    first = [asyncio.create_task(budget_client.reserve_permit(terms, 0, is_bound=False)) for _ in range(101)]
     await asyncio.gather(*first, return_exceptions=True)
     assert max(asked) > CONTENDED_ASK_MAX
     asked.clear()
     limits.clock.advance(max(budget_client.spent().values()) - limits.clock.monotonic_ms() + 1)
-    later = [asyncio.create_task(budget_client.take(terms, 0, is_bound=False)) for _ in range(CONTENDED_ASK_MAX + 1)]
+    later = [
+        asyncio.create_task(budget_client.reserve_permit(terms, 0, is_bound=False))
+        for _ in range(CONTENDED_ASK_MAX + 1)
+    ]
     await asyncio.gather(*later)
     assert asked == [CONTENDED_ASK_MAX, 1]

@@ -31,9 +31,9 @@ class NotingLimits(LedgerLimits):
         super().__init__(clock)
         self.settled: list[Settlement] = []
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
+    async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
         self.settled += settlements
-        await super().settle(settlements)
+        await super().settle_grants(settlements)
 
 
 class Till:
@@ -48,8 +48,8 @@ class Till:
         self.used: list[Usage] = []
 
     async def permit(self, tokens: int = 0, cost: CostRange = CostRange()) -> SendPermit:  # noqa: B008 - a constant
-        permit = await self.client.take(self.client.terms(self.budgets), tokens, is_bound=False, cost=cost)
-        permit.begin()
+        permit = await self.client.reserve_permit(self.client.terms(self.budgets), tokens, is_bound=False, cost=cost)
+        permit.begin_send()
         return permit
 
     def receipt(self, permit: SendPermit, *, is_batch: bool = False) -> CallReceipt:
@@ -75,7 +75,7 @@ async def test_an_answer_that_reports_nothing_takes_its_whole_bound_where_the_li
     estimate: Estimate, is_kept: bool
 ) -> None:
     till = Till(TENANT, deployment("http://one/v1", estimate=estimate))
-    till.receipt(await till.permit(900)).settle(None, 40)
+    till.receipt(await till.permit(900)).settle_answer(None, 40)
     await till.client.close()
     given_back = sum(one.reserved_tokens - one.used_tokens for one in till.limits.settled)
     assert given_back == 0 if is_kept else given_back > 800
@@ -115,7 +115,7 @@ async def test_a_caller_that_leaves_before_anything_came_pays_what_may_have_been
         else:
             receipt.settle_left(is_stream=end == "left a stream")
         # What comes later changes nothing.
-        receipt.settle(Usage(900, 0, 900))
+        receipt.settle_answer(Usage(900, 0, 900))
         settlement = await till.settled()
         assert len(till.used) == 1
         settled.append(settlement.used_nano)
@@ -125,7 +125,7 @@ async def test_a_caller_that_leaves_before_anything_came_pays_what_may_have_been
 @pytest.mark.parametrize("is_batch", [False, True])
 async def test_a_call_without_a_budget_in_money_costs_tokens_alone(is_batch: bool) -> None:
     till = Till(TENANT, deployment("http://one/v1", price=PRICE))
-    till.receipt(await till.permit(100), is_batch=is_batch).settle(Usage(20, 0, 10))
+    till.receipt(await till.permit(100), is_batch=is_batch).settle_answer(Usage(20, 0, 10))
     settlement = await till.settled()
     assert (settlement.reserved_tokens, settlement.used_tokens) == (100, 30)
     assert (settlement.reserved_nano, settlement.used_nano) == (0, 0)
@@ -158,7 +158,7 @@ async def test_what_an_answer_reports_is_believed_where_it_can_be_all(
     is_batch: bool, reported: Usage, uncounted_bytes: int, is_believed: bool
 ) -> None:
     till = Till(TENANT, deployment("http://one/v1"))
-    till.receipt(await till.permit(100), is_batch=is_batch).settle(reported, uncounted_bytes)
+    till.receipt(await till.permit(100), is_batch=is_batch).settle_answer(reported, uncounted_bytes)
     settlement = await till.settled()
     assert (till.used == [reported]) is is_believed
     tokens = reported.input_tokens + reported.output_tokens
@@ -168,6 +168,6 @@ async def test_what_an_answer_reports_is_believed_where_it_can_be_all(
 
 async def test_an_item_that_reports_nothing_takes_all_that_was_set_aside_and_no_usage_is_made_up() -> None:
     till = Till(TENANT, deployment("http://one/v1"))
-    till.receipt(await till.permit(100), is_batch=True).settle(Usage())
+    till.receipt(await till.permit(100), is_batch=True).settle_answer(Usage())
     await till.client.close()
     assert (till.limits.settled, till.used) == ([], []), "nothing is given back"

@@ -57,7 +57,7 @@ class LedgerLimits:
         self.questions += 1
         return deal(asks, self._of([one for ask in asks for one in ask.budgets]), self._clock.now_ms())
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
+    async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
         settle(settlements, self._of([one for each in settlements for one in each.budgets]), self._clock.now_ms())
 
     async def share_slots(
@@ -246,12 +246,12 @@ async def test_a_budget_that_renews_in_time_is_waited_for(world: RouterWorld, li
 async def test_places_are_taken_per_call_in_order_and_given_back(world: RouterWorld) -> None:
     parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), world.clock)
     key, both = (("key:k", 2),), (("tenant:t", 9), ("key:k", 2))
-    await parallel.take(key)
-    await parallel.take(both)
+    await parallel.take_slots(key)
+    await parallel.take_slots(both)
     order: list[int] = []
 
     async def one(number: int) -> None:
-        await parallel.take(key)
+        await parallel.take_slots(key)
         order.append(number)
 
     tasks = []
@@ -259,16 +259,16 @@ async def test_places_are_taken_per_call_in_order_and_given_back(world: RouterWo
         tasks.append(asyncio.create_task(one(number)))
         await asyncio.sleep(0)
     with pytest.raises(Withheld) as full:
-        await parallel.take(key)
+        await parallel.take_slots(key)
     assert full.value.code == "max_parallel_requests_exceeded"
     tasks[0].cancel()
     await asyncio.gather(tasks[0], return_exceptions=True)
-    parallel.give_back(key)
+    parallel.release_slots(key)
     await eventually(lambda: order == [1], "the next to go")
-    parallel.give_back(both)
+    parallel.release_slots(both)
     await eventually(lambda: order == [1, 2], "the next to go")
     for _ in tasks[3:]:
-        parallel.give_back(key)
+        parallel.release_slots(key)
         await asyncio.sleep(0)
     await asyncio.gather(*tasks[1:])
     assert order == list(range(1, WAITERS_MAX))
@@ -279,31 +279,31 @@ async def test_names_that_callers_make_up_are_forgotten_when_their_calls_are_ref
 ) -> None:
     parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), world.clock)
     key = ("key:k", 1)
-    first = await parallel.take((("user:first", 3), key))
-    waiting = [asyncio.create_task(parallel.take(((f"user:{number}", 3), key))) for number in range(WAITERS_MAX)]
+    first = await parallel.take_slots((("user:first", 3), key))
+    waiting = [asyncio.create_task(parallel.take_slots(((f"user:{number}", 3), key))) for number in range(WAITERS_MAX)]
     await asyncio.sleep(0)
     for number in range(WAITERS_MAX, 100):
         with pytest.raises(Withheld):
-            await parallel.take(((f"user:{number}", 3), key))
+            await parallel.take_slots(((f"user:{number}", 3), key))
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert [one.name for one in parallel.slots()] == ["parallel:user:first", "parallel:key:k"]
-    first.give_back()
+    first.release_key_slots()
     assert not parallel.slots()
 
 
 async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(world: RouterWorld) -> None:
     parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), world.clock)
     for _ in range(2):
-        await parallel.take((("key:k", 2),))
-    parallel.give_back((("key:k", 2),))
-    waits = asyncio.create_task(parallel.take((("key:k", 1),)))
+        await parallel.take_slots((("key:k", 2),))
+    parallel.release_slots((("key:k", 2),))
+    waits = asyncio.create_task(parallel.take_slots((("key:k", 1),)))
     await asyncio.sleep(0)
     assert not waits.done()
-    await parallel.take((("key:k", 3),))
-    parallel.give_back((("key:k", 3),))
-    parallel.give_back((("key:k", 3),))
+    await parallel.take_slots((("key:k", 3),))
+    parallel.release_slots((("key:k", 3),))
+    parallel.release_slots((("key:k", 3),))
     await waits
 
 
@@ -314,11 +314,11 @@ async def test_a_part_of_a_shared_cap_is_asked_for_and_nothing_goes_beyond_it(
     parallel = KeySlots(demand, world.clock)
     sharing = SlotSharing(limits, demand, (parallel,), RoomSignal(WaitLine()), None)
     try:
-        await parallel.take((("key:k", 5),))
-        second = asyncio.create_task(parallel.take((("key:k", 5),)))
+        await parallel.take_slots((("key:k", 5),))
+        second = asyncio.create_task(parallel.take_slots((("key:k", 5),)))
         await asyncio.sleep(0)
         assert not second.done(), "this process's part is one"
-        parallel.give_back((("key:k", 5),))
+        parallel.release_slots((("key:k", 5),))
         await second
     finally:
         await sharing.close()

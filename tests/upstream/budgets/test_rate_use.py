@@ -58,7 +58,7 @@ class Upstream:
     async def post(self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None) -> HttpReply:
         await asyncio.sleep(0.002)
         if permit is not None:
-            permit.begin()
+            permit.begin_send()
         self.sent_ms.append(self._clock.monotonic_ms())
         await asyncio.sleep(self._call_s)
         usage = b'"usage":{"prompt_tokens":%d,"completion_tokens":1}' % (self.tokens - 1)
@@ -87,9 +87,9 @@ class FarLimits:
         await self._travel()
         return grants
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
+    async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
         await self._travel()
-        await self._inner.settle(settlements)
+        await self._inner.settle_grants(settlements)
 
     async def share_slots(
         self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]

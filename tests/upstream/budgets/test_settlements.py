@@ -25,7 +25,7 @@ class Counting:
     async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         raise AssertionError("nothing is asked for here")
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
+    async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
         self.settled += settlements
 
     def has(self, count: int) -> bool:
@@ -78,8 +78,8 @@ async def test_settlements_that_come_after_others_were_sent_are_sent_too() -> No
 
 async def test_what_comes_while_a_stop_settles_is_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Late(Counting):
-        async def settle(self, settlements: Sequence[Settlement]) -> None:
-            await super().settle(settlements)
+        async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
+            await super().settle_grants(settlements)
             if len(self.settled) == 1:
                 # From here on a pause would outlast the stop.
                 monkeypatch.setattr("tidegate.upstream.budgets.settlements.SETTLE_S", 3_600)
@@ -96,7 +96,7 @@ async def test_a_stop_does_not_wait_for_limits_that_never_answer() -> None:
     class Silent(Counting):
         is_asked = is_cancelled = False
 
-        async def settle(self, settlements: Sequence[Settlement]) -> None:
+        async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
             self.is_asked = True
             try:
                 await asyncio.Event().wait()
@@ -114,8 +114,8 @@ async def test_a_stop_does_not_wait_for_limits_that_never_answer() -> None:
 
 async def test_a_settlement_that_failed_is_not_sent_again_frees_nothing_and_stops_no_other() -> None:
     class Failing(Counting):
-        async def settle(self, settlements: Sequence[Settlement]) -> None:
-            await super().settle(settlements)
+        async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
+            await super().settle_grants(settlements)
             if len(self.settled) == 1:
                 raise LimitsUnavailable("the store is away")
 

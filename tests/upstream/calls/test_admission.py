@@ -42,14 +42,14 @@ class Heard:
         assert name == "one"
         self.announced += 1
 
-    def begin(self, *what: Any) -> str:
+    def begin_flight(self, *what: Any) -> str:
         self.flights.append(("begins", *what))
         return "flight"
 
     def first_token(self, flight: str) -> None:
         self.flights.append(("has its first token", flight))
 
-    def end(self, flight: str, tokens: int | None, *, refused: bool) -> None:
+    def end_flight(self, flight: str, tokens: int | None, *, refused: bool) -> None:
         self.flights.append(("ends", flight, tokens, refused))
 
     def stands(self, *what: Any) -> None:
@@ -70,7 +70,9 @@ class Gate:
 
     def begin(self, traffic: Traffic | None = None, **call: Any) -> Admission:
         asked = self.world.call(**call)
-        begun: Admission = self.admissions.begin(self.route, self.state, asked, traffic, self.world.clock.monotonic)
+        begun: Admission = self.admissions.begin_call(
+            self.route, self.state, asked, traffic, self.world.clock.monotonic
+        )
         return begun
 
     def taken(self) -> tuple[int, int, int, int]:
@@ -92,9 +94,9 @@ async def test_a_user_is_known_to_wait_until_the_first_token_comes_or_the_call_e
         assert one.taken() == (0, 2, 2, 2)
         one.admissions.first_token(first)
         one.admissions.first_token(first)
-        one.admissions.end(second)
+        one.admissions.end_call(second)
         one.admissions.first_token(second)
-        one.admissions.end(first, answer_tokens=3)
+        one.admissions.end_call(first, answer_tokens=3)
         assert one.heard.users == [(1, 1), (2, 2), (2, 1), (1, 0), (0, 0)]
         assert one.heard.announced == 5
         assert (one.taken(), one.heard.flights) == ((0, 0, 0, 0), [])
@@ -107,7 +109,7 @@ async def test_the_first_token_of_an_answer_that_is_not_streamed_is_taken_to_com
     monkeypatch.setattr(admissions, "UNSEEN_FIRST_TOKEN_S", 0.0)
     async with gate() as one:
         whole, other, streamed = one.begin(WHOLE), one.begin(WHOLE), one.begin(STREAM)
-        one.admissions.end(other)
+        one.admissions.end_call(other)
         assert other.timer is not None
         assert other.timer.cancelled()
         timer = whole.timer
@@ -120,7 +122,7 @@ async def test_the_first_token_of_an_answer_that_is_not_streamed_is_taken_to_com
         await asyncio.sleep(0.001)
         assert one.taken() == (0, 2, 0, 2)
         for ended in (whole, streamed):
-            one.admissions.end(ended)
+            one.admissions.end_call(ended)
         assert (one.taken(), one.heard.users[-1]) == ((0, 0, 0, 0), (0, 0))
 
 
@@ -131,10 +133,10 @@ async def test_the_tide_hears_how_flights_of_batch_work_end_and_of_flex_calls_no
         assert one.taken() == (2, 0, 0, 2)
         assert one.router._model_slots._out == {"m": 2}
         one.admissions.first_token(item)
-        one.admissions.end(item, answer_tokens=7)
-        one.admissions.end(flex, answer_tokens=7)
+        one.admissions.end_call(item, answer_tokens=7)
+        one.admissions.end_call(flex, answer_tokens=7)
         for error in (Throttled("busy", status=429), Unavailable("away", status=503), Ambiguous("lost", status=500)):
-            one.admissions.end(one.begin(key="item", body=b"item"), error)
+            one.admissions.end_call(one.begin(key="item", body=b"item"), error)
         assert [flight for flight in one.heard.flights if flight[0] != "begins"] == [
             ("has its first token", "flight"),
             ("ends", "flight", 7, False),
@@ -153,7 +155,7 @@ async def test_the_tide_hears_how_flights_of_batch_work_end_and_of_flex_calls_no
             one.state.tide = cast(Any, at_begin)
             changed, count = one.begin(), len(one.heard.flights)
             one.state.tide = cast(Any, at_end)
-            one.admissions.end(changed)
+            one.admissions.end_call(changed)
             assert len(one.heard.flights) == count
 
 
@@ -169,7 +171,7 @@ async def test_a_call_of_an_open_circuit_is_its_probe_and_whoever_waits_looks_ag
         probe = one.begin()
         assert (probe.is_probe, one.state.breaker.state) == (True, BreakerState.PROBING)
         assert one.state.breaker.ready_at_ms > now_ms
-        one.admissions.end(probe)
+        one.admissions.end_call(probe)
         assert (one.state.breaker.state, woken) == (BreakerState.OPEN, [True])
 
 

@@ -71,7 +71,7 @@ async def test_a_cap_of_the_model_and_one_over_all_bound_what_is_free() -> None:
     async with world.router(place("one"), capacity=Capacity(model_in_flight_max={"m": 3})) as router:
         assert router.free_slots("m") == 3
         for left in (2, 1, 0):
-            router._model_slots.begin("m")
+            router._model_slots.take_model_slot("m")
             assert router.free_slots("m") == left
 
 
@@ -200,7 +200,7 @@ async def test_an_item_needs_a_slot_a_try_and_the_tide() -> None:
         for room in (True, True, True, False):
             assert view.has_model_slots(route, call, now_ms) is room
             assert view.takes_item(state, call, now_ms), "slots of the model are another's question"
-            router._model_slots.begin("m")
+            router._model_slots.take_model_slot("m")
             state.begin_background()
         assert not view.takes_item(state, call, now_ms)
         state.end_background()

@@ -20,85 +20,85 @@ def seats(connections_max: int, kept: int) -> ConnectionSlots:
 
 async def test_batch_leaves_the_kept_part_alone() -> None:
     some = seats(4, 1)
-    assert [some.take(interactive=False) for _ in range(4)] == [True, True, True, False]
+    assert [some.take_slot(interactive=False) for _ in range(4)] == [True, True, True, False]
     assert some.free() == 0
-    assert some.take(interactive=True)
-    assert not some.take(interactive=True)
-    some.give_back(interactive=False)
+    assert some.take_slot(interactive=True)
+    assert not some.take_slot(interactive=True)
+    some.release_slot(interactive=False)
     assert some.free() == 1
-    assert some.take(interactive=True), "what is free of all the rest is for interactive calls too"
+    assert some.take_slot(interactive=True), "what is free of all the rest is for interactive calls too"
     assert some.free() == 0
 
 
 async def test_interactive_calls_go_first() -> None:
     some = seats(2, 1)
-    assert some.take(interactive=False)
-    assert some.take(interactive=True)
+    assert some.take_slot(interactive=False)
+    assert some.take_slot(interactive=True)
     batch = asyncio.create_task(some.wait(60, interactive=False))
     await asyncio.sleep(0)
     first = asyncio.create_task(some.wait(60, interactive=True))
     await asyncio.sleep(0)
-    some.give_back(interactive=False)
+    some.release_slot(interactive=False)
     await first
     assert not batch.done()
-    some.give_back(interactive=True)
+    some.release_slot(interactive=True)
     await batch
     assert some.free() == 0
-    some.give_back(interactive=True)
-    some.give_back(interactive=False)
+    some.release_slot(interactive=True)
+    some.release_slot(interactive=False)
     assert some.free() == 1
 
 
 async def test_whoever_stops_waiting_takes_nothing() -> None:
     some = seats(2, 0)
-    assert some.take(interactive=False)
-    assert some.take(interactive=False)
+    assert some.take_slot(interactive=False)
+    assert some.take_slot(interactive=False)
     with pytest.raises(PoolExhausted) as said:
         await some.wait(0.01, interactive=True)
     assert said.value.code == "upstream_pool_timeout"
     waiting = asyncio.create_task(some.wait(60, interactive=False))
     await asyncio.sleep(0)
-    some.give_back(interactive=False)
+    some.release_slot(interactive=False)
     # The seat was handed over, and in the same moment nobody wants it any more.
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert some.free() == 1
-    assert some.take(interactive=False)
+    assert some.take_slot(interactive=False)
 
 
 @pytest.mark.parametrize("interactive", [False, True])
 @pytest.mark.parametrize("handed_over", [False, True])
 async def test_a_cancelled_waiter_leaves_every_seat_usable(interactive: bool, handed_over: bool) -> None:
     some = seats(2, 1)
-    assert some.take(interactive=False)
-    assert some.take(interactive=True)
+    assert some.take_slot(interactive=False)
+    assert some.take_slot(interactive=True)
     waiting = asyncio.create_task(some.wait(60, interactive=interactive))
     await asyncio.sleep(0)
     if handed_over:
-        some.give_back(interactive=interactive)
+        some.release_slot(interactive=interactive)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert not some._background, "the line holds only calls that still wait"
     assert not some._interactive
     if not handed_over:
-        some.give_back(interactive=interactive)
-    some.give_back(interactive=not interactive)
+        some.release_slot(interactive=interactive)
+    some.release_slot(interactive=not interactive)
     assert some.free() == 1
-    assert [some.take(interactive=False), some.take(interactive=False)] == [True, False]
-    assert [some.take(interactive=True), some.take(interactive=True)] == [True, False]
+    assert [some.take_slot(interactive=False), some.take_slot(interactive=False)] == [True, False]
+    assert [some.take_slot(interactive=True), some.take_slot(interactive=True)] == [True, False]
 
 
 @pytest.mark.parametrize("interactive", [False, True])
 async def test_a_seat_passes_over_a_cancelled_waiter_to_the_next(interactive: bool) -> None:
     some = seats(2, 1)
-    assert some.take(interactive=False)
-    assert some.take(interactive=True)
+    assert some.take_slot(interactive=False)
+    assert some.take_slot(interactive=True)
     gone, next_one = (asyncio.create_task(some.wait(60, interactive=interactive)) for _ in range(2))
     await asyncio.sleep(0)
     gone.cancel()
-    some.give_back(interactive=interactive)
+    some.release_slot(interactive=interactive)
     await asyncio.wait_for(next_one, 10)
     assert gone.cancelled()
 

@@ -230,8 +230,8 @@ async def test_a_connection_on_which_the_server_speaks_first_is_not_used() -> No
         pass
     else:
         await eventually(connection.has_spoken, "the greeting to arrive")
-        transport.connections.give_back(template.key, connection, whole=True)
-    assert transport.connections.take(template.key) is None
+        transport.connections.keep_or_close(template.key, connection, whole=True)
+    assert transport.connections.take_idle(template.key) is None
     assert transport.connections.open_count() == 0
     await transport.close()
     server.close()

@@ -24,7 +24,7 @@ def shared(safe_until_ms: Callable[[], float] = lambda: 2_000_000.0) -> tuple[Sl
 
 
 async def waiting(parallel: KeySlots, count: int) -> list[asyncio.Task[KeyPlace]]:
-    tasks = [asyncio.create_task(parallel.take(KEY)) for _ in range(count)]
+    tasks = [asyncio.create_task(parallel.take_slots(KEY)) for _ in range(count)]
     await asyncio.sleep(0)
     return tasks
 
@@ -59,7 +59,7 @@ async def test_a_share_that_comes_lets_as_many_go_as_it_has_places() -> None:
     assert places.wanted() == 5, "not more than the cap"
     await leave([*left, *more])
     for task in gone:
-        task.result().give_back()
+        task.result().release_key_slots()
     parallel.has_shares()
     assert list(parallel.slots()) == [places], "what is shared goes when its share does"
     places.grant(0)
@@ -86,13 +86,13 @@ async def test_nothing_goes_on_places_that_may_be_anothers() -> None:
 async def test_one_that_leaves_when_its_turn_has_come_passes_it_on() -> None:
     parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), HandClock())
     one = (("key:k", 1),)
-    held = await parallel.take(one)
-    tasks = [asyncio.create_task(parallel.take(one)) for _ in range(2)]
+    held = await parallel.take_slots(one)
+    tasks = [asyncio.create_task(parallel.take_slots(one)) for _ in range(2)]
     await asyncio.sleep(0)
-    held.give_back()
+    held.release_key_slots()
     tasks[0].cancel()
     place = await tasks[1]
-    place.give_back()
+    place.release_key_slots()
     assert not parallel.slots()
 
 
@@ -100,7 +100,7 @@ async def test_one_that_waited_in_vain_is_put_off_for_a_moment(monkeypatch: pyte
     monkeypatch.setattr(key_slots, "WAIT_S", 0.0)
     _, parallel = shared()
     with pytest.raises(Withheld) as put_off:
-        await parallel.take(KEY)
+        await parallel.take_slots(KEY)
     assert (put_off.value.until_ms, put_off.value.retry_after_ms) == (1_000_000.0 + AGAIN_MS, AGAIN_MS)
     [places] = parallel.slots()
     assert places.wanted() == 0

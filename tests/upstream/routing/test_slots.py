@@ -457,11 +457,11 @@ def test_a_process_keeps_a_little_more_than_it_uses() -> None:
     """Also of calls that have been out for longer than one answer."""
     one = Slots("one", 16, 16)
     for _ in range(4):
-        one.begin()
+        one.take_slot()
     for _ in range(2):
         one.grant(16)
         assert one.wanted() == 6
-    one.end()
+    one.release_slot()
     one.grant(16)
     assert one.wanted() == 4
 
@@ -485,7 +485,7 @@ def test_as_many_slots_are_asked_for_as_are_likely_to_be_needed(
 ) -> None:
     one = Slots("one", 12, share)
     for _ in range(in_flight):
-        one.begin()
+        one.take_slot()
     if is_short:
         one.note_short()
     one.keep_spare(spare)
@@ -510,7 +510,7 @@ def test_slots_that_came_for_one_who_asked_are_kept_until_it_looks_again_and_not
 def test_a_cap_that_is_lifted_is_given_back_once_and_calls_of_a_model_count_before_it_has_one() -> None:
     slots = ModelSlots({"a": 2}, 5, is_alone=True)
     for model in ("a", "b", "b"):
-        slots.begin(model)
+        slots.take_model_slot(model)
     assert (slots.room("a"), slots.room("b"), slots.room("c")) == (1, 2, 2)
     slots.allow(None)
     assert [one.name for one in slots.slots()] == ["model:a", "global"]
@@ -521,15 +521,15 @@ def test_a_cap_that_is_lifted_is_given_back_once_and_calls_of_a_model_count_befo
     slots.note_short("b")
     assert {one.name: one.is_short for one in slots.slots()} == {"model:b": True, "global": False}
     for model in ("a", "a"):
-        slots.begin(model)
+        slots.take_model_slot(model)
     slots.note_short("a")
     assert {one.name: one.is_short for one in slots.slots()} == {"model:b": True, "global": True}
     for model in ("a", "a", "a", "b", "b"):
-        slots.end(model)
+        slots.release_model_slot(model)
     assert (slots.room("b"), slots.room("a"), slots._out) == (2, 5, {})
     free = ModelSlots({}, 0, is_alone=True)
-    free.begin("a")
-    free.end("a")
+    free.take_model_slot("a")
+    free.release_model_slot("a")
     assert (free.has_caps, free.room("a")) == (False, float("inf"))
 
 

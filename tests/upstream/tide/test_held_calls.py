@@ -13,8 +13,8 @@ async def test_a_call_that_begins_stands_no_longer() -> None:
     async with sea() as at:
         at.tide.stands("first", b"x" * 100)
         at.tide.stands("second", b"x" * 100)
-        flight = at.tide.begin("first", b"x" * 100, at.world.clock.monotonic_ms())
+        flight = at.tide.begin_flight("first", b"x" * 100, at.world.clock.monotonic_ms())
         assert list(at.tide._held) == ["second"]
-        at.tide.end(flight, None)
+        at.tide.end_flight(flight, None)
         at.tide.forget("second")
         assert not at.tide._held

@@ -683,7 +683,7 @@ async def test_a_flex_call_is_one_of_the_tides_flights_and_is_never_taken_back()
 async def test_first_tokens_in_a_row_ask_the_controller_once_and_wake_whoever_stands() -> None:
     async with sea() as at:
         now_ms = at.world.clock.monotonic_ms()
-        flights = [at.tide.begin(f"k{number}", b"x" * SHORT_BYTES, now_ms) for number in range(50)]
+        flights = [at.tide.begin_flight(f"k{number}", b"x" * SHORT_BYTES, now_ms) for number in range(50)]
         asked = 0
         observe = at.tide._tide.observe
 
@@ -698,4 +698,4 @@ async def test_first_tokens_in_a_row_ask_the_controller_once_and_wake_whoever_st
             at.tide.first_token(flight)
         assert (asked, at.tide._awaiting_tokens) == (1, 0)
         for flight in flights:
-            at.tide.end(flight, None)
+            at.tide.end_flight(flight, None)

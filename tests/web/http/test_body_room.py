@@ -155,8 +155,8 @@ def _has_begun(held: Held) -> bool:
 @pytest.mark.parametrize("other", ["", "b"])
 def test_the_largest_body_fits_into_a_room_that_is_too_small(other: str) -> None:
     room = BodyRoom(10, 100)
-    room.take("a", 100)
+    room.reserve_room("a", 100)
     with pytest.raises(ApiProblem):
-        room.take(other or "a", 1)
-    room.give_back("a", 100)
-    room.take("b", 100)
+        room.reserve_room(other or "a", 1)
+    room.release_room("a", 100)
+    room.reserve_room("b", 100)

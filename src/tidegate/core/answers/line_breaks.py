@@ -38,7 +38,7 @@ class StreamEscaper:
                 break
         return escape_line_breaks(chunk)
 
-    def end(self) -> bytes:
+    def end_stream(self) -> bytes:
         """Return what is still held, as it came."""
         held, self._held = self._held, b""
         return held

@@ -107,7 +107,7 @@ class StreamRedactor:
         self._kept = data[len(data) - kept :] if kept else b""
         return data[: len(data) - kept] if kept else data
 
-    def end(self) -> bytes:
+    def end_stream(self) -> bytes:
         """Return what was kept."""
         kept, self._kept = self._kept, b""
         return kept
@@ -135,7 +135,7 @@ class EventRedactor:
             return data
         return b"".join([self._read(line) for line in data.splitlines(keepends=True)])
 
-    def end(self) -> bytes:
+    def end_stream(self) -> bytes:
         """Return what was kept."""
         kept, self._kept = self._kept, b""
         return (self._read(kept) if kept else b"") + self._release()

@@ -24,7 +24,7 @@ class _Text(list[str]):
 
 
 class WholeAnswer:
-    """Feed it the bytes of a stream; `end` gives the answer. Raises StreamBroken where they are no stream that can be followed."""
+    """Feed it the bytes of a stream; `end_stream` gives the answer. Raises StreamBroken where they are no stream that can be followed."""
 
     def __init__(self, endpoint: str, event_bytes_max: int) -> None:
         self._reader = EventReader(event_bytes_max)
@@ -41,7 +41,7 @@ class WholeAnswer:
         for event in self._reader.feed(chunk):
             self._take(event)
 
-    def end(self) -> bytes:
+    def end_stream(self) -> bytes:
         """The answer, as JSON. An event without its end counts too: some clients read it."""
         self.feed(b"\n\n")
         whole = dict(self._whole)

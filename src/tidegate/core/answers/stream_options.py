@@ -80,7 +80,7 @@ class UsageChunkFilter:
         whole, self._held = data[:end], data[end:]
         return _without_usage_chunks(whole)
 
-    def end(self) -> bytes:
+    def end_stream(self) -> bytes:
         """Return what was held back of an event without its end."""
         held, self._held = self._held, b""
         return _without_usage_chunks(held)

@@ -60,7 +60,7 @@ class UsageReader:
     """`usage` is None until the stream reports it; `uncounted_bytes` is the text since it last
     reported its output.
 
-    Both are right once `end` was called. Until then only a few bytes are kept: the text of a stream
+    Both are right once `end_stream` was called. Until then only a few bytes are kept: the text of a stream
     that reports its usage at its end need not be read.
     """
 
@@ -79,7 +79,7 @@ class UsageReader:
         if self._kept_bytes > KEPT_BYTES_MAX:
             self._read_kept()
 
-    def end(self) -> None:
+    def end_stream(self) -> None:
         """Read all that came, with a last line that has no line end."""
         self._kept.append(b"\n")
         self._read_kept()

@@ -50,7 +50,7 @@ class Window(Protocol):
     def owe(self, count: int) -> None:
         """This much was used without having been taken: it is taken as room comes free."""
 
-    def give_back(self, granted_at: int, count: int, *, owed: bool) -> None:
+    def undo_taken(self, granted_at: int, count: int, *, owed: bool) -> None:
         """Undo part of what was taken at a moment, as far as it still counts; where it was `owed` in part, also from the debt."""
 
     def wait(self, now: int, limit: int, need: int) -> int:
@@ -173,7 +173,7 @@ class Sliding:
     def owe(self, count: int) -> None:
         self.debt = min(self.debt + count, TOKENS_MAX)
 
-    def give_back(self, granted_at: int, count: int, *, owed: bool) -> None:
+    def undo_taken(self, granted_at: int, count: int, *, owed: bool) -> None:
         bucket = granted_at // self._span.bucket_ms
         place = bisect_left(self._at, bucket)
         if place == len(self._at) or self._at[place] != bucket:
@@ -271,7 +271,7 @@ class Calendar:
     def owe(self, count: int) -> None:
         self.debt = min(self.debt + count, TOKENS_MAX)
 
-    def give_back(self, granted_at: int, count: int, *, owed: bool) -> None:
+    def undo_taken(self, granted_at: int, count: int, *, owed: bool) -> None:
         if calendar_index(self._period, granted_at) != self._index:
             return
         back = min(count, self.used)
@@ -327,7 +327,7 @@ class Total:
     def owe(self, count: int) -> None:
         self.used = min(self.used + count, TOKENS_MAX)
 
-    def give_back(self, granted_at: int, count: int, *, owed: bool) -> None:
+    def undo_taken(self, granted_at: int, count: int, *, owed: bool) -> None:
         self.used -= min(count, self.used)
 
     def wait(self, now: int, limit: int, need: int) -> int:

@@ -53,7 +53,7 @@ def _grant(ask: BudgetRequest, ledgers: Mapping[str, Ledger], now: int, waited_f
     sums = (ask.tokens, ask.nano) if is_whole else (count * each[0], count * each[1])
     if count:
         for budget, limit in bounds:
-            ledgers[budget.id].take(limit, now, count, sums[budget.in_money])
+            ledgers[budget.id].reserve(limit, now, count, sums[budget.in_money])
     rooms = tuple(
         ledgers[budget.id].room(budget, limit, now) for budget, limit in bounds if budget.kind is BudgetKind.CALLS
     )
@@ -108,4 +108,4 @@ def settle(settlements: Sequence[Settlement], ledgers: Mapping[str, Ledger], now
             amounts = money if budget.in_money else (reserved, used)
             for limit in budget.limits:
                 if limit.enabled:
-                    ledgers[budget.id].settle(limit, now, granted_at, unsent, *amounts)
+                    ledgers[budget.id].settle_usage(limit, now, granted_at, unsent, *amounts)

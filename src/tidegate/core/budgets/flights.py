@@ -49,14 +49,14 @@ class Flights(Sliding):
         buckets = -(-ms // self._span.bucket_ms)
         self._whose = {(at + buckets, mark): count for (at, mark), count in self._whose.items()}
 
-    def begin(self, now: int, count: int, mark: int) -> None:
+    def begin_flights(self, now: int, count: int, mark: int) -> None:
         """So much goes out in the name of this holder."""
         if count:
             self.add(now, count)
             one = (self._at[-1], mark)
             self._whose[one] = self._whose.get(one, 0) + count
 
-    def end(self, granted_at: int, count: int, mark: int) -> None:
+    def end_flights(self, granted_at: int, count: int, mark: int) -> None:
         """So much of what this holder was granted at a moment is in flight no longer."""
         self._end((granted_at // self._span.bucket_ms, mark), count)
 
@@ -69,7 +69,7 @@ class Flights(Sliding):
 
     def _end(self, one: tuple[int, int], count: int) -> None:
         known = self._whose.get(one, 0)
-        self.give_back(one[0] * self._span.bucket_ms, min(count, known), owed=False)
+        self.undo_taken(one[0] * self._span.bucket_ms, min(count, known), owed=False)
         if count < known:
             self._whose[one] = known - count
         else:

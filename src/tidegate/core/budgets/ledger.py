@@ -43,7 +43,7 @@ class Ledger:
                 requests = min(requests, room // each)
         return requests
 
-    def take(self, limit: Limit, now: int, requests: int, tokens: int) -> None:
+    def reserve(self, limit: Limit, now: int, requests: int, tokens: int) -> None:
         """Count these; call `fits` first."""
         windows = self._rolled(limit, now)
         windows[0].add(now, requests)
@@ -69,14 +69,16 @@ class Ledger:
             budget, limit.period, _side(windows[0], limit.requests, now), _side(windows[1], limit.tokens, now)
         )
 
-    def settle(self, limit: Limit, now: int, granted_at: int, unsent: int, reserved: int, used: int) -> None:
+    def settle_usage(self, limit: Limit, now: int, granted_at: int, unsent: int, reserved: int, used: int) -> None:
         """Replace what was reserved at a moment by what was used, and take back what was never sent."""
         windows = self._rolled(limit, now)
-        windows[0].give_back(granted_at, unsent, owed=False)
+        windows[0].undo_taken(granted_at, unsent, owed=False)
         if used > reserved:
             windows[1].owe(min(used - reserved, TOKENS_MAX))
         elif used < reserved:
-            windows[1].give_back(granted_at, reserved - used, owed=limit.tokens is not None and reserved > limit.tokens)
+            windows[1].undo_taken(
+                granted_at, reserved - used, owed=limit.tokens is not None and reserved > limit.tokens
+            )
         windows[1].roll(now, limit.tokens)
 
     def _rolled(self, limit: Limit, now: int) -> tuple[Window, Window]:

@@ -40,9 +40,9 @@ class MoneyLedger(Ledger):
             return requests
         return min(requests, self._rolled(limit, now)[1].room(now, limit.nano) // each)
 
-    def take(self, limit: Limit, now: int, requests: int, tokens: int) -> None:
+    def reserve(self, limit: Limit, now: int, requests: int, tokens: int) -> None:
         in_flight, taken = self._both(limit, now)
-        in_flight.begin(now, tokens, self.holder)
+        in_flight.begin_flights(now, tokens, self.holder)
         taken.add(now, tokens)
 
     def left(self, limit: Limit, now: int) -> int:
@@ -65,13 +65,13 @@ class MoneyLedger(Ledger):
             return 0
         return self._rolled(limit, now)[1].wait(now, limit.nano, each)
 
-    def settle(self, limit: Limit, now: int, granted_at: int, unsent: int, reserved: int, used: int) -> None:
+    def settle_usage(self, limit: Limit, now: int, granted_at: int, unsent: int, reserved: int, used: int) -> None:
         in_flight, taken = self._both(limit, now)
-        in_flight.end(granted_at, reserved, self.holder)
+        in_flight.end_flights(granted_at, reserved, self.holder)
         if used > reserved:
             taken.owe(min(used - reserved, TOKENS_MAX))
         elif used < reserved:
-            taken.give_back(granted_at, reserved - used, owed=False)
+            taken.undo_taken(granted_at, reserved - used, owed=False)
         taken.roll(now, limit.nano)
 
     def forget_flights(self, living: Collection[int]) -> bool:

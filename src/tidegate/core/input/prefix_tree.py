@@ -29,7 +29,7 @@ class PrefixFamily:
         self.cut, self.opening = resume(start, len(start))
         self.reference = start[: self.cut]
 
-    def take(self, prompt: bytes) -> bool:
+    def add_prompt(self, prompt: bytes) -> bool:
         """Make room for one more prompt; True when the cut had to move."""
         if prompt.startswith(self.reference[: self.cut]):
             return False

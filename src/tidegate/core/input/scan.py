@@ -92,7 +92,7 @@ class Scan:
     def item_count(self) -> int:
         return len(self.at) + len(self.bad_at)
 
-    def begin(self, data: bytes) -> None:
+    def read_first(self, data: bytes) -> None:
         """Take the first bytes of the input, which say what kind of file it is."""
         if fault := strange_file(data):
             self._stop(fault.at(1))
@@ -287,7 +287,7 @@ class Scan:
         prompt = line[checked.prompt_at : checked.prompt_at + checked.prompt_size]
         family_number = self._family_of(checked, prompt)
         family = self.families[family_number]
-        if family.take(prompt):
+        if family.add_prompt(prompt):
             self._follow(family_number)
         self.at.append(at)
         self.size.append(len(line) + 1)

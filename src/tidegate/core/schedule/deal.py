@@ -135,7 +135,7 @@ class Deal:
 
     # -- taking
 
-    def take(self, job: JobView, why: Why, count: int = 1) -> None:
+    def deal_slices(self, job: JobView, why: Why, count: int = 1) -> None:
         ground = self.grounds[job.model]
         flow = ground.flows[job.share_owner]
         units = job.slice_units * count

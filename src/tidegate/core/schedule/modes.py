@@ -64,7 +64,7 @@ def _fifo(deal: Deal) -> None:
     for queue in deal.queues(*grounds):
         for job in deal.prioritised(deal.line_up(jobs[queue], by_age)):
             while deal.open(deal.grounds[job.model]) and deal.takeable(job):
-                deal.take(job, Why.FIFO)
+                deal.deal_slices(job, Why.FIFO)
             if deal.slices_left <= 0:
                 return
 
@@ -75,7 +75,7 @@ def _slices(deal: Deal) -> None:
         offer = rounds.next(deal)
         if offer is None:
             return
-        deal.take(*offer)
+        deal.deal_slices(*offer)
 
 
 def _model_capacity(deal: Deal) -> None:
@@ -102,7 +102,7 @@ def _in_turn(deal: Deal, layers: list[Layer]) -> None:
         if offer is None:
             heappop(turns)
         else:
-            deal.take(*offer)
+            deal.deal_slices(*offer)
             heapreplace(turns, (dealt + 1, at, name))
 
 

@@ -33,32 +33,32 @@ def answer_to_anthropic(body: bytes) -> Translated:
     content, refused = _blocks(message)
     called = any(block["type"] == "tool_use" for block in content)
     out: dict[str, Any] = {
-        "id": id_to_anthropic(fields.take("id", str) or ""),
+        "id": id_to_anthropic(fields.field_value("id", str) or ""),
         "type": "message",
         "role": "assistant",
-        "model": fields.take("model", str) or "",
+        "model": fields.field_value("model", str) or "",
         "content": content,
         **_stop(choice, called, refused),
-        "usage": usage_to_anthropic(fields.take("usage")),
+        "usage": usage_to_anthropic(fields.field_value("usage")),
     }
     return Translated(encode(out), tuple(voice.left_out))
 
 
 def _blocks(message: Fields) -> tuple[list[dict[str, Any]], bool]:
     blocks: list[dict[str, Any]] = []
-    thought = message.take("reasoning_content", str) or message.take("reasoning", str)
+    thought = message.field_value("reasoning_content", str) or message.field_value("reasoning", str)
     if thought:
         blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
-    text = message.take("content", str)
-    refusal = message.take("refusal", str)
+    text = message.field_value("content", str)
+    refusal = message.field_value("refusal", str)
     blocks += [{"type": "text", "text": one} for one in (text, refusal) if one]
     for call in message.each("tool_calls"):
-        if call.take("type", str) not in (None, "function"):
+        if call.field_value("type", str) not in (None, "function"):
             raise message.voice.unsupported(call.at("type"))
         function = call.inner("function")
         if function is None:
             raise message.voice.malformed(call.at("function"), "is missing")
-        arguments = function.take("arguments", str) or ""
+        arguments = function.field_value("arguments", str) or ""
         blocks.append(
             {
                 "type": "tool_use",
@@ -79,7 +79,7 @@ def _stop(choice: Fields, called: bool, refused: bool) -> dict[str, Any]:
     if reason is None:
         raise choice.voice.unsupported(choice.at("finish_reason"))
     # vLLM says which stop sequence it met; some servers say "stop" behind a tool call.
-    met = choice.take("stop_reason")
+    met = choice.field_value("stop_reason")
     sequence = met if finish == "stop" and isinstance(met, str) else None
     if finish == "stop":
         reason = "refusal" if refused else "tool_use" if called else "stop_sequence" if sequence else reason
@@ -90,7 +90,7 @@ def answer_to_openai(body: bytes, created_s: int) -> Translated:
     """A message as a chat completion. Anthropic's answers carry no time, so the caller says when it came."""
     voice = Voice.answer("a client of OpenAI's API")
     fields = Fields(decode(body, voice), "", voice)
-    if fields.take("type", str) != "message":
+    if fields.field_value("type", str) != "message":
         raise voice.malformed("type", "is not `message`")
     message = _message(fields)
     reason = fields.need("stop_reason", str)
@@ -102,16 +102,16 @@ def answer_to_openai(body: bytes, created_s: int) -> Translated:
         "logprobs": None,
         "finish_reason": STOP_TO_OPENAI[reason],
     }
-    sequence = fields.take("stop_sequence", str)
+    sequence = fields.field_value("stop_sequence", str)
     if reason == "stop_sequence" and sequence is not None:
         choice["stop_reason"] = sequence
     out = {
-        "id": id_to_openai(fields.take("id", str) or ""),
+        "id": id_to_openai(fields.field_value("id", str) or ""),
         "object": "chat.completion",
         "created": created_s,
-        "model": fields.take("model", str) or "",
+        "model": fields.field_value("model", str) or "",
         "choices": [choice],
-        "usage": usage_to_openai(fields.take("usage")),
+        "usage": usage_to_openai(fields.field_value("usage")),
     }
     return Translated(encode(out), tuple(voice.left_out))
 

@@ -79,7 +79,7 @@ class Fields:
     def at(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
 
-    def take(self, name: str, *kinds: type) -> Any:
+    def field_value(self, name: str, *kinds: type) -> Any:
         """The field's value, of one of these kinds; None when it is absent or null."""
         value = self._left.pop(name, None)
         if value is not None and kinds and type(value) not in kinds:
@@ -87,7 +87,7 @@ class Fields:
         return value
 
     def need(self, name: str, *kinds: type) -> Any:
-        value = self.take(name, *kinds)
+        value = self.field_value(name, *kinds)
         if value is None:
             raise self.voice.malformed(self.at(name), "is missing")
         return value
@@ -105,11 +105,11 @@ class Fields:
             raise self.voice.unsupported(self.at(name))
 
     def inner(self, name: str) -> "Fields | None":
-        value = self.take(name)
+        value = self.field_value(name)
         return None if value is None else Fields(value, self.at(name), self.voice)
 
     def each(self, name: str) -> "Iterator[Fields]":
-        for index, value in enumerate(self.take(name, list) or ()):
+        for index, value in enumerate(self.field_value(name, list) or ()):
             yield Fields(value, f"{self.at(name)}[{index}]", self.voice)
 
     def done(self) -> None:

@@ -28,12 +28,12 @@ def request_to_anthropic(body: bytes, output_tokens_default: int = OUTPUT_TOKENS
     _tools(fields, out)
     _output_config(fields, out)
     _user(fields, out)
-    stream = fields.take("stream", bool) or False
+    stream = fields.field_value("stream", bool) or False
     include_usage = False
     if stream:
         out["stream"] = True
     if (options := fields.inner("stream_options")) is not None:
-        include_usage = options.take("include_usage", bool) or False
+        include_usage = options.field_value("include_usage", bool) or False
         options.hint("include_obfuscation")
         options.done()
     fields.hint("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction", "metadata")
@@ -54,7 +54,7 @@ def _nothing_special(fields: Fields) -> None:
 
 
 def _limit(fields: Fields, default: int) -> int:
-    newer, older = fields.take("max_completion_tokens", int), fields.take("max_tokens", int)
+    newer, older = fields.field_value("max_completion_tokens", int), fields.field_value("max_tokens", int)
     if newer is not None and older is not None and newer != older:
         raise fields.voice.malformed("max_tokens", "and `max_completion_tokens` differ: give one of them")
     limit: int = newer if newer is not None else older if older is not None else default
@@ -62,7 +62,7 @@ def _limit(fields: Fields, default: int) -> int:
 
 
 def _sampling(fields: Fields, out: dict[str, Any]) -> None:
-    temperature = fields.take("temperature", int, float)
+    temperature = fields.field_value("temperature", int, float)
     if temperature is not None:
         if temperature > 1:
             raise fields.voice.unsupported(
@@ -70,12 +70,12 @@ def _sampling(fields: Fields, out: dict[str, Any]) -> None:
             )
         out["temperature"] = temperature
     for name, kinds in (("top_p", (int, float)), ("top_k", (int,))):
-        if (value := fields.take(name, *kinds)) is not None:
+        if (value := fields.field_value(name, *kinds)) is not None:
             out[name] = value
-    stop = fields.take("stop", str, list)
+    stop = fields.field_value("stop", str, list)
     if stop:
         out["stop_sequences"] = [stop] if isinstance(stop, str) else stop
-    tier = fields.take("service_tier", str)
+    tier = fields.field_value("service_tier", str)
     if tier is not None:
         if tier not in ("auto", "default"):
             raise fields.voice.unsupported("service_tier")
@@ -83,9 +83,9 @@ def _sampling(fields: Fields, out: dict[str, Any]) -> None:
 
 
 def _user(fields: Fields, out: dict[str, Any]) -> None:
-    user = fields.take("user", str)
+    user = fields.field_value("user", str)
     if user is None:
-        user = fields.take("safety_identifier", str)
+        user = fields.field_value("safety_identifier", str)
     fields.hint("safety_identifier")
     if user is not None:
         out["metadata"] = {"user_id": user}
@@ -93,7 +93,7 @@ def _user(fields: Fields, out: dict[str, Any]) -> None:
 
 def _output_config(fields: Fields, out: dict[str, Any]) -> None:
     config: dict[str, Any] = {}
-    effort = fields.take("reasoning_effort", str)
+    effort = fields.field_value("reasoning_effort", str)
     if effort is not None:
         if effort not in EFFORTS:
             raise fields.voice.unsupported("reasoning_effort")
@@ -107,7 +107,7 @@ def _output_config(fields: Fields, out: dict[str, Any]) -> None:
             config["format"] = {"type": "json_schema", "schema": named.need("schema", dict)}
             named.hint("name", "description")
             # Anthropic always holds itself to the schema, so a caller who does not insist gets no less.
-            named.take("strict", bool)
+            named.field_value("strict", bool)
             named.done()
         elif kind != "text":
             raise fields.voice.unsupported(
@@ -213,7 +213,7 @@ def _tool_result(message: Fields) -> dict[str, Any]:
 
 
 def _assistant(message: Fields) -> Any:
-    content = message.take("content", str, list) or ""
+    content = message.field_value("content", str, list) or ""
     if isinstance(content, list):
         content = [_part(part, ("text",)) for part in each_of(content, message.at("content"), message.voice)]
     calls = [_tool_use(call) for call in message.each("tool_calls")]
@@ -232,10 +232,10 @@ def _tool_use(call: Fields) -> dict[str, Any]:
     if function is None:
         raise call.voice.malformed(call.at("function"), "is missing")
     name, path = function.need("name", str), function.at("arguments")
-    arguments = arguments_object(function.take("arguments", str) or "", path, call.voice)
+    arguments = arguments_object(function.field_value("arguments", str) or "", path, call.voice)
     function.done()
     block = {"type": "tool_use", "id": call.need("id", str), "name": name, "input": arguments}
-    call.take("index", int)
+    call.field_value("index", int)
     call.done()
     return block
 
@@ -262,10 +262,10 @@ def _tools(fields: Fields, out: dict[str, Any]) -> None:
         if function is None:
             raise fields.voice.malformed(tool.at("function"), "is missing")
         translated = {"name": function.need("name", str)}
-        if (description := function.take("description", str)) is not None:
+        if (description := function.field_value("description", str)) is not None:
             translated["description"] = description
-        translated["input_schema"] = function.take("parameters", dict) or {"type": "object", "properties": {}}
-        if (strict := function.take("strict", bool)) is not None:
+        translated["input_schema"] = function.field_value("parameters", dict) or {"type": "object", "properties": {}}
+        if (strict := function.field_value("strict", bool)) is not None:
             translated["strict"] = strict
         function.done()
         tool.done()
@@ -273,7 +273,7 @@ def _tools(fields: Fields, out: dict[str, Any]) -> None:
     if tools:
         out["tools"] = tools
     choice = _tool_choice(fields)
-    if fields.take("parallel_tool_calls", bool) is False and tools:
+    if fields.field_value("parallel_tool_calls", bool) is False and tools:
         choice = choice or {"type": "auto"}
         if choice["type"] != "none":
             choice["disable_parallel_tool_use"] = True
@@ -282,7 +282,7 @@ def _tools(fields: Fields, out: dict[str, Any]) -> None:
 
 
 def _tool_choice(fields: Fields) -> dict[str, Any] | None:
-    wanted = fields.take("tool_choice", str, dict)
+    wanted = fields.field_value("tool_choice", str, dict)
     if wanted is None:
         return None
     if isinstance(wanted, str):

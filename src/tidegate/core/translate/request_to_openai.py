@@ -37,11 +37,11 @@ def request_to_openai(body: bytes, dialect: OpenAiDialect = OPENAI) -> Translate
     _tools(fields, out)
     _output_config(fields, out)
     if (metadata := fields.inner("metadata")) is not None:
-        user = metadata.take("user_id", str)
+        user = metadata.field_value("user_id", str)
         metadata.done()
         if user is not None:
             out["user"] = user
-    stream = fields.take("stream", bool) or False
+    stream = fields.field_value("stream", bool) or False
     if stream:
         # Anthropic's streams always end with the usage, so the upstream is asked for it.
         out |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -52,19 +52,19 @@ def request_to_openai(body: bytes, dialect: OpenAiDialect = OPENAI) -> Translate
 
 def _sampling(fields: Fields, out: dict[str, Any], dialect: OpenAiDialect) -> None:
     for name in ("temperature", "top_p"):
-        if (value := fields.take(name, int, float)) is not None:
+        if (value := fields.field_value(name, int, float)) is not None:
             out[name] = value
-    if dialect.takes_top_k and (top_k := fields.take("top_k", int)) is not None:
+    if dialect.takes_top_k and (top_k := fields.field_value("top_k", int)) is not None:
         out["top_k"] = top_k
-    if stop := fields.take("stop_sequences", list):
+    if stop := fields.field_value("stop_sequences", list):
         out["stop"] = stop
-    tier = fields.take("service_tier", str)
+    tier = fields.field_value("service_tier", str)
     if tier is not None:
         if tier not in ("auto", "standard_only"):
             raise fields.voice.unsupported("service_tier")
         out["service_tier"] = "auto" if tier == "auto" else "default"
     if (thinking := fields.inner("thinking")) is not None:
-        if thinking.take("type", str) != "disabled":
+        if thinking.field_value("type", str) != "disabled":
             raise fields.voice.unsupported(
                 "thinking",
                 "`thinking` has no counterpart at an OpenAI-style server: use `output_config.effort` instead.",
@@ -76,7 +76,7 @@ def _output_config(fields: Fields, out: dict[str, Any]) -> None:
     config = fields.inner("output_config")
     if config is None:
         return
-    effort = config.take("effort", str)
+    effort = config.field_value("effort", str)
     if effort is not None:
         if effort not in EFFORTS:
             raise fields.voice.unsupported("output_config.effort")
@@ -94,7 +94,7 @@ def _output_config(fields: Fields, out: dict[str, Any]) -> None:
 
 
 def _system(fields: Fields) -> Iterator[dict[str, Any]]:
-    system = fields.take("system", str, list)
+    system = fields.field_value("system", str, list)
     if isinstance(system, str):
         yield {"role": "system", "content": system}
     elif system:
@@ -175,11 +175,11 @@ def _assistant(blocks: Iterator[Fields]) -> Iterator[dict[str, Any]]:
 
 
 def _tool_result(block: Fields) -> dict[str, Any]:
-    content = block.take("content", str, list)
+    content = block.field_value("content", str, list)
     if isinstance(content, list):
         parts = [_text(_typed(one, "text")) for one in each_of(content, block.at("content"), block.voice)]
         content = _plain(parts) if parts else ""
-    if block.take("is_error", bool):
+    if block.field_value("is_error", bool):
         block.voice.left_out.append(block.at("is_error"))
     answered = block.need("tool_use_id", str)
     block.hint("cache_control")
@@ -228,10 +228,10 @@ def _tools(fields: Fields, out: dict[str, Any]) -> None:
     for tool in fields.each("tools"):
         tool.only("type", "custom")
         function = {"name": tool.need("name", str)}
-        if (description := tool.take("description", str)) is not None:
+        if (description := tool.field_value("description", str)) is not None:
             function["description"] = description
         function["parameters"] = tool.need("input_schema", dict)
-        if (strict := tool.take("strict", bool)) is not None:
+        if (strict := tool.field_value("strict", bool)) is not None:
             function["strict"] = strict
         tool.hint("cache_control")
         tool.done()
@@ -248,6 +248,6 @@ def _tools(fields: Fields, out: dict[str, Any]) -> None:
         out["tool_choice"] = "required" if kind == "any" else kind
     else:
         raise fields.voice.unsupported("tool_choice.type")
-    if choice.take("disable_parallel_tool_use", bool):
+    if choice.field_value("disable_parallel_tool_use", bool):
         out["parallel_tool_calls"] = False
     choice.done()

@@ -51,7 +51,7 @@ class StreamToAnthropic:
             self._fail(out, str(wrong))
         return b"".join(out)
 
-    def end(self) -> bytes:
+    def end_stream(self) -> bytes:
         """The upstream closed its stream."""
         out: list[bytes] = []
         if not self.ended:

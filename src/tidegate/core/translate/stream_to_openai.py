@@ -50,7 +50,7 @@ class StreamToOpenai:
             self._fail(out, str(wrong))
         return b"".join(out)
 
-    def end(self) -> bytes:
+    def end_stream(self) -> bytes:
         """The upstream closed its stream."""
         out: list[bytes] = []
         if not self.ended:

@@ -144,7 +144,7 @@ class EngineHandler:
     ) -> None:
         self._witness(request, route, answer)
         self._counters[meters.RUNNING] += 1
-        connection.begin()
+        connection.begin_answer()
 
         def due() -> None:
             self._settle(connection, answer, meters.RUNNING)
@@ -176,7 +176,7 @@ class EngineHandler:
         flight = SimulatedFlight(pace, answer, self._counters)
         flight.start()
         self._witness(request, route, answer)
-        connection.begin()
+        connection.begin_answer()
         self._under_way[connection] = flight.abort
         streamed = route.streamed if answer.ask.stream else None
         opened = False
@@ -227,7 +227,7 @@ class EngineHandler:
             reply = _in_shape(request, sabotage.spoiled(fault, SimulatedReply(fault.status, b"")))
             self._out.put(connection, reply, keep_alive=request.keep_alive)
             return
-        connection.begin()
+        connection.begin_answer()
 
         async def run() -> None:
             for step in behaviour.delays:

@@ -1,6 +1,6 @@
 """HTTP/1.1 on a bare asyncio protocol: bytes to requests, replies to bytes, one connection at a time.
 
-A request is handed over when it is complete. While its answer is under way (`begin` to `finish`) later requests of the same
+A request is handed over when it is complete. While its answer is under way (`begin_answer` to `finish`) later requests of the same
 connection wait in the buffer, so pipelined answers leave in order. Bytes that are no HTTP are answered once, then the
 connection closes. What requests mean is not known here.
 """
@@ -40,7 +40,7 @@ class Handler(Protocol):
         """A client is gone: what was under way for it may end."""
 
     def handle(self, connection: "SimulatedConnection", request: HttpRequest) -> None:
-        """Answer one request, at once or between `begin` and `finish`."""
+        """Answer one request, at once or between `begin_answer` and `finish`."""
 
     def refuse(self, connection: "SimulatedConnection", error: BadRequest) -> None:
         """Answer bytes that are no request; the connection reads no more."""
@@ -97,7 +97,7 @@ class SimulatedConnection(asyncio.Protocol):
         elif len(self._buffer) >= self._wanted:
             self._advance()
 
-    def begin(self) -> None:
+    def begin_answer(self) -> None:
         """The answer to the current request is under way: later ones wait."""
         self._busy = True
 

@@ -67,7 +67,7 @@ class KvCache:
                 del self._free[block]
             self._holders[block] += 1
 
-    def take(self) -> int:
+    def take_block(self) -> int:
         """A fresh block with one holder; what it kept is forgotten. The caller has checked `free_count`."""
         block, _ = self._free.popitem(last=False)
         content = self._content[block]

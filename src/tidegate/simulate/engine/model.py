@@ -220,7 +220,7 @@ class ModelledEngine:
         if fresh > self.cache.free_count:
             return False
         for _ in range(fresh):
-            sequence.blocks.append(self.cache.take())
+            sequence.blocks.append(self.cache.take_block())
         # A block may be found as soon as the step that fills it is planned: later sequences of the same step read it.
         full = min(after // BLOCK_TOKENS, len(sequence.hashes))
         for place in range(sequence.computed_tokens // BLOCK_TOKENS, full):

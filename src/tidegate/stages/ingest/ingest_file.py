@@ -105,7 +105,7 @@ def _scan(source: int, rules: LineRules) -> tuple[Scan, str]:
     scan = Scan(rules)
     data = os.read(source, READ_BYTES)
     with _Hashing(data) as hashing:
-        scan.begin(data)
+        scan.read_first(data)
         while not scan.stopped and (data := os.read(source, READ_BYTES)):
             hashing.add(data)
             scan.feed(data)

@@ -129,7 +129,7 @@ class BudgetClient:
         for budget, own in by_budget.items():
             self._rooms[budget] = (asked_ms, own)
 
-    async def take(
+    async def reserve_permit(
         self, terms: BindingLimits, tokens: int, *, is_bound: bool, cost: CostRange = FREE, give_up_ms: float = math.inf
     ) -> SendPermit:
         """Return the permit to send one call that may take so many tokens; raise Withheld when there is none now.
@@ -163,7 +163,7 @@ class BudgetClient:
             return await waiter.answer
         except asyncio.CancelledError:
             if waiter.answer.done() and not waiter.answer.cancelled() and waiter.answer.exception() is None:
-                self.give_back(waiter.answer.result())
+                self.release_permit(waiter.answer.result())
             raise
 
     def charge(self, budget: Budget, requests: int, tokens: int, until_ms: float) -> None:
@@ -184,7 +184,7 @@ class BudgetClient:
             self._spent.renew(budget)
             self._settlements.add(Settlement(grant.id, (budget,), grant.requests, grant.tokens, 0))
 
-    def give_back(self, permit: SendPermit) -> None:
+    def release_permit(self, permit: SendPermit) -> None:
         """Nothing was sent under this permit."""
         self._settlements.add(Settlement(permit.grant_id, permit.budgets, 1, permit.tokens, 0, permit.nano))
 

@@ -72,7 +72,7 @@ class CallReceipt:
             case CallEnd.NOT_SENT:
                 self._is_settled = True
                 if self._permit.budgets:
-                    self._budgets.give_back(self._permit)
+                    self._budgets.release_permit(self._permit)
             case CallEnd.REFUSED:
                 self._close(0, 0, None)
             case CallEnd.PERHAPS_DONE:
@@ -97,7 +97,7 @@ class CallReceipt:
     def settle_left(self, *, is_stream: bool) -> None:
         """The caller left before anything came. A stream was stopped at its prompt; any other answer may be written to its end."""
         if is_stream and self._permit.budgets:
-            self.settle(None)
+            self.settle_answer(None)
         else:
             self._settle_perhaps_done()
 
@@ -106,9 +106,9 @@ class CallReceipt:
         uncounted = 0
         if not self._is_batch and not usage.output_tokens and self._call.endpoint not in SILENT:
             uncounted = written_bytes(answer)
-        self.settle(usage, uncounted)
+        self.settle_answer(usage, uncounted)
 
-    def settle(self, reported: Usage | None, uncounted_bytes: int = 0) -> None:
+    def settle_answer(self, reported: Usage | None, uncounted_bytes: int = 0) -> None:
         """The answer ended, or the caller wants no more of it: what came of it is what it used, in the books and in the budgets."""
         if (
             reported is not None

@@ -47,7 +47,7 @@ class Settlements:
                 settlements, self._open = list(self._open.values()), {}
                 assert self._limits is not None
                 try:
-                    await self._limits.settle(settlements)
+                    await self._limits.settle_grants(settlements)
                 except Exception as error:
                     # It may have been received. What is not settled stays reserved, so the limit holds, and later settlements still count.
                     log.warning("settlement_failed", kind=type(error).__name__, why=str(error))

@@ -69,7 +69,7 @@ class Admissions:
         self._tides = tides
         self._room = room
 
-    def begin(
+    def begin_call(
         self, route: NameRoute, state: DeploymentState, call: Call, traffic: Traffic | None, now_ms: float
     ) -> Admission:
         """Take what the call needs; nothing may have happened since its deployment was chosen."""
@@ -93,14 +93,16 @@ class Admissions:
                 self.expect_first_token(admission)
             return admission
         state.begin_background()
-        self._model_slots.begin(model)
+        self._model_slots.take_model_slot(model)
         if state.tide is not None:
             if traffic is None:
                 kind = (model, call.endpoint)
-                admission.flight = state.tide.begin(call.idempotency_key, call.body, now_ms, call.hand_backs, kind)
+                admission.flight = state.tide.begin_flight(
+                    call.idempotency_key, call.body, now_ms, call.hand_backs, kind
+                )
             else:
                 # The tide never takes a flex call back, for someone waits for it.
-                admission.flight = state.tide.begin(call.idempotency_key, call.body, now_ms)
+                admission.flight = state.tide.begin_flight(call.idempotency_key, call.body, now_ms)
         return admission
 
     def expect_first_token(self, admission: Admission) -> None:
@@ -119,7 +121,7 @@ class Admissions:
         elif admission.flight is not None and state.tide is not None:
             state.tide.first_token(admission.flight)
 
-    def end(
+    def end_call(
         self, admission: Admission, error: UpstreamError | None = None, answer_tokens: int | None = None
     ) -> UpstreamError | None:
         """Give back what the call took, and let its deployment learn. With `answer_tokens` it was answered; with neither it was ended from
@@ -141,12 +143,12 @@ class Admissions:
             self._tell_tide(state)
         else:
             state.end_background()
-            self._model_slots.end(admission.model)
+            self._model_slots.release_model_slot(admission.model)
             if admission.flight is not None and state.tide is not None:
                 is_busy = error is not None and error.status in BUSY
                 # How long a streamed answer took is also its reader's doing.
                 tokens = answer_tokens if traffic is None else None
-                state.tide.end(admission.flight, tokens, refused=is_busy)
+                state.tide.end_flight(admission.flight, tokens, refused=is_busy)
         if admission.is_probe:
             state.breaker.end_probe()
         self._room.wake()

@@ -145,7 +145,7 @@ class CallPath:
         if now_ms >= call.begin_by_ms:
             raise Unavailable("the lease may be over before the call was sent", code="lease_over")
         shaped = None if traffic is None else traffic.shape(state.deployment.engine)
-        admission = self._admissions.begin(route, state, call, traffic, now_ms)
+        admission = self._admissions.begin_call(route, state, call, traffic, now_ms)
         failed: UpstreamError
         try:
             if admission.is_probe:
@@ -173,23 +173,23 @@ class CallPath:
             else:
                 answer = await self._exchange.send_item(route, admission, total_s)
         except UpstreamError as error:
-            failed = self._admissions.end(admission, error) or error
+            failed = self._admissions.end_call(admission, error) or error
         except PermitExpired:
             late = Withheld("the lease or the window may be over before the call was sent", code="lease_over")
             late.until_ms = self._clock.monotonic_ms()
-            failed = self._admissions.end(admission, late) or late
+            failed = self._admissions.end_call(admission, late) or late
         except asyncio.CancelledError:
             if admission.flight is None or not admission.flight.handed_back or _is_cancelled_twice():
-                self._admissions.end(admission)
+                self._admissions.end_call(admission)
                 raise
             state.budget.undo(admission.attempt)
-            self._admissions.end(admission)
+            self._admissions.end_call(admission)
             failed = HandedBack("an interactive call needed the engine, and this one had no first token yet")
         except BaseException:
-            self._admissions.end(admission)
+            self._admissions.end_call(admission)
             raise
         else:
-            self._admissions.end(admission, answer_tokens=answer.usage.output_tokens)
+            self._admissions.end_call(admission, answer_tokens=answer.usage.output_tokens)
             return answer
         raise failed
 

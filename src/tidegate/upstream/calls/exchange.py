@@ -142,7 +142,7 @@ class Exchange:
         try:
             for _ in range(PERMITS_MAX):
                 if terms.budgets:
-                    permit = await self._budgets.take(
+                    permit = await self._budgets.reserve_permit(
                         terms, tokens, is_bound=is_bound, cost=nano, give_up_ms=give_up_ms
                     )
                 else:
@@ -199,7 +199,7 @@ class Exchange:
         )
         reply = await state.line.post(request, total_s, permit)
         answer = self.read_reply(admission, shaped.endpoint, reply)
-        receipt.settle(answer.usage)
+        receipt.settle_answer(answer.usage)
         return answer
 
     async def _open_once(
@@ -246,7 +246,7 @@ class Exchange:
         if why:
             raise BrokenAnswer(why, status=stream.status)
         receipt.settle_whole(usage, body)
-        self._admissions.end(admission, answer_tokens=usage.output_tokens)
+        self._admissions.end_call(admission, answer_tokens=usage.output_tokens)
         return UpstreamResponse(self._admissions, admission, stream, receipt, body=body)
 
 

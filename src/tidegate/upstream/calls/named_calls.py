@@ -73,13 +73,13 @@ class NamedCalls:
 
     async def _open_within(self, route: NameRoute, call: Call, traffic: Traffic) -> UpstreamResponse:
         while True:
-            place = await self._key_slots.take(call.parallel)
+            place = await self._key_slots.take_slots(call.parallel)
             try:
                 # An item's own moment is that of its lease, which ends no later.
                 bound = msgspec.structs.replace(call, begin_by_ms=min(call.begin_by_ms, place.until_ms))
                 response = await self._along(route, bound, traffic)
             except BaseException as error:
-                place.give_back()
+                place.release_key_slots()
                 now_ms = self._clock.monotonic_ms()
                 is_lost = isinstance(error, UpstreamError) and error.code == "lease_over"
                 if not is_lost or not place.until_ms <= now_ms < call.begin_by_ms:
@@ -89,11 +89,11 @@ class NamedCalls:
                 return response
 
     async def _send_within(self, route: NameRoute, call: Call) -> Answer:
-        place = await self._key_slots.take(call.parallel)
+        place = await self._key_slots.take_slots(call.parallel)
         try:
             return await self._send(route, call)
         finally:
-            place.give_back()
+            place.release_key_slots()
 
     async def _send(self, route: NameRoute, call: Call) -> Answer:
         for one in (route, *route.fallbacks):

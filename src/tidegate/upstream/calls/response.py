@@ -70,7 +70,7 @@ class UpstreamResponse:
     def keep(self, place: KeyPlace) -> None:
         """Give this place back when nothing of the call is under way any more: at once, where that is so."""
         if self._admission is None:
-            place.give_back()
+            place.release_key_slots()
         else:
             self._place = place
 
@@ -91,9 +91,9 @@ class UpstreamResponse:
                 chunk = self._filter.feed(chunk)
             if shown := self._redactor.feed(chunk):
                 return shown
-        if self._filter is not None and (rest := self._redactor.feed(self._filter.end())):
+        if self._filter is not None and (rest := self._redactor.feed(self._filter.end_stream())):
             return rest
-        return self._redactor.end()
+        return self._redactor.end_stream()
 
     async def _read(self) -> bytes:
         if self._first:
@@ -136,10 +136,10 @@ class UpstreamResponse:
         if self._first:
             # It arrived, though the reader did not take it.
             self._usage.feed(self._first)
-        self._usage.end()
-        self._receipt.settle(self._usage.usage, self._usage.uncounted_bytes)
+        self._usage.end_stream()
+        self._receipt.settle_answer(self._usage.usage, self._usage.uncounted_bytes)
         if self._place is not None:
-            self._place.give_back()
+            self._place.release_key_slots()
         if self._ended is not None:
             self._ended(error if error is not None or came_whole else ReaderLeft())
-        return self._admissions.end(admission, error, answer_tokens=0 if came_whole else None)
+        return self._admissions.end_call(admission, error, answer_tokens=0 if came_whole else None)

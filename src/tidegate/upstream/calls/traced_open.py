@@ -33,12 +33,12 @@ async def open_traced(
     try:
         response = await open_call(span.call, traffic._replace(on_usage=note))
     except BaseException as error:
-        span.end(error)
+        span.end_span(error)
         raise
     if response.body is not None:
-        span.end(None, response.status)
+        span.end_span(None, response.status)
         return response
     span.note_first_chunk()
     status = response.status
-    response.when_ended(lambda error: span.end(error, status))
+    response.when_ended(lambda error: span.end_span(error, status))
     return response

@@ -27,7 +27,7 @@ class ConnectionSlots:
         all_free, background_free = self._max - self.in_use, self._background_max - self._background_in_use
         return background_free if background_free < all_free else all_free
 
-    def take(self, *, interactive: bool) -> bool:
+    def take_slot(self, *, interactive: bool) -> bool:
         """Take a slot if one is free and no call of a higher class waits for it."""
         if self.in_use >= self._max or (self._waiting and self._interactive):
             return False
@@ -51,7 +51,7 @@ class ConnectionSlots:
         except BaseException as stopped:
             if line.give_up(turn):
                 # The seat was handed over in the moment we stopped waiting for it.
-                self.give_back(interactive=interactive)
+                self.release_slot(interactive=interactive)
             if not isinstance(stopped, TimeoutError):
                 raise
         finally:
@@ -63,7 +63,7 @@ class ConnectionSlots:
             retry_after_ms=1000,
         )
 
-    def give_back(self, *, interactive: bool) -> None:
+    def release_slot(self, *, interactive: bool) -> None:
         self.in_use -= 1
         if not interactive:
             self._background_in_use -= 1

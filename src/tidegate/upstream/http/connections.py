@@ -144,7 +144,7 @@ class Connections(aiohttp.TCPConnector):
     def idle_count(self) -> int:
         return sum(map(len, self._conns.values()))
 
-    def take(self, key: ConnectionKey) -> Connection | None:
+    def take_idle(self, key: ConnectionKey) -> Connection | None:
         """An idle connection that may be written to; those that may not are closed on the way to it."""
         idle = self._conns.get(key)
         if idle is None:
@@ -174,14 +174,14 @@ class Connections(aiohttp.TCPConnector):
             raise aiohttp.ConnectionTimeoutError from None
         connection = wrapper.protocol
         assert isinstance(connection, Connection)
-        # It is given back by `give_back`: its wrapper would close it when it is collected.
+        # It ends with `keep_or_close`: its wrapper would close it when it is collected.
         wrapper._protocol = None
         if connection.has_spoken():
-            self.give_back(request.connection_key, connection, whole=False)
+            self.keep_or_close(request.connection_key, connection, whole=False)
             raise aiohttp.ClientConnectionResetError("the server spoke or closed before it was asked")
         return connection
 
-    def give_back(self, key: ConnectionKey, connection: Connection, *, whole: bool) -> None:
+    def keep_or_close(self, key: ConnectionKey, connection: Connection, *, whole: bool) -> None:
         """Keep a connection for the next call if HTTP allows it. If its answer is not whole, drop it at once."""
         transport = connection.transport
         if whole and transport is not None and not transport.get_write_buffer_size():

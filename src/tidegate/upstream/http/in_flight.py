@@ -111,7 +111,7 @@ class TimeoutSweep:
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0.0
 
-    def begin(self, total_s: float, read_timeout_s: float, *, is_streamed: bool = False) -> InFlightCall:
+    def watch_call(self, total_s: float, read_timeout_s: float, *, is_streamed: bool = False) -> InFlightCall:
         task = asyncio.current_task(self._loop)
         assert task is not None, "a call is made inside a task"
         deadline = self._loop.time() + total_s
@@ -124,7 +124,7 @@ class TimeoutSweep:
             self._schedule(deadline)
         return flight
 
-    def end(self, flight: InFlightCall) -> None:
+    def forget_call(self, flight: InFlightCall) -> None:
         self._exchanges.discard(flight)
 
     def stop(self) -> None:

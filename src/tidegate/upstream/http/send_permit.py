@@ -29,7 +29,7 @@ class SendPermit(msgspec.Struct, eq=False):
         self.dies_ms = min(self.dies_ms, moment_ms)
         self._may_begin = may_begin
 
-    def begin(self) -> None:
+    def begin_send(self) -> None:
         """The next thing that happens is the first byte on the wire."""
         if self._clock.monotonic_ms() >= self.dies_ms or not (self._may_begin is None or self._may_begin()):
             raise PermitExpired

@@ -34,7 +34,7 @@ class RedactedPayload:
         while chunk := await self._payload.readany():
             if shown := self._redactor.feed(chunk):
                 return shown
-        return self._redactor.end()
+        return self._redactor.end_stream()
 
 
 class Stream:

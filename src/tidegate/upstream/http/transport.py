@@ -229,9 +229,9 @@ class AiohttpTransport:
     ) -> HttpReply:
         """One request and its whole answer. A cancelled call closes its connection, so that the upstream sees it."""
         url = request.url
-        if not self._slots.take(interactive=False):
+        if not self._slots.take_slot(interactive=False):
             await self._slots.wait(min(self.pool_timeout_s, total_s), interactive=False)
-        flight = self._sweep.begin(total_s, line.read_timeout_s(url))
+        flight = self._sweep.watch_call(total_s, line.read_timeout_s(url))
         failed: UpstreamError | None = None
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
@@ -259,12 +259,12 @@ class AiohttpTransport:
                     failed = self._sort(wrong, flight, repeatable=request.body is None)
                 finally:
                     if connection is not None:
-                        self.connections.give_back(template.key, connection, whole=whole)
+                        self.connections.keep_or_close(template.key, connection, whole=whole)
                 if failed is not None:
                     break
         finally:
-            self._sweep.end(flight)
-            self._slots.give_back(interactive=False)
+            self._sweep.forget_call(flight)
+            self._slots.release_slot(interactive=False)
         raise failed or classify.failure(aiohttp.ServerDisconnectedError(), sent=False)
 
     async def open(
@@ -277,13 +277,13 @@ class AiohttpTransport:
         interactive: bool,
     ) -> Stream:
         """One request, and its answer as soon as its head is here."""
-        if not self._slots.take(interactive=interactive):
+        if not self._slots.take_slot(interactive=interactive):
             await self._slots.wait(min(self.pool_timeout_s, total_s), interactive=interactive)
-        flight = self._sweep.begin(total_s, line.read_timeout_s(request.url), is_streamed=True)
+        flight = self._sweep.watch_call(total_s, line.read_timeout_s(request.url), is_streamed=True)
 
         def end() -> None:
-            self._sweep.end(flight)
-            self._slots.give_back(interactive=interactive)
+            self._sweep.forget_call(flight)
+            self._slots.release_slot(interactive=interactive)
 
         failed: UpstreamError | None = None
         try:
@@ -315,11 +315,11 @@ class AiohttpTransport:
         try:
             message, payload = await self._ask(template, connection, request, flight, permit)
         except BaseException as wrong:
-            self.connections.give_back(template.key, connection, whole=isinstance(wrong, PermitExpired))
+            self.connections.keep_or_close(template.key, connection, whole=isinstance(wrong, PermitExpired))
             raise
 
         def finish(whole: bool) -> None:
-            self.connections.give_back(template.key, connection, whole=whole)
+            self.connections.keep_or_close(template.key, connection, whole=whole)
             end()
 
         source = RedactedPayload(payload, line.key) if line.key else payload
@@ -329,7 +329,7 @@ class AiohttpTransport:
         """An idle connection for a request with this key."""
         if not idempotency_key.isprintable():
             raise ValueError("an idempotency key with control characters")
-        return self.connections.take(template.key)
+        return self.connections.take_idle(template.key)
 
     async def _ask(
         self,
@@ -345,7 +345,7 @@ class AiohttpTransport:
         write, chunks = connection.transport.write, template.chunks(request)
         if permit is not None:
             # The last look at the clock: between it and the kernel stands nothing but the write itself.
-            permit.begin()
+            permit.begin_send()
         flight.writing(connection)
         for chunk in chunks:
             write(chunk)

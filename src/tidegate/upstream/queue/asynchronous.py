@@ -108,7 +108,7 @@ class QueueClient:
         except QueueAway as away:
             raise _never_started(away) from None
         if permit is not None:
-            permit.begin()
+            permit.begin_send()
         now_ms, token = self._office.clock.now_ms(), self._office.token()
         try:
             async with asyncio.timeout(total_s) as limit:

@@ -295,15 +295,15 @@ class DeploymentState:
 
     def begin_background(self) -> None:
         self.in_flight += 1
-        self.slots.begin()
+        self.slots.take_slot()
         if self.background_slots is not None:
-            self.background_slots.begin()
+            self.background_slots.take_slot()
 
     def end_background(self) -> None:
         self.in_flight -= 1
-        self.slots.end()
+        self.slots.release_slot()
         if self.background_slots is not None:
-            self.background_slots.end()
+            self.background_slots.release_slot()
 
     def begin_interactive(self, owner: str, now_ms: float) -> None:
         self.interactive_in_flight += 1
@@ -312,7 +312,7 @@ class DeploymentState:
         if owner:
             self._interactive_owners[owner] += 1
         if self.counts_interactive:
-            self.slots.begin()
+            self.slots.take_slot()
 
     def end_interactive(self, owner: str) -> None:
         self.interactive_in_flight -= 1
@@ -321,7 +321,7 @@ class DeploymentState:
             if not self._interactive_owners[owner]:
                 del self._interactive_owners[owner]
         if self.counts_interactive:
-            self.slots.end()
+            self.slots.release_slot()
 
     def first_token_came(self) -> None:
         """One of its interactive calls waits for its first token no longer."""

@@ -48,7 +48,7 @@ class KeySlots:
         self._clock = clock
         self._names: dict[str, _Places] = {}
 
-    async def take(self, wanted: Wanted) -> "KeyPlace":
+    async def take_slots(self, wanted: Wanted) -> "KeyPlace":
         """Take a place of each of these names; Withheld when one of them has none in time."""
         end_s = asyncio.get_running_loop().time() + WAIT_S
         try:
@@ -59,13 +59,13 @@ class KeySlots:
             self._forget_unused(wanted)
             raise
         for name, _ in wanted:
-            self._names[name].begin()
+            self._names[name].take_slot()
         return KeyPlace(self, wanted, self._demand.own_until_ms())
 
-    def give_back(self, wanted: Wanted) -> None:
+    def release_slots(self, wanted: Wanted) -> None:
         for name, _ in wanted:
             places = self._names[name]
-            places.end()
+            places.release_slot()
             places.call_waiting()
         self._forget_unused(wanted)
 
@@ -137,5 +137,5 @@ class KeyPlace:
         self._slots = slots
         self._wanted = wanted
 
-    def give_back(self) -> None:
-        self._slots.give_back(self._wanted)
+    def release_key_slots(self) -> None:
+        self._slots.release_slots(self._wanted)

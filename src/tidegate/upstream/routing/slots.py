@@ -109,13 +109,13 @@ class Slots:
         """Take over what is in flight already."""
         self.in_flight = in_flight
 
-    def begin(self) -> None:
+    def take_slot(self) -> None:
         self.in_flight += 1
         self.is_seen = True
         if self.in_flight > self.highest:
             self.highest = self.in_flight
 
-    def end(self) -> None:
+    def release_slot(self) -> None:
         self.in_flight -= 1
 
     def wanted(self) -> int:
@@ -205,16 +205,16 @@ class ModelSlots:
             if one is not None:
                 one.note_asked()
 
-    def begin(self, model: str) -> None:
+    def take_model_slot(self, model: str) -> None:
         self._out[model] = self._out.get(model, 0) + 1
         if not self.has_caps:
             return
         if (one := self._by_model.get(model)) is not None:
-            one.begin()
+            one.take_slot()
         if self._all is not None:
-            self._all.begin()
+            self._all.take_slot()
 
-    def end(self, model: str) -> None:
+    def release_model_slot(self, model: str) -> None:
         count = self._out[model] - 1
         if count:
             self._out[model] = count
@@ -224,9 +224,9 @@ class ModelSlots:
         if not self.has_caps:
             return
         if (one := self._by_model.get(model)) is not None:
-            one.end()
+            one.release_slot()
         if self._all is not None:
-            self._all.end()
+            self._all.release_slot()
 
     def slots(self) -> Iterable[Slots]:
         return [*self._by_model.values(), *(() if self._all is None else (self._all,))]

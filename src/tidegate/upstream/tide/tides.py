@@ -161,7 +161,7 @@ class DeploymentTide:
             return False
         return self._clock.monotonic_ms() - held.since_ms >= KEPT_FROM_MS
 
-    def begin(
+    def begin_flight(
         self, key: str, body: bytes, now_ms: float, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")
     ) -> BackgroundFlight:
         """A call begins; it may be taken back if it was not too often already. One that somebody waits for is not: it says no number."""
@@ -181,7 +181,7 @@ class DeploymentTide:
         wait_s = self._prefill.first_token_ms(flight.ahead_tokens) / 1000
         flight.due = asyncio.get_running_loop().call_later(wait_s, self.first_token, flight)
 
-    def end(self, flight: BackgroundFlight, answer_tokens: int | None, *, refused: bool = False) -> None:
+    def end_flight(self, flight: BackgroundFlight, answer_tokens: int | None, *, refused: bool = False) -> None:
         """The call ended: with an answer of so many tokens, or without one."""
         if flight.due is not None:
             flight.due.cancel()

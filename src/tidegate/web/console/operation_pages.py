@@ -26,7 +26,7 @@ class OperationPages:
         return [
             *self._guard.routes(
                 {"/operations/impact": self.impact},
-                {"/operations": self.begin, "/operations/{operation_id}/cancel": self.cancel},
+                {"/operations": self.begin_operation, "/operations/{operation_id}/cancel": self.cancel},
             ),
             *self._guard.live_routes(
                 {
@@ -51,7 +51,7 @@ class OperationPages:
         seen = await self._desk.impact(scope_of(action, asked))
         return page("console/impact.html", visitor=visitor, here="batches", seen=seen, asked=asked.multi_items())
 
-    async def begin(self, request: Request, visitor: Visitor) -> Response:
+    async def begin_operation(self, request: Request, visitor: Visitor) -> Response:
         form = await self._guard.form(request, visitor)
         action, asked = _asked([(name, value) for name, value in form.items() if name != "csrf"])
         made = await self._desk.make(self._guard.trail(visitor), scope_of(action, asked))

@@ -42,7 +42,7 @@ async def guarded_stream(guard: Guard, about: About, response: UpstreamResponse,
     whole = WholeAnswer(endpoint, response.bytes_max)
     try:
         collected = await _collected(response, dialect.translator(), whole)
-        answer = whole.end()
+        answer = whole.end_stream()
     except StreamBroken as wrong:
         raise BrokenAnswer(str(wrong), status=response.status) from None
     judged = _passed(await guard.after_stream(answer, lambda: about), about.endpoint)
@@ -73,7 +73,7 @@ async def _collected(response: UpstreamResponse, translator: Translator | None, 
             await read_rest(response)
             break
     if translator is not None and not translator.ended:
-        chunks.append(translator.end())
+        chunks.append(translator.end_stream())
         whole.feed(chunks[-1])
     return b"".join(chunks)
 

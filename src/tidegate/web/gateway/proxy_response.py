@@ -205,11 +205,11 @@ class ProxyResponse(Response):
             return "failed"
         last = b""
         if translator is not None:
-            last = chunk if translator.ended else translator.end()
+            last = chunk if translator.ended else translator.end_stream()
             if chunk:
                 await read_rest(response)
         self._is_between_events = False
-        await send(body_part(escaper.feed(last) + escaper.end(), more=False))
+        await send(body_part(escaper.feed(last) + escaper.end_stream(), more=False))
         return "answered"
 
 

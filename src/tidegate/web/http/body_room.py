@@ -18,7 +18,7 @@ class BodyRoom:
         self.held_bytes = 0
         self._by_tenant: Counter[str] = Counter()
 
-    def take(self, tenant_id: str, size_bytes: int) -> None:
+    def reserve_room(self, tenant_id: str, size_bytes: int) -> None:
         """Reserve room for so many bytes, or refuse the request."""
         if self._by_tenant[tenant_id] + size_bytes > self._tenant_bytes_max:
             raise ApiProblem(
@@ -37,7 +37,7 @@ class BodyRoom:
         self._by_tenant[tenant_id] += size_bytes
         self.held_bytes += size_bytes
 
-    def give_back(self, tenant_id: str, size_bytes: int) -> None:
+    def release_room(self, tenant_id: str, size_bytes: int) -> None:
         self.held_bytes -= size_bytes
         self._by_tenant[tenant_id] -= size_bytes
         if not self._by_tenant[tenant_id]:

@@ -99,13 +99,13 @@ class Intake:
 
     def _hold(self, size_bytes: int) -> None:
         if size_bytes > self._held_bytes:
-            self._room.take(self.tenant_id, size_bytes - self._held_bytes)
+            self._room.reserve_room(self.tenant_id, size_bytes - self._held_bytes)
             self._held_bytes = size_bytes
 
     def release(self) -> None:
         """The request is over: its body is no longer held."""
         if self._held_bytes:
-            self._room.give_back(self.tenant_id, self._held_bytes)
+            self._room.release_room(self.tenant_id, self._held_bytes)
             self._held_bytes = 0
 
     async def _next(self) -> Message:
