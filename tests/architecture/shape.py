@@ -75,9 +75,10 @@ def wide_constructors(module: Module) -> Iterator[str]:
 def vague_methods(module: Module) -> Iterator[str]:
     """Yield methods whose name is a verb alone, where it should say to what it does something."""
     for owner in ast.walk(module.tree):
-        for method in owner.body if isinstance(owner, ast.ClassDef) else ():
-            if isinstance(method, Function) and method.name in _VAGUE_METHODS:
-                yield f"{module.path} {owner.name}.{method.name}"
+        if isinstance(owner, ast.ClassDef):
+            for method in owner.body:
+                if isinstance(method, Function) and method.name in _VAGUE_METHODS:
+                    yield f"{module.path} {owner.name}.{method.name}"
 
 
 def callbacks(module: Module) -> Iterator[str]:
