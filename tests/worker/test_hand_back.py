@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
+from tests.support.store_verbs import slice_counts
 from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.nouns import Answer, Call, Usage
 
@@ -37,6 +39,28 @@ async def test_calls_that_outlast_the_grace_are_cut_off_and_run_again_by_another
         await until(lambda: len(patient.calls) == 2, "the rest")
     assert sorted(call.number for call in patient.calls) == [2, 3]
     assert (await live.look(job)).answered_count == 4
+
+
+async def test_what_was_not_sent_is_there_for_others_while_calls_have_their_grace(live: WorkerWorld) -> None:
+    script, gate = Script(live, "m"), asyncio.Event()
+
+    async def answers(call: Call) -> Answer:
+        await gate.wait()
+        return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
+
+    async def are(leased: int, ready: int) -> bool:
+        return await slice_counts(live.store, job.id) == {"leased": leased, "ready": ready}
+
+    script.answers = answers
+    job = await live.started(chat_lines(3), slice_items=1)
+    async with working(live, script, in_flight_max=1, grace_ms=600_000) as bench:
+        await until(partial(are, 2, 1), "a slice in flight and one behind it")
+        bench.stop.set()
+        try:
+            await until(partial(are, 1, 2), "the one behind it to be handed back")
+        finally:
+            gate.set()
+    assert [call.number for call in script.calls] == [0]
 
 
 async def test_it_does_not_leave_before_its_last_answers_are_committed(
