@@ -51,7 +51,7 @@ FETCH_AGAIN_MS = 250
 _NO_COST = (0, 0, 0)
 
 
-class HeldSlice(Protocol):
+class SliceAtWork(Protocol):
     """The slice of an item as its worker holds it: until when its calls may begin, and what they may spend."""
 
     @property
@@ -165,21 +165,21 @@ class Performer:
         self._rules = rules
         self._grace_ms = grace_ms
 
-    async def perform(self, held: HeldSlice, item: Item) -> ItemVerdict | Again:
+    async def perform(self, state: SliceAtWork, item: Item) -> ItemVerdict | Again:
         """Run one item. Cancelling this aborts the call."""
         begun_ms = self._clock.monotonic_ms()
-        leased = held.slice
+        leased = state.slice
         if leased.answers is None or not leased.model:
-            ended = await self._end(leased, held, item, item.body)
+            ended = await self._end(leased, state, item, item.body)
         else:
-            ended = await self._end_checked(leased.answers, held, item)
+            ended = await self._end_checked(leased.answers, state, item)
         if isinstance(ended, Again):
             return ended
         return self._verdict(leased, item, ended, int(self._clock.monotonic_ms() - begun_ms))
 
-    async def _end_checked(self, terms: AnswerTerms, held: HeldSlice, item: Item) -> _ItemEnd | Again:
+    async def _end_checked(self, terms: AnswerTerms, state: SliceAtWork, item: Item) -> _ItemEnd | Again:
         """Make the next try of an item whose answer must fit; one that does not is asked for again, or fails the item."""
-        leased, body, tries = held.slice, item.body, item.tries
+        leased, body, tries = state.slice, item.body, item.tries
         try:
             check = answer_checks.check_of(terms, body)
         except answer_checks.InvalidSchema as error:
@@ -189,7 +189,7 @@ class Performer:
             body = answer_checks.with_feedback(leased.endpoint, body, tries[-1].problem or "", item.rejected_text)
         if (model := _model_of(leased, item)) != leased.model:
             leased, body = replace(leased, model=model), answer_checks.for_model(body, model)
-        ended = await self._end(leased, held, item, body)
+        ended = await self._end(leased, state, item, body)
         if isinstance(ended, Again) or ended.outcome is not Outcome.ANSWERED:
             return ended
         problem = check.problem(ended.body)
@@ -197,7 +197,7 @@ class Performer:
             return ended
         metrics.schema_invalid_answers.inc()
         tries = (*tries, self._paid_try(model, ended, problem))
-        if len(tries) <= terms.tries_max or self._may_escalate(terms, held.slice, len(tries)):
+        if len(tries) <= terms.tries_max or self._may_escalate(terms, state.slice, len(tries)):
             text = answer_checks.rejected_text(ended.body) if terms.feedback else ""
             return Again(0, item.attempt_count, "schema_invalid", item.hand_backs, tries, text)
         message = f"No answer fitted in {in_words(len(tries), 'try', 'tries')}. The last one: {problem}."
@@ -211,10 +211,10 @@ class Performer:
         denied = self._rules.denial(replace(leased, model=terms.escalate_to))
         return denied is None or denied.retryable
 
-    async def _end(self, leased: LeasedSlice, held: HeldSlice, item: Item, body: bytes) -> _ItemEnd | Again:
+    async def _end(self, leased: LeasedSlice, state: SliceAtWork, item: Item, body: bytes) -> _ItemEnd | Again:
         """Judge the request, send it, and judge what came back. A hook's own changes are the operator's: no field rule binds them."""
         rules = self._rules
-        if (unsent := self._never_sent(leased, held, item)) is not None:
+        if (unsent := self._never_sent(leased, state, item)) is not None:
             return unsent
         name = item_id(leased.job_id, item.number)
         key = f"{name}-{blake2b(item.body, digest_size=8).hexdigest()}"
@@ -235,39 +235,39 @@ class Performer:
             judged = await guard.before(body, lambda: _about(leased, item))
             self._count_preflight(leased, judged, asked_ms)
             if isinstance(judged, Stop):
-                return self._stopped(held, item, judged)
+                return self._stopped(state, item, judged)
             body = judged
             # A hook may have taken its time, and a key's state is not believed for long.
             if (denied := rules.denial(leased)) is not None:
-                return self._stopped(held, item, denied)
+                return self._stopped(state, item, denied)
         if failpoints.ARMED:
             await failpoints.hit("before_send", item.custom_id)
         metrics.item_counts.allow(leased.endpoint)
         try:
-            call = self._call(leased, held, item, body, key)
-            is_interactive = held.is_interactive
+            call = self._call(leased, state, item, body, key)
+            is_interactive = state.is_interactive
             send = self._send_with_file if is_audio else self._upstream.send
             if is_interactive:
                 send = partial(self._upstream.send_interactive, owner=_slot_owner(leased))
             traces = tracing.ACTIVE
             answer = await (send(call) if traces is None else traces.call(send, call, leased.traceparent))
         except UpstreamError as error:
-            return self._after_failure(error, leased, held, item)
+            return self._after_failure(error, leased, state, item)
         except Exception as error:
-            return self._after_failure(_unforeseen(error, leased.job_id, item.number), leased, held, item)
+            return self._after_failure(_unforeseen(error, leased.job_id, item.number), leased, state, item)
         if failpoints.ARMED:
             await failpoints.hit("after_answer")
         kept: bytes | Stop = answer.body
         if guard is not None:
             kept = await guard.after(answer.body, lambda: _about(leased, item))
         if isinstance(kept, Stop):
-            return self._stopped(held, item, kept, answer)
+            return self._stopped(state, item, kept, answer)
         line = results.response_line(name, item.custom_id, answer.status, kept)
         return _ItemEnd(
             Outcome.ANSWERED, line, answer.usage, answer.deployment, kept, None, answer.is_grouped, is_interactive
         )
 
-    def _call(self, leased: LeasedSlice, held: HeldSlice, item: Item, body: bytes, key: str) -> Call:
+    def _call(self, leased: LeasedSlice, state: SliceAtWork, item: Item, body: bytes, key: str) -> Call:
         return Call(
             leased.job_id,
             item.number,
@@ -275,19 +275,19 @@ class Performer:
             leased.model,
             body,
             key,
-            held.deadline_ms,
+            state.deadline_ms,
             item.attempt_count,
             self._grace_ms,
             self._rules.begin_by_ms(leased),
-            held.budgets,
+            state.budgets,
             share_owner=leased.share_owner,
             prefix_salt=_salt(leased.share_owner),
             prefix_bytes=item.prefix_bytes,
             hand_backs=item.hand_backs,
-            parallel=held.parallel,
-            models=held.models,
+            parallel=state.parallel,
+            models=state.models,
             betas=leased.betas,
-            may_begin=held.may_begin,
+            may_begin=state.may_begin,
         )
 
     async def _send_with_file(self, call: Call) -> Answer:
@@ -310,10 +310,10 @@ class Performer:
             until_ms = self._clock.monotonic_ms() + FETCH_AGAIN_MS
             message = f"{FETCHES_PER_OWNER_MAX} files of the same owner are being fetched"
             raise Withheld(message, until_ms=until_ms, retry_after_ms=FETCH_AGAIN_MS, code="files_being_fetched")
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as kept_until_sent:
             self._fetches[owner] += 1
             try:
-                await held.enter_async_context(self._fetched_files)
+                await kept_until_sent.enter_async_context(self._fetched_files)
                 file = await self._fetched(url)
             finally:
                 self._fetches[owner] -= 1
@@ -342,7 +342,7 @@ class Performer:
             )
         return audio.file_from(url, found.media_type, found.data)
 
-    def _never_sent(self, leased: LeasedSlice, held: HeldSlice, item: Item) -> _ItemEnd | Again | None:
+    def _never_sent(self, leased: LeasedSlice, state: SliceAtWork, item: Item) -> _ItemEnd | Again | None:
         """Return why this item is not sent, as far as that can be known without asking anyone."""
         if not leased.model:
             return _invalid_line(leased.job_id, item)
@@ -353,7 +353,7 @@ class Performer:
             )
             return _failed(leased, item, "worker_lost", message)
         if leased.key_id is not None and (denied := self._rules.denial(leased)) is not None:
-            return self._stopped(held, item, denied)
+            return self._stopped(state, item, denied)
         if not self._upstream.knows(leased.model):
             message = (
                 f"No deployment serves the model {leased.model!r} to batches here. Check its name against GET /v1/models; a model may "
@@ -362,19 +362,21 @@ class Performer:
             return _failed(leased, item, "model_not_found", message)
         return None
 
-    def _stopped(self, held: HeldSlice, item: Item, why: Denied | Stop, paid: Answer | None = None) -> _ItemEnd | Again:
+    def _stopped(
+        self, state: SliceAtWork, item: Item, why: Denied | Stop, paid: Answer | None = None
+    ) -> _ItemEnd | Again:
         """Policy lets this item not pass: for good, or for a while that says nothing about the item and ends with the job's window."""
         if why.retryable:
-            metrics.policy_waits.of(metrics.endpoint_of(held.slice.endpoint), why.code).inc()
-            left_ms = max(0, math.ceil(held.deadline_ms - self._clock.monotonic_ms()))
+            metrics.policy_waits.of(metrics.endpoint_of(state.slice.endpoint), why.code).inc()
+            left_ms = max(0, math.ceil(state.deadline_ms - self._clock.monotonic_ms()))
             return Again(min(why.wait_ms, left_ms), item.attempt_count, why.code, item.hand_backs)
-        metrics.policy_refusals.of(metrics.endpoint_of(held.slice.endpoint), why.code).inc()
-        return _failed(held.slice, item, why.code, why.message, paid)
+        metrics.policy_refusals.of(metrics.endpoint_of(state.slice.endpoint), why.code).inc()
+        return _failed(state.slice, item, why.code, why.message, paid)
 
     def _after_failure(
-        self, error: UpstreamError, leased: LeasedSlice, held: HeldSlice, item: Item
+        self, error: UpstreamError, leased: LeasedSlice, state: SliceAtWork, item: Item
     ) -> _ItemEnd | Again:
-        deadline_ms = math.ceil(held.deadline_ms)
+        deadline_ms = math.ceil(state.deadline_ms)
         now_ms = int(self._clock.monotonic_ms())
         policy, chance = self._rules.retry(leased), self._entropy.uniform(0.0, 1.0)
         verdict = retry.decide(error, item.attempt_count, now_ms, deadline_ms, policy, chance)
