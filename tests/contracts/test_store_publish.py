@@ -75,15 +75,20 @@ async def test_no_job_is_shown_as_expired_before_its_deadline_though_the_clock_w
         assert (ended.state, ended.expired_at) == (JobState.EXPIRED, ended.expires_at)
 
 
-async def test_items_that_are_not_run_are_done_when_their_lines_are_added(world: StoreWorld) -> None:
+@pytest.mark.parametrize("copied", [CopiedItems(3, 0, 200), CopiedItems(2, 1, 200)])
+async def test_items_that_are_not_run_are_done_when_their_lines_are_added(
+    world: StoreWorld, copied: CopiedItems
+) -> None:
     caller, worker = await world.caller(), await world.worker()
-    plan = replace(plan_of(2), item_count=5, copied=CopiedItems(3, 0, 200))
+    plan = replace(plan_of(2), item_count=5, copied=copied)
     job = await world.ingested(await world.job(caller, shape=JobShape(dedupe=True)), plan)
-    assert (job.copied, job.run_count) == (CopiedItems(3, 0, 200), 2)
+    assert (job.copied, job.run_count) == (copied, 2)
     await world.lease(worker, job)
+    await world.clock.advance(7)
     await world.answer(await world.log(), job, 0, 1)
     job = await world.look(job)
     assert (job.state, job.done_count) == (JobState.FINALIZING, 2)
+    assert (job.closing, job.finalizing_at) == (JobState.COMPLETED, world.clock.now)
     answered = await rest_of(world, job, 2, 3, outcome=Outcome.ANSWERED)
     failed = replace(await rest_of(world, job, 4, outcome=Outcome.FAILED), schema_invalid=1)
     token = world.token()

@@ -261,8 +261,10 @@ async def test_a_receiver_that_is_gone_disables_its_endpoint(world: StoreWorld) 
     made, other = await endpoint(world, caller), await endpoint(world, caller)
     for _ in range(3):
         await cancelled(world, caller)
-    leased = [one for one in await lease(world, worker_id, count_max=4) if one.endpoint_id == made.id]
+    taken = await lease(world, worker_id, count_max=4)
+    leased, others = ([one for one in taken if one.endpoint_id == some.id] for some in (made, other))
     rest = leased[1:]
+    assert await store.record_webhook(others[0], BROKEN, 5_000) is DeliveryState.PENDING
     assert await store.record_webhook(leased[0], GONE, None) is DeliveryState.FAILED
     disabled = await store.webhook_endpoint(caller.tenant_id, made.id)
     assert disabled is not None
@@ -278,6 +280,9 @@ async def test_a_receiver_that_is_gone_disables_its_endpoint(world: StoreWorld) 
     assert all(
         one.state is DeliveryState.PENDING for one in await deliveries(world, caller) if one.endpoint_id == other.id
     )
+    failing = await store.webhook_endpoint(caller.tenant_id, other.id)
+    assert failing is not None
+    assert failing.disabled_at is None, "one that fails is not gone"
     # Its owner enables it by a change, whatever it is.
     enabled = await store.change_webhook_endpoint(caller.tenant_id, made.id, EndpointShape())
     assert enabled is not None
