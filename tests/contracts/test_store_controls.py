@@ -27,6 +27,16 @@ async def offered(world: StoreWorld, worker_id: str | None = None) -> list[str]:
     return [view.job_id for view in look.jobs]
 
 
+async def test_a_stranger_neither_pauses_nor_resumes_a_job(world: StoreWorld) -> None:
+    caller, stranger = await world.caller(), await world.caller("stranger")
+    job = await world.running(caller, 2)
+    assert await world.store.pause_job(stranger.tenant_id, job.id) is None
+    assert (await world.look(job)).paused_at is None
+    assert await world.store.pause_job(caller.tenant_id, job.id)
+    assert await world.store.resume_job(stranger.tenant_id, job.id) is None
+    assert (await world.look(job)).paused_at is not None
+
+
 async def test_a_paused_job_is_neither_offered_nor_leased_until_it_is_resumed(world: StoreWorld) -> None:
     caller, worker_id = await world.caller(), await world.worker()
     job, other = await world.running(caller, 2, 2), await world.running(caller, 2)

@@ -86,6 +86,30 @@ async def test_an_overview_tells_what_is_open_what_ended_in_the_last_hour_and_wh
     assert set((await store.overview()).rates) == set(), "of six minutes at most"
 
 
+@pytest.mark.parametrize("is_ended", [False, True])
+async def test_jobs_that_sort_alike_are_each_listed_once_however_the_pages_fall(
+    world: StoreWorld, is_ended: bool
+) -> None:
+    store, caller, jobs = world.store, await world.caller("one"), list[str]()
+    for _ in range(3):
+        job = await world.running(caller, 2 if is_ended else 3)
+        await paid(world, job, (0,), (1,), nano=5)
+        if is_ended:
+            token = world.token()
+            assert await store.take_step(job.id, JobState.FINALIZING, await world.worker(), token)
+            await store.publish_job(await world.look(job), token, end=JobEnd(None))
+        jobs.append(job.id)
+    for sort in (JobSort.CREATED, JobSort.SIZE, JobSort.FAILED, JobSort.COST):
+        found, theirs = list[str](), list[str]()
+        for number in range(3):
+            after, their_after = (some[-1] if number else None for some in (found, theirs))
+            page = await store.search_every_job(None, JobFilter(), after=after, count_max=1, sort=sort)
+            found += [job.id for job, _ in page or ()]
+            own = await store.search_jobs(caller.tenant_id, JobFilter(), after=their_after, count_max=1, sort=sort)
+            theirs += [job.id for job in own or ()]
+        assert sorted(found) == sorted(theirs) == sorted(jobs), sort
+
+
 @pytest.mark.parametrize("few_max", [1, sorted_jobs.FEW_MAX])
 async def test_jobs_are_sorted_page_by_page(world: StoreWorld, few_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few that match are sorted when all of them are found; more are read in the order of an index."""
