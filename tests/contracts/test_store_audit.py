@@ -18,9 +18,10 @@ from tests.support.postgres import PostgresServer
 from tests.support.store_verbs import postgres_driver
 from tidegate.core.audit_chain import AuditEntry, ChainCheck
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import KeepTimes
+from tidegate.core.nouns import Caller, KeepTimes
 from tidegate.stages.tend import retention
 from tidegate.store.audit import AuditFilter, AuditNote
+from tidegate.store.keys import KeyRights
 from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
@@ -99,6 +100,15 @@ async def test_a_job_that_is_queued_again_is_noted_with_how_many_slices_rested(w
     assert await world.store.audited(note(world, "batch.requeue", "batch", job.id)).requeue_job(job.id)
     found = await world.store.list_audit(ANY, after=None, count_max=10)
     assert [(one.before["slices_resting"], one.after["slices_resting"]) for one in found or ()] == [(2, 0)]
+
+
+async def test_keys_of_an_organization_that_are_deleted_are_noted_once(world: StoreWorld) -> None:
+    owner = Caller((await world.caller("acme")).tenant_id, "k1")
+    await world.store.put_key(owner, b"hash", "", KeyRights())
+    for _ in range(2):
+        await world.store.audited(note(world, "org.delete_keys", "org", "acme")).delete_keys_of("acme")
+    found = await world.store.list_audit(ANY, after=None, count_max=10)
+    assert [(one.action, one.target) for one in found or ()] == [("org.delete_keys", "acme")]
 
 
 async def test_what_was_read_is_noted_once(world: StoreWorld) -> None:
