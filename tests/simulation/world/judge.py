@@ -403,9 +403,11 @@ class Judge:
         # So has each try of one whose answer must fit.
         if len({call.key for call in calls if call.item_count == 1 and not call.wants_json}) > 1:
             self._broken(f"P5: item {calls[0].number} of {job['id']} was sent under several idempotency keys")
-        deadly = sum(1 for call in calls if call.mood == "poison" and not call.aborted)
-        if deadly > DEADLY_MAX and job["state"] == "completed":
-            self._broken(f"poison: item {calls[0].number} of {job['id']} killed {deadly} workers")
+        deadly = [call for call in calls if call.mood == "poison" and not call.aborted]
+        if len(deadly) > DEADLY_MAX and job["state"] == "completed":
+            proving = sum(not self._search.was_beside_culprits_alone(call) for call in deadly)
+            if proving > DEADLY_MAX:
+                self._broken(f"poison: item {calls[0].number} of {job['id']} killed {proving} workers")
         taken_back = [call for call in calls[:-1] if self._tides.was_taken_back(call)]
         for earlier, later in combinations(calls, 2):
             if earlier.mood == "throttle" and earlier.heard_s is not None and self._has_no_other_way(earlier):

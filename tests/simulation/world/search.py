@@ -74,6 +74,16 @@ class Search:
         lost = [call for call in calls if self._was_lost_alone(call)]
         return sum(call is lost[0] or self._was_checked(call) for call in lost)
 
+    def was_beside_culprits_alone(self, call: Witnessed) -> bool:
+        """Whether nothing innocent waited when this call was sent. Then its loss proves nothing, and its item runs until its deadline, or
+        until something innocent comes."""
+        known_jobs = {other.job_id for other in self._calls if other.sent_s < call.sent_s}
+        culprits = {(other.job_id, other.number) for other in self._calls if other.mood == "poison"}
+        return not any(
+            other.sent_s > call.sent_s and other.job_id in known_jobs and (other.job_id, other.number) not in culprits
+            for other in self._calls
+        )
+
     def _was_checked(self, call: Witnessed) -> bool:
         return any(
             other.incarnation == call.incarnation
