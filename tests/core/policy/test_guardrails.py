@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import SettingsError
+from tidegate.core.policy.body_texts import BodyTexts
 from tidegate.core.policy.guardrails import (
     PASS,
     Action,
@@ -134,7 +135,27 @@ HIDDEN: list[Any] = [
     {"messages": [{"role": "user", "content": "ＡＫＩＡ" + KEY[4:]}]},
     {"messages": [{"role": "user", "content": "A\u200bK\u2060I\ufeffA" + KEY[4:]}]},
     {"messages": [{"role": "user", "content": "".join(chr(0xE0000 + ord(letter)) for letter in KEY)}]},
-]
+    # JSON within a string writes such letters as two halves.
+    {"messages": [{"tool_calls": [{"function": {"arguments": json.dumps({"k": "\U0001d400" + KEY[1:]})}}]}]},
+    {"messages": [{"role": "user", "content": json.dumps("".join(chr(0xE0000 + ord(letter)) for letter in KEY))}]},
+    {"messages": [{"role": "user", "content": "\\" * 64 + "u0041" + KEY[1:]}]},
+    *({"messages": [{"role": "user", "content": f"say A{nothing}KIA{KEY[4:]}"}]} for nothing in "\0\b\f\x1f\x7f\x80\ufff9\u2800\U00013430"),
+    {"messages": [{"role": "user", "content": "foo"}, {"role": "assistant", "content": json.dumps(f"A\0KIA{KEY[4:]}")}]},
+    content({"type": "file", "file": {"file_data": f"\1data:text/plain;base64,{encoded(KEY)}"}}),
+    content({"type": "file", "file": {"file_data": f"da\nta:text/pl\tain;base64,{encoded(KEY)}"}}),
+    content({"type": "file", "file": {"file_data": f"data:text/plain;name=a b;base64,{encoded(KEY)}"}}),
+    content({"type": "file", "file": {"file_data": f"data:text/plain;name=a b,{KEY.replace('A', '%41')}"}}),
+    content({"type": "file", "file": {"file_data": f"{encoded(KEY)[:7]} {encoded(KEY)[7:]}"}}),
+    {"prompt": f"data:text/plain;name=a b;base64,{encoded(KEY)}"},
+    content({"type": "document", "source": {"type": "text", "data": KEY[:6]}}, {"type": "text", "text": KEY[6:]}),
+    content(
+        {"type": "document", "source": {"type": "content", "content": KEY[:6]}},
+        {"type": "document", "source": {"type": "text", "data": KEY[6:]}},
+    ),
+    {"input": [{"type": "function_call_output", "output": KEY[:6]}, {"type": "function_call_output", "output": KEY[6:]}]},
+    {"messages": [{"role": "user", "text": "", "content": KEY[:6]}, {"role": "User", "text": "", "content": KEY[6:]}]},
+    {"messages": [{"role": "system", "content": KEY[:6]}, {"role": "developer", "content": KEY[6:]}]},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("body", HIDDEN)
@@ -171,6 +192,10 @@ CANNOT_BE_SEEN: list[Any] = [
     content({"type": "image_url", "image_url": {"url": "data:text/plain;charset=utf-7,+AEEASwBJAEE-"}}),
     content({"type": "image_url", "image_url": {"url": f"data:text/plain;base64,{base64.b64encode(b'A' + bytes(20)).decode()}"}}),
     {"previous_response_id": "resp_1", "input": "x"},
+    # Files that are written in ASCII alone and are no plain text.
+    content({"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:;base64,{encoded('%PDF-1.4 <414B4941> Tj')}"}}),
+    content({"type": "file", "file": {"filename": "a.rtf", "file_data": encoded("{\\rtf1 \\'41\\'4b}")}}),
+    content({"type": "image_url", "image_url": {"url": "\1https://example.test/a.png"}}),
 ]  # fmt: skip
 
 
@@ -208,6 +233,26 @@ def test_long_numbers_are_texts_and_settings_are_not() -> None:
     long = Patterns("long", ["123456789012345678901234567890"])
     assert isinstance(long.check_prompt(b'{"messages":[{"content":123456789012345678901234567890}]}'), GuardrailRefusal)
     assert rail.check_answer(packed({"created": 1731700000, "choices": [{"index": 0, "message": {}}]})) is PASS
+
+
+def test_a_letter_may_carry_marks_wherever_a_text_is_cut() -> None:
+    rail = Patterns("names", ["Müller", "\uac01"])
+    for before in range(250, 260):
+        for name in ("Mu\u0308ller", "\u1100\u1161\u11a8"):
+            body = packed({"prompt": "x" * before + name})
+            assert isinstance(rail.check_prompt(body), GuardrailRefusal), (before, name)
+
+
+def test_parts_that_lie_too_deeply_within_one_another_are_not_joined_again_and_again() -> None:
+    """Each level would add the whole text twice more."""
+    parts: list[Any] = [{"type": "text", "text": "x" * 5_000}, "y"]
+    for _ in range(20):
+        parts = [{"type": "tool_result", "content": parts}, "y"]
+    body = packed(content(*parts))
+    assert sum(map(len, BodyTexts(body, is_answer=False).texts)) < 10 * len(body)
+    verdict = Patterns("keys", ["AKIA[0-9A-Z]{16}"]).check_prompt(body)
+    assert isinstance(verdict, GuardrailRefusal)
+    assert verdict.code == "guardrail_unseen"
 
 
 def test_harmless_calls_pass() -> None:

@@ -19,22 +19,34 @@ import msgspec
 from tidegate.core.api_words import FIELDS, KINDS, NUMBERED, WORDS
 
 UNESCAPED_TIMES_MAX = 4
-# One piece at a time: what Python normalizes at once, it does without letting others run.
-NORMALIZED_CHARS = 16_384
+# One piece at a time: what Python does with a text at once, it does without letting others run.
+STRIPPED_CHARS = 16_384
+# Marks on one letter are put in order in a time that grows with the square of their number, so these pieces are short.
+NORMALIZED_CHARS = 256
+# A letter with more marks than this may be cut (Unicode's own bound, UAX #15).
+MARKS_MAX = 30
 DIGITS_MIN = 5
+# How often all of a body may come again in joined texts, two times for each list within a list; no API needs more than six.
+JOINED_TIMES_MAX = 8
 # The letters of a file that is no text say nothing; a short one might be a text that only claims to be a file.
 FILE_CHARS_MIN = 512
 
 _KEY = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*+:)?', re.DOTALL)
 _KEY_END = re.compile(rb'"\s*+:')
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|([\"\\/bfnrt]))")
+_ESCAPE = re.compile(
+    r"\\(?:u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|([\"\\/bfnrt]))"
+)
+# An escape behind any number of backslashes: JSON within JSON, many times over.
+_DEEP_ESCAPE = re.compile(r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))")
 _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]{16,}=*\s*")
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
 _INVISIBLE = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
+    "[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    "\U00013430-\U0001345f"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e001f\U000e007f-\U000e0fff]"
 )
+_CONTROLS = dict.fromkeys((*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F))
 # Letters that show nothing and that models read all the same.
 _TAGS = {0xE0000 + code: code for code in range(0x20, 0x7F)}
 _TEXT_TYPE = re.compile(r"text/|application/(?:[\w.+-]*(?:json|xml|yaml|javascript|csv|x-ndjson|jsonl))")
@@ -47,16 +59,25 @@ _STORED = frozenset(("file_id", "file_ids", "previous_response_id", "conversatio
 _TOKENS = frozenset(("prompt", "input", "inputs", "prompt_token_ids", "input_ids", "token_ids", "tokens", "prompts"))
 _JOINED = frozenset(("content", "system", "input", "messages", "output", "parts", "summary", "tokens", "instructions"))
 _SPECIAL = _FILES | _ELSEWHERE | _STORED
-# What may stand before a `data:` URL, or its first letter.
-_BEFORE_DATA = frozenset((*"dD \t\r\n\v\f", ""))
+# What may stand before a `data:` URL, or its first letter: readers of URLs take away spaces and control characters.
+_BEFORE_DATA = frozenset((*"dD\x85\xa0\u2028\u2029\u3000", *map(chr, range(0x21)), ""))
 # Objects whose fields a caller or a model names.
 _FREE = frozenset(("input", "arguments", "metadata", "output", "default", "examples", "const", "enum"))
 _ONLY_FILES = frozenset(("file_data", "b64_json", "prompt_embeds", "input_embeds"))
 _NUMBERS = frozenset((int, float))
 _INEXACT = 1e15
 _LONG_NUMBER = re.compile(rb"\d{15,}")
-_DATA_URL = re.compile(r"\s*data:([\w.+-]*(?:/[\w.+*-]+)?\s*(?:;[^,;\s]*\s*)*),", re.IGNORECASE)
-_TEXT_NAMES = ("text", "content", "token", "thinking", "refusal", "input_text")
+# Readers of URLs also take away tabs and line breaks within them.
+_DATA_URL = re.compile(r"[\0-\x20\s]*+d[\t\r\n]*+a[\t\r\n]*+t[\t\r\n]*+a[\t\r\n]*+:([^,]*+),", re.IGNORECASE)
+_BROKEN_UP = re.compile(r"[\t\r\n]")
+# A sentence may begin with `Data:` too.
+_DATA_HEAD = re.compile(r"[\w.+-]*(?:/[\w.+*-]+)?\s*(?:;[^,;\s]*\s*)*|[^,]*;\s*base64\s*", re.IGNORECASE)
+# Files that look like text and are written in a code of their own.
+_CODED_FILE = re.compile(r"%PDF-|%!PS|\{\\rtf")
+_CODED_FILE_WITHIN = 1_024
+_TEXT_NAMES = ("text", "content", "token", "thinking", "refusal", "input_text", "output", "source")
+# Servers take both for the operator's words.
+_SAME_ROLES = {"developer": "system"}
 # What a model server says about its answer, and never the model itself.
 OF_ANSWER = frozenset(("id", "object", "created", "created_at", "model", "system_fingerprint", "usage", "service_tier"))
 
@@ -64,7 +85,7 @@ OF_ANSWER = frozenset(("id", "object", "created", "created_at", "model", "system
 class BodyTexts:
     """`texts` are what can be looked at, and `unseen` says what could not be, or nothing."""
 
-    __slots__ = ("_body", "_is_answer", "_keys", "texts", "unseen")
+    __slots__ = ("_body", "_is_answer", "_joined_chars", "_keys", "texts", "unseen")
 
     def __init__(self, body: bytes, *, is_answer: bool) -> None:
         self.texts: list[str] = []
@@ -72,6 +93,7 @@ class BodyTexts:
         self._body = body
         self._is_answer = is_answer
         self._keys = 0
+        self._joined_chars = 0
         try:
             fields = _decoded(body)
             if type(fields) is dict:
@@ -147,14 +169,20 @@ class BodyTexts:
 
     def _join(self, parts: list[Any]) -> None:
         """Texts that are read after one another: neighbours of one list, as far as they have one role."""
-        roles = [part.get("role") if type(part) is dict else None for part in parts]
+        roles = list(map(_role_of, parts))
         begin = 0
         for end in range(1, len(parts) + 1):
             if end < len(parts) and roles[end] == roles[begin]:
                 continue
             texts = [text for part in parts[begin:end] if (text := _text_of(part))]
-            self.texts += ["".join(texts), "\n".join(texts)] if len(texts) > 1 else ()
             begin = end
+            if len(texts) < 2:
+                continue
+            self._joined_chars += 2 * sum(map(len, texts))
+            if self._joined_chars > JOINED_TIMES_MAX * len(self._body):
+                self.unseen = self.unseen or "its parts lie too deeply within one another"
+                return
+            self.texts += ["".join(texts), "\n".join(texts)]
 
     def _text(self, name: str, text: str, beside: dict[str, Any]) -> None:
         if name in KINDS and text in WORDS:
@@ -164,16 +192,16 @@ class BodyTexts:
         if not self._is_answer and name in _ELSEWHERE:
             self._elsewhere(text)
         is_file = False
-        if found := _DATA_URL.match(text):
-            is_file = self._data_url(found[1], text[found.end() :])
-        elif name in _FILES and (beside.get("type") == "base64" or _is_base64(text, beside)):
+        if (found := _DATA_URL.match(text)) and _is_data_head(name, head := _BROKEN_UP.sub("", found[1])):
+            is_file = self._data_url(head, text[found.end() :])
+        elif name in _FILES and (beside.get("type") == "base64" or _is_base64(name, text, beside)):
             must_see = len(text) >= FILE_CHARS_MIN or name in _ONLY_FILES or _is_declared(beside)
             is_file = self._file(text, str(beside.get("media_type") or ""), must_see=must_see)
         if not is_file or len(text) < FILE_CHARS_MIN:
             self.texts.append(text)
 
     def _elsewhere(self, url: Any) -> None:
-        if isinstance(url, str) and url and url.lstrip()[:5].lower() != "data:":
+        if isinstance(url, str) and url and not _DATA_URL.match(url):
             self.unseen = self.unseen or "it refers to a file elsewhere"
 
     def _data_url(self, head: str, payload: str) -> bool:
@@ -193,7 +221,7 @@ class BodyTexts:
         letters = _NOT_BASE64.sub("", payload.replace("-", "+").replace("_", "/"))
         try:
             text = binascii.a2b_base64(letters + "=" * (-len(letters) % 4)).decode()
-            is_text = "\0" not in text
+            is_text = "\0" not in text and not _CODED_FILE.search(text, 0, _CODED_FILE_WITHIN)
         except ValueError:
             is_text, text = False, ""
         if text:
@@ -219,20 +247,48 @@ def readings(text: str) -> Iterator[str]:
             if plain == before:
                 break
             yield plain
+        else:
+            before, plain = plain, _DEEP_ESCAPE.sub(lambda found: chr(int(found[1] or found[2], 16)), plain)
+            if plain != before:
+                yield plain
     for one in (text, plain) if plain != text else (text,):
-        if not one.isascii() and (shaped := _shaped(one)) != one:
+        if (shaped := one.translate(_CONTROLS) if one.isascii() else _shaped(one)) != one:
             yield shaped
 
 
 def _shaped(text: str) -> str:
     """The text with compatible letters as plain ones (NFKC) and without characters that show nothing."""
-    chunks = (text[at : at + NORMALIZED_CHARS] for at in range(0, len(text), NORMALIZED_CHARS))
-    return "".join(unicodedata.normalize("NFKC", _INVISIBLE.sub("", one.translate(_TAGS))) for one in chunks)
+    chunks = (text[at : at + STRIPPED_CHARS] for at in range(0, len(text), STRIPPED_CHARS))
+    shown = "".join(_INVISIBLE.sub("", one.translate(_TAGS)) for one in chunks)
+    return "".join(unicodedata.normalize("NFKC", one) for one in _pieces(shown))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text in pieces that can be normalized each alone: none begins with what belongs to the character before it."""
+    begin = 0
+    while begin < len(text):
+        end = begin + NORMALIZED_CHARS
+        while end < min(len(text), begin + NORMALIZED_CHARS + MARKS_MAX) and _goes_on(text[end - 2 : end], text[end]):
+            end += 1
+        yield text[begin:end]
+        begin = end
+
+
+def _goes_on(before: str, letter: str) -> bool:
+    """Return whether this letter changes the two before it, of which a syllable of Hangul may be made."""
+    if letter.isascii():
+        return False
+    plain = unicodedata.normalize("NFKC", letter)
+    if unicodedata.combining(plain[0]):
+        return True
+    return unicodedata.normalize("NFKC", before + letter) != unicodedata.normalize("NFKC", before) + plain
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    code = found[1] or found[2]
-    return chr(int(code, 16)) if code else _SHORT.get(found[3], found[3])
+    if found[1]:
+        return chr(0x10000 + ((int(found[1], 16) & 0x3FF) << 10) + (int(found[2], 16) & 0x3FF))
+    code = found[3] or found[4]
+    return chr(int(code, 16)) if code else _SHORT.get(found[5], found[5])
 
 
 def _decoded(body: bytes) -> Any:
@@ -247,8 +303,15 @@ def _plain(token: bytes) -> str:
     return str(json.loads(token.decode("utf-8", "replace")))
 
 
-def _is_base64(text: str, beside: dict[str, Any]) -> bool:
-    return beside.get("type") != "text" and _BASE64.fullmatch(text) is not None
+def _is_data_head(name: str, head: str) -> bool:
+    """Return whether what stands between `data:` and the first comma makes a URL of a text in this field."""
+    return name in _FILES or name in _ELSEWHERE or _DATA_HEAD.fullmatch(head) is not None
+
+
+def _is_base64(name: str, text: str, beside: dict[str, Any]) -> bool:
+    # Readers of Base64 skip spaces.
+    letters = "".join(text.split()) if name in _ONLY_FILES else text
+    return beside.get("type") != "text" and _BASE64.fullmatch(letters) is not None
 
 
 def _is_declared(beside: dict[str, Any]) -> bool:
@@ -263,8 +326,16 @@ def _text_of(part: Any) -> str:
     if isinstance(part, list):
         return "".join(map(_text_of, part))
     if isinstance(part, dict):
-        return next((_text_of(part[name]) for name in _TEXT_NAMES if isinstance(part.get(name), str | list)), "")
+        if part.get("type") == "text" and isinstance(data := part.get("data"), str):
+            # A document that is given as a text.
+            return data
+        return next((text for name in _TEXT_NAMES if name in part and (text := _text_of(part[name]))), "")
     return ""
+
+
+def _role_of(part: Any) -> Any:
+    role = part.get("role") if type(part) is dict else None
+    return _SAME_ROLES.get(role := role.strip().lower(), role) if isinstance(role, str) else role
 
 
 def _has_tokens(value: list[Any]) -> bool:

@@ -167,7 +167,7 @@ class Patterns:
 
     def _look(self, body: bytes, what: str) -> GuardrailRefusal | None:
         found = BodyTexts(body, is_answer=what == "answer")
-        may_find = any(map(self._finder.may_find_in, readings("\0".join(found.texts))))
+        may_find = any(map(self._finder.may_find_in, readings("\n".join(found.texts))))
         for text in dict.fromkeys(found.texts) if may_find or len(body) > self._text_chars_max else ():
             if len(text) > self._text_chars_max:
                 return GuardrailRefusal(

@@ -81,7 +81,7 @@ class Finder:
         return any(pattern.search(encoded) is not None for pattern in self._each[text.isascii()])
 
     def may_find_in(self, joined: str) -> bool:
-        """Return False when none of the texts that were joined into this one, with a NUL between them, has one of the patterns."""
+        """Return False when none of the texts that were joined into this one, with a line break between them, has one of the patterns."""
         encoded = joined.encode("utf-8", "replace")
         if self._have_literals:
             for literal in self._literals:
