@@ -78,6 +78,37 @@ async def test_a_change_is_noted_as_it_was_and_is(world: StoreWorld) -> None:
     assert await store.list_audit(AuditFilter(target="gpu"), after=None, count_max=1) == found[:1]
 
 
+async def test_changes_of_one_moment_are_listed_by_id_page_by_page(world: StoreWorld) -> None:
+    notes = [note(world, "deployment.add", "deployment", f"gpu{number}") for number in range(4)]
+    for one in notes:
+        await world.store.audited(one).put_routing("deployment", one.target, "{}", 0)
+    found = list[str]()
+    while page := await world.store.list_audit(ANY, after=found[-1] if found else None, count_max=1):
+        found += [one.id for one in page]
+    assert found == sorted((one.id for one in notes), reverse=True)
+
+
+@pytest.mark.parametrize("kind", ["deployment", "drain_state", "resource", "model"])
+async def test_a_look_tells_names_and_kinds_of_routing_apart(world: StoreWorld, kind: str) -> None:
+    for other in ("deployment", "drain_state", "resource", "model"):
+        await world.store.put_routing(other, "other", '{"other":1}', 0)
+        if other != kind:
+            await world.store.put_routing(other, "gpu", '{"kind":1}', 0)
+    await world.store.audited(note(world, f"{kind}.add", kind, "gpu")).put_routing(kind, "gpu", '{"own":1}', 0)
+    found = await world.store.list_audit(ANY, after=None, count_max=10)
+    assert [(one.before, one.after) for one in found or ()] == [(None, {"document": '{"own":1}'})]
+
+
+async def test_a_key_that_is_deleted_has_no_old_secret_left(world: StoreWorld) -> None:
+    owner = Caller((await world.caller("acme")).tenant_id, "k1")
+    await world.store.put_key(owner, b"hash", "", KeyRights())
+    assert await world.store.rotate_key("k1", b"new", 60_000)
+    assert await world.store.audited(note(world, "key.delete", "key", "k1")).delete_key("k1")
+    found = await world.store.list_audit(ANY, after=None, count_max=10)
+    until = world.clock.now + 60_000
+    assert [(one.before["old_until"], one.after["old_until"]) for one in found or ()] == [(until, None)]
+
+
 async def test_what_changes_nothing_or_fails_is_not_noted(world: StoreWorld) -> None:
     store = world.store
     again = note(world, "deployment.add", "deployment", "gpu")

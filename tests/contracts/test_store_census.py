@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import StoreWorld
+from tests.contracts.store_world import LEASE_MS, StoreWorld
 
 pytestmark = pytest.mark.anyio
 
@@ -20,8 +20,20 @@ async def test_a_census_counts_jobs_items_the_queue_and_workers(world: StoreWorl
     assert sum(part.jobs for part in census.queue) == 2
     assert sum(part.items for part in census.queue) == waiting.item_count + running.item_count
     assert {(part.scope, part.size_class) for part in census.queue} == {("organization", "xs")}
+    assert sorted((part.status, part.jobs, part.items) for part in census.queue) == [
+        ("in_progress", 1, running.item_count),
+        ("queued", 1, waiting.item_count),
+    ]
     assert max(part.age_ms for part in census.queue) >= 500
     assert (census.leased_items, census.active_workers) == (held.count, 1)
     assert census.workers >= 1
     await world.answer(await world.log(), running, 0, 1)
     assert (await world.store.census()).outcomes["completed"] == 2
+
+
+async def test_a_census_counts_a_worker_until_its_lease_is_over(world: StoreWorld) -> None:
+    await world.worker()
+    await world.clock.advance(LEASE_MS - 1)
+    assert (await world.store.census()).workers == 1
+    await world.clock.advance(1)
+    assert (await world.store.census()).workers == 0

@@ -158,3 +158,15 @@ async def test_interactive_calls_count_once_and_add_up_with_those_of_jobs(world:
     paid = sum(one.cost.total_nano for one in (Spend.total([entry.spend]) for entry in flush[:1])) * 3
     paid += flush[1].spend.cost.total_nano + (await world.look(job)).cost_nano
     assert total.cost.total_nano == paid, "the job's own cost and every call's make the day's"
+
+
+async def test_a_process_that_wrote_lately_is_remembered_however_long_ago_it_began(world: StoreWorld) -> None:
+    tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
+    flush = [interactive(tenant_id, "a", Usage(7, 2, 1, 0))]
+    for number in (1, 2):
+        await world.store.add_interactive("w1", number, flush)
+        await world.clock.advance(6 * DAY_MS)
+    await world.store.prune_usage_writers()
+    await world.store.add_interactive("w1", 2, flush)
+    entries = await world.store.usage(TODAY, TODAY + 30, by_job=False)
+    assert Spend.total(one.spend for one in entries).calls == 2
