@@ -11,6 +11,7 @@ from tests.contracts.store_world import DAY_MS, MODEL, StoreWorld, plan_of
 from tests.contracts.test_store_controls import flush
 from tests.contracts.test_store_publish import closed, publish
 from tidegate.core.errors import ApiProblem
+from tidegate.core.job_controls import JobControls
 from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.nouns import Job, JobEnd, PublishTurns
 from tidegate.core.operations import OperationScope
@@ -48,6 +49,19 @@ async def test_jobs_of_every_tenant(world: StoreWorld) -> None:
     assert await store.list_orgs(after=world.id("tenant"), count_max=10) is None
     overview = await store.overview()
     assert [(row["state"], row["jobs"]) for row in overview.jobs] == [("validating", 2)]
+
+
+async def test_jobs_of_one_tenant_by_status(world: StoreWorld) -> None:
+    found = dict[tuple[str, JobState], list[str]]()
+    for name in ("one", "two"):
+        caller = await world.caller(name)
+        waiting, ended = await world.job(caller), await world.job(caller)
+        await world.store.cancel_job(caller.tenant_id, ended.id)
+        assert await world.store.end_unstarted(ended.id)
+        found |= {(name, JobState.VALIDATING): [waiting.id], (name, JobState.CANCELLED): [ended.id]}
+    for (name, status), ids in found.items():
+        page = await world.store.search_every_job(name, JobFilter(status=status), after=None, count_max=10)
+        assert [(job.id, org) for job, org in page or ()] == [(ids[0], name)]
 
 
 async def paid(world: StoreWorld, job: Job, answered: tuple[int, ...], failed: tuple[int, ...], nano: int) -> None:
@@ -201,6 +215,17 @@ async def test_few_jobs_that_match_are_not_looked_for_in_the_order_of_the_list(
         assert len(page or ()) == (3 if words == "chat" and sort is JobSort.SIZE else 0)
     assert asked
     assert not [query for query in asked if query.startswith("jobs_by_")]
+
+
+async def test_what_is_queued_again_wakes_no_flow_of_another_job(world: StoreWorld) -> None:
+    moment = JobControls(not_before=world.clock.now + 3_600_000)
+    ours = await world.running(await world.caller("one"), 2)
+    theirs = await world.running(await world.caller("two"), 2, controls=moment)
+    assert await world.store.rest_flow(MODEL, theirs.share_owner)
+    assert await world.store.requeue_job(ours.id) is not None
+    assert await world.store.wake_rested(10) == 0
+    assert await world.store.requeue_job(theirs.id) is not None
+    assert await world.store.wake_rested(10) == 1
 
 
 async def test_an_operator_ends_a_job_that_waits(world: StoreWorld) -> None:

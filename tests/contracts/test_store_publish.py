@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tests.contracts.store_world import DAY_MS, StoreWorld, line, plan_of
 from tests.support.store_verbs import any_file, slice_counts
 from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.job_shape import CopiedItems, JobShape
 from tidegate.core.nouns import Idempotency, Job, JobEnd, LineError, PublishTurns, Rewrite, UnrunLines
 from tidegate.core.states import FileState, JobState, Outcome
@@ -348,6 +349,8 @@ async def test_an_abandoned_job_fails_with_what_was_recorded(world: StoreWorld) 
     after = await world.store.any_job(job.id)
     assert after is not None
     assert after.state is JobState.FAILED, "the publisher that comes late changes nothing"
+    listed = await world.store.search_jobs(job.tenant_id, JobFilter(), after=None, count_max=10, sort=JobSort.FAILED)
+    assert [one.id for one in listed or ()] == [job.id]
     assert not await slice_counts(world.store, job.id)
 
 
