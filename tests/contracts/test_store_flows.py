@@ -279,6 +279,24 @@ async def test_long_idle_flows_and_old_rates_are_forgotten(world: StoreWorld) ->
     assert len(await awake(world)) == 1, "nobody forgets who is awake"
 
 
+async def test_a_flow_that_sleeps_for_a_while_is_not_forgotten_and_has_no_weight(world: StoreWorld) -> None:
+    ours, theirs = await world.caller("ours"), await world.caller("theirs")
+    job, other = await world.running(ours, 4), await world.running(theirs, 4)
+    await charge(world, job, 0, 100)
+    assert (await world.store.paces([MODEL]))[MODEL].flow_count == 2
+    outlook = await world.store.outlook(other.id)
+    assert outlook is not None
+    assert outlook.models[0].others == ((1.0, 150),), "one item of four is done"
+    await world.store.pause_job(ours.tenant_id, job.id)
+    assert await world.store.rest_flow(MODEL, job.share_owner)
+    pace = (await world.store.paces([MODEL]))[MODEL]
+    assert (pace.flow_count, pace.weights) == (1, 1.0)
+    await world.clock.advance(HOUR_MS)
+    await world.store.prune_flows(HOUR_MS)
+    await world.store.resume_job(ours.tenant_id, job.id)
+    assert await served(world, ours) == 100
+
+
 async def test_rates_are_summed_over_workers_and_minutes(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 9)

@@ -75,7 +75,7 @@ async def test_several_are_taken_under_one_token_and_the_call_may_be_replayed(wo
     assert len(found) == 3
     assert jobs[2].id in found, "each tenant has its turn"
     again = await world.store.take_ingests(IngestLane.SMALL, SMALL, 3, worker, "t")
-    assert sorted(again) == sorted(found)
+    assert again == sorted(found)
     assert len(await world.store.take_ingests(IngestLane.SMALL, SMALL, 3, worker, "u")) == 1
     await world.store.give_back_ingests(worker, "t")
     assert sorted(await world.store.jobs_waiting_ingest(10)) == sorted(found)
@@ -89,6 +89,14 @@ async def test_tenants_that_are_passed_over_do_not_hide_the_others(world: StoreW
     busy = frozenset({a.tenant_id})
     assert await world.store.take_ingests(IngestLane.LARGE, LARGE, 1, worker, "t", busy) == [theirs.id]
     assert await world.store.take_ingests(IngestLane.LARGE, LARGE, 1, worker, "u", busy) == []
+
+
+async def test_a_tenant_all_of_whose_inputs_are_taken_hides_no_other(world: StoreWorld) -> None:
+    a, b = await world.caller("a"), await world.caller("b")
+    first = await input_of(world, a, 200_000)
+    theirs = await input_of(world, b, 5_000_000)
+    assert await world.store.take_step(first.id, JobState.VALIDATING, await world.worker(), world.token())
+    assert await taken(world, 1) == [theirs.id]
 
 
 async def test_what_is_taken_resting_closing_or_a_dead_workers_own_takes_nothing(world: StoreWorld) -> None:
