@@ -231,6 +231,8 @@ async def test_a_key_whose_file_was_forgotten_is_refused_with_what_to_do(world: 
     file = await world.file(caller, idempotency=key)
     await world.store.delete_file(caller.tenant_id, file.id)
     await world.clock.advance(2)
+    await world.store.prune_files(2, 100)
+    assert await any_file(world.store, file.id) is not None, "not yet"
     await world.store.prune_files(1, 100)
     assert await any_file(world.store, file.id) is None
     with pytest.raises(ApiProblem, match="Send a new key"):
@@ -383,6 +385,18 @@ async def test_an_upload_can_go_with_the_file_that_was_made_of_it(world: StoreWo
     assert await world.store.condemn_uploads([*blob_ids, log.blob_id]) == blob_ids
     assert await world.store.condemn_uploads(blob_ids) == []
     assert await world.store.condemned_blobs(-1, -1, 10) == blob_ids
+
+
+async def test_condemned_bytes_are_told_in_the_order_in_which_they_were_condemned(world: StoreWorld) -> None:
+    caller, condemned = await world.caller(), list[str]()
+    for _ in range(3):
+        file = await world.file(caller)
+        blob_ids = [extent.blob_id for extent in await world.extents(file.id)]
+        assert await world.store.delete_file(caller.tenant_id, file.id)
+        condemned += await world.store.condemn_uploads(blob_ids)
+        await world.clock.advance(1)
+    assert await world.store.condemned_blobs(-1, -1, 10) == condemned
+    assert await world.store.condemned_blobs(-1, -1, 2) == condemned[:2]
 
 
 async def test_bytes_that_no_log_holds_go_soon(world: StoreWorld) -> None:

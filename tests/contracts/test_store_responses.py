@@ -172,3 +172,17 @@ async def test_the_event_of_a_response_names_how_its_answer_ended(world: StoreWo
     await world.store.publish_job(await world.look(job), token, end=JobEnd(None, status))
     told = await world.store.list_webhook_deliveries(caller.tenant_id, None, None, 10)
     assert [one.event_type for one in told or []] == [f"response.{status}"]
+
+
+async def test_deleted_responses_that_ended_are_told_a_few_at_a_time_by_id(world: StoreWorld) -> None:
+    caller, worker_id, ended = await world.caller(), await world.worker(), list[str]()
+    for _ in range(3):
+        job = await Ask(world).accept(world, caller, worker_id)
+        assert await world.store.delete_response(caller.tenant_id, job.id)
+        await world.store.close_job(job.id, 0)
+        token = world.token()
+        await world.store.take_step(job.id, JobState.FINALIZING, worker_id, token)
+        await world.store.publish_job(await world.look(job), token, end=JobEnd(None))
+        ended.append(job.id)
+    assert await world.store.deleted_responses(10) == sorted(ended)
+    assert await world.store.deleted_responses(2) == sorted(ended)[:2]

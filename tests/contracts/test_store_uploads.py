@@ -120,6 +120,16 @@ async def test_an_upload_that_is_over_time_lets_go_of_its_parts(world: StoreWorl
     assert await world.store.overdue_uploads(10) == [(caller.tenant_id, pending.id)], "its parts are not let go yet"
 
 
+async def test_uploads_whose_time_is_over_are_told_oldest_first(world: StoreWorld) -> None:
+    caller, ids = await world.caller(), list[str]()
+    for _ in range(3):
+        ids.append((await begun(world, caller)).id)
+        await world.clock.advance(1)
+    await world.clock.advance(HOUR_MS)
+    assert [upload_id for _, upload_id in await world.store.overdue_uploads(10)] == ids
+    assert [upload_id for _, upload_id in await world.store.overdue_uploads(2)] == ids[:2]
+
+
 async def test_a_quota_counts_parts(world: StoreWorld) -> None:
     caller, quotas = await world.caller(), Quotas(stored_bytes_max=50)
     await world.file(caller, size_bytes=20, quotas=quotas)
@@ -149,6 +159,8 @@ async def test_parts_may_have_twice_the_bytes_and_no_more(world: StoreWorld) -> 
     with pytest.raises(ApiProblem) as refused:
         await world.store.add_upload_part(caller, await part_of(world, upload, 1))
     assert refused.value.code == "upload_bytes_exceeded"
+    other = await begun(world, caller, size_bytes=10)
+    assert await world.store.add_upload_part(caller, await part_of(world, other, 20)), "all of it in one part"
 
 
 async def test_an_upload_has_a_bounded_number_of_parts(world: StoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
