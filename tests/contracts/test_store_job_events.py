@@ -7,7 +7,9 @@ import pytest
 
 from tests.contracts.store_world import MODEL, StoreWorld, tries
 from tests.support.store_verbs import lease_slices
+from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.nouns import JobFlush, JobWebhook
+from tidegate.core.states import DeliveryState
 from tidegate.store.job_events import JobEventRow
 
 pytestmark = pytest.mark.anyio
@@ -59,6 +61,7 @@ async def test_where_items_stand_and_lie(world: StoreWorld) -> None:
     assert await store.leased_spans(job.id) == [(0, 2)]
     spans = await store.work_spans(job.id, 1, 2)
     assert [(one.first, one.count, one.work_at, one.work_bytes) for one in spans] == [(0, 2, 0, 200), (2, 2, 200, 200)]
+    assert [await store.work_spans(job.id, first, 2) for first in (0, 2)] == [spans[:1], spans[1:]]
     waiting = JobFlush(job.id, attempts=[(held.token, tries(0, count=2, wait_ms=5_000))])
     await store.record_outcomes([waiting], [], [])
     found = await store.job_progress(caller.tenant_id, job.id)
@@ -96,3 +99,12 @@ async def test_a_callback_gets_what_it_wants_of_each_item(world: StoreWorld) -> 
     ]
     assert len({one.event_id for one in leased}) == 3
     assert {(one.door, *one.headers.items()) for one in leased} == {("some-door", ("X-A", "b"))}
+    listed = await store.list_webhook_deliveries(caller.tenant_id, None, None, 10)
+    assert {(one.state, one.ended_at, one.failure) for one in listed or ()} == {(DeliveryState.PENDING, None, None)}
+    # What a receiver that is gone misses is listed as failed.
+    assert await store.record_webhook(leased[0], CallbackReply(410), None) is DeliveryState.FAILED
+    await world.clock.advance(5)
+    await world.answer(await world.log(), job, 1, token=held.token)
+    failed = await store.list_webhook_deliveries(caller.tenant_id, DeliveryState.FAILED, None, 10)
+    [missed] = [one for one in failed or () if one.created_at == world.clock.now]
+    assert (missed.ended_at, missed.failure) == (world.clock.now, "endpoint_disabled")

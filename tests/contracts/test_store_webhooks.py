@@ -272,9 +272,12 @@ async def test_a_receiver_that_is_gone_disables_its_endpoint(world: StoreWorld) 
     # What was being sent to it is not tried again; what waited for it, and what comes, is listed as failed.
     for one in rest:
         assert await store.record_webhook(one, BROKEN, 5_000) is DeliveryState.FAILED
-    await cancelled(world, caller)
+    missed = await cancelled(world, caller)
     found = [one for one in await deliveries(world, caller) if one.endpoint_id == made.id]
     assert len(found) == 4
+    told = {one.endpoint_id: one for one in await deliveries(world, caller) if one.job_id == missed.id}
+    assert (told[made.id].failure, told[made.id].ended_at) == ("endpoint_disabled", START_MS)
+    assert (told[other.id].failure, told[other.id].ended_at) == (None, None)
     assert {one.state for one in found} == {DeliveryState.FAILED}
     assert found[0].failure == "endpoint_disabled"
     assert all(
