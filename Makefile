@@ -21,7 +21,7 @@ WHEEL_NEEDS := hatchling|packaging|pathspec|pluggy|trove-classifiers
 SITE := build/site-env/.installed-$(shell cksum < docs/site.lock | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve browser helm prometheus test test-lowest check format bench soak clients docs pictures wheel wheel-test lock clean venv
+.PHONY: help run serve browser helm prometheus azurite test test-lowest check format bench soak clients docs pictures wheel wheel-test lock clean venv
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,9 @@ prometheus:  ## fetch the Prometheus that reads the alerts and the dashboard in 
 		$(APT) update && $(APT) download prometheus && dpkg -x prometheus_*.deb . && rm -rf prometheus_*.deb lists cache; } || { \
 		echo "Debian's package of Prometheus cannot be had here: put prometheus and promtool on the PATH" >&2; exit 1; }
 
+azurite: venv browser  ## fetch the server of Azure's blob API that the soak uses
+	@$(BIN)/python -m tests.support.azure
+
 # An environment of its own, so that the lowest versions never meet the locked ones.
 test-lowest: $(LOWEST)  ## the rooms that lean on libraries, with the lowest version that pyproject.toml allows of each
 	@$(LOWEST_BIN)/python -m compileall -q -j 0 src
@@ -83,7 +86,7 @@ bench: venv  ## the benchmarks, each a ratio taken in one run
 	$(BIN)/python -m bench
 
 # Seeds want every core; the other tests measure rates and the time that a recovery takes, so each of them has the machine to itself.
-soak: venv prometheus  ## the tests that run for long on purpose; PART=tests/faults runs only those of a folder, a file or one test
+soak: venv prometheus azurite  ## the tests that run for long on purpose; PART=tests/faults runs only those of a folder, a file or one test
 	@$(BIN)/python -m compileall -q -j 0 src
 	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) --dist worksteal -m soak tests/simulation)
 	$(BIN)/pytest $(if $(findstring simulation,$(PART)),-n $(WORKERS) --dist worksteal) -m soak $(or $(PART),--ignore=tests/simulation)

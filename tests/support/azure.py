@@ -1,4 +1,7 @@
-"""A real server of Azure's blob API (Azurite, from npm) in a directory of its own, while a test uses it."""
+"""A real server of Azure's blob API (Azurite, from npm) in a directory of its own, while a test uses it.
+
+Run as a module it fetches the server, once: that may take longer than a test may.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -50,14 +54,9 @@ class AzureServer:
 
 @contextlib.contextmanager
 def azure_server(directory: Path) -> Iterator[AzureServer]:
-    """Run the server; its program is fetched once and kept."""
+    """Run the server, which `make azurite` has fetched."""
     program = INSTALLED / "node_modules/azurite/dist/src/blob/main.js"
-    if not program.exists():
-        npm = shutil.which("npm")
-        assert npm is not None, "npm is not here: run `make browser`"
-        INSTALLED.mkdir(parents=True, exist_ok=True)
-        install = [npm, "install", "--silent", "--no-audit", "--no-fund", f"azurite@{VERSION}"]
-        subprocess.run(install, cwd=INSTALLED, check=True, timeout=600)
+    assert program.exists(), "Azurite is not here: run `make azurite`"
     server = AzureServer(free_port())
     directory.mkdir(parents=True, exist_ok=True)
     processes = Processes(directory / "logs")
@@ -70,3 +69,23 @@ def azure_server(directory: Path) -> Iterator[AzureServer]:
         yield server
     finally:
         processes.close()
+
+
+def fetch() -> None:
+    """Fetch the server where it is not here yet; what an interrupted fetch left is never taken for it."""
+    if INSTALLED.exists():
+        return
+    npm = shutil.which("npm")
+    if npm is None:
+        raise SystemExit("npm is not here: run `make browser`, or put it on the PATH")
+    INSTALLED.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="azurite-", dir=INSTALLED.parent) as name:
+        install = [npm, "install", "--silent", "--no-audit", "--no-fund", f"azurite@{VERSION}"]
+        subprocess.run(install, cwd=name, check=True)
+        Path(name).rename(INSTALLED)
+        # It is looked for at the end, to be removed.
+        Path(name).mkdir()
+
+
+if __name__ == "__main__":
+    fetch()
