@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from typing import Any
@@ -117,6 +118,27 @@ def test_a_response_is_its_last_event_and_what_that_leaves_out() -> None:
     assert whole(RESPONSES, said({"type": "error", "message": "no"}))["events"] == [{"type": "error", "message": "no"}]
 
 
+def test_what_only_other_events_of_a_response_say_is_kept_too() -> None:
+    """Some servers leave the output out of the last event."""
+    item = {"type": "custom_tool_call", "id": "c1", "status": "completed", "name": "dial", "input": "forbidden"}
+    events = [
+        {"type": "response.created", "response": {"id": "r", "status": "in_progress", "instructions": "be brief"}},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.output_text.done", "item_id": "m1", "text": "not in parts"},
+        {"type": "response.completed", "response": {"id": "r", "instructions": "be brief", "output": []}},
+    ]
+    assert whole(RESPONSES, said(*events))["events"] == ["dial", "forbidden", "not in parts"]
+
+
+def test_a_message_that_begins_with_content_keeps_it() -> None:
+    begin = {
+        "type": "message_start",
+        "message": {"role": "assistant", "content": [{"type": "text", "text": "forbidden"}]},
+    }
+    block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "x"}}
+    assert "forbidden" in json.dumps(whole(MESSAGES, said(begin, block)))
+
+
 @given(cuts=st.lists(st.integers(0, 400), max_size=12), end=st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]))
 def test_pieces_do_not_matter(cuts: list[int], end: bytes) -> None:
     events = [delta({"content": "h\u00fc"}), delta({"content": "llo \U0001f30a"}), delta({}, finish_reason="stop")]
@@ -146,6 +168,20 @@ def test_an_event_without_its_end_counts() -> None:
 def test_what_cannot_be_followed_is_refused(stream: bytes) -> None:
     with pytest.raises(StreamBroken):
         whole(CHAT, stream)
+
+
+@pytest.mark.parametrize("depth", [600, 990])
+@pytest.mark.parametrize("endpoint", [CHAT, MESSAGES, RESPONSES])
+def test_an_event_that_is_nested_too_deeply_is_refused(endpoint: str, depth: int) -> None:
+    """The decoder reads deeper than what puts texts together can go."""
+    deep = b'{"a":' * depth + b'"x"' + b"}" * depth
+    for event in (
+        b'{"choices":[{"index":0,"delta":%b}]}',
+        b'{"type":"response.completed","response":%b}',
+        b'{"odd":%b}',
+    ):
+        with pytest.raises(StreamBroken) if endpoint == CHAT else contextlib.suppress(StreamBroken):
+            whole(endpoint, b"data: %b\n\n" % (event % deep))
 
 
 @pytest.mark.parametrize(

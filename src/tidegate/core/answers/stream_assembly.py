@@ -4,6 +4,7 @@ What guardrails judge must be all that a client would read, so nothing is passed
 others, and an event that is new is kept beside the answer, under `events`. Bytes that cannot be followed are refused. Nothing here judges.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,6 +17,8 @@ MESSAGES = "/v1/messages"
 _SENT_WHOLE = frozenset(("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage"))
 _NAMES = frozenset(("role", "type", "id", "finish_reason", "stop_reason", "index"))
 _PADDING = "obfuscation"
+# What a server says about the parts of a response, and never the model itself.
+_OF_SERVER = frozenset(("type", "id", "item_id", "object", "status", "role", "model", _PADDING))
 _LAST_RESPONSES = frozenset(("response.completed", "response.incomplete", "response.failed"))
 
 
@@ -35,6 +38,8 @@ class WholeAnswer:
         self._listed: dict[str, dict[int, dict[str, Any]]] = {"choices": {}, "content": {}}
         self._deltas: dict[tuple[object, ...], _Text] = {}
         self._others: list[Any] = []
+        # Texts of other events of a response, in order: most of them come again in its last event.
+        self._event_texts: dict[str, None] = {}
         self._list = "content" if endpoint == MESSAGES else "choices" if endpoint != RESPONSES else ""
 
     def feed(self, chunk: bytes) -> None:
@@ -44,12 +49,20 @@ class WholeAnswer:
     def end_stream(self) -> bytes:
         """The answer, as JSON. An event without its end counts too: some clients read it."""
         self.feed(b"\n\n")
+        try:
+            return self._put_together()
+        except RecursionError:
+            raise _too_deep() from None
+
+    def _put_together(self) -> bytes:
         whole = dict(self._whole)
         if self._list:
             found = self._listed[self._list]
             whole[self._list] = [found[index] for index in sorted(found)]
         known = _texts(whole)
         texts = [text for parts in self._deltas.values() if (text := "".join(parts)) not in known]
+        known.update(texts)
+        texts += [text for text in self._event_texts if text not in known]
         if self._others or texts:
             whole["events"] = [*self._others, *texts]
         return msgspec.json.encode(_joined(whole))
@@ -63,7 +76,10 @@ class WholeAnswer:
             raise StreamBroken("the upstream's stream has an event that is not JSON") from None
         if not isinstance(chunk, dict):
             raise StreamBroken("the upstream's stream has an event that is no object")
-        self._add(chunk)
+        try:
+            self._add(chunk)
+        except RecursionError:
+            raise _too_deep() from None
 
     def _add_chunk(self, chunk: dict[str, Any]) -> None:
         """Chat completions and completions: each chunk has a little more of each choice."""
@@ -93,6 +109,8 @@ class WholeAnswer:
         block, delta = event.get("content_block"), event.get("delta")
         if kind == "message_start" and isinstance(event.get("message"), dict):
             self._whole.update(event["message"])
+            if event["message"].get("content"):
+                self._others.append(event["message"]["content"])
         elif kind == "content_block_start" and type(index) is int and isinstance(block, dict):
             _merge(blocks.setdefault(index, {}), {name: value for name, value in block.items() if name != "input"})
             if block.get("input"):
@@ -120,6 +138,12 @@ class WholeAnswer:
             self._deltas.setdefault((*map(str, place), str(event.get("summary_index"))), _Text()).append(delta)
         elif kind == "error" or not isinstance(kind, str) or not kind.startswith("response."):
             self._others.append(event)
+        else:
+            self._event_texts.update(dict.fromkeys(_model_texts(event)))
+
+
+def _too_deep() -> StreamBroken:
+    return StreamBroken("the upstream's stream has an event that is nested too deeply")
 
 
 def _merge(whole: dict[str, Any], more: dict[str, Any]) -> None:
@@ -185,6 +209,18 @@ def _input(value: Any) -> Any:
         return msgspec.json.decode(text) if text else {}
     except (msgspec.MsgspecError, RecursionError):
         return text
+
+
+def _model_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            if name not in _OF_SERVER or not isinstance(one, str):
+                yield from _model_texts(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _model_texts(one)
 
 
 def _texts(value: Any) -> set[str]:
