@@ -405,6 +405,29 @@ def test_any_host_is_any_web_address(url: str, allowed: bool) -> None:
     assert media_hosts.is_allowed(url, {"*"}) is allowed
 
 
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        "\1http://10.0.0.1/a",
+        "ht\ntp://10.0.0.1/a",
+        "http\t:/\r/10.0.0.1/a",
+        "\0\x1ffi\nle:/etc/shadow",
+        f"{'a' * 40}://10.0.0.1/a",
+    ],
+)
+def test_a_url_that_is_broken_up_is_no_content_of_a_file(spelled: str) -> None:
+    """Readers of URLs take control characters away."""
+    for part in (
+        {"type": "input_audio", "input_audio": {"data": spelled}},
+        {"type": "file", "file": {"file_data": spelled}},
+        {"type": "image", "source": {"type": "base64", "data": spelled}},
+    ):
+        for escaped in (False, True):
+            fault = fault_in(written(asks(part), escaped=escaped), STRICT)
+            assert fault is not None
+            assert fault.code == "media_not_allowed"
+
+
 def test_an_address_has_a_length_that_is_read() -> None:
     longest = "https://a.b/".ljust(media_hosts.URL_CHARS_MAX, "x")
     assert media_hosts.host_of(longest) == "a.b"

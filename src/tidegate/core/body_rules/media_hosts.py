@@ -12,7 +12,14 @@ URL_CHARS_MAX = 8_192
 
 # A host, a host with a port, `*.` before a host for all names below it, or `*` for every host.
 _HOSTS = re.compile(r"\*|(?:\*\.)?[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[1-9][0-9]{0,4})?", re.IGNORECASE)
-_SCHEME = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]{0,30}://|file:)", re.IGNORECASE)
+# The beginning of a URL or of a place on the server's disk. Readers of URLs take away control characters before it, and tabs and line
+# breaks within it.
+_BROKEN_UP = r"[\t\r\n]*+"
+PLACE = (
+    rf"[\0-\x20\s]*+(?:[A-Za-z][A-Za-z0-9+.\t\r\n-]*+:{_BROKEN_UP}/{_BROKEN_UP}/"
+    rf"|[fF]{_BROKEN_UP}[iI]{_BROKEN_UP}[lL]{_BROKEN_UP}[eE]{_BROKEN_UP}:)"
+)
+_PLACE = re.compile(PLACE)
 _LOCAL = re.compile(r"\s*data:", re.IGNORECASE)
 _URL = re.compile(r"(https?)://([a-z0-9.-]+)(?::([0-9]{1,5}))?(?:[/?][!-~]*)?", re.IGNORECASE)
 _PORTS = {"http": "80", "https": "443"}
@@ -30,7 +37,7 @@ def is_local(url: str) -> bool:
 
 def names_a_place(text: str) -> bool:
     """Return whether a text that should be a file's content is a URL instead."""
-    return _SCHEME.match(text) is not None
+    return _PLACE.match(text) is not None
 
 
 def host_of(url: str) -> str | None:

@@ -11,6 +11,8 @@ from typing import Annotated, cast
 import msgspec
 from msgspec import Meta, Raw
 
+from tidegate.core.body_rules.media_hosts import PLACE
+
 NOTHING = Raw(b"")
 
 # Parameters whose values no server takes for a file, an object or a template, however deep they are nested.
@@ -30,7 +32,7 @@ HARMLESS = frozenset({
 
 _DataUrl = Annotated[str, Meta(pattern=r"^data:")]
 # Anything but a URL or a place on the server's disk.
-_Content = Annotated[str, Meta(pattern=r"^(?!\s*(?:[A-Za-z][A-Za-z0-9+.-]{0,30}://|[fF][iI][lL][eE]:))")]
+_Content = Annotated[str, Meta(pattern=rf"^(?!{PLACE})")]
 
 
 class _InlineImage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
