@@ -55,6 +55,10 @@ _SIX_OPEN = IPv6Network("2000::/3")
 _SIX_CLOSED = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 _TRANSLATED = IPv6Network("64:ff9b::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
+# Networks whose addresses end with an IPv4 address, 6to4, which has one behind its prefix, and Teredo, which ends with one turned over.
+_ENDING_IN_FOUR = tuple(map(IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48")))
+_SIX_TO_FOUR = IPv6Network("2002::/16")
+_TEREDO = IPv6Network("2001::/32")
 # Closed even to a host that the operator allows: what answers there hands out a machine's identity, or is no single machine.
 _NEVER_FOUR = tuple(
     map(IPv4Network, ("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "168.63.129.16/32", "100.100.100.200/32"))
@@ -159,7 +163,10 @@ def is_reachable(address: str) -> bool:
     parsed = _parsed(address)
     if isinstance(parsed, IPv4Address):
         return not any(parsed in network for network in _NEVER_FOUR)
-    return parsed is not None and not any(parsed in network for network in _NEVER_SIX)
+    if parsed is None or any(parsed in network for network in _NEVER_SIX):
+        return False
+    hidden = _hidden_four(parsed)
+    return hidden is None or not any(hidden in network for network in _NEVER_FOUR)
 
 
 def _parsed(address: str) -> IPv4Address | IPv6Address | None:
@@ -175,6 +182,19 @@ def _parsed(address: str) -> IPv4Address | IPv6Address | None:
     if parsed.ipv4_mapped is not None:
         return parsed.ipv4_mapped
     return IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _TRANSLATED else parsed
+
+
+def _hidden_four(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that a tunnel or a translator would make of this address; None where there is none."""
+    bits = int(address)
+    if address in _SIX_TO_FOUR:
+        return IPv4Address(bits >> 80 & 0xFFFFFFFF)
+    if address in _TEREDO:
+        return IPv4Address(bits & 0xFFFFFFFF ^ 0xFFFFFFFF)
+    is_isatap = bits >> 32 & 0xFFFFFFFF in _ISATAP
+    if is_isatap or (not address.is_loopback and any(address in network for network in _ENDING_IN_FOUR)):
+        return IPv4Address(bits & 0xFFFFFFFF)
+    return None
 
 
 def _host(six: str | None, name: str | None) -> str:
