@@ -1,7 +1,8 @@
 """How a job stands, and what `tidegate explain` says of it, on every store."""
 
-from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
+from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of, tries
 from tests.support.store_verbs import lease_slices
+from tidegate.core.nouns import JobFlush
 from tidegate.core.schedule.explain import explain
 
 
@@ -79,3 +80,14 @@ async def test_what_expired_says_which_time_was_over(world: StoreWorld) -> None:
     assert await world.store.expire_job(late.id)
     assert await world.store.end_unstarted(late.id)
     assert f"its window of {late.window_text} was over" in await said(world, late.id)
+
+
+async def test_why_items_of_other_jobs_wait_is_not_told(world: StoreWorld) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    job, other = await world.running(caller, 2), await world.running(caller, 2)
+    for one, reason in ((job, "rate_limited"), (other, "upstream_error")):
+        [held] = await world.lease(worker, one)
+        await world.record(JobFlush(one.id, attempts=[(held.token, tries(0, reason=reason))]))
+    found = await world.store.explain_inputs(job.id)
+    assert found is not None
+    assert found.waiting_reasons == (("rate_limited", 1),)

@@ -159,7 +159,7 @@ async def test_a_shorter_deferral_never_overwrites_a_longer_one(world: StoreWorl
     worker = await world.worker()
     job = await world.running(await world.caller(), 2)
     [held] = await world.lease(worker, job)
-    for attempt in (tries(0, 2, 5_000), tries(0, 1, 100), tries(0, 3, 4_000)):
+    for attempt in (tries(0, 1, 3_000), tries(0, 2, 5_000), tries(0, 1, 100), tries(0, 3, 4_000)):
         await world.record(JobFlush(job.id, attempts=[(held.token, attempt)]))
     await world.store.release_slice(job.id, 0, held.token, 0)
     [again] = await world.lease(worker, job)

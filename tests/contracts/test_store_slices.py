@@ -359,3 +359,26 @@ async def test_a_slice_keeps_its_endpoint_when_it_is_cut(world: StoreWorld) -> N
         leased = [piece for _ in range(4) for piece in await world.lease(worker, job)]
         assert {piece.endpoint for piece in leased} == {"/v1/responses"}
     assert len(leased) > 2, "it was cut"
+
+
+async def test_a_slice_that_comes_back_is_told_its_own_items_that_are_done(world: StoreWorld) -> None:
+    worker, log = await world.worker(), await world.log()
+    job = await world.running(await world.caller(), 2, 2)
+    first, second = await world.lease(worker, job)
+    await world.answer(log, job, 0, token=first.token)
+    await world.answer(log, job, 2, token=second.token)
+    for held in (first, second):
+        assert await world.store.release_slice(job.id, held.first, held.token, 0)
+    again = await world.lease(worker, job)
+    assert {held.first: set(held.done) for held in again} == {0: {0}, 2: {2}}
+
+
+async def test_a_lost_workers_slices_are_freed_and_those_of_the_living_in_other_jobs_are_not(world: StoreWorld) -> None:
+    lost, living, caller = await world.worker(), await world.worker(), await world.caller()
+    theirs, ours = await world.running(caller, 2), await world.running(caller, 2)
+    await world.lease(lost, theirs)
+    [held] = await world.lease(living, ours)
+    assert await world.store.declare_gone(lost, leaving=True)
+    assert await world.store.reclaim_slices(lost) == 1
+    told = await world.store.beat(living, LEASE_MS)
+    assert [(one.job_id, one.token) for one in told or ()] == [(ours.id, held.token)]
