@@ -164,6 +164,15 @@ async def test_idle_budgets_are_forgotten_and_others_are_not(world: StoreWorld) 
     assert await granted(world.store, kept[0], 99) == 5
 
 
+async def test_idle_budgets_are_forgotten_a_few_at_a_time_by_id(world: StoreWorld) -> None:
+    some = [budget(name, minute(5)) for name in ("b", "c", "a")]
+    for one in some:
+        assert await granted(world.store, one, 1) == 1
+    await world.clock.advance(3_700_000)
+    await world.store.prune_budgets(3_600_000, 2)
+    assert await rows(world, "select id from budgets") == [some[1].id]
+
+
 async def test_many_processes_grant_no_more_than_the_limit(postgres_world: StoreWorld) -> None:
     """Rows that do not exist yet, three budgets in every order, four processes: no deadlock and not one too many."""
     stores = [await postgres_world.open_another() for _ in range(4)]
@@ -238,6 +247,13 @@ async def test_a_worker_that_is_gone_holds_nothing_and_gets_nothing(world: Store
     assert await share(world, lost, 4, 9) == 0
     await world.store.prune_budgets(3_600_000, 100)
     assert await rows(world, "select worker_id from slots where worker_id <> ''") == [other]
+    await world.clock.advance(3_600_001)
+    await world.store.prune_budgets(3_600_000, 100)
+    assert await rows(world, "select name from slots where worker_id = ''") == ["gpu"], "it is shared"
+    assert await world.store.declare_gone(other)
+    for left in (["gpu"], []):
+        await world.store.prune_budgets(3_600_000, 100)
+        assert await rows(world, "select name from slots") == left
 
 
 async def test_many_names_at_once_and_each_by_itself(world: StoreWorld) -> None:
@@ -269,7 +285,9 @@ async def test_limits_that_a_deployment_told_are_known_for_a_week(world: StoreWo
     assert await world.store.discovered() == {"gpu": minute(600, 90_000), "other": minute(5, 6)}
     await world.clock.advance(6 * DAY_MS)
     await world.store.put_discovered("gpu", minute(500))
-    await world.clock.advance(2 * DAY_MS)
+    await world.clock.advance(DAY_MS - 1)
+    assert set(await world.store.discovered()) == {"gpu", "other"}
+    await world.clock.advance(1)
     assert await world.store.discovered() == {"gpu": minute(500, 90_000)}
     await world.store.prune_budgets(3_600_000, 100)
     assert await rows(world, "select deployment from discovered_limits") == ["gpu"]

@@ -399,6 +399,14 @@ async def test_condemned_bytes_are_told_in_the_order_in_which_they_were_condemne
     assert await world.store.condemned_blobs(-1, -1, 2) == condemned[:2]
 
 
+async def test_a_log_that_was_finished_cannot_be_given_up_any_more(world: StoreWorld) -> None:
+    log, other = await world.log(), await world.log()
+    await world.store.settle_blob(log.blob_id)
+    assert not await world.store.give_up_blob(log.blob_id)
+    assert await world.store.give_up_blob(other.blob_id)
+    assert await world.store.condemned_blobs(-1, -1, 10) == [other.blob_id]
+
+
 async def test_bytes_that_no_log_holds_go_soon(world: StoreWorld) -> None:
     """A log waits for its safety period: its owner may wake and record more of it."""
     caller = await world.caller()

@@ -128,6 +128,8 @@ async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: Stor
     assert await world.store.any_job(job.id) is None
     assert await world.store.get_file(caller.tenant_id, ask.file_id) is None
     assert await world.extents(ask.file_id) == []
+    await world.clock.advance(1)
+    assert await world.store.condemn_unused_blobs(0, 0, 10) == 1, "the file and the work were the same bytes"
 
 
 async def test_a_response_that_has_waited_long_enough_is_listed_until_it_is_leased(world: StoreWorld) -> None:
