@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import LEASE_MS, StoreWorld
+from tests.contracts.store_world import CHAT, LEASE_MS, MODEL, StoreWorld
+from tidegate.core.nouns import IngestPlan, SlicePlan
 
 pytestmark = pytest.mark.anyio
 
@@ -37,3 +38,11 @@ async def test_a_census_counts_a_worker_until_its_lease_is_over(world: StoreWorl
     assert (await world.store.census()).workers == 1
     await world.clock.advance(1)
     assert (await world.store.census()).workers == 0
+
+
+async def test_a_census_counts_what_is_out_of_a_job_of_two_models_once(world: StoreWorld) -> None:
+    pieces = [SlicePlan(0, 3, MODEL, CHAT, 0, 300, 150), SlicePlan(3, 4, "other", CHAT, 300, 400, 200)]
+    plan = IngestPlan(7, MODEL, pieces, 700, 560, 140)
+    job = await world.ingested(await world.job(await world.caller()), plan)
+    await world.lease(await world.worker(), job)
+    assert (await world.store.census()).leased_items == 3

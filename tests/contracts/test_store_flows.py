@@ -297,6 +297,15 @@ async def test_a_flow_that_sleeps_for_a_while_is_not_forgotten_and_has_no_weight
     assert await served(world, ours) == 100
 
 
+async def test_a_flow_all_of_whose_slices_rest_is_not_shown(world: StoreWorld) -> None:
+    job, worker = await world.running(await world.caller(), 2), await world.worker()
+    [held] = await world.lease(worker, job)
+    assert await world.store.release_slice(job.id, held.first, held.token, 60_000)
+    assert await flows(world) == {}
+    await world.clock.advance(60_000)
+    assert set(await flows(world)) == {job.share_owner}
+
+
 async def test_rates_are_summed_over_workers_and_minutes(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 9)

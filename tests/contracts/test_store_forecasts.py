@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import MODEL, StoreWorld, line
+from tests.contracts.store_world import DAY_MS, LEASE_MS, MODEL, StoreWorld, line
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
 from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage, WorkerDuty
+from tidegate.core.schedule.autoscale import DueWork
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import Outcome
 
@@ -101,3 +102,34 @@ async def test_a_key_stands_for_what_it_made_for_a_day(world: StoreWorld) -> Non
     assert not await world.store.was_made(caller.tenant_id, "files", "k")
     await world.clock.advance(24 * 3600 * 1000 + 1)
     assert not await world.store.was_made(caller.tenant_id, "batches", "k")
+
+
+async def test_workers_that_run_items_count_while_they_live_and_one_at_the_least(world: StoreWorld) -> None:
+    assert await world.store.workers_alive() == 1
+    workers = [await world.worker() for _ in range(3)]
+    await world.store.enlist_worker(world.id("worker"), "host", "1", LEASE_MS, WorkerDuty(runs_items=False))
+    assert await world.store.workers_alive() == 3
+    assert await world.store.declare_gone(workers[0], leaving=True)
+    assert await world.store.workers_alive() == 2
+    await world.clock.advance(LEASE_MS)
+    assert await world.store.workers_alive() == 1
+
+
+async def test_a_flow_that_sleeps_will_share_its_model_with_what_it_gets(world: StoreWorld) -> None:
+    caller, other = await world.caller("one"), await world.caller("other")
+    job, theirs = await world.running(caller, 4), await world.running(other, 4)
+    await world.store.pause_job(caller.tenant_id, job.id)
+    assert await world.store.rest_flow(MODEL, job.share_owner)
+    found = await world.store.forecast(MODEL, job.share_owner, 500)
+    assert (found.flow_count, found.weights) == (2, 2.0)
+    found = await world.store.forecast(MODEL, theirs.share_owner, 500)
+    assert (found.flow_count, found.weights) == (1, 1.0)
+
+
+async def test_a_job_alone_shares_its_model_since_ever_and_what_is_done_of_it_is_not_due(world: StoreWorld) -> None:
+    job = await world.running(await world.caller(), 4)
+    await world.answer(await world.log(), job, 0)
+    outlook = await world.store.outlook(job.id)
+    assert outlook is not None
+    assert outlook.models[0].shared_since == 0
+    assert (await world.store.due_work()).due == {MODEL: [DueWork(DAY_MS, 150)]}

@@ -153,3 +153,13 @@ async def test_a_report_lasts_until_the_next_one_and_outlives_its_worker_for_a_w
     assert (last.is_alive, last.report) == (False, WorkerReport("ends after an internal error"))
     await world.clock.advance(600_000)
     assert await world.store.worker_reports() == []
+
+
+async def test_workers_are_listed_living_ones_first_and_the_newest_of_them_first(world: StoreWorld) -> None:
+    ids = list[str]()
+    for _ in range(4):
+        ids.append(await world.worker())
+        await world.clock.advance(1)
+    assert await world.store.declare_gone(ids[0], leaving=True)
+    assert await world.store.declare_gone(ids[2], leaving=True)
+    assert [row["id"] for row in await world.store.list_workers(10)] == [ids[3], ids[1], ids[2], ids[0]]
