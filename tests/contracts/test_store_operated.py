@@ -228,6 +228,26 @@ async def test_what_is_queued_again_wakes_no_flow_of_another_job(world: StoreWor
     assert await world.store.wake_rested(10) == 1
 
 
+async def test_a_job_that_is_being_cancelled_is_not_ended_as_failed(world: StoreWorld) -> None:
+    caller = await world.caller()
+    job = await world.job(caller)
+    await world.store.cancel_job(caller.tenant_id, job.id)
+    with pytest.raises(ApiProblem, match="ended as failed"):
+        await world.store.end_as_failed(job.id)
+    assert (await world.look(job)).closing is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("few_max", [1, sorted_jobs.FEW_MAX])
+async def test_jobs_without_items_are_the_smallest(
+    world: StoreWorld, few_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sorted_jobs, "FEW_MAX", few_max)
+    caller = await world.caller()
+    waiting, large, small = await world.job(caller), await world.running(caller, 4), await world.running(caller, 1)
+    page = await world.store.search_every_job(None, JobFilter(), after=None, count_max=10, sort=JobSort.SIZE)
+    assert [job.id for job, _ in page or ()] == [large.id, small.id, waiting.id]
+
+
 async def test_an_operator_ends_a_job_that_waits(world: StoreWorld) -> None:
     job = await world.job(await world.caller("one"))
     store = world.store

@@ -212,3 +212,10 @@ async def test_a_page_goes_on_behind_an_operation_that_was_pruned_meanwhile(worl
     await world.clock.advance(2 * DAY_MS + 1_000)
     await store.prune_files(0, 10)
     assert await store.list_operations(after=made[2], count_max=9) is None
+
+
+@pytest.mark.parametrize("action", ["pause", "retry"])
+async def test_an_operation_that_comes_to_no_job_has_no_impact(world: StoreWorld, action: str) -> None:
+    impact = await world.store.impact_of(OperationScope(action))
+    assert (impact.jobs, impact.items, impact.tokens, impact.cost_nano) == (0, 0, 0, 0)
+    assert (impact.first_deadline, impact.due_soon) == (None, 0)
