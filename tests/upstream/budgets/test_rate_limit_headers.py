@@ -76,6 +76,32 @@ def test_nothing_left_is_a_rest_until_the_reset(reset: str, wait_ms: int) -> Non
     assert found == RateLimitHeaders(60, 150_000, wait_ms)
 
 
+@pytest.mark.parametrize(
+    "reset",
+    ["1700000030", "1700000030.0", "1700000030000", "2023-11-14T22:13:50Z", "2023-11-14T23:13:50+01:00"],
+)
+def test_a_reset_may_be_a_moment(reset: str) -> None:
+    headers = {**OPENAI, "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": reset}
+    assert read_rate_limits(headers, NOW_MS) == RateLimitHeaders(60, 150_000, 30_000)
+    assert read_rest_left(headers, NOW_MS).tokens_renew_ms == 30_000
+    # By the upstream's own clock where it tells it.
+    late = {**headers, "Date": "Tue, 14 Nov 2023 22:13:45 GMT"}
+    assert read_rate_limits(late, NOW_MS) == RateLimitHeaders(60, 150_000, 5_000)
+    assert read_rest_left(late, NOW_MS).tokens_renew_ms == 5_000
+
+
+@pytest.mark.parametrize("reset", ["1600000000", "1600000000000", "2020-01-01T00:00:00Z"])
+def test_a_reset_in_the_past_is_no_rest(reset: str) -> None:
+    headers = {**OPENAI, "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": reset}
+    assert read_rate_limits(headers, NOW_MS) == RateLimitHeaders(60, 150_000, 0)
+
+
+@pytest.mark.parametrize(("reset", "wait_ms"), [("20240101", RESET_MS_MAX), ("999999999", RESET_MS_MAX), ("86400", 86_400_000)])
+def test_smaller_numbers_are_seconds(reset: str, wait_ms: int) -> None:
+    headers = {**OPENAI, "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": reset}
+    assert read_rate_limits(headers, NOW_MS) == RateLimitHeaders(60, 150_000, wait_ms)
+
+
 def test_what_anthropic_says() -> None:
     headers = {
         "anthropic-ratelimit-requests-limit": "50",

@@ -1,6 +1,6 @@
 """Limits that an upstream tells about itself in the headers of its answers. Pure: headers in, limits out.
 
-    x-ratelimit-limit-requests, -limit-tokens, -remaining-*, -reset-* ("6m0s", "1s", "20ms", seconds)
+    x-ratelimit-limit-requests, -limit-tokens, -remaining-*, -reset-* ("6m0s", "1s", "20ms", seconds, or a moment)
     anthropic-ratelimit-requests-limit, -remaining, -reset (RFC 3339), and the same for tokens, input-tokens and output-tokens
 
 Whatever the bytes are, the worst that comes of them is nothing: a header that cannot be read says nothing.
@@ -17,8 +17,12 @@ NUMBER_MAX = 10**12
 RESET_MS_MAX = 7 * 86_400_000
 TEXT_MAX = 40
 MINUTE_MS = 60_000
+# A plain number from here on is a moment in Unix time, in seconds or milliseconds: no limit takes thirty years to renew.
+UNIX_S_MIN = 1_000_000_000
+UNIX_MS_MIN = 1_000_000_000_000
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|h|m|s|d)", re.ASCII)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _UNIT_MS = {
     "d": 86_400_000.0,
     "h": 3_600_000.0,
@@ -67,9 +71,9 @@ def read_rest_left(headers: Mapping[str, str], now_ms: int, renew_ms: int = MINU
         )
     return QuotaLeft(
         _count(headers.get("x-ratelimit-remaining-requests")),
-        _duration_ms(headers.get("x-ratelimit-reset-requests")) or renew_ms,
+        _renew_ms(headers, "requests", now_ms) or renew_ms,
         _count(headers.get("x-ratelimit-remaining-tokens")),
-        _duration_ms(headers.get("x-ratelimit-reset-tokens")) or renew_ms,
+        _renew_ms(headers, "tokens", now_ms) or renew_ms,
     )
 
 
@@ -107,7 +111,7 @@ def _anthropic_tokens(headers: Mapping[str, str]) -> int | None:
 def _empty_for(headers: Mapping[str, str], kind: str, now_ms: int) -> int:
     if _count(headers.get(f"x-ratelimit-remaining-{kind}")) != 0:
         return 0
-    return _duration_ms(headers.get(f"x-ratelimit-reset-{kind}"))
+    return _renew_ms(headers, kind, now_ms)
 
 
 def _anthropic_empty_for(headers: Mapping[str, str], kind: str, now_ms: int) -> int:
@@ -116,10 +120,18 @@ def _anthropic_empty_for(headers: Mapping[str, str], kind: str, now_ms: int) -> 
     return _anthropic_renew_ms(headers, kind, now_ms)
 
 
+def _renew_ms(headers: Mapping[str, str], kind: str, now_ms: int) -> int:
+    text = headers.get(f"x-ratelimit-reset-{kind}")
+    moment_ms = _unix_ms(text) or _moment_ms(text)
+    return _duration_ms(text) if moment_ms is None else _until_ms(moment_ms, headers, now_ms)
+
+
 def _anthropic_renew_ms(headers: Mapping[str, str], kind: str, now_ms: int) -> int:
     moment_ms = _moment_ms(headers.get(f"anthropic-ratelimit-{kind}-reset"))
-    if moment_ms is None:
-        return 0
+    return 0 if moment_ms is None else _until_ms(moment_ms, headers, now_ms)
+
+
+def _until_ms(moment_ms: int, headers: Mapping[str, str], now_ms: int) -> int:
     # By the upstream's own clock where it tells it, so that a wrong one on either side does not matter.
     says_now_ms = _date_ms(headers.get("Date"))
     wait_ms = moment_ms - (now_ms if says_now_ms is None else says_now_ms)
@@ -138,7 +150,7 @@ def _duration_ms(text: str | None) -> int:
     if text is None or len(text) > TEXT_MAX:
         return 0
     text = text.strip()
-    if re.fullmatch(r"\d+(?:\.\d+)?", text, re.ASCII):
+    if _NUMBER.fullmatch(text):
         text += "s"
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
@@ -147,8 +159,18 @@ def _duration_ms(text: str | None) -> int:
     return RESET_MS_MAX if wait_ms >= RESET_MS_MAX else int(-(-wait_ms // 1))
 
 
+def _unix_ms(text: str | None) -> int | None:
+    if text is None or len(text) > TEXT_MAX or not _NUMBER.fullmatch(text.strip()):
+        return None
+    number = float(text)
+    if number < UNIX_S_MIN:
+        return None
+    return int(number if number >= UNIX_MS_MIN else number * 1000)
+
+
 def _moment_ms(text: str | None) -> int | None:
-    if text is None or len(text) > TEXT_MAX:
+    # Digits alone are no date, though Python reads eight of them as one.
+    if text is None or len(text) > TEXT_MAX or "-" not in text:
         return None
     try:
         moment = datetime.fromisoformat(text.strip())
