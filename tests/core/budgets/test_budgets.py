@@ -330,6 +330,16 @@ def test_a_large_request_is_not_overtaken_by_small_ones() -> None:
     assert small.wait_ms == large.wait_ms > 0
 
 
+@pytest.mark.parametrize("period", [Period.DAY, Period.WEEK, Period.MONTH, Period.LIFETIME])
+def test_a_request_that_must_wait_for_another_day_lets_small_ones_pass(period: Period) -> None:
+    tenant, key = budget("tenant", Limit(period, None, 100)), budget("key", minute(tokens=1_000))
+    ledgers = {tenant.id: Ledger(), key.id: Ledger()}
+    deal([BudgetRequest((tenant,), 1, 60)], ledgers, START_MS)
+    large, small = deal([BudgetRequest((tenant,), 1, 90), BudgetRequest((tenant, key), 2, 20)], ledgers, START_MS)
+    assert (large.requests, large.spent) == (0, tenant.id)
+    assert (small.requests, small.tokens) == (2, 20)
+
+
 def test_limits_that_are_switched_off_bind_nobody() -> None:
     off = budget("off", Limit(Period.MINUTE, requests=1, enabled=False))
     [grant] = deal([BudgetRequest((off,), 9, 9)], {off.id: Ledger()}, START_MS)

@@ -96,7 +96,9 @@ def test_a_reset_in_the_past_is_no_rest(reset: str) -> None:
     assert read_rate_limits(headers, NOW_MS) == RateLimitHeaders(60, 150_000, 0)
 
 
-@pytest.mark.parametrize(("reset", "wait_ms"), [("20240101", RESET_MS_MAX), ("999999999", RESET_MS_MAX), ("86400", 86_400_000)])
+@pytest.mark.parametrize(
+    ("reset", "wait_ms"), [("20240101", RESET_MS_MAX), ("999999999", RESET_MS_MAX), ("86400", 86_400_000)]
+)
 def test_smaller_numbers_are_seconds(reset: str, wait_ms: int) -> None:
     headers = {**OPENAI, "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": reset}
     assert read_rate_limits(headers, NOW_MS) == RateLimitHeaders(60, 150_000, wait_ms)

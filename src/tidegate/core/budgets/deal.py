@@ -2,8 +2,8 @@
 overtaken.
 
 A request waits behind earlier ones for the same budget: otherwise a large one would never fit among
-many small ones. That holds within one deal; a request that will never fit blocks no other. Pure:
-ledgers in, grants out, and the ledgers have changed.
+many small ones. That holds within one deal; a request that will never fit, or not before the next
+day, week or month, blocks no other. Pure: ledgers in, grants out, and the ledgers have changed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from tidegate.core.budgets.budget import (
     BudgetRequest,
     Grant,
     Limit,
+    Period,
     Settlement,
 )
 from tidegate.core.budgets.ledger import Ledger
@@ -90,11 +91,17 @@ def _wait(
         for budget, limit in bounds
     ]
     wait_ms, spent = max(waits, key=lambda one: one[0])
-    if wait_ms < NEVER_MS:
+    longest = next(bound for bound, wait in zip(bounds, waits, strict=True) if wait[0] == wait_ms)
+    if wait_ms < NEVER_MS and _frees_with_time(*longest):
         for own_ms, id in waits:
             if own_ms:
                 waited_for[id] = max(own_ms, waited_for.get(id, 0))
     return wait_ms, spent
+
+
+def _frees_with_time(budget: Budget, limit: Limit) -> bool:
+    """Whether room comes back bit by bit, so that smaller requests could take it from a larger one for ever. A day's does not."""
+    return budget.in_money or limit.period in (Period.MINUTE, Period.HOUR)
 
 
 def settle(settlements: Sequence[Settlement], ledgers: Mapping[str, Ledger], now: int) -> None:

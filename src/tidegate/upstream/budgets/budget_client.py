@@ -3,7 +3,8 @@
 Every call that a budget binds takes a permit here, right before it is sent. All calls that wait are asked for with one question to the
 Limits port, and only one question is out at a time, so a thousand calls cost a handful of questions. A permit is short-lived: what was
 not sent goes back before it expires, what was sent is settled with what it really took. A budget that is spent is asked again at the
-moment that it named and not before. This module knows no deployment and no HTTP; calls without budgets never come here.
+moment that it named and not before; one whose day or lifetime has too little left for one call is still asked for smaller ones. This
+module knows no deployment and no HTTP; calls without budgets never come here.
 
 Money is hard: a call takes the most that it can cost. Where less is left than that, but as much as it will likely cost, it takes all that
 is left and so runs alone. One that would likely pass a budget even if all that is in flight were free is refused for good, unless the
@@ -18,7 +19,7 @@ import msgspec
 import structlog
 
 from tidegate import metrics
-from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, LimitBound, LimitRoom, Settlement
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, LimitBound, LimitRoom, Period, Settlement
 from tidegate.core.budgets.money import RESERVED_MS
 from tidegate.core.errors import LimitsUnavailable, Overspent, Refused, Withheld
 from tidegate.core.policy.policy_rules import DenialCode
@@ -318,12 +319,14 @@ class BudgetClient:
             self._waiting[budgets] = left + self._waiting.get(budgets, [])
             return
         lacking = next((budget for budget in budgets if budget.in_money and budget.id == grant.spent), None)
-        if lacking is None:
+        if lacking is None and not _has_room_for_smaller(grant, max(waiter.tokens for waiter in left)):
             self._say_spent(budgets, grant, left)
         elif len(part) > 1:
-            # They were asked for as if each cost the same: alone, some of them may fit.
+            # They were asked for as if each were of the same size: alone, some of them may fit.
             self._one_by_one.add(budgets)
             self._waiting[budgets] = left + self._waiting.get(budgets, [])
+        elif lacking is None:
+            self._say_too_large(budgets, grant, left[0])
         else:
             self._say_reserved(budgets, lacking, left[0])
 
@@ -369,9 +372,20 @@ class BudgetClient:
                     )
                 )
 
+    def _say_too_large(self, budgets: Budgets, grant: Grant, first: _Waiter) -> None:
+        """Refuse every waiter that needs as many tokens as this one, or more; the budget is not spent for smaller ones."""
+        until_ms = self._clock.monotonic_ms() + _spent_for_ms(grant)
+        waiting = self._waiting.pop(budgets, [])
+        smaller = [waiter for waiter in waiting if waiter.tokens < first.tokens]
+        if smaller:
+            self._waiting[budgets] = smaller
+        for waiter in [first, *(waiter for waiter in waiting if waiter.tokens >= first.tokens)]:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(_spent(grant.spent, until_ms))
+
     def _say_spent(self, budgets: Budgets, grant: Grant, left: Sequence[_Waiter]) -> None:
         now_ms = self._clock.monotonic_ms()
-        until_ms = now_ms + min(max(grant.wait_ms, SPENT_MS_MIN), SPENT_MS_MAX)
+        until_ms = now_ms + _spent_for_ms(grant)
         named = [budget for budget in budgets if grant.spent == budget.id] or list(budgets)
         metrics.limits_spent.of(named[0].bound).inc()
         metrics.budget_wait_seconds.observe((until_ms - now_ms) / 1000)
@@ -413,6 +427,26 @@ class BudgetClient:
         until_ms = max(self.unreachable_until_ms, self._clock.monotonic_ms() + UNREACHABLE_MS)
         message = f"nothing is sent while it is unknown what the shared budgets allow: {why}"
         return Withheld(message, until_ms=until_ms, code="limits_unavailable")
+
+
+def _has_room_for_smaller(grant: Grant, tokens: int) -> bool:
+    """Whether a day, week, month or lifetime has tokens left, but not so many.
+
+    Nothing comes back to such a period before it ends, so smaller calls take nothing from a larger one that waits. In a sliding period
+    they would.
+    """
+    return any(
+        room.budget.id == grant.spent
+        and room.period not in (Period.MINUTE, Period.HOUR)
+        and (room.requests is None or room.requests.left > 0)
+        and room.tokens is not None
+        and 0 < room.tokens.left < tokens
+        for room in grant.rooms
+    )
+
+
+def _spent_for_ms(grant: Grant) -> int:
+    return min(max(grant.wait_ms, SPENT_MS_MIN), SPENT_MS_MAX)
 
 
 def _terms(budgets: Budgets) -> BindingLimits:

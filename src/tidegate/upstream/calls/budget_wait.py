@@ -50,7 +50,9 @@ class BudgetWait:
             )
         state = put_off[-1]
         is_spent = error.code in Withheld.BRIEF
-        is_own_budget = self._view.budgets_spent_until_ms(route, state) > now_ms
+        is_own_budget = self._view.budgets_spent_until_ms(route, state) > now_ms or (
+            error.code == "budget_spent" and self._view.is_budget_of(route, state, error.spent)
+        )
         if is_own_budget or not is_spent:
             other = choose(self._view, route, call, traffic, put_off, now_ms)
             if other is not None and self._view.budgets_spent_until_ms(route, other) <= now_ms:

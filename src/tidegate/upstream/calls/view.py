@@ -77,6 +77,10 @@ class View:
         """The moment until which the budgets of a name on a deployment are spent."""
         return self._budgets.spent_until_ms(route.budgets(state))
 
+    def is_budget_of(self, route: NameRoute, state: DeploymentState, budget_id: str) -> bool:
+        """Whether this is one of the budgets of a name on a deployment, and not one of its caller."""
+        return any(budget.id == budget_id for budget in route.budgets(state))
+
     def worth_sending_at_ms(self, budgets: tuple[Budget, ...]) -> float:
         """The moment before which nothing is worth sending under these budgets, as far as is known here."""
         return self._budgets.spent_until_ms(budgets) - self._patience_ms
