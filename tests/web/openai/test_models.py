@@ -137,6 +137,19 @@ def test_both_sdks_list_models(world: GatewayWorld) -> None:
         assert theirs.models.retrieve("m").display_name == "Em"
 
 
+def test_a_model_with_a_slash_in_its_name_is_found_as_sdks_write_it(world: GatewayWorld) -> None:
+    """They escape a slash within a name, and most models that are published have one."""
+    world.start(lists({"id": "m"}), resources={"meta-llama/Llama-3": ResourceEntry(model="m")})
+    with world.openai() as ours, world.anthropic() as theirs:
+        assert ours.models.retrieve("meta-llama/Llama-3").id == "meta-llama/Llama-3"
+        assert theirs.models.retrieve("meta-llama/Llama-3").id == "meta-llama/Llama-3"
+    for path in ("meta-llama%2FLlama-3", "meta-llama%2fLlama-3", "meta-llama/Llama-3"):
+        assert world.client().get(f"/v1/models/{path}").status_code == 200
+    for path in ("/v1/models%2Fm", "/v1%2Fmodels/m", "/v1/models/m%00", "/x/v1/models/a%2Fb"):
+        answer = world.client().get(path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+
+
 def test_an_anthropic_engine_is_asked_for_all_that_it_has(world: GatewayWorld) -> None:
     paths = []
 

@@ -27,8 +27,8 @@ URL_BYTES_MAX = 8_192
 # A slash, a backslash or a control character that hides behind an escape would change what a path names.
 _HIDDEN = re.compile(rb"%(?:2f|5c|[01][0-9a-f]|7f)", re.IGNORECASE)
 _CONTROL = re.compile(rb"%(?:[01][0-9a-f]|7f)", re.IGNORECASE)
-# Behind this the rest of a path is one name: what a caller called a request, which may have a slash in it.
-_NAME_FOLLOWS = b"/items/"
+# Behind these the rest of a path is one name, of a model or of a caller's request, which may have a slash in it.
+_NAME_FOLLOWS = re.compile(rb"/v1/models/|/admin/v1/autoscale/models/|.*?/items/")
 _SINGLE = (
     b"authorization",
     b"content-length",
@@ -141,5 +141,6 @@ def _check_head(scope: Scope) -> None:
 
 
 def _hides_something(path: bytes) -> bool:
-    place, _, name = path.partition(_NAME_FOLLOWS)
-    return _HIDDEN.search(place) is not None or _CONTROL.search(name) is not None
+    found = _NAME_FOLLOWS.match(path)
+    name_at = len(path) if found is None else found.end()
+    return _HIDDEN.search(path, 0, name_at) is not None or _CONTROL.search(path, name_at) is not None
