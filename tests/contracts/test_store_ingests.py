@@ -10,6 +10,7 @@ from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
 from tests.support.store_verbs import slice_counts
 from tidegate.core.errors import LostRace
 from tidegate.core.input.turns import IngestLane
+from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Caller, Job, JobStart
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JobState
@@ -99,6 +100,16 @@ async def test_a_tenant_all_of_whose_inputs_are_taken_hides_no_other(world: Stor
     assert await taken(world, 1) == [theirs.id]
 
 
+async def test_of_tenants_that_are_level_the_input_of_the_lower_rank_goes_first(world: StoreWorld) -> None:
+    """Both together are more than one turn of the lane may cost. One that waits gains 100 bytes a millisecond."""
+    first = await input_of(world, await world.caller("a"), 60_000)
+    await world.clock.advance(300)
+    second = await input_of(world, await world.caller("b"), 10_000)
+    worker = await world.worker()
+    assert await world.store.take_ingests(IngestLane.SMALL, SMALL, 2, worker, "t") == [second.id]
+    assert await world.store.take_ingests(IngestLane.SMALL, SMALL, 2, worker, "u") == [first.id]
+
+
 async def test_what_is_taken_resting_closing_or_a_dead_workers_own_takes_nothing(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await input_of(world, caller, 200)
@@ -129,6 +140,17 @@ async def test_what_ingest_must_know_is_read_at_once(world: StoreWorld) -> None:
     assert (second.job, second.key_names) == (keyed, ('["m"]', ""))
     extents = await world.store.list_extents(plain.input_file_id, 0, 1)
     assert first.blob_id == extents[0].blob_id
+
+
+async def test_ingest_is_told_where_each_further_input_begins(world: StoreWorld) -> None:
+    caller = await world.caller()
+    more = [await world.file(caller) for _ in range(2)]
+    job = await world.job(caller, shape=JobShape(more_inputs=tuple(file.id for file in more)))
+    [source] = await world.store.ingest_sources([job.id])
+    extents = [(await world.extents(file.id))[0] for file in more]
+    assert source.more == tuple(
+        (file.id, "ab" * 32, extent.blob_id) for file, extent in zip(more, extents, strict=True)
+    )
 
 
 async def starts_of(world: StoreWorld, worker: str, jobs: list[Job]) -> list[JobStart]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, StoreWorld, plan_of
+from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, StoreWorld, plan_of, refused
 from tests.support.store_verbs import any_file, slice_counts, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
@@ -81,6 +81,19 @@ async def test_only_a_batch_input_can_be_a_jobs_input(world: StoreWorld) -> None
         await world.job(caller, deleted)
     assert problem.value.status == 404
     assert await world.store.state_counts() == {}
+
+
+async def test_a_quota_of_queued_work_counts_what_is_not_done(world: StoreWorld) -> None:
+    caller, quotas = await world.caller(), Quotas(queued_units_max=200)
+    await world.running(await world.caller("other"), 4)
+    job = await world.running(caller, 4)
+    assert (await refused(world.job(caller, quotas=quotas))).code == "quota_exceeded"
+    await world.answer(await world.log(), job, 0)
+    await world.job(caller, quotas=quotas)
+    await world.running(caller, 1)
+    assert (await refused(world.job(caller, quotas=quotas))).code == "quota_exceeded"
+    await world.store.cancel_job(caller.tenant_id, job.id)
+    await world.job(caller, quotas=quotas)
 
 
 async def test_another_tenants_job_is_like_an_absent_one(world: StoreWorld) -> None:
