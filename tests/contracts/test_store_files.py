@@ -442,10 +442,13 @@ async def test_blobs_are_listed_by_id_with_what_needs_them(world: StoreWorld) ->
     assert len([blob for blob in await world.store.list_blobs("", 100) if blob.is_needed]) == 2
 
 
-async def test_keys_and_places_past_their_day_go_in_pieces(world: StoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_keys", [True, False])
+async def test_keys_and_places_past_their_day_go_in_pieces(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch, has_keys: bool
+) -> None:
     caller, store = await world.caller(), world.store
     for number in range(7):
-        await world.file(caller, idempotency=Idempotency(f"k{number}", "body"))
+        await world.file(caller, idempotency=Idempotency(f"k{number}", "body") if has_keys else None)
         shape = EndpointShape(f"e{number}", "https://receiver.example/x", ("batch.completed",))
         made = await store.create_webhook_endpoint(caller.tenant_id, world.id("whk"), shape, b"1" * 32)
         assert await store.delete_webhook_endpoint(caller.tenant_id, made.id)

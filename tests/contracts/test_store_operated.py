@@ -248,6 +248,26 @@ async def test_jobs_without_items_are_the_smallest(
     assert [job.id for job, _ in page or ()] == [large.id, small.id, waiting.id]
 
 
+async def test_a_list_by_failures_goes_on_behind_a_job_of_one_item_and_behind_a_deleted_one(world: StoreWorld) -> None:
+    store, caller = world.store, await world.caller()
+    jobs = list[Job]()
+    for count, failed in ((1, (0,)), (3, (1, 2)), (2, (1,))):
+        job = await world.running(caller, *([1] * count))
+        await paid(world, job, (0,) if count > 1 else (), failed, nano=5)
+        jobs.append(job)
+
+    async def behind(job: Job) -> list[str]:
+        page = await store.search_jobs(caller.tenant_id, JobFilter(), after=job.id, count_max=10, sort=JobSort.FAILED)
+        return [one.id for one in page or ()]
+
+    assert await behind(jobs[0]) == [jobs[1].id, jobs[2].id]
+    token = world.token()
+    assert await store.take_step(jobs[2].id, JobState.FINALIZING, await world.worker(), token)
+    await store.publish_job(await world.look(jobs[2]), token, end=JobEnd(None))
+    await store.forget_job(jobs[2].id)
+    assert await behind(jobs[2]) == []
+
+
 async def test_an_operator_ends_a_job_that_waits(world: StoreWorld) -> None:
     job = await world.job(await world.caller("one"))
     store = world.store

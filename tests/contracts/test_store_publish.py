@@ -14,7 +14,7 @@ from tests.support.store_verbs import any_file, slice_counts
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.job_shape import CopiedItems, JobShape
-from tidegate.core.nouns import Idempotency, Job, JobEnd, LineError, PublishTurns, Rewrite, UnrunLines
+from tidegate.core.nouns import Caller, Idempotency, Job, JobEnd, LineError, PublishTurns, Quotas, Rewrite, UnrunLines
 from tidegate.core.states import FileState, JobState, Outcome
 
 pytestmark = pytest.mark.anyio
@@ -403,6 +403,10 @@ async def test_results_are_cut_into_files_of_bounded_size_by_the_same_bytes(worl
             assert len(content) <= most or content.count(b"\n") == 1
     listed = await world.store.list_files(job.tenant_id, after=None, count_max=50, purpose="batch_output")
     assert {file.id for file in listed or ()} == set(ended.parts.all)
+    # The same bytes count once.
+    files = await world.store.list_files(job.tenant_id, after=None, count_max=50)
+    stored = sum(file.size_bytes for file in files or ())
+    await world.file(Caller(job.tenant_id), size_bytes=10, quotas=Quotas(stored_bytes_max=stored + 10))
     # The whole goes with the last of its parts, and so do the bytes.
     for part_id in ended.parts.all:
         assert await any_file(world.store, str(job.output_file_id)) is not None
