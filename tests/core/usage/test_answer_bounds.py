@@ -83,7 +83,17 @@ def test_every_name_counts() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "count"),
-    [("a", 1), (["a"] * 200, 200), ([1, 2, 3], 1), ([[1], [2, 3]], 2), (["a", [1]], 2), ([], 1), (["a"], 1)],
+    [
+        ("a", 1),
+        (["a"] * 200, 200),
+        ([1, 2, 3], 1),
+        ([[1], [2, 3]], 2),
+        (["a", [1]], 2),
+        ([], 1),
+        (["a"], 1),
+        ([["a"] * 200], 200),
+        ([[["a", "b"], [1, 2]], "c", []], 5),
+    ],
 )
 def test_each_prompt_is_answered(prompt: Any, count: int) -> None:
     body = json.dumps({"prompt": prompt, "max_tokens": 10, "n": 2}).encode()

@@ -106,6 +106,15 @@ def _prompts(endpoint: str, name: str, value: Any) -> int:
         return 1
     if name == "messages":
         return max(1, sum(isinstance(one, list) and not isinstance(one, _MemberPairs) for one in value))
-    if name != "prompt" or endpoint in _ONE_PROMPT or all(isinstance(one, int | float) for one in value):
+    return 1 if name != "prompt" or endpoint in _ONE_PROMPT else _listed_prompts(value)
+
+
+def _listed_prompts(value: Any) -> int:
+    """Return how many prompts there are where a server may also look into lists of lists. Numbers are the tokens of one prompt."""
+    if (
+        not isinstance(value, list)
+        or isinstance(value, _MemberPairs)
+        or all(isinstance(one, int | float) for one in value)
+    ):
         return 1
-    return len(value)
+    return sum(_listed_prompts(one) for one in value)
