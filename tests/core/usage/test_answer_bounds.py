@@ -102,6 +102,12 @@ def test_each_prompt_is_answered(prompt: Any, count: int) -> None:
     assert output_tokens_max(CHAT, body) == 20
 
 
+def test_deep_lists_of_prompts_do_no_harm() -> None:
+    for depth in (500, 900, 100_000):
+        body = b'{"max_tokens":10,"prompt":%b"a","b"%b}' % (b"[" * depth, b"]" * depth)
+        assert output_tokens_max(COMPLETIONS, body) in (20, None)
+
+
 def test_conversations_in_one_call_are_counted_once() -> None:
     body = json.dumps({"messages": [[{"role": "user"}], [{"role": "user"}]], "max_tokens": 10}).encode()
     assert output_tokens_max(CHAT, body) == 20

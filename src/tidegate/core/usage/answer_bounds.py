@@ -109,12 +109,16 @@ def _prompts(endpoint: str, name: str, value: Any) -> int:
     return 1 if name != "prompt" or endpoint in _ONE_PROMPT else _listed_prompts(value)
 
 
-def _listed_prompts(value: Any) -> int:
+def _listed_prompts(prompts: list[Any]) -> int:
     """Return how many prompts there are where a server may also look into lists of lists. Numbers are the tokens of one prompt."""
-    if (
-        not isinstance(value, list)
-        or isinstance(value, _MemberPairs)
-        or all(isinstance(one, int | float) for one in value)
-    ):
-        return 1
-    return sum(_listed_prompts(one) for one in value)
+    count = 0
+    lists = [prompts]
+    while lists:
+        value = lists.pop()
+        if all(isinstance(one, int | float) for one in value):
+            count += 1
+            continue
+        inner = [one for one in value if isinstance(one, list) and not isinstance(one, _MemberPairs)]
+        count += len(value) - len(inner)
+        lists += inner
+    return count
