@@ -397,6 +397,8 @@ async def test_condemned_bytes_are_told_in_the_order_in_which_they_were_condemne
         await world.clock.advance(1)
     assert await world.store.condemned_blobs(-1, -1, 10) == condemned
     assert await world.store.condemned_blobs(-1, -1, 2) == condemned[:2]
+    await world.store.forget_blob(condemned[0])
+    assert await world.store.condemned_blobs(-1, -1, 10) == condemned[1:]
 
 
 async def test_a_log_that_was_finished_cannot_be_given_up_any_more(world: StoreWorld) -> None:

@@ -8,8 +8,8 @@ import pytest
 from tests.contracts.store_world import MODEL, StoreWorld, tries
 from tests.support.store_verbs import lease_slices
 from tidegate.core.callback_targets import CallbackReply
-from tidegate.core.nouns import JobFlush, JobWebhook
-from tidegate.core.states import DeliveryState
+from tidegate.core.nouns import JobEnd, JobFlush, JobWebhook
+from tidegate.core.states import DeliveryState, JobState
 from tidegate.store.job_events import JobEventRow
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +76,8 @@ async def test_where_items_stand_and_lie(world: StoreWorld) -> None:
     await world.answer(await world.log(), job, 1, token=held.token)
     [place] = await store.item_places(job.id, 0, 4)
     assert (place.number, place.outcome, place.at) == (1, "answered", 0)
+    assert [await store.item_places(job.id, first, 1) for first in (0, 1, 2)] == [[], [place], []]
+    assert await store.item_places(world.id("batch"), 0, 4) == []
     assert await store.outcomes_within(job.id, 0, 1, is_output=True) == [place]
     assert await store.outcomes_within(job.id, 0, 1, is_output=False) == []
     assert await store.outcomes_within(job.id, 1, 1 << 40, is_output=True) == []
@@ -108,3 +110,28 @@ async def test_a_callback_gets_what_it_wants_of_each_item(world: StoreWorld) -> 
     failed = await store.list_webhook_deliveries(caller.tenant_id, DeliveryState.FAILED, None, 10)
     [missed] = [one for one in failed or () if one.created_at == world.clock.now]
     assert (missed.ended_at, missed.failure) == (world.clock.now, "endpoint_disabled")
+
+
+async def test_what_is_remembered_of_items_goes_with_their_own_job(world: StoreWorld) -> None:
+    store, caller, worker = world.store, await world.caller(), await world.worker()
+    gone, kept = [await world.running(caller, 2, door="{}") for _ in range(2)]
+    for job in (gone, kept):
+        [held] = await world.lease(worker, job)
+        await store.record_outcomes([JobFlush(job.id, attempts=[(held.token, tries(0, wait_ms=5_000))])], [], [])
+    told, total = await store.job_events(kept.id, 0, 10), await store.job_event_total(kept.id)
+    await store.cancel_job(caller.tenant_id, gone.id)
+    await store.close_job(gone.id, 0)
+    token = world.token()
+    assert await store.take_step(gone.id, JobState.FINALIZING, worker, token)
+    await store.publish_job(await world.look(gone), token, end=JobEnd(None))
+    await store.forget_job(gone.id)
+    assert await store.any_job(gone.id) is None
+    assert (await store.job_events(gone.id, 0, 10), await store.item_tries(gone.id, 0, 4)) == ([], [])
+    assert await store.job_event_total(gone.id) == 0
+    assert told
+    assert await store.job_events(kept.id, 0, 10) == told
+    assert await store.job_event_total(kept.id) == total > 0
+    assert [one.number for one in await store.item_tries(kept.id, 0, 4)] == [0]
+    outlook = await store.outlook(kept.id)
+    assert outlook is not None
+    assert [one.model for one in outlook.models] == [MODEL]

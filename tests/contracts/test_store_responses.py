@@ -188,3 +188,10 @@ async def test_deleted_responses_that_ended_are_told_a_few_at_a_time_by_id(world
         ended.append(job.id)
     assert await world.store.deleted_responses(10) == sorted(ended)
     assert await world.store.deleted_responses(2) == sorted(ended)[:2]
+
+
+async def test_deleting_one_response_leaves_the_others_of_its_caller(world: StoreWorld) -> None:
+    caller, worker_id = await world.caller(), await world.worker()
+    gone, kept = [await Ask(world).accept(world, caller, worker_id) for _ in range(2)]
+    assert await world.store.delete_response(caller.tenant_id, gone.id)
+    assert [(await world.look(job)).kind for job in (gone, kept)] == [JobKind.DELETED, JobKind.RESPONSE]
