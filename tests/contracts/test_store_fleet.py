@@ -38,6 +38,9 @@ async def test_what_is_not_told_again_counts_for_nothing_and_is_forgotten(world:
     await world.store.report_to_fleet(first, {"a": Present(1, 5, why="quiet: for 2.0 s", tide=8)})
     await world.store.report_to_fleet(second, {"a": Present(1, 2, 3, tide=4), "b": Present(0, 0, 1, 1)})
     assert await world.store.tides() == [("a", "quiet: for 2.0 s")]
+    await world.store.report_to_fleet(first, {"a": Present(1, 5, why="rising", tide=8)})
+    await world.store.report_to_fleet(second, {"b": Present(0, 0, 1, 1, why="full")})
+    assert await world.store.tides() == [("a", "rising"), ("b", "full")]
     assert await world.store.loads() == {"a": (12, 7, 3), "b": (0, 0, 1)}
     await world.clock.advance(3_000)
     assert await world.store.report_to_fleet(world.id("worker"), {}) == {}

@@ -284,6 +284,9 @@ async def test_a_flow_that_sleeps_for_a_while_is_not_forgotten_and_has_no_weight
     job, other = await world.running(ours, 4), await world.running(theirs, 4)
     await charge(world, job, 0, 100)
     assert (await world.store.paces([MODEL]))[MODEL].flow_count == 2
+    shown = await world.store.list_flows(MODEL, 10)
+    assert {row["org"] for row in shown} == {"ours", "theirs"}
+    assert await world.store.list_flows("other", 10) == []
     outlook = await world.store.outlook(other.id)
     assert outlook is not None
     assert outlook.models[0].others == ((1.0, 150),), "one item of four is done"

@@ -219,3 +219,11 @@ async def test_an_operation_that_comes_to_no_job_has_no_impact(world: StoreWorld
     impact = await world.store.impact_of(OperationScope(action))
     assert (impact.jobs, impact.items, impact.tokens, impact.cost_nano) == (0, 0, 0, 0)
     assert (impact.first_deadline, impact.due_soon) == (None, 0)
+
+
+async def test_operations_of_one_moment_are_each_listed_once_page_by_page(world: StoreWorld) -> None:
+    made = [(await world.store.put_operation(world.id("op"), "operator", PAUSE)).id for _ in range(3)]
+    found = list[str]()
+    while page := await world.store.list_operations(after=found[-1] if found else None, count_max=1):
+        found += [one.id for one in page]
+    assert found == sorted(made, reverse=True)

@@ -111,6 +111,8 @@ async def test_an_upload_that_is_over_time_lets_go_of_its_parts(world: StoreWorl
     assert await world.store.expire_upload(caller.tenant_id, upload.id)
     assert not await world.store.expire_upload(caller.tenant_id, upload.id)
     assert await world.store.condemn_uploads([part.blob_id]) == [part.blob_id]
+    await world.store.prune_uploads(HOUR_MS)
+    assert await world.store.get_upload(caller.tenant_id, upload.id) is not None, "it is shown for a while"
     pending = await begun(world, caller)
     await world.clock.advance(HOUR_MS + 1)
     await world.store.prune_uploads(HOUR_MS)
