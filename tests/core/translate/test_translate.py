@@ -1,6 +1,7 @@
 """Requests, answers and errors in the other shape: there and back is the same, and what cannot be said is refused by its path."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -474,6 +475,14 @@ def test_an_answer_that_cannot_be_said_is_the_upstreams_fault(answer: dict[str, 
     with pytest.raises(ApiProblem) as refused:
         answer_to_anthropic(packed(answer))
     assert (refused.value.status, refused.value.param) == (502, param)
+
+
+@pytest.mark.parametrize("translate", [answer_to_anthropic, lambda body: answer_to_openai(body, 1)])
+def test_an_answer_that_is_no_json_is_not_called_the_callers_body(translate: Callable[[bytes], Any]) -> None:
+    with pytest.raises(ApiProblem) as refused:
+        translate(b'{"usage":{"total_tokens":1e400}}')
+    assert refused.value.status == 502
+    assert refused.value.message.startswith("The model server's answer is not valid JSON: ")
 
 
 def test_a_message_with_every_kind_of_stop_and_content() -> None:

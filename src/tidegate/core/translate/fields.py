@@ -29,15 +29,17 @@ class Voice(msgspec.Struct):
     unknown_code: str
     malformed_code: str
     other_side: str
+    whole: str
     left_out: list[str] = msgspec.field(default_factory=list)
 
     @classmethod
     def request(cls, other_side: str) -> "Voice":
-        return cls(400, "unsupported_parameter", "invalid_request", other_side)
+        return cls(400, "unsupported_parameter", "invalid_request", other_side, "The body")
 
     @classmethod
     def answer(cls, other_side: str) -> "Voice":
-        return cls(502, "invalid_upstream_response", "invalid_upstream_response", other_side)
+        code = "invalid_upstream_response"
+        return cls(502, code, code, other_side, "The model server's answer")
 
     def unsupported(self, path: str, why: str = "") -> ApiProblem:
         """Return the refusal of a valid field that the other API does not have."""
@@ -57,7 +59,7 @@ def decode(body: bytes, voice: Voice) -> Any:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
         why = "it is nested too deeply" if isinstance(wrong, RecursionError) else str(wrong)[:200]
-        raise ApiProblem(voice.status, voice.malformed_code, f"The body is not valid JSON: {why}.") from None
+        raise ApiProblem(voice.status, voice.malformed_code, f"{voice.whole} is not valid JSON: {why}.") from None
 
 
 def encode(value: Any) -> bytes:
