@@ -13,12 +13,13 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import StoreWorld
+from tests.contracts.store_world import DAY_MS, StoreWorld
 from tests.support.postgres import PostgresServer
 from tests.support.store_verbs import postgres_driver
 from tidegate.core.audit_chain import AuditEntry, ChainCheck
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import Caller, KeepTimes
+from tidegate.core.nouns import Caller, JobRequest, KeepTimes, NewFile, Stamp
+from tidegate.core.operations import OperationScope
 from tidegate.stages.tend import retention
 from tidegate.store.audit import AuditFilter, AuditNote
 from tidegate.store.keys import KeyRights
@@ -97,6 +98,24 @@ async def test_a_look_tells_names_and_kinds_of_routing_apart(world: StoreWorld, 
     await world.store.audited(note(world, f"{kind}.add", kind, "gpu")).put_routing(kind, "gpu", '{"own":1}', 0)
     found = await world.store.list_audit(ANY, after=None, count_max=10)
     assert [(one.before, one.after) for one in found or ()] == [(None, {"document": '{"own":1}'})]
+
+
+async def test_what_is_new_is_noted_as_new_beside_others_of_its_kind(world: StoreWorld) -> None:
+    store, caller = world.store, await world.caller()
+    await world.job(caller)
+    await store.put_operation(world.id("op"), "operator", OperationScope("pause"))
+    file_id, blob, job_id, operation_id = world.id("file"), await world.log("upload"), world.id("batch"), world.id("op")
+    file = NewFile(file_id, blob.blob_id, Stamp(77, "ab" * 32), "batch", "new.jsonl", 3, None)
+    await store.audited(note(world, "file.create", "file", file_id)).create_file(caller, file)
+    request = JobRequest("/v1/chat/completions", file_id, DAY_MS, "24h")
+    await store.audited(note(world, "batch.create", "input", file_id)).create_job(caller, job_id, request)
+    noting = store.audited(note(world, "operation.create", "operation", operation_id))
+    await noting.put_operation(operation_id, "operator", OperationScope("resume"))
+    found = {one.action: one for one in await store.list_audit(ANY, after=None, count_max=10) or ()}
+    assert [one.before for one in found.values()] == [None] * 3
+    assert found["file.create"].after == {"filename": "new.jsonl", "purpose": "batch", "size_bytes": 77}
+    assert found["batch.create"].after == {"batch": job_id, "endpoint": "/v1/chat/completions"}
+    assert found["operation.create"].after["action"] == "resume"
 
 
 async def test_a_key_that_is_deleted_has_no_old_secret_left(world: StoreWorld) -> None:

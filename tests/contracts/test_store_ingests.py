@@ -153,6 +153,17 @@ async def test_ingest_is_told_where_each_further_input_begins(world: StoreWorld)
     )
 
 
+async def test_further_inputs_are_kept_when_another_job_is_forgotten(world: StoreWorld) -> None:
+    caller = await world.caller()
+    more = [await world.file(caller) for _ in range(2)]
+    gone, kept = [await world.job(caller, shape=JobShape(more_inputs=(file.id,))) for file in more]
+    await world.store.cancel_job(caller.tenant_id, gone.id)
+    assert await world.store.end_unstarted(gone.id)
+    await world.store.forget_job(gone.id)
+    [source] = await world.store.ingest_sources([kept.id])
+    assert [one[0] for one in source.more] == [more[1].id]
+
+
 async def starts_of(world: StoreWorld, worker: str, jobs: list[Job]) -> list[JobStart]:
     found = []
     for job in jobs:

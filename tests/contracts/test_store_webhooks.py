@@ -102,6 +102,8 @@ async def test_nothing_of_another_tenant_is_found_or_changed(world: StoreWorld) 
     assert await store.list_webhook_deliveries(theirs, None, None, 10) == []
     assert await store.list_webhook_deliveries(theirs, None, (delivery.event_id, made.id), 10) is None
     assert await store.replay_webhook(theirs, delivery.event_id, made.id) is None
+    assert await store.tenant_of_delivery(delivery.event_id, made.id) == ours.tenant_id
+    assert await store.tenant_of_delivery(delivery.event_id, world.id("whk")) is None
     assert await store.webhook_endpoint(ours.tenant_id, made.id) == made
     # A job of theirs tells nothing to an endpoint of ours.
     await cancelled(world, await world.caller("theirs"))
