@@ -160,8 +160,8 @@ class Hours:
         raise TimeoutError
         yield
 
-    async def begin(self) -> None:
-        self.steps.append(("begin", self.now_s))
+    async def enlist(self) -> None:
+        self.steps.append(("enlist", self.now_s))
 
     async def beat(self) -> list[Holding] | None:
         self.steps.append(("beat", self.now_s))
@@ -190,12 +190,12 @@ async def test_a_kept_worker_waits_twice_as_long_after_each_error_and_its_proces
     assert waits_s == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 1, 2]
     assert hours.now_s == sum(waits_s) + 120.5
     assert hours.steps[:7] == [
-        ("begin", 0.0),
+        ("enlist", 0.0),
         ("beat", 0.5),
-        ("begin", 1.0),
+        ("enlist", 1.0),
         ("beat", 1.5),
         ("beat", 2.0),
-        ("begin", 2.0),
+        ("enlist", 2.0),
         ("beat", 2.5),
     ]
 
