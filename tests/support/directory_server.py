@@ -116,6 +116,8 @@ class DirectoryServer(ABC):
 def _same_process(pid: int, created: float) -> bool:
     try:
         process = psutil.Process(pid)
-        return bool(process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE)
+        # Its first thread may be gone while others still hold its port.
+        is_over = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+        return bool(process.create_time() == created and not is_over)
     except psutil.NoSuchProcess:
         return False
