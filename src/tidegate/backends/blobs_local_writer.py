@@ -98,7 +98,7 @@ class LocalWriter:
             source = open_plain(path)
             try:
                 os.fsync(source)
-                synced = _bytes_known_by(source)
+                synced = _size_and_change(source)
             finally:
                 os.close(source)
             try:
@@ -121,7 +121,7 @@ class LocalWriter:
         with path.open("rb") as source:
             while chunk := source.read(COPY_BYTES):
                 write_all(self._fd, chunk)
-            copied = _bytes_known_by(source.fileno())
+            copied = _size_and_change(source.fileno())
         if copied != synced:
             raise OSError(errno.EIO, "the file changed while it was copied")
 
@@ -179,7 +179,7 @@ class LocalWriter:
             os.close(fd)
 
 
-def _bytes_known_by(fd: int) -> tuple[int, int]:
+def _size_and_change(fd: int) -> tuple[int, int]:
     """Return what differs when a file was written to: its size and the moment of its last change."""
     seen = os.fstat(fd)
     return seen.st_size, seen.st_mtime_ns

@@ -13,7 +13,7 @@ budget renews while the call may wait; one that would not is put off until calls
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
@@ -357,11 +357,7 @@ class BudgetClient:
     def _say_reserved(self, budgets: Budgets, lacking: Budget, first: _Waiter) -> None:
         """Refuse every waiter that needs as much as this one, or more: calls in flight have the rest of a money budget set aside."""
         until_ms = self._clock.monotonic_ms() + RESERVED_MS
-        waiting = self._waiting.pop(budgets, [])
-        smaller = [waiter for waiter in waiting if waiter.nano < first.nano]
-        if smaller:
-            self._waiting[budgets] = smaller
-        for waiter in [first, *(waiter for waiter in waiting if waiter.nano >= first.nano)]:
+        for waiter in [first, *self._remove_waiting(budgets, lambda waiter: waiter.nano >= first.nano)]:
             if not waiter.answer.done():
                 waiter.answer.set_exception(
                     Withheld(
@@ -375,13 +371,17 @@ class BudgetClient:
     def _say_too_large(self, budgets: Budgets, grant: Grant, first: _Waiter) -> None:
         """Refuse every waiter that needs as many tokens as this one, or more; the budget is not spent for smaller ones."""
         until_ms = self._clock.monotonic_ms() + _spent_for_ms(grant)
-        waiting = self._waiting.pop(budgets, [])
-        smaller = [waiter for waiter in waiting if waiter.tokens < first.tokens]
-        if smaller:
-            self._waiting[budgets] = smaller
-        for waiter in [first, *(waiter for waiter in waiting if waiter.tokens >= first.tokens)]:
+        for waiter in [first, *self._remove_waiting(budgets, lambda waiter: waiter.tokens >= first.tokens)]:
             if not waiter.answer.done():
                 waiter.answer.set_exception(_spent(grant.spent, until_ms))
+
+    def _remove_waiting(self, budgets: Budgets, is_meant: Callable[[_Waiter], bool]) -> list[_Waiter]:
+        """Remove the waiters that are meant, and return them; the others go on waiting."""
+        waiting = self._waiting.pop(budgets, [])
+        others = [waiter for waiter in waiting if not is_meant(waiter)]
+        if others:
+            self._waiting[budgets] = others
+        return [waiter for waiter in waiting if is_meant(waiter)]
 
     def _say_spent(self, budgets: Budgets, grant: Grant, left: Sequence[_Waiter]) -> None:
         now_ms = self._clock.monotonic_ms()
