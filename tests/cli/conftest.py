@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,16 @@ class Desk:
     def called(self) -> list[dict[str, Any]]:
         """The calls for items that the engine saw."""
         return [call for call in self.engine.calls() if call["path"] == "/v1/chat/completions"]
+
+    def answered(self) -> int:
+        """The answers that the store of this desk has recorded, asked beside a run that may be killed at any moment."""
+        path = self.here / ".tidegate" / "tidegate.db"
+        if not path.exists():
+            return 0
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
+            if not store.execute("select 1 from sqlite_master where name = 'jobs'").fetchone():
+                return 0
+            return int(store.execute("select coalesce(sum(answered_count), 0) from jobs").fetchone()[0])
 
     def verified(self, batch: str) -> None:
         """The judge's verdict, with the engine as witness."""

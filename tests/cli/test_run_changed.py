@@ -11,6 +11,8 @@ from tests.support.tidegate import behaving, chat_line
 
 WAIT_S = 90
 SLOW = behaving("latency=100")
+# So slow that a run with more of them than may be in flight is not over before a kill.
+SLOWER = behaving("latency=500")
 # A kill may leave so many answers unrecorded: two flushes of what is in flight.
 UNRECORDED_MAX = 4 * int(QUICK["TIDEGATE_WORKER_IN_FLIGHT_MAX"])
 
@@ -79,11 +81,11 @@ def test_answers_of_another_server_another_output_or_none_are_not_taken(desk: De
 
 def test_a_file_that_was_edited_in_the_middle_of_a_killed_run(desk: Desk) -> None:
     """Both versions are killed in the middle. What was recorded is kept, and the first version sends nothing more."""
-    desk.write(lines(60))
-    first = desk.run()
-    wait_until(lambda: len(desk.called()) >= 24, what="some calls")
-    first.kill()
     edited = range(40, 60)
+    desk.write([*lines(40), *lines(60, text=SLOWER)[40:]])
+    first = desk.run()
+    wait_until(lambda: desk.answered() >= 16, what="some answers")
+    first.kill()
     desk.write(lines(60, edited))
     before = len(desk.called())
     dry = desk.run("--dry-run")
@@ -104,10 +106,11 @@ def test_a_file_that_was_edited_in_the_middle_of_a_killed_run(desk: Desk) -> Non
 
 
 def test_a_dry_run_of_a_file_that_ran_is_about_what_would_still_run(desk: Desk) -> None:
-    desk.write([*lines(40), chat_line("refused", behaving("400")), chat_line("lost", behaving("503:ra=0"))])
+    usual = [*lines(20), *lines(40, text=SLOWER)[20:]]
+    desk.write([*usual, chat_line("refused", behaving("400")), chat_line("lost", behaving("503:ra=0"))])
     everything = summary_of(desk.run("--json", "--dry-run"))
     first = desk.run()
-    wait_until(lambda: len(desk.called()) >= 24, what="some calls")
+    wait_until(lambda: desk.answered() >= 16, what="some answers")
     first.kill()
     sent = len(desk.called())
     dry = summary_of(desk.run("--json", "--dry-run"))
@@ -123,7 +126,7 @@ def test_a_dry_run_of_a_file_that_ran_is_about_what_would_still_run(desk: Desk) 
     assert (
         "before   40 of 42 requests have an answer; this is about what would still run\nrequests 1\n" in again.stderr()
     )
-    desk.write(lines(40))
+    desk.write(usual)
     summary_of(desk.run("--json"))
     nothing = desk.run("--dry-run")
     assert nothing.wait(WAIT_S) == 0, nothing.logs()
