@@ -297,6 +297,10 @@ async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_somet
     script.spent_until = live.clock.monotonic_ms() + 3_600_000
     async with working(live, script, job_budgets={limited.id: (budget,)}):
         await until(lambda: rests(live, limited), "the job at rest")
+        rest = "select max(rests_until) - now_ms() from job_models union select max(ready_at) - now_ms() from slices"
+        assert max(ms for (ms,) in await live.rows(rest)) <= 30_000, (
+            "calls elsewhere may give back what they did not take"
+        )
         free = await live.started(chat_lines(8, "m"))
         await live.completed(free)
         assert (await live.look(limited)).answered_count == 0

@@ -19,7 +19,7 @@ from tidegate.stages.record import Recorder
 from tidegate.stages.tend.lost_workers import LostWorkers
 from tidegate.store.store import Store
 from tidegate.worker.call_rules import KeyStates, LeasedCallRules
-from tidegate.worker.leased_work import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.leased_work import BUDGET_REST_MS_MAX, SHORT_WAIT_MS, LeasedSliceState, LeasedWork
 from tidegate.worker.registration import Registration
 from tidegate.worker.scheduler import Scheduler
 from tidegate.worker.trial import Trial
@@ -262,8 +262,9 @@ class LeaseRoom:
 
     def give_back_spent(self, budgets: tuple[Budget, ...]) -> None:
         """Give back every item under these budgets if they allow nothing for long."""
-        until_ms = self._upstream.spent_until_ms(budgets)
-        if until_ms > self._clock.monotonic_ms() + SHORT_WAIT_MS:
+        now_ms = self._clock.monotonic_ms()
+        until_ms = min(self._upstream.spent_until_ms(budgets), now_ms + BUDGET_REST_MS_MAX)
+        if until_ms > now_ms + SHORT_WAIT_MS:
             for job_and_model in self._leased_work.drop_spent(budgets, until_ms):
                 self._job_rests[job_and_model] = until_ms
             self._settler.settle_all()
