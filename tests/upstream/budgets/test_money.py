@@ -182,11 +182,20 @@ async def test_what_may_have_been_done_is_paid_and_what_was_turned_away_is_not(
             await eventually(lambda: limits.left(budgets[0]) == left, "it to be settled")
 
 
-async def test_an_answer_that_does_not_say_what_it_used_costs_all_that_it_could(
-    world: RouterWorld, limits: LedgerLimits
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"choices":[{}]}',
+        b'{"choices":[{"message":{"content":"Hello."}}],"usage":{"prompt_tokens":3}}',
+        b'{"choices":[{"message":{"content":"Hello."}}],"usage":{"prompt_tokens":3,"completion_tokens":null}}',
+        b'{"choices":[{"message":{"content":"Hello."}}],"usage":{"completion_tokens":2}}',
+    ],
+)
+async def test_an_item_that_does_not_say_all_that_it_used_costs_all_that_it_could(
+    world: RouterWorld, limits: LedgerLimits, answer: bytes
 ) -> None:
     budgets = money(100)
-    async with RawServer(answers_with(200, b'{"choices":[{}]}')) as server:
+    async with RawServer(answers_with(200, answer)) as server:
         async with world.router(
             deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
         ) as router:

@@ -102,27 +102,22 @@ class CallReceipt:
             self._settle_perhaps_done()
 
     def settle_whole(self, usage: Usage, answer: bytes) -> None:
-        """The answer came whole. What it does not say is counted by its text."""
+        """The answer came whole. What it does not say is counted by its text; of an item, it costs its worst case."""
         uncounted = 0
-        if not self._is_batch and not usage.output_tokens and self._call.endpoint not in SILENT:
+        if not usage.output_tokens and self._call.endpoint not in SILENT:
             uncounted = written_bytes(answer)
         self.settle_answer(usage, uncounted)
 
     def settle_answer(self, reported: Usage | None, uncounted_bytes: int = 0) -> None:
         """The answer ended, or the caller wants no more of it: what came of it is what it used, in the books and in the budgets."""
-        if (
-            reported is not None
-            and not uncounted_bytes
-            and (reported.input_tokens or (self._is_batch and reported.output_tokens))
-        ):
+        if reported is not None and not uncounted_bytes and reported.input_tokens:
             self._estimator.learn(self._call.model, reported, self._call.items)
             if self._permit.nano:
                 self._estimator.learn_prompt(self._call, self._deployment, reported)
             self._pay(reported.input_tokens + reported.output_tokens, reported)
             return
         if self._is_batch:
-            # It did not say what it took: all that was set aside, as far as is known.
-            self._close(None, None, None)
+            self._settle_item_in_part(reported or Usage())
             return
         seen = estimated(reported, len(self._call.body), uncounted_bytes)
         tokens = seen.input_tokens + seen.output_tokens
@@ -131,11 +126,19 @@ class CallReceipt:
             tokens = max(tokens, self._permit.tokens)
         self._pay(tokens, seen)
 
+    def _settle_item_in_part(self, reported: Usage) -> None:
+        """An item's answer did not say all that it took: all that was set aside counts, and at least what it said."""
+        tokens = max(self._permit.tokens, reported.input_tokens + reported.output_tokens)
+        self._close(tokens, max(self._permit.nano, self._nano(reported)), None)
+
     def _pay(self, tokens: int, used: Usage) -> None:
+        self._close(tokens, self._nano(used), used)
+
+    def _nano(self, used: Usage) -> int:
         price = self._deployment.price
-        is_paid = self._permit.nano and price is not None
-        paid = cost(used, price, batch=self._is_batch).total_nano if is_paid and price is not None else 0
-        self._close(tokens, paid, used)
+        if not self._permit.nano or price is None:
+            return 0
+        return cost(used, price, batch=self._is_batch).total_nano
 
     def _close(self, tokens: int | None, nano: int | None, used: Usage | None) -> None:
         if self._is_settled:

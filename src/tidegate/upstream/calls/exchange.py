@@ -199,7 +199,7 @@ class Exchange:
         )
         reply = await state.line.post(request, total_s, permit)
         answer = self.read_reply(admission, shaped.endpoint, reply)
-        receipt.settle_answer(answer.usage)
+        receipt.settle_whole(answer.usage, answer.body)
         return answer
 
     async def _open_once(
