@@ -102,7 +102,7 @@ class CallReceipt:
             self._settle_perhaps_done()
 
     def settle_whole(self, usage: Usage, answer: bytes) -> None:
-        """The answer came whole. What it does not say is counted by its text; of an item, it costs its worst case."""
+        """The answer came whole. What it does not report is counted by its text; of an item, it costs its worst case."""
         uncounted = 0
         if not usage.output_tokens and self._call.endpoint not in SILENT:
             uncounted = written_bytes(answer)
@@ -127,7 +127,7 @@ class CallReceipt:
         self._pay(tokens, seen)
 
     def _settle_item_in_part(self, reported: Usage) -> None:
-        """An item's answer did not say all that it took: all that was set aside counts, and at least what it said."""
+        """An item's answer did not report all that it took: all that was set aside counts, and at least what it reported."""
         tokens = max(self._permit.tokens, reported.input_tokens + reported.output_tokens)
         self._close(tokens, max(self._permit.nano, self._nano(reported)), None)
 
