@@ -22,8 +22,8 @@ from tidegate.worker.supervisor import Supervisor
 # What waits no longer than this stays with the worker; the rest goes back to the store.
 SHORT_WAIT_MS = 5_000
 
-# No budget is left alone for longer, whatever moment was reported for it: calls in flight may take less than was set aside for them, an operator
-# may raise it, and the store hears of neither.
+# No budget is left alone for longer, whatever moment was reported for it: calls in flight may take less than was set aside for them, an
+# operator may raise it, and the store hears of neither.
 BUDGET_REST_MS_MAX = 30_000
 
 # Where calls are quick, as many items are worth holding as go out in this time: a lease for every handful would cost more than the calls.
