@@ -15,6 +15,8 @@ from tests.upstream.raw_server import RawServer
 from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import Withheld
+from tidegate.upstream.budgets.budget_client import BudgetClient
+from tidegate.upstream.budgets.spent_budgets import ASK_AGAIN_MS
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
@@ -98,3 +100,27 @@ async def test_in_a_minute_small_ones_wait_behind_a_large_one(world: RouterWorld
             world.clock.advance(61_000)
             await asyncio.gather(router.send(world.call(tokens=90, budgets=budgets)))
     assert len(server.posts) == 2
+
+
+@pytest.mark.parametrize("period", Period)
+async def test_tokens_that_another_process_gives_back_are_used_before_the_period_ends(
+    world: RouterWorld, limits: LedgerLimits, period: Period
+) -> None:
+    """Its calls in flight have all of the tokens set aside and take few of them: only that process hears of it."""
+    here, other = BudgetClient(limits, world.clock), BudgetClient(limits, world.clock)
+    terms = here.terms(tokens_of(100, period))
+    in_flight = await other.reserve_permit(terms, 100, is_bound=True)
+    with pytest.raises(Withheld) as refused:
+        await here.reserve_permit(terms, 50, is_bound=True)
+    assert refused.value.until_ms > world.clock.monotonic + ASK_AGAIN_MS
+    assert here.spent_until_ms(terms.budgets) == refused.value.until_ms
+    other.used(in_flight, 1)
+    await other.close()
+    asked = limits.questions
+    with pytest.raises(Withheld):
+        await here.reserve_permit(terms, 50, is_bound=True)
+    assert limits.questions == asked
+    world.clock.advance(ASK_AGAIN_MS)
+    assert here.spent_until_ms(terms.budgets) == 0.0
+    assert (await here.reserve_permit(terms, 50, is_bound=True)).tokens == 50
+    await here.close()

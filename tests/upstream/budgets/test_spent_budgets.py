@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.ports import HandClock
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
-from tidegate.upstream.budgets.spent_budgets import CONTENDED_MS, FREED_MS, SpentBudgets
+from tidegate.upstream.budgets.spent_budgets import ASK_AGAIN_MS, CONTENDED_MS, FREED_MS, SpentBudgets
 
 TENANT, KEY = (Budget(bound, "x", (Limit(Period.MINUTE, 10),)) for bound in (LimitBound.TENANT, LimitBound.KEY))
 
@@ -53,3 +53,21 @@ def test_what_is_given_back_brings_the_next_question_forward_but_not_to_now() ->
     assert spent.until_ms((KEY,)) == now_ms + FREED_MS - 1
     spent.renew(TENANT)
     assert spent.until_ms((TENANT,)) == 0.0
+
+
+def test_a_budget_of_tokens_is_asked_again_soon_and_still_names_the_moment_at_which_it_frees_by_itself() -> None:
+    clock = HandClock()
+    now_ms, spent = clock.monotonic_ms(), SpentBudgets(clock)
+    tokens = Budget(LimitBound.TEAM, "x", (Limit(Period.HOUR, 10, 1_000),))
+    until_ms = now_ms + 600_000
+    spent.note(tokens, until_ms)
+    spent.note(KEY, until_ms)
+    clock.advance(ASK_AGAIN_MS - 1)
+    assert spent.until_ms((tokens,)) == until_ms
+    assert spent.first((tokens,), clock.monotonic_ms()) == (tokens, until_ms)
+    clock.advance(1)
+    assert spent.until_ms((tokens,)) == 0.0
+    assert spent.first((tokens, KEY), clock.monotonic_ms()) == (KEY, until_ms)
+    assert spent.by_id() == {tokens.id: until_ms, KEY.id: until_ms}
+    spent.note(tokens, until_ms - 60_000)
+    assert spent.until_ms((tokens,)) == until_ms - 60_000

@@ -3,8 +3,8 @@
 Every call that a budget binds takes a permit here, right before it is sent. All calls that wait are asked for with one question to the
 Limits port, and only one question is out at a time, so a thousand calls cost a handful of questions. A permit is short-lived: what was
 not sent goes back before it expires, what was sent is settled with what it really took. A budget that is spent is asked again at the
-moment that it named and not before; one whose day or lifetime has too little left for one call is still asked for smaller ones. This
-module knows no deployment and no HTTP; calls without budgets never come here.
+moment that it named, and one of tokens every few seconds; one whose day or lifetime has too little left for one call is still asked for
+smaller ones. This module knows no deployment and no HTTP; calls without budgets never come here.
 
 Money is hard: a call takes the most that it can cost. Where less is left than that, but as much as it will likely cost, it takes all that
 is left and so runs alone. One that would likely pass a budget even if all that is in flight were free is refused for good, unless the

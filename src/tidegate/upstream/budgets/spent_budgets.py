@@ -3,6 +3,8 @@
 It is knowledge of one process and may be too cautious; it asks nothing and grants nothing.
 """
 
+import math
+
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.ports import Clock
 
@@ -10,6 +12,8 @@ Budgets = tuple[Budget, ...]
 
 # How soon a spent budget is asked again that was given something back.
 FREED_MS = 250
+# How soon a spent budget of tokens is asked again although nothing was given back here: other processes do not say what they give back.
+ASK_AGAIN_MS = 10_000
 # Processes that wait for the same moment take turns by asking for little at a time, for as long as the budget was spent of late.
 CONTENDED_MS = 60_000
 
@@ -18,6 +22,8 @@ class SpentBudgets:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until_ms: dict[Budget, float] = {}
+        # Only of those that are asked again before they free by themselves.
+        self._ask_ms: dict[Budget, float] = {}
         self._contended_until_ms: dict[Budget, float] = {}
 
     def __bool__(self) -> bool:
@@ -27,15 +33,20 @@ class SpentBudgets:
         """The moment before which nothing can be sent under these budgets; 0 when nothing is known."""
         if not self._until_ms:
             return 0.0
-        return max((self._until_ms.get(budget, 0.0) for budget in budgets), default=0.0)
+        now_ms = self._clock.monotonic_ms()
+        return max((self._bound_until_ms(budget, now_ms) for budget in budgets), default=0.0)
 
     def first(self, budgets: Budgets, now_ms: float) -> tuple[Budget, float] | None:
         """The first of these budgets that is spent now, and until when."""
         for budget in budgets:
-            until_ms = self._until_ms.get(budget, 0.0)
+            until_ms = self._bound_until_ms(budget, now_ms)
             if until_ms > now_ms:
                 return budget, until_ms
         return None
+
+    def _bound_until_ms(self, budget: Budget, now_ms: float) -> float:
+        """The moment at which this budget frees by itself; 0 when it is worth asking before."""
+        return 0.0 if self._ask_ms.get(budget, math.inf) <= now_ms else self._until_ms.get(budget, 0.0)
 
     def are_contended(self, budgets: Budgets, now_ms: float) -> bool:
         """Whether one of them is or was spent lately, so that other processes wait for it too."""
@@ -48,13 +59,17 @@ class SpentBudgets:
 
     def note(self, budget: Budget, until_ms: float) -> None:
         """This budget is spent until then; a later moment that is known already stays."""
-        self._until_ms[budget] = max(until_ms, self._until_ms.get(budget, 0.0))
+        now_ms = self._clock.monotonic_ms()
+        self._until_ms[budget] = max(until_ms, self._bound_until_ms(budget, now_ms))
+        if any(limit.tokens is not None for limit in budget.limits):
+            self._ask_ms[budget] = now_ms + ASK_AGAIN_MS
         self._contended_until_ms[budget] = until_ms + CONTENDED_MS
-        self._forget_what_passed(self._clock.monotonic_ms())
+        self._forget_what_passed(now_ms)
 
     def renew(self, budget: Budget) -> None:
         """Its window began again."""
         self._until_ms.pop(budget, None)
+        self._ask_ms.pop(budget, None)
 
     def free(self, budgets: Budgets) -> None:
         """Something was given back, so the moment that a spent budget named is too late: it is asked again soon, and not at once, since
@@ -68,3 +83,5 @@ class SpentBudgets:
         for known in (self._until_ms, self._contended_until_ms):
             for budget in [budget for budget, until_ms in known.items() if until_ms <= now_ms]:
                 del known[budget]
+        for budget in [budget for budget in self._ask_ms if budget not in self._until_ms]:
+            del self._ask_ms[budget]
