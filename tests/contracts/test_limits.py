@@ -59,6 +59,19 @@ async def test_a_wait_is_known_and_true(limits: LimitsWorld) -> None:
     limits.judge(3)
 
 
+async def test_every_process_learns_what_a_day_has_left_for_smaller_calls(limits: LimitsWorld) -> None:
+    first, second = await limits.process(), await limits.process()
+    day = budget("gpu", Limit(Period.DAY, tokens=100), minute(tokens=200))
+    assert (await limits.send(first, day, 1, 60)).left_tokens == 0
+    for process in (first, second, first, second):
+        too_large = await limits.send(process, day, 1, 90)
+        assert (too_large.requests, too_large.left_tokens) == (0, 40)
+    assert (await limits.send(second, day, 1, 40)).requests == 1
+    for process in (first, second):
+        nothing_left = await limits.send(process, day, 1, 30)
+        assert (nothing_left.requests, nothing_left.left_tokens) == (0, 0)
+
+
 async def test_tokens_are_settled_with_what_was_used_and_a_debt_is_paid(limits: LimitsWorld) -> None:
     process = await limits.process()
     one = budget("gpu", minute(None, 1_000))

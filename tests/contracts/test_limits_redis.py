@@ -103,7 +103,7 @@ async def test_a_clock_of_redis_that_went_back_keeps_nobody_waiting(redis_url: s
     hour_ms = 3_600_000
     await server.hset(key, mapping={"lender_till": server_ms + hour_ms, "at": server_ms + hour_ms})
     assert (await line.call("take", key, 1, 0, 1, 600_000, run_id=run_id))[0] == b"lend"
-    resting = (0, 0, server_ms, server_ms, "1", 200_000, 0, FOREVER, "deployment:gpu")
+    resting = (0, 0, server_ms, server_ms, "1", 200_000, 0, FOREVER, "deployment:gpu", 0)
     await line.call("deposit", key, *resting, run_id=run_id)
     assert (await line.call("take", key, 1, 0, 1, 600_000, run_id=run_id))[0] == b"resting"
     await server.hset(key, mapping={"rest_till": server_ms + hour_ms, "at": server_ms + hour_ms})
@@ -126,24 +126,24 @@ async def test_a_block_is_dealt_out_once_and_what_is_left_goes_back(redis_url: s
     kind, server_ms, demand = await take(4, 10)
     assert (kind, demand) == (b"lend", 4)
     assert await take(3, 10) == [b"busy"]
-    words = (6, 60, server_ms, FOREVER, "1234", 0, 10, 0, "")
+    words = (6, 60, server_ms, FOREVER, "1234", 0, 10, 0, "", 0)
     assert await line.call("deposit", key, *words, run_id=run_id) == [b"", 0, 0]
     assert (await take(3, 10))[:2] == [b"granted", 3]
     assert (await take(9, 15))[:2] == [b"granted", 2]
     kind, _, demand = await take(5, 15)
     assert (kind, demand) == (b"lend", 3 + 3 + 9 + 5), "one request is left, but no tokens for it"
-    rest = (0, 0, server_ms, FOREVER, "1300", 200_000, 15, FOREVER, "deployment:gpu")
+    rest = (0, 0, server_ms, FOREVER, "1300", 200_000, 15, FOREVER, "deployment:gpu", 0)
     assert await line.call("deposit", key, *rest, run_id=run_id) == [b"1234", 1, 0]
-    kind, wait_ms, spent = await take(1, 15)
+    kind, wait_ms, spent, _ = await take(1, 15)
     assert (kind, spent) == (b"resting", b"deployment:gpu")
     assert wait_ms <= 200_000, "what was left went back, so the moment that the store named is too late"
     kind, _, demand = await take(1, 14)
     assert kind == b"lend", "less than what had no room may have some"
     assert demand == 0, "where there is too little, nobody fetches for others"
-    late = (7, 70, server_ms, server_ms, "1400", 0, 10, 0, "")
+    late = (7, 70, server_ms, server_ms, "1400", 0, 10, 0, "", 0)
     assert await line.call("deposit", key, *late, run_id=run_id) == [b"1300", 0, 0]
     assert (await take(1, 10))[0] == b"lend", "a block that came too late is dealt to nobody"
-    early = (7, 70, FOREVER, FOREVER + 250, "1500", 0, 10, 0, "")
+    early = (7, 70, FOREVER, FOREVER + 250, "1500", 0, 10, 0, "", 0)
     assert await line.call("deposit", key, *early, run_id=run_id) == [b"1400", 7, 70]
     assert (await take(1, 10))[0] == b"lend", "nor is one whose beginning the server's clock has not seen"
     await line.close()

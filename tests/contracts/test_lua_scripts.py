@@ -60,9 +60,10 @@ class Scripts:
         rest_ms: int = 0,
         rest_each: int = 0,
         wait_till: int = 0,
+        left_tokens: int = 0,
         now_ms: int = NOW_MS,
     ) -> list[Any]:
-        words = (requests, tokens, start, till, "grant", rest_ms, rest_each, wait_till, "tenant:a")
+        words = (requests, tokens, start, till, "grant", rest_ms, rest_each, wait_till, "tenant:a", left_tokens)
         answer: list[Any] = await self.run("deposit", *words, now_ms=now_ms)
         return answer
 
@@ -153,11 +154,11 @@ async def test_a_block_is_dealt_from_its_first_ms_to_before_its_last(
 async def test_a_rest_ends_on_its_ms_and_binds_those_who_want_as_much(
     scripts: Scripts, now_ms: int, each: int, kind: bytes
 ) -> None:
-    await scripts.deposit(0, 0, rest_ms=200, rest_each=10, wait_till=NOW_MS + 5_000)
+    await scripts.deposit(0, 0, rest_ms=200, rest_each=10, wait_till=NOW_MS + 5_000, left_tokens=7)
     answer = await scripts.take(1, each, now_ms=now_ms)
     assert answer[0] == kind
     if kind == b"resting":
-        assert answer[1:] == [NOW_MS + 5_000 - now_ms, b"tenant:a"]
+        assert answer[1:] == [NOW_MS + 5_000 - now_ms, b"tenant:a", 7]
 
 
 @pytest.mark.parametrize(("now_ms", "kind"), [(NOW_MS + LENDER_MS - 1, b"busy"), (NOW_MS + LENDER_MS, b"lend")])
@@ -179,7 +180,7 @@ async def test_others_are_fetched_for_only_a_while_after_the_store_had_too_littl
     scripts: Scripts, now_ms: int, demand: int
 ) -> None:
     await scripts.deposit(0, 0, rest_ms=1)
-    assert await scripts.take(4, 0, fresh=4) == [b"resting", 0 - NOW_MS, b"tenant:a"]
+    assert await scripts.take(4, 0, fresh=4) == [b"resting", 0 - NOW_MS, b"tenant:a", 0]
     assert await scripts.take(3, 0, fresh=3, now_ms=now_ms) == [b"lend", now_ms, demand]
     assert await scripts.take(1, 0, fresh=0, now_ms=now_ms) == [b"busy"]
 
@@ -188,9 +189,9 @@ async def test_a_deposit_hands_back_what_was_left_and_shortens_the_wait(scripts:
     assert await scripts.deposit(5, 50) == [b"", 0, 0]
     await scripts.take(2, 10)
     assert await scripts.deposit(0, 0, rest_ms=200, wait_till=NOW_MS + 9_000) == [b"grant", 3, 30]
-    assert await scripts.take(1, 0) == [b"resting", 200, b"tenant:a"]
+    assert await scripts.take(1, 0) == [b"resting", 200, b"tenant:a", 0]
     assert await scripts.deposit(0, 0, rest_ms=200, wait_till=NOW_MS + 9_000) == [b"grant", 0, 0]
-    assert await scripts.take(1, 0) == [b"resting", 9_000, b"tenant:a"]
+    assert await scripts.take(1, 0) == [b"resting", 9_000, b"tenant:a", 0]
 
 
 async def test_what_a_clock_wrote_that_went_back_counts_for_nothing(scripts: Scripts) -> None:

@@ -75,8 +75,9 @@ class RedisLimits:
                     count, left_ms, grant_id = reply
                     return Grant(grant_id.decode(), count, count * each, min(GRANT_MS, left_ms))
                 if kind == b"resting":
-                    wait_ms, spent = reply
-                    return Grant("", 0, 0, 0, NEVER_MS if wait_ms > _LONG_MS // 2 else max(1, wait_ms), spent.decode())
+                    wait_ms, spent, left_tokens = reply
+                    wait_ms = NEVER_MS if wait_ms > _LONG_MS // 2 else max(1, wait_ms)
+                    return Grant("", 0, 0, 0, wait_ms, spent.decode(), left_tokens)
                 if kind == b"lend":
                     server_ms, demand = reply
                     return await self._borrow(ask, each, key, run_id, server_ms, demand)
@@ -102,7 +103,9 @@ class RedisLimits:
         rest_ms = min(lent.wait_ms, _REST_MS_MAX)
         words = (spare, spare * each, server_ms, server_ms + GRANT_MS, lent.id, rest_ms, each)
         wait_till = server_ms + min(lent.wait_ms, _LONG_MS)
-        deposit = asyncio.create_task(self._deposit(ask.budgets, key, run_id, (*words, wait_till, lent.spent)))
+        deposit = asyncio.create_task(
+            self._deposit(ask.budgets, key, run_id, (*words, wait_till, lent.spent, lent.left_tokens))
+        )
         self._deposits.add(deposit)
         deposit.add_done_callback(self._deposits.discard)
         short = own < ask.requests
@@ -117,6 +120,7 @@ class RedisLimits:
             lent.lasts_ms,
             wait_ms,
             lent.spent if short else "",
+            lent.left_tokens if short else 0,
             rooms=lent.rooms,
         )
 

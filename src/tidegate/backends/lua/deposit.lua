@@ -2,7 +2,8 @@
 --
 -- KEYS[1]  the block of one set of budgets
 -- ARGV     requests, tokens, from, till (this server's time, read before the store was asked), the store's grant,
---          for how long nobody needs to ask the store, with how many tokens each or more, until when to wait, the spent budget
+--          for how long nobody needs to ask the store, with how many tokens each or more, until when to wait, the spent budget,
+--          the tokens that it has left for smaller requests
 --
 -- Answers: {the last block's grant, requests that were left of it, tokens}
 local KEEP_MS = 120000
@@ -19,7 +20,7 @@ if left > 0 then
 end
 -- One that came too late is put down all the same: nobody takes from it, and whoever comes next gives it back to the store.
 redis.call('HSET', KEYS[1], 'requests', ARGV[1], 'tokens', ARGV[2], 'from', ARGV[3], 'till', ARGV[4], 'grant', ARGV[5],
-    'rest_till', string.format('%.0f', rest_till), 'rest_each', ARGV[7], 'wait_till', string.format('%.0f', wait_till), 'spent', ARGV[9], 'at', now)
+    'rest_till', string.format('%.0f', rest_till), 'rest_each', ARGV[7], 'wait_till', string.format('%.0f', wait_till), 'spent', ARGV[9], 'left_tokens', ARGV[10], 'at', now)
 if tonumber(ARGV[6]) > 0 then
     redis.call('HSET', KEYS[1], 'tight_till', now + TIGHT_MS)
 end

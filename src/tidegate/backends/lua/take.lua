@@ -4,7 +4,7 @@
 -- ARGV     requests asked for, tokens of each, how many of the requests nobody has asked for before, how long a lender may take
 --
 -- Answers: {'granted', how many, for how many ms more, the store's grant}
---          {'resting', for how many ms, the budget that is spent}
+--          {'resting', for how many ms, the budget that is spent, the tokens that it has left for smaller requests}
 --          {'busy'}  another process is fetching a block
 --          {'lend', this server's time, how many requests were asked for since the last block}  fetch one, and say so soon; none
 --              while the store had too little of late: what others do not come for in time would be nobody's
@@ -12,7 +12,7 @@ local KEEP_MS = 120000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local asked, each = tonumber(ARGV[1]), tonumber(ARGV[2])
-local block = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'from', 'till', 'grant', 'rest_till', 'rest_each', 'wait_till', 'spent', 'lender_till', 'tight_till', 'at')
+local block = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'from', 'till', 'grant', 'rest_till', 'rest_each', 'wait_till', 'spent', 'lender_till', 'tight_till', 'at', 'left_tokens')
 local function number(place) return tonumber(block[place] or '0') or 0 end
 -- Lua would write a large number with an exponent.
 local function whole(value) return string.format('%.0f', value) end
@@ -37,7 +37,7 @@ if number(1) > 0 and number(3) <= now and now < number(4) then
     end
 end
 if number(6) > now and each >= number(7) then
-    return {'resting', number(8) - now, block[9]}
+    return {'resting', number(8) - now, block[9], number(13)}
 end
 if number(10) > now then
     return {'busy'}

@@ -28,6 +28,11 @@ class Period(StrEnum):
     MONTH = "month"
     LIFETIME = "lifetime"
 
+    @property
+    def slides(self) -> bool:
+        """Whether room comes back bit by bit."""
+        return self in (Period.MINUTE, Period.HOUR)
+
 
 class BudgetKind(StrEnum):
     """What a budget counts: requests and tokens of calls, what they cost, or jobs and the bytes of their inputs."""
@@ -145,7 +150,8 @@ class Grant(msgspec.Struct, frozen=True):
 
     Fewer than asked for: `wait_ms` is when one more would fit if nothing is settled before,
     NEVER_MS when it never will, and `spent` is the id of the budget; without `wait_ms` it is worth
-    asking for the rest at once. `id` is what settling refers to.
+    asking for the rest at once. `left_tokens` is what a smaller request would still be granted where
+    a day, a week, a month or a lifetime has too few tokens. `id` is what settling refers to.
 
     `nano` of money are set aside. Fewer than asked for: `left_nano` is what the tightest of the
     budgets in money has left if everything in flight turns out to be free, `renews_ms` is when it
@@ -160,6 +166,7 @@ class Grant(msgspec.Struct, frozen=True):
     lasts_ms: int
     wait_ms: int = 0
     spent: str = ""
+    left_tokens: int = 0
     nano: int = 0
     left_nano: int = TOKENS_MAX
     renews_ms: int = 0

@@ -19,7 +19,7 @@ from tidegate.core.budgets.budget import (
     BudgetRequest,
     Grant,
     Limit,
-    Period,
+    LimitRoom,
     Settlement,
 )
 from tidegate.core.budgets.ledger import Ledger
@@ -62,7 +62,7 @@ def _grant(ask: BudgetRequest, ledgers: Mapping[str, Ledger], now: int, waited_f
     if is_whole:
         return grant
     wait_ms, spent = _wait(bounds, ledgers, now, each, waited_for)
-    grant = replace(grant, wait_ms=wait_ms, spent=spent)
+    grant = replace(grant, wait_ms=wait_ms, spent=spent, left_tokens=_left_tokens(rooms, spent, each[0]))
     money = [
         (ledger.left(limit, now), limit, budget.id, ledger)
         for budget, limit in bounds
@@ -101,7 +101,20 @@ def _wait(
 
 def _frees_with_time(budget: Budget, limit: Limit) -> bool:
     """Whether room comes back bit by bit, so that smaller requests could take it from a larger one for ever. A day's does not."""
-    return budget.in_money or limit.period in (Period.MINUTE, Period.HOUR)
+    return budget.in_money or limit.period.slides
+
+
+def _left_tokens(rooms: Sequence[LimitRoom], spent: str, each: int) -> int:
+    """What a smaller request would still be granted of a budget that has not so many tokens left.
+
+    Nothing comes back to a day, a week, a month or a lifetime before it ends, so smaller requests take nothing from a larger one that
+    waits. In a sliding period they would.
+    """
+    lasting = [room for room in rooms if room.budget.id == spent and not room.period.slides]
+    if any(room.requests is not None and room.requests.left <= 0 for room in lasting):
+        return 0
+    left = min((room.tokens.left for room in lasting if room.tokens is not None), default=0)
+    return left if left < each else 0
 
 
 def settle(settlements: Sequence[Settlement], ledgers: Mapping[str, Ledger], now: int) -> None:

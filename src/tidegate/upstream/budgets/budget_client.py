@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from tidegate import metrics
-from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, LimitBound, LimitRoom, Period, Settlement
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, LimitBound, LimitRoom, Settlement
 from tidegate.core.budgets.money import RESERVED_MS
 from tidegate.core.errors import LimitsUnavailable, Overspent, Refused, Withheld
 from tidegate.core.policy.policy_rules import DenialCode
@@ -319,7 +319,7 @@ class BudgetClient:
             self._waiting[budgets] = left + self._waiting.get(budgets, [])
             return
         lacking = next((budget for budget in budgets if budget.in_money and budget.id == grant.spent), None)
-        if lacking is None and not _has_room_for_smaller(grant, max(waiter.tokens for waiter in left)):
+        if lacking is None and not 0 < grant.left_tokens < max(waiter.tokens for waiter in left):
             self._say_spent(budgets, grant, left)
         elif len(part) > 1:
             # They were asked for as if each were of the same size: alone, some of them may fit.
@@ -427,22 +427,6 @@ class BudgetClient:
         until_ms = max(self.unreachable_until_ms, self._clock.monotonic_ms() + UNREACHABLE_MS)
         message = f"nothing is sent while it is unknown what the shared budgets allow: {why}"
         return Withheld(message, until_ms=until_ms, code="limits_unavailable")
-
-
-def _has_room_for_smaller(grant: Grant, tokens: int) -> bool:
-    """Whether a day, week, month or lifetime has tokens left, but not so many.
-
-    Nothing comes back to such a period before it ends, so smaller calls take nothing from a larger one that waits. In a sliding period
-    they would.
-    """
-    return any(
-        room.budget.id == grant.spent
-        and room.period not in (Period.MINUTE, Period.HOUR)
-        and (room.requests is None or room.requests.left > 0)
-        and room.tokens is not None
-        and 0 < room.tokens.left < tokens
-        for room in grant.rooms
-    )
 
 
 def _spent_for_ms(grant: Grant) -> int:
