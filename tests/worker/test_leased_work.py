@@ -504,7 +504,7 @@ def test_a_slice_that_waits_for_budgets_alone_comes_back_for_the_first_of_its_it
     assert leased_work.release_wait_ms(slice_of(1)) == 0
     late = slice_of(1)
     leased_work.defer_for_budget(late, 600_000)
-    assert leased_work.release_wait_ms(late) == 30_000, "calls in flight may give back what they did not take"
+    assert leased_work.release_wait_ms(late) == 30_000, "calls in flight may give back tokens that they did not take"
 
 
 def test_jobs_that_close_and_deadlines_that_move_change_only_what_is_held_of_them() -> None:

@@ -12,12 +12,13 @@ from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, wor
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
 from tidegate.core.nouns import Answer, Attempts, Call, Caller, JobFlush, Usage
-from tidegate.core.schedule import Policy
+from tidegate.core.schedule import Policy, Reason
 from tidegate.core.states import JobState
 from tidegate.core.usage.prices import Price
 from tidegate.stages.record import SPARE_COUNT, FlushLimits
 from tidegate.store.keys import KeyRights
 from tidegate.worker import leasing
+from tidegate.worker.leased_work import TOKENS_REST_MS_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -282,10 +283,17 @@ async def _handed_back(world: WorkerWorld, job: Any) -> bool:
     return not [row for row in await world.rows("select job_id from slices where state = 'leased'") if row[0] == job.id]
 
 
-async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_something(live: WorkerWorld) -> None:
-    """They stay neither in the hand nor in the look: other jobs of the same model run meanwhile, and nobody asks again before."""
+@pytest.mark.parametrize(
+    ("limit", "rest_ms_max"),
+    [(Limit(Period.HOUR, requests=1), 3_600_000), (Limit(Period.HOUR, tokens=1), TOKENS_REST_MS_MAX)],
+)
+async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_something(
+    live: WorkerWorld, limit: Limit, rest_ms_max: int
+) -> None:
+    """They stay neither in the hand nor in the look: other jobs of the same model run meanwhile, and nobody asks again before. Only tokens
+    are looked for sooner: calls in flight may give back what they did not take."""
     script = Script(live, "m")
-    budget = Budget(LimitBound.JOB, "mine", (Limit(Period.MINUTE, requests=1),))
+    budget = Budget(LimitBound.JOB, "mine", (limit,))
 
     async def spent(call: Call) -> Answer:
         if call.budgets and script.spent_until:
@@ -297,16 +305,39 @@ async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_somet
     script.spent_until = live.clock.monotonic_ms() + 3_600_000
     async with working(live, script, job_budgets={limited.id: (budget,)}):
         await until(lambda: rests(live, limited), "the job at rest")
-        rest = "select max(rests_until) - now_ms() from job_models union select max(ready_at) - now_ms() from slices"
-        assert max(ms for (ms,) in await live.rows(rest)) <= 30_000, (
-            "calls elsewhere may give back what they did not take"
-        )
+        [(rest_ms,)] = await live.rows("select max(rests_until) - now_ms() from job_models")
+        assert rest_ms_max / 2 < rest_ms <= rest_ms_max
         free = await live.started(chat_lines(8, "m"))
         await live.completed(free)
         assert (await live.look(limited)).answered_count == 0
         assert await live.rows("select max(count) from attempts") in ([(0,)], [(None,)]), "waiting is no attempt"
         script.spent_until = 0.0
         await until(lambda: _cleared(live, limited), "the job that waited")
+
+
+async def test_items_of_a_model_whose_budget_is_spent_are_looked_at_again_soon(live: WorkerWorld) -> None:
+    """Calls in flight may give back tokens that they did not take, and the store hears nothing of it."""
+
+    class Spent(Script):
+        def rests_until_ms(self, model: str) -> float:
+            return self.spent_until
+
+        def closed(self, model: str) -> str:
+            return Reason.BUDGET_SPENT if self.spent_until else ""
+
+    script = Spent(live, "m")
+
+    async def spent(call: Call) -> Answer:
+        script.spent_until = live.clock.monotonic_ms() + 600_000
+        raise Withheld("spent", until_ms=script.spent_until, retry_after_ms=600_000)
+
+    script.answers = spent
+    job = await live.started(chat_lines(8, "m"))
+    async with working(live, script):
+        await until(lambda: bool(script.spent_until), "a call")
+        await until(lambda: _handed_back(live, job), "its slices to be handed back")
+        [(rest_ms,)] = await live.rows("select max(ready_at) - now_ms() from slices")
+    assert TOKENS_REST_MS_MAX / 2 < rest_ms <= TOKENS_REST_MS_MAX
 
 
 async def _cleared(world: WorkerWorld, job: Any) -> bool:

@@ -22,9 +22,9 @@ from tidegate.worker.supervisor import Supervisor
 # What waits no longer than this stays with the worker; the rest goes back to the store.
 SHORT_WAIT_MS = 5_000
 
-# No budget is left alone for longer, whatever moment was reported for it: calls in flight may take less than was set aside for them, an
-# operator may raise it, and the store hears of neither.
-BUDGET_REST_MS_MAX = 30_000
+# Tokens come back when calls in flight took less than was set aside for them, and the store hears nothing of it: work that waits for
+# them is looked at again after this long at the latest, though a budget names a later moment.
+TOKENS_REST_MS_MAX = 30_000
 
 # Where calls are quick, as many items are worth holding as go out in this time: a lease for every handful would cost more than the calls.
 AHEAD_MS = 200
@@ -409,7 +409,7 @@ class LeasedWork:
     def defer_for_budget(self, state: LeasedSliceState, wait_ms: float) -> None:
         """Defer an item that waits for a budget. No server asked for that rest, so the first of a slice to be worth a try wakes it."""
         state.deferred += 1
-        state.retry_at_ms = min(state.retry_at_ms, self._clock.monotonic_ms() + min(wait_ms, BUDGET_REST_MS_MAX))
+        state.retry_at_ms = min(state.retry_at_ms, self._clock.monotonic_ms() + min(wait_ms, TOKENS_REST_MS_MAX))
 
     def _defer(self, state: LeasedSliceState, until_ms: float) -> None:
         state.deferred += 1

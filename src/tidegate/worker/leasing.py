@@ -19,7 +19,7 @@ from tidegate.stages.record import Recorder
 from tidegate.stages.tend.lost_workers import LostWorkers
 from tidegate.store.store import Store
 from tidegate.worker.call_rules import KeyStates, LeasedCallRules
-from tidegate.worker.leased_work import BUDGET_REST_MS_MAX, SHORT_WAIT_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.leased_work import SHORT_WAIT_MS, TOKENS_REST_MS_MAX, LeasedSliceState, LeasedWork
 from tidegate.worker.registration import Registration
 from tidegate.worker.scheduler import Scheduler
 from tidegate.worker.trial import Trial
@@ -253,17 +253,22 @@ class LeaseRoom:
         When the worker holds as many slices as it may, also give back those of a model that rests for a moment, or is probed now and
         then: others could run in their place."""
         is_full = self._leased_work.slice_count >= self._limits.slice_count_max
-        from_ms = self._clock.monotonic_ms() + (0 if is_full else SHORT_WAIT_MS)
+        now_ms = self._clock.monotonic_ms()
+        from_ms = now_ms + (0 if is_full else SHORT_WAIT_MS)
         for model in self._leased_work.models():
             until_ms = self._upstream.rests_until_ms(model) if model else 0.0
             if until_ms > from_ms:
+                if self._upstream.closed(model) == Reason.BUDGET_SPENT:
+                    until_ms = min(until_ms, now_ms + TOKENS_REST_MS_MAX)
                 self._leased_work.drop_model(model, until_ms)
                 self._settler.settle_all()
 
     def give_back_spent(self, budgets: tuple[Budget, ...]) -> None:
         """Give back every item under these budgets if they allow nothing for long."""
         now_ms = self._clock.monotonic_ms()
-        until_ms = min(self._upstream.spent_until_ms(budgets), now_ms + BUDGET_REST_MS_MAX)
+        until_ms = self._upstream.spent_until_ms(budgets)
+        if any(limit.tokens is not None for budget in budgets for limit in budget.limits if limit.enabled):
+            until_ms = min(until_ms, now_ms + TOKENS_REST_MS_MAX)
         if until_ms > now_ms + SHORT_WAIT_MS:
             for job_and_model in self._leased_work.drop_spent(budgets, until_ms):
                 self._job_rests[job_and_model] = until_ms
