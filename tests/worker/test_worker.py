@@ -319,6 +319,9 @@ async def test_items_of_a_model_whose_budget_is_spent_are_looked_at_again_soon(l
     """Calls in flight may give back tokens that they did not take, and the store hears nothing of it."""
 
     class Spent(Script):
+        def free_slots(self, model: str) -> int:
+            return 0 if self.spent_until else 64
+
         def rests_until_ms(self, model: str) -> float:
             return self.spent_until
 
