@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 from typing import Any
 
 import httpx2
@@ -36,6 +37,29 @@ def test_unknown_urls_and_methods(client: httpx2.Client) -> None:
     answer = client.put("/v1/files")
     is_error(answer, {"status": 405, "code": "method_not_allowed"})
     assert sorted(answer.headers["allow"].split(", ")) == ["GET", "HEAD", "POST"]
+
+
+@pytest.mark.parametrize(
+    ("encodings", "refused"),
+    [
+        (("chunked",), 0),
+        (("Chunked",), 0),
+        (("gzip, chunked",), 501),
+        (("identity, chunked",), 501),
+        (("chunked, chunked",), 501),
+        (("chunked", "chunked"), 400),
+    ],
+)
+def test_only_plain_chunks_are_read(web: WebServer, encodings: tuple[str, ...], refused: int) -> None:
+    body = b'{"purpose":"batch"}'
+    head = "POST /v1/batches HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head += "".join(f"Transfer-Encoding: {value}\r\n" for value in encodings)
+    with socket.create_connection(("127.0.0.1", web.port), timeout=30) as connection:
+        connection.sendall(head.encode() + b"\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+    code = {400: b"duplicate_header", 501: b"unsupported_transfer_encoding"}.get(refused, b"input_file_id")
+    assert int(answer.split(b" ", 2)[1]) == (refused or 400)
+    assert code in answer
 
 
 def test_ready_says_what_is_wrong(start_web: Any) -> None:

@@ -34,6 +34,7 @@ _SINGLE = (
     b"content-length",
     b"content-type",
     b"idempotency-key",
+    b"transfer-encoding",
     b"x-api-key",
     b"x-tidegate-control",
 )
@@ -127,12 +128,20 @@ def _check_head(scope: Scope) -> None:
             raise ApiProblem(
                 400, "duplicate_header", f"The header {name.decode('latin-1')} may be sent once.", param="headers"
             )
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            # The server takes off the chunks alone and would hand on what is under them as it stands.
+            raise ApiProblem(
+                501,
+                "unsupported_transfer_encoding",
+                "Send the body as it is, chunked or with a Content-Length: no other Transfer-Encoding is read.",
+                param="Transfer-Encoding",
+            )
         seen.add(name)
     if size_bytes > HEADER_BYTES_MAX or count > HEADER_COUNT_MAX:
         raise ApiProblem(
             431, "headers_too_large", f"At most {HEADER_COUNT_MAX} headers of {HEADER_BYTES_MAX:,} bytes are taken."
         )
-    check_host(headers)
+    check_host(headers, scope["http_version"])
     path, query = scope.get("raw_path") or b"", scope.get("query_string") or b""
     if len(path) + len(query) > URL_BYTES_MAX:
         raise ApiProblem(414, "url_too_long", f"A URL may have {URL_BYTES_MAX:,} bytes.")

@@ -14,15 +14,18 @@ from tidegate.core.errors import ApiProblem
 
 _NAME = re.compile(rb"(?:[A-Za-z0-9_.-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{0,5}))?")
 _PORT_MAX = 65_535
+# How servers write the version of HTTP whose clients need not name a host.
+_WITHOUT_HOST = ("1.0", "1")
 
 
-def check_host(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raise a 400 unless there is at most one Host header, and it is a name or an address with or without a port."""
+def check_host(headers: Iterable[tuple[bytes, bytes]], http_version: str) -> None:
+    """Raise a 400 unless there is one Host header, and it is a name or an address with or without a port. HTTP/1.0 needs none."""
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1:
         raise ApiProblem(400, "duplicate_header", "The header host may be sent once.", param="headers")
-    # The server says an empty name where a client of HTTP/1.0 sent no Host.
-    if hosts and hosts[0] and not is_plain_host(hosts[0]):
+    # The server hands on an empty name where a client sent no Host.
+    host = hosts[0] if hosts else b""
+    if not is_plain_host(host) if host else http_version not in _WITHOUT_HOST:
         raise ApiProblem(
             400,
             "invalid_host",
@@ -46,7 +49,7 @@ class HostChecked:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                check_host(scope["headers"])
+                check_host(scope["headers"], scope["http_version"])
             except ApiProblem as problem:
                 await PlainTextResponse(problem.message, problem.status)(scope, receive, send)
                 return
