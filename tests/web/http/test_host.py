@@ -75,8 +75,8 @@ def test_a_hostile_host_is_refused_at_every_door_and_a_plain_one_is_not(world: G
         assert status(asked(port, "GET", "/v1/models", host)) == 200, host
         assert status(asked(port, "GET", "/metrics", host)) == 200, host
     assert status(asked(port, "GET", "/healthz", None, version=b"1.0")) == 200
-    for host in (None, b""):
-        answer = asked(port, "GET", "/healthz", host)
+    for missing in (None, b""):
+        answer = asked(port, "GET", "/healthz", missing)
         assert status(answer) == 400, "HTTP/1.1 needs a Host"
         assert b"invalid_host" in answer
     assert status(asked(port, "GET", "/healthz", b"elsewhere.example")) == 200
