@@ -458,7 +458,7 @@ def overspent(budget: Budget, nano: int, left_nano: int, *, is_all: bool = False
         has = f"is {units_text(left_nano)} in all" if is_all else f"has {units_text(left_nano)} left"
         message = (
             f"this may cost {units_text(nano)}, and the budget of this {whose} {has}: "
-            "lower max_tokens, or have the budget raised"
+            "shorten the input, lower max_tokens where the request has it, or have the budget raised"
         )
     return Overspent(message, code=DenialCode.BUDGET_EXCEEDED)
 
