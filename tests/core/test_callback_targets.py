@@ -167,6 +167,10 @@ def test_an_operator_may_allow_hosts_at_any_address_and_port() -> None:
         read_target("http://127.0.0.2:9000/", OPEN)
     with pytest.raises(TargetRefused):
         read_target("http://hooks.internal.example:81/", OPEN)
+    for port in (0, 65_536, 99_999):
+        with pytest.raises(TargetRefused, match="from 1 to 65535"):
+            read_target(f"http://127.0.0.1:{port}/hook", OPEN)
+    assert read_target("http://127.0.0.1:65535/hook", OPEN).port == 65_535
     allowed = Target("http://hooks.internal/", "http", "hooks.internal", 80, True)
     assert allowed.allows("10.1.2.3")
     assert allowed.allows("127.0.0.1")

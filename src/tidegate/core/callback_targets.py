@@ -12,6 +12,7 @@ import msgspec
 URL_CHARS_MAX = 2_048
 HTTPS_PORTS = frozenset({443, 8443})
 HTTP_PORTS = frozenset({80})
+PORT_MAX = 65_535
 # Words for what came of a request. The host does not resolve, or to an address that is not public: one word, so that it tells nothing of
 # names that only we can resolve.
 TARGET_REFUSED = "target_refused"
@@ -135,6 +136,8 @@ def read_target(url: str, rules: TargetRules) -> Target:
         raise TargetRefused("it must begin with https://")
     host = _host(found["six"], found["name"])
     port = int(found["port"] or (443 if scheme == "https" else 80))
+    if not 0 < port <= PORT_MAX:
+        raise TargetRefused(f"its port must be a number from 1 to {PORT_MAX}")
     target = Target(url, scheme, host, port, host in rules.allow_hosts)
     if target.is_allowed:
         return target
