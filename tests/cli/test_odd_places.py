@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Desk
-from tests.support.tidegate import behaving, chat_line
+from tests.support.tidegate import TIDEGATE, behaving, chat_line
 
 
 @pytest.mark.parametrize("command", ["run", "serve", "keys"])
@@ -49,3 +50,15 @@ def test_results_on_stdout_say_how_failed_lines_are_seen(desk: Desk) -> None:
     desk.write([chat_line("bad", behaving("400"))])
     proc = desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "-", code=1)
     assert "failed   tidegate batches output batch_" in proc.stderr()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_run_whose_standard_streams_are_closed(desk: Desk, closed: str) -> None:
+    """The first files that a process opens get the free numbers: nothing of ours may be written into them, or end with them."""
+    desk.write_requests(3)
+    command = [TIDEGATE, "run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl"]
+    shell = ["sh", "-c", f'exec "$0" "$@" {closed}', *command]
+    env = {"PATH": os.environ["PATH"], "HOME": str(desk.here)}
+    proc = desk.processes.start(shell, name="run", env=env, cwd=desk.here)
+    assert proc.wait(60) == 0, proc.logs()
+    assert sorted(desk.custom_ids()) == ["c0", "c1", "c2"]

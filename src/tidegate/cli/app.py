@@ -3,6 +3,7 @@
 Exit codes: 0 success, 1 the work was done but something in it failed, 2 it could not be done as asked, 130 interrupted.
 """
 
+import os
 import sys
 import traceback
 from typing import Annotated
@@ -14,6 +15,7 @@ from tidegate.cli.command_table import LazyCommands
 from tidegate.core.errors import StoreTaken, TidegateError
 
 UNUSABLE = 2
+STDERR = 2
 DEBUG = "--debug"
 
 app = typer.Typer(
@@ -49,8 +51,24 @@ def tidegate_command(
     """
 
 
+def _open_standard_streams() -> None:
+    """Open the null device where the process was started with a closed stdin, stdout or stderr (`2>&-`).
+
+    The next file or socket would get the free number: messages would be written into it, and the event loop aborts the process."""
+    number = os.open(os.devnull, os.O_RDWR)
+    while number <= STDERR:
+        os.set_inheritable(number, True)
+        number = os.open(os.devnull, os.O_RDWR)
+    os.close(number)
+    # Python has no object for a stream that was closed at its start.
+    sys.stdin = sys.stdin or open(0, closefd=False)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)
+    sys.stderr = sys.stderr or open(STDERR, "w", closefd=False)
+
+
 def main() -> None:
     """The console script."""
+    _open_standard_streams()
     # Taken out here, so that it may stand anywhere and no command has to declare it.
     debug = DEBUG in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
