@@ -61,9 +61,9 @@ def _open_standard_streams() -> None:
         number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
     # Python has no object for a stream that was closed at its start.
-    sys.stdin = sys.stdin or open(0, closefd=False)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)
-    sys.stderr = sys.stderr or open(STDERR, "w", closefd=False)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(STDERR, "w", closefd=False)
 
 
 def main() -> None:
