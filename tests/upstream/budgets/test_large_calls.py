@@ -124,3 +124,25 @@ async def test_tokens_that_another_process_gives_back_are_used_before_the_period
     assert here.spent_until_ms(terms.budgets) == 0.0
     assert (await here.reserve_permit(terms, 50, is_bound=True)).tokens == 50
     await here.close()
+
+
+async def test_a_model_whose_deployment_has_no_tokens_rests_no_longer_than_until_it_is_asked_again(
+    world: RouterWorld, limits: LedgerLimits
+) -> None:
+    """What rests longer goes back to the store for as long, and no worker would look at it when the tokens have come back."""
+    hour = (Limit(Period.HOUR, tokens=100),)
+    async with RawServer() as server:
+        place = deployment(server.url, limits=hour)
+        async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
+            other = BudgetClient(limits, world.clock)
+            terms = other.terms((Budget(LimitBound.DEPLOYMENT, router.status()[0].name, hour),))
+            in_flight = await other.reserve_permit(terms, 100, is_bound=True)
+            with pytest.raises(Withheld):
+                await router.send(world.call(tokens=50))
+            assert router.rests_until_ms("m") == world.clock.monotonic + ASK_AGAIN_MS
+            other.used(in_flight, 1)
+            await other.close()
+            world.clock.advance(ASK_AGAIN_MS)
+            assert router.rests_until_ms("m") == 0
+            await router.send(world.call(tokens=50))
+    assert len(server.posts) == 1

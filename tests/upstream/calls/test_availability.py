@@ -102,7 +102,9 @@ async def test_a_process_that_finds_nothing_free_asks_for_slots_at_once() -> Non
 
 def spend(router: Router, until_ms: float) -> None:
     """Let all budgets be spent until this moment."""
-    cast(Any, router._path._view)._budgets.spent_until_ms = lambda budgets: until_ms if budgets else 0.0
+    budget_client = cast(Any, router._path._view)._budgets
+    budget_client.spent_until_ms = lambda budgets: until_ms if budgets else 0.0
+    budget_client.opens_at_ms = lambda budgets, patience_ms: until_ms - patience_ms if budgets else 0.0
 
 
 async def test_why_nothing_may_be_sent() -> None:

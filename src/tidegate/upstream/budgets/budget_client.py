@@ -111,6 +111,12 @@ class BudgetClient:
             self._renew_charged()
         return self._spent.until_ms(budgets)
 
+    def opens_at_ms(self, budgets: Budgets, patience_ms: float) -> float:
+        """The moment from which a call that waits so long is worth bringing here, as far as is known here."""
+        if self._charged:
+            self._renew_charged()
+        return max(self._spent.opens_at_ms(budgets, patience_ms), self.unreachable_until_ms)
+
     def spent(self) -> dict[str, float]:
         """Until when which budgets are spent, as far as is known here."""
         return self._spent.by_id()

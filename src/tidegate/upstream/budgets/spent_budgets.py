@@ -36,6 +36,13 @@ class SpentBudgets:
         now_ms = self._clock.monotonic_ms()
         return max((self._bound_until_ms(budget, now_ms) for budget in budgets), default=0.0)
 
+    def opens_at_ms(self, budgets: Budgets, patience_ms: float) -> float:
+        """The moment from which a call that waits so long may be sent under these budgets, or may ask whether it can."""
+        return max((self._opens_at_ms(budget, patience_ms) for budget in budgets), default=0.0)
+
+    def _opens_at_ms(self, budget: Budget, patience_ms: float) -> float:
+        return min(self._until_ms.get(budget, 0.0) - patience_ms, self._ask_ms.get(budget, math.inf))
+
     def first(self, budgets: Budgets, now_ms: float) -> tuple[Budget, float] | None:
         """The first of these budgets that is spent now, and until when."""
         for budget in budgets:

@@ -90,7 +90,7 @@ class View:
         budgets = route.budgets(state)
         if not budgets:
             return 0.0
-        return max(self._budgets.spent_until_ms(budgets) - self._patience_ms, self._budgets.unreachable_until_ms)
+        return self._budgets.opens_at_ms(budgets, self._patience_ms)
 
     def ready_at_ms(self, route: NameRoute, state: DeploymentState) -> float:
         return max(state.ready_at_ms(), state.background_rests_until_ms, self.opens_at_ms(route, state))
