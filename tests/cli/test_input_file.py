@@ -137,11 +137,17 @@ def test_failed_lines_go_beside_the_results(tmp_path: Path) -> None:
 
 def test_targets_that_cannot_be_written_are_refused_before_any_work(tmp_path: Path) -> None:
     source = read(tmp_path, LINE)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
     for output, errors, says in (
         (str(tmp_path), None, "is a directory"),
         (str(tmp_path / "no" / "r"), None, "There is no directory"),
         (str(source.path), None, "is the input itself"),
         (str(tmp_path / "r"), str(tmp_path / "r"), "same file"),
+        (str(loop), None, "Too many levels of symbolic links"),
+        (str(tmp_path / ("r" * 300)), None, "File name too long"),
+        (str(tmp_path / "r.jsonl.gz"), None, "leave .gz out"),
+        (str(tmp_path / "r.jsonl"), str(tmp_path / "e.jsonl.ZST"), "leave .ZST out"),
     ):
         with pytest.raises(SettingsError, match=says):
             input_file.targets(output, errors, source)

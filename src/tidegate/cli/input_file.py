@@ -30,6 +30,8 @@ PIECE_BYTES = 1 << 20
 # A first line may hold pictures.
 FIRST_LINE_BYTES_MAX = 64 << 20
 STREAM = "-"
+# Names that promise another format than the one that is written.
+COMPRESSED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip"))
 NO_CONTROLS = JobControls()
 # More models than a caller would name on purpose: the rest are not checked beforehand.
 MODELS_MAX = 1_000
@@ -295,6 +297,11 @@ def targets(output: str | None, errors: str | None, source: Input) -> Targets:
         error_path = Path(errors) if errors is not None else None
     for path, option in ((results, "-o"), (error_path, "-o" if errors is None else "--errors")):
         if path is not None:
+            if path.suffix.lower() in COMPRESSED:
+                raise SettingsError(
+                    f"{path} names a compressed file, and results are written as plain text: "
+                    f"leave {path.suffix} out, or send them through a program with -o -."
+                )
             check_target(path, [source.path], option)
     if (
         results is not None
@@ -308,6 +315,15 @@ def targets(output: str | None, errors: str | None, source: Input) -> Targets:
 
 def check_target(path: Path, inputs: Sequence[Path], option: str) -> None:
     """Refuse a place where results cannot go, before any work is done."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        # A link that leads back to itself, or a name that is too long.
+        raise SettingsError(
+            f"{path} cannot be written: {error.strerror}. Choose another place with {option}."
+        ) from None
     if path.is_dir():
         raise SettingsError(f"{path} is a directory; name a file with {option}.")
     if is_stream(path):
