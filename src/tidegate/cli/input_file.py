@@ -291,18 +291,14 @@ def targets(output: str | None, errors: str | None, source: Input) -> Targets:
     if output is None:
         output = STREAM if source.is_spooled else f"{Path(source.name).stem}.results.jsonl"
     results = None if output == STREAM else Path(output)
+    if results is not None:
+        _check_result_file(results, source, "-o")
     if errors is None and results is not None and not is_stream(results):
         error_path: Path | None = results.with_name(f"{results.stem}.errors{results.suffix or '.jsonl'}")
     else:
         error_path = Path(errors) if errors is not None else None
-    for path, option in ((results, "-o"), (error_path, "-o" if errors is None else "--errors")):
-        if path is not None:
-            if path.suffix.lower() in COMPRESSED:
-                raise SettingsError(
-                    f"{path} names a compressed file, and results are written as plain text: "
-                    f"leave {path.suffix} out, or send them through a program with -o -."
-                )
-            check_target(path, [source.path], option)
+    if error_path is not None:
+        _check_result_file(error_path, source, "-o" if errors is None else "--errors")
     if (
         results is not None
         and error_path is not None
@@ -311,6 +307,15 @@ def targets(output: str | None, errors: str | None, source: Input) -> Targets:
     ):
         raise SettingsError("Answers and failed lines cannot go to the same file; change -o or --errors.")
     return Targets(results, error_path)
+
+
+def _check_result_file(path: Path, source: Input, option: str) -> None:
+    if path.suffix.lower() in COMPRESSED:
+        raise SettingsError(
+            f"{path} names a compressed file, and results are written as plain text: "
+            f"leave {path.suffix} out, or send them through a program with -o -."
+        )
+    check_target(path, [source.path], option)
 
 
 def check_target(path: Path, inputs: Sequence[Path], option: str) -> None:
