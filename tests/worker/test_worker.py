@@ -12,7 +12,7 @@ from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, wor
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
 from tidegate.core.nouns import Answer, Attempts, Call, Caller, JobFlush, Usage
-from tidegate.core.schedule import Policy, Reason
+from tidegate.core.schedule import Policy
 from tidegate.core.states import JobState
 from tidegate.core.usage.prices import Price
 from tidegate.stages.record import SPARE_COUNT, FlushLimits
@@ -313,34 +313,6 @@ async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_somet
         assert await live.rows("select max(count) from attempts") in ([(0,)], [(None,)]), "waiting is no attempt"
         script.spent_until = 0.0
         await until(lambda: _cleared(live, limited), "the job that waited")
-
-
-async def test_items_of_a_model_whose_budget_is_spent_are_looked_at_again_soon(live: WorkerWorld) -> None:
-    """Calls in flight may give back tokens that they did not take, and the store hears nothing of it."""
-
-    class Spent(Script):
-        def free_slots(self, model: str) -> int:
-            return 0 if self.spent_until else 64
-
-        def rests_until_ms(self, model: str) -> float:
-            return self.spent_until
-
-        def closed(self, model: str) -> str:
-            return Reason.BUDGET_SPENT if self.spent_until else ""
-
-    script = Spent(live, "m")
-
-    async def spent(call: Call) -> Answer:
-        script.spent_until = live.clock.monotonic_ms() + 600_000
-        raise Withheld("spent", until_ms=script.spent_until, retry_after_ms=600_000)
-
-    script.answers = spent
-    job = await live.started(chat_lines(8, "m"))
-    async with working(live, script):
-        await until(lambda: bool(script.spent_until), "a call")
-        await until(lambda: _handed_back(live, job), "its slices to be handed back")
-        [(rest_ms,)] = await live.rows("select max(ready_at) - now_ms() from slices")
-    assert TOKENS_REST_MS_MAX / 2 < rest_ms <= TOKENS_REST_MS_MAX
 
 
 async def _cleared(world: WorkerWorld, job: Any) -> bool:

@@ -253,13 +253,10 @@ class LeaseRoom:
         When the worker holds as many slices as it may, also give back those of a model that rests for a moment, or is probed now and
         then: others could run in their place."""
         is_full = self._leased_work.slice_count >= self._limits.slice_count_max
-        now_ms = self._clock.monotonic_ms()
-        from_ms = now_ms + (0 if is_full else SHORT_WAIT_MS)
+        from_ms = self._clock.monotonic_ms() + (0 if is_full else SHORT_WAIT_MS)
         for model in self._leased_work.models():
             until_ms = self._upstream.rests_until_ms(model) if model else 0.0
             if until_ms > from_ms:
-                if self._upstream.closed(model) == Reason.BUDGET_SPENT:
-                    until_ms = min(until_ms, now_ms + TOKENS_REST_MS_MAX)
                 self._leased_work.drop_model(model, until_ms)
                 self._settler.settle_all()
 
