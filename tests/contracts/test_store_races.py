@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import asyncpg
 import pytest
 
+from tests.contracts.limits_world import budget, minute
 from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
 from tests.support.ports import FairDice
 from tests.support.processes import wait_until_async
-from tests.support.store_verbs import lease_slices, slice_counts, start_job
+from tests.support.store_verbs import granted, lease_slices, slice_counts, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobEnd, JobFlush, JobStart, LeasedSlice
 from tidegate.core.operations import OperationScope
@@ -22,6 +23,7 @@ from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
 from tidegate.stages.operate import job_verbs
 from tidegate.store.audit import AuditFilter
+from tidegate.store.clock import move_along
 from tidegate.store.driver import Body, Tx
 from tidegate.store.operations import JobVerb, OperationStep
 from tidegate.store.postgres import PostgresDriver
@@ -211,6 +213,24 @@ async def someone_waits(url: str) -> None:
         await wait_until_async(look, what="a connection waiting for a lock")
     finally:
         await connection.close()
+
+
+async def test_a_debit_that_commits_while_a_clock_is_followed_counts(world: StoreWorld, shared_database: str) -> None:
+    gpu = budget("gpu", minute(9))
+    assert await granted(world.store, gpu, 2) == 2
+    driver = Hesitant(shared_database)
+    try:
+        debiting = asyncio.create_task(granted(Store(driver), gpu, 3))
+        await driver.done.wait()
+        moving = asyncio.ensure_future(world.store._driver.write(lambda tx: move_along(tx, 1_000)))
+        await someone_waits(shared_database)
+        driver.go.set()
+        assert await debiting == 3
+        await moving
+    finally:
+        await driver.close()
+    await world.clock.advance(1_000)
+    assert await granted(world.store, gpu, 9) == 4
 
 
 async def test_leasing_and_stopping_at_once_agree(world: StoreWorld) -> None:

@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import asyncpg
 import pytest
 
+from tests.contracts.limits_world import budget, minute
 from tests.contracts.store_world import Log, StoreWorld, line
 from tests.contracts.test_store_races import VERBS, operating, someone_waits
 from tests.contracts.test_store_retries import FAILED, retried
+from tidegate.core.budgets.budget import BudgetRequest
 from tidegate.core.nouns import Caller, Job, JobEnd, Rewrite
 from tidegate.core.states import JobState
+from tidegate.store.clock import move_along
 
 pytestmark = pytest.mark.anyio
 
@@ -29,12 +33,12 @@ async def world(postgres_world: StoreWorld) -> StoreWorld:
     return postgres_world
 
 
-async def takes_in_order(url: str, table: str, ids: Sequence[str | None], verb: Verb) -> None:
+async def takes_in_order(url: str, table: str, ids: Sequence[str | None], verb: Verb, *, column: str = "id") -> None:
     """Run a verb while the first of these rows is held: it waits there, and holds none of the later ones."""
     first, *later = sorted(one for one in ids if one)
     assert later
     other: Any = await asyncpg.connect(url)
-    locked = f"select id from {table} where id = $1 for update"  # noqa: S608 - names of our own
+    locked = f"select 1 from {table} where {column} = $1 for update"  # noqa: S608 - names of our own
     try:
         async with other.transaction():
             await other.execute(locked, first)
@@ -43,6 +47,17 @@ async def takes_in_order(url: str, table: str, ids: Sequence[str | None], verb: 
             for one in later:
                 await other.execute(f"{locked} nowait", one)
         await running
+    finally:
+        await other.close()
+
+
+async def passes(url: str, held: str, row: str, verb: Verb) -> None:
+    """Run a verb to its end while another transaction holds a row that it does not need."""
+    other: Any = await asyncpg.connect(url)
+    try:
+        async with other.transaction():
+            assert await other.fetch(held, row)
+            await verb()
     finally:
         await other.close()
 
@@ -78,6 +93,14 @@ async def test_a_retry_takes_blobs_by_id(world: StoreWorld, shared_database: str
     job = await ended(world, await world.caller(), answers, errors)
     logs = [answers.blob_id, errors.blob_id]
     await takes_in_order(shared_database, "blobs", logs, lambda: retried(world, job, FAILED))
+
+
+async def test_a_retry_waits_for_no_blob_of_other_files(world: StoreWorld, shared_database: str) -> None:
+    caller = await world.caller()
+    job = await ended(world, caller, await world.log(), await world.log("errors"))
+    [elsewhere] = await world.extents((await world.file(caller)).id)
+    held = "select 1 from blobs where id = $1 for update"
+    await passes(shared_database, held, elsewhere.blob_id, lambda: retried(world, job, FAILED))
 
 
 async def test_a_forgotten_job_lets_go_of_blobs_by_id(world: StoreWorld, shared_database: str) -> None:
@@ -134,3 +157,36 @@ async def test_an_operation_of_retries_takes_tenants_jobs_files_and_blobs_by_id(
 
         await takes_in_order(shared_database, kind, rows[kind], step)
         assert [len((await world.look(job)).retried_by) for job in jobs] == [1] * 4
+
+
+async def test_budgets_are_debited_in_order_of_their_ids(world: StoreWorld, shared_database: str) -> None:
+    one, two = budget("a", minute(9)), budget("b", minute(9))
+    ask = [BudgetRequest((two, one), 1, 0)]
+    await world.store.debit_budgets(ask)
+    await takes_in_order(shared_database, "budgets", [one.id, two.id], lambda: world.store.debit_budgets(ask))
+
+
+async def test_a_clock_that_is_followed_moves_budgets_in_order_of_their_ids(
+    world: StoreWorld, shared_database: str
+) -> None:
+    budgets = [budget(name, minute(9)) for name in "ba"]
+    for one in budgets:
+        await world.store.debit_budgets([BudgetRequest((one,), 1, 0)])
+    ids = [one.id for one in budgets]
+    move = partial(world.store._driver.write, lambda tx: move_along(tx, 1_000))
+    await takes_in_order(shared_database, "budgets", ids, move)
+
+
+async def test_slots_are_shared_in_order_of_their_names_and_wait_for_no_other(
+    world: StoreWorld, shared_database: str
+) -> None:
+    worker, names = await world.worker(), ["b", "a"]
+
+    async def share(*names: str) -> None:
+        caps = dict.fromkeys(names, 4)
+        assert await world.store.share_slots(worker, caps, {}, caps) == caps
+
+    await share("b", "a", "c")
+    await takes_in_order(shared_database, "slots", names, lambda: share(*names), column="worker_id = '' and name")
+    held = "select 1 from slots where worker_id = '' and name = $1 for update"
+    await passes(shared_database, held, "c", lambda: share(*names))
