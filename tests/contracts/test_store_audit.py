@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.contracts.store_world import DAY_MS, StoreWorld
+from tests.contracts.test_store_webhooks import BROKEN, cancelled, endpoint, lease
 from tests.support.postgres import PostgresServer
 from tests.support.store_verbs import postgres_driver
 from tidegate.core.audit_chain import AuditEntry, ChainCheck
@@ -23,6 +24,7 @@ from tidegate.core.operations import OperationScope
 from tidegate.stages.tend import retention
 from tidegate.store.audit import AuditFilter, AuditNote
 from tidegate.store.keys import KeyRights
+from tidegate.store.mode_overrides import MODE
 from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
@@ -150,6 +152,34 @@ async def test_a_job_that_is_queued_again_is_noted_with_how_many_slices_rested(w
     assert await world.store.audited(note(world, "batch.requeue", "batch", job.id)).requeue_job(job.id)
     found = await world.store.list_audit(ANY, after=None, count_max=10)
     assert [(one.before["slices_resting"], one.after["slices_resting"]) for one in found or ()] == [(2, 0)]
+
+
+async def test_a_delivery_that_is_sent_again_is_noted_alone(world: StoreWorld) -> None:
+    """Beside others of its event and others of its endpoint."""
+    caller = await world.caller()
+    for name in ("one", "two"):
+        await endpoint(world, caller, name=name)
+    for _ in range(2):
+        await cancelled(world, caller)
+    held = await lease(world, await world.worker())
+    assert len(held) == 4
+    for failed in held[1:3]:
+        await world.store.record_webhook(failed, BROKEN, None)
+        noting = note(world, "delivery.replay", "delivery", f"{failed.event_id}.{failed.endpoint_id}")
+        assert await world.store.audited(noting).replay_webhook(caller.tenant_id, failed.event_id, failed.endpoint_id)
+    found = await world.store.list_audit(AuditFilter(action="delivery.replay"), after=None, count_max=10)
+    again = ({"state": "failed", "attempt_count": 1}, {"state": "pending", "attempt_count": 0})
+    assert [(one.before, one.after) for one in found or ()] == [again] * 2
+
+
+async def test_a_switched_mode_is_noted_as_it_was_and_is(world: StoreWorld) -> None:
+    await world.store.override_mode("", "")
+    for mode in ("fifo_v1", ""):
+        await world.store.audited(note(world, "scheduler.mode", "scheduler", MODE)).override_mode(mode)
+        await world.clock.advance(1)
+    found = await world.store.list_audit(AuditFilter(action="scheduler.mode"), after=None, count_max=10)
+    modes = [[json.loads(look["value"]).get("mode", "") for look in (one.before, one.after)] for one in found or ()]
+    assert modes == [["fifo_v1", ""], ["", "fifo_v1"]]
 
 
 async def test_keys_of_an_organization_that_are_deleted_are_noted_once(world: StoreWorld) -> None:

@@ -59,6 +59,12 @@ async def test_a_sample_that_ends_lets_go_of_its_own_job_alone(world: StoreWorld
     assert await world.lease(worker, other) == []
 
 
+async def test_a_sample_that_begins_changes_its_own_job_alone(world: StoreWorld) -> None:
+    waiting = await world.job(await world.caller(), canary=Canary(5, 1))
+    await sampled(world)
+    assert (await world.look(waiting)).canary == Canary(5, 1)
+
+
 async def test_nothing_more_is_leased_while_the_sample_runs_or_is_waited_for(world: StoreWorld) -> None:
     job, caller = await sampled(world, "wait")
     worker = await world.worker()

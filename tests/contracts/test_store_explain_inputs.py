@@ -65,6 +65,10 @@ async def test_a_lost_owner_is_a_reason_to_wait(world: StoreWorld) -> None:
         "2 items were tried and wait to be tried again: the worker that had them was lost (owner_lost)."
         in await said(world, job.id)
     )
+    tried = await world.store.item_tries(job.id, 0, 9)
+    assert [(one.number, one.count, one.wait_ms) for one in tried] == [(0, 0, 0), (1, 0, 0)], (
+        "it may not have been called"
+    )
 
 
 async def test_what_expired_says_which_time_was_over(world: StoreWorld) -> None:

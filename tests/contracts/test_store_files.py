@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.contracts.store_world import DAY_MS, START_MS, StoreWorld
+from tests.contracts.test_store_budgets import rows
 from tests.support.store_verbs import any_file
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.job_shape import JobShape
@@ -22,6 +23,7 @@ from tidegate.core.nouns import (
     Placed,
     Quotas,
     Stamp,
+    StoredBlob,
 )
 from tidegate.core.states import FileState
 from tidegate.core.webhooks import EndpointShape
@@ -469,3 +471,24 @@ async def test_keys_and_places_past_their_day_go_in_pieces(
     assert pieces == [True] * 3, "one pass is bounded, and six of seven are gone"
     await store.prune_files(DAY_MS * 30, 100)
     assert pieces == [True] * 3 + [False]
+
+
+async def test_a_blob_begins_empty_and_unused(world: StoreWorld) -> None:
+    log = await world.log()
+    assert await world.store.list_blobs("", 10) == [StoredBlob(log.blob_id, "writing", 0, 0)]
+    assert await world.store.answers_recorded_to(log.blob_id) == 0
+
+
+async def test_the_oldest_idempotency_keys_are_forgotten_first(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "PIECE_ROWS", 1)
+    monkeypatch.setattr(files, "PIECES_MAX", 1)
+    caller = await world.caller()
+    for key in ("b", "a", "c"):
+        await world.file(caller, idempotency=Idempotency(key, "hash"))
+        await world.clock.advance(1_000)
+    await world.clock.advance(2 * DAY_MS)
+    for left in (["a", "c"], ["c"], []):
+        await world.store.prune_files(DAY_MS, 10)
+        assert await rows(world, "select key from idempotency order by created_at") == left

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import StoreWorld
+from tests.contracts.test_store_budgets import rows
 from tidegate.core.ports import Present
 from tidegate.store import fleet
 
@@ -47,3 +48,15 @@ async def test_what_is_not_told_again_counts_for_nothing_and_is_forgotten(world:
     await world.clock.advance(3_700_000)
     await world.store.forget_fleet_reports()
     assert (await world.store.tides(), await world.store.loads()) == ([], {})
+
+
+async def test_what_was_told_lately_is_not_forgotten(world: StoreWorld) -> None:
+    first, second = world.id("worker"), world.id("worker")
+    await world.store.report_to_fleet(first, {"a": Present(1, 5)})
+    await world.clock.advance(fleet.KEEP_MS)
+    await world.store.report_to_fleet(second, {"a": Present(1, 2)})
+    await world.store.forget_fleet_reports()
+    assert await rows(world, "select worker_id from fleet_reports order by reported_at") == [first, second]
+    await world.clock.advance(1)
+    await world.store.forget_fleet_reports()
+    assert await rows(world, "select worker_id from fleet_reports") == [second]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, line, plan_of
+from tests.contracts.test_store_budgets import rows
 from tests.support.store_verbs import lease_slices
 from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, LineError, Usage
 from tidegate.core.policies import Policies
@@ -116,6 +117,15 @@ async def test_weight_divides_what_is_charged_and_never_to_nothing(world: StoreW
     assert (await awake(world))[tenant_owner(heavy.tenant_id)].weight_milli == 500, "without a weight it keeps its own"
     pace = (await world.store.paces([MODEL]))[MODEL]
     assert (pace.flow_count, pace.weights) == (2, 1.5)
+
+
+async def test_what_is_charged_is_rounded_up(world: StoreWorld) -> None:
+    caller = await world.caller()
+    job = await world.ingested(await world.job(caller), plan_of(4), weight_milli=999)
+    await charge(world, job, 0, 1)
+    assert await served(world, caller) == 2
+    await charge(world, job, 1, 999)
+    assert await served(world, caller) == 1_002
 
 
 async def test_models_and_scopes_are_charged_apart(world: StoreWorld) -> None:
@@ -330,7 +340,43 @@ async def test_rates_are_summed_over_workers_and_minutes(world: StoreWorld) -> N
     assert (await world.store.paces([MODEL]))[MODEL].rate is None
 
 
+async def test_rates_are_shown_and_kept_for_an_hour(world: StoreWorld) -> None:
+    job = await world.running(await world.caller(), 3)
+    minute = world.clock.now // 60_000
+    for number in range(2):
+        await world.record(await answered(world, job, number, usage=Usage(300), model=MODEL, units=100))
+        await world.clock.advance(60_000)
+    await world.clock.advance(58 * 60_000)
+    await world.store.prune_flows(HOUR_MS)
+    assert list((await world.store.minute_counts())[1]) == [minute, minute + 1]
+    await world.clock.advance(60_000)
+    assert list((await world.store.minute_counts())[1]) == [minute + 1]
+    await world.store.prune_flows(HOUR_MS)
+    assert await rows(world, "select minute from rates") == [str(minute + 1)]
+
+
 # ---- outlook
+
+
+async def test_an_outlook_says_when_another_flow_last_began_or_ended_to_share_its_model(world: StoreWorld) -> None:
+    job, other = [await world.running(await world.caller(name), 2) for name in ("mine", "theirs")]
+
+    async def shared_for_ms() -> int:
+        outlook = await world.store.outlook(job.id)
+        assert outlook is not None
+        return world.clock.now - outlook.models[0].shared_since
+
+    await world.clock.advance(1_000)
+    await world.store.pause_job(other.tenant_id, other.id)
+    await world.store.resume_job(other.tenant_id, other.id)
+    assert await shared_for_ms() == 1_000, "it was awake all the time"
+    await world.store.pause_job(other.tenant_id, other.id)
+    assert await world.store.rest_flow(MODEL, other.share_owner)
+    assert await shared_for_ms() == 0
+    await world.clock.advance(1_000)
+    await world.store.resume_job(other.tenant_id, other.id)
+    await world.clock.advance(10)
+    assert await shared_for_ms() == 10
 
 
 async def test_an_outlook_says_what_stands_before_a_job(world: StoreWorld) -> None:

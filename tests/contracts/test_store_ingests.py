@@ -69,6 +69,29 @@ async def test_lanes_have_inputs_and_clocks_of_their_own(world: StoreWorld) -> N
     assert await world.store.jobs_waiting_ingest(10) == []
 
 
+async def test_what_a_tenant_had_counts_in_its_turns_and_in_its_lane_alone(world: StoreWorld) -> None:
+    """Whoever is level goes by the smaller input: here that is always the first tenant's."""
+    a, b = await world.caller("a"), await world.caller("b")
+    ours = {(await input_of(world, a, 200_000)).id for _ in range(3)}
+    for _ in range(3):
+        await input_of(world, b, 300_000)
+    small = [await input_of(world, caller, size) for caller, size in ((a, 100), (a, 200), (b, 300))]
+    assert await taken(world, 1, IngestLane.SMALL) == [small[0].id]
+    assert [job_id in ours for job_id in await taken(world, 4)] == [True, False, True, False]
+    assert await taken(world, 2, IngestLane.SMALL) == [small[2].id, small[1].id]
+
+
+async def test_a_tenant_that_comes_late_to_a_lane_gets_no_arrears(world: StoreWorld) -> None:
+    a, b = await world.caller("a"), await world.caller("b")
+    for _ in range(6):
+        await input_of(world, a, 1_000_000)
+    await taken(world, 5)
+    theirs = {(await input_of(world, b, 900_000)).id for _ in range(4)}
+    await world.clock.advance(1)
+    order = await taken(world, 5)
+    assert [job_id in theirs for job_id in order].index(False) <= 2
+
+
 async def test_several_are_taken_under_one_token_and_the_call_may_be_replayed(world: StoreWorld) -> None:
     a, b, worker = await world.caller("a"), await world.caller("b"), await world.worker()
     jobs = [await input_of(world, caller, 200) for caller in (a, a, b, a)]

@@ -428,3 +428,14 @@ async def test_small_results_stay_one_file_and_a_forgotten_job_takes_its_parts_a
     await world.store.forget_job(cut.id)
     for file_id in (*parts, str(cut.output_file_id)):
         assert await world.extents(file_id) == []
+
+
+async def test_bytes_of_results_in_parts_are_needed_once_for_each_piece(world: StoreWorld) -> None:
+    job, _, token = await closed(world, answered=3, failed=0, rest=0, shape=JobShape(output_file_bytes_max=1))
+    before = {one.id: one.uses for one in await world.store.list_blobs("", 100)}
+    [whole] = await world.extents(job.output_file_id)
+    await publish(world, job, token)
+    parts = (await world.look(job)).parts.output
+    assert [one.blob_id for part in parts for one in await world.extents(part)] == [whole.blob_id] * 3
+    after = {one.id: one.uses for one in await world.store.list_blobs("", 100)}
+    assert after == before | {whole.blob_id: before[whole.blob_id] + 3, str(job.work_blob_id): 0}

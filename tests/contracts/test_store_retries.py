@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable
 from typing import Any
 
@@ -113,6 +114,16 @@ async def test_a_chain_is_merged_and_outlives_what_it_was_made_of(world: StoreWo
     await world.store.forget_job(done.id)
     await world.store.condemn_unused_blobs(-1, -1, 1_000)
     assert (await any_file(world.store, done.retry_file_id or "")).state is FileState.DELETED  # type: ignore[union-attr]
+
+
+async def test_what_a_retry_is_made_of_is_needed_once_more(world: StoreWorld) -> None:
+    first = await ended(world)
+    pieces = [*await world.extents(first.error_file_id), *await world.extents(first.output_file_id)]
+    lent = Counter(one.blob_id for one in pieces)
+    before = {one.id: one.uses for one in await world.store.list_blobs("", 100)}
+    await retried(world, first)
+    after = {one.id: one.uses for one in await world.store.list_blobs("", 100)}
+    assert {id: after[id] - before[id] for id in before} == {id: lent[id] for id in before}
 
 
 async def test_the_same_wish_is_the_same_retry_and_another_is_not(world: StoreWorld) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.store_world import START_MS, StoreWorld, line
+from tests.contracts.test_store_budgets import rows
 from tidegate.core.nouns import Caller, Finished, JobFlush, Usage
 from tidegate.core.states import Outcome
 from tidegate.core.usage.prices import Price, Spend, cost
@@ -170,3 +171,14 @@ async def test_a_process_that_wrote_lately_is_remembered_however_long_ago_it_beg
     await world.store.add_interactive("w1", 2, flush)
     entries = await world.store.usage(TODAY, TODAY + 30, by_job=False)
     assert Spend.total(one.spend for one in entries).calls == 2
+
+
+async def test_a_process_that_wrote_nothing_for_more_than_a_week_is_forgotten(world: StoreWorld) -> None:
+    flush = [interactive(await world.store.put_tenant(world.id("tenant"), "acme"), "a", Usage(7, 2, 1, 0))]
+    await world.store.add_interactive("w1", 1, flush)
+    await world.clock.advance(7 * DAY_MS)
+    await world.store.prune_usage_writers()
+    assert await rows(world, "select id from usage_writers") == ["w1"]
+    await world.clock.advance(1)
+    await world.store.prune_usage_writers()
+    assert await rows(world, "select id from usage_writers") == []

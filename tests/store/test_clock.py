@@ -173,6 +173,8 @@ async def test_a_clock_that_stays_ahead_is_followed_and_nothing_opens_or_ends_by
     assert machine.wall_ms - await store.now_ms() == pytest.approx(0, abs=100)
     assert await granted(store, gpu, 1) == 0
     assert await store.overdue_workers(10) == {}
+    [told] = await store.worker_reports()
+    assert told.silent_ms == pytest.approx(6 * SECOND, abs=100)
     await machine.let_pass(62 * SECOND)
     assert await granted(store, gpu, 10) == 10
     assert list(await store.overdue_workers(10)) == ["w"]
