@@ -29,6 +29,16 @@ def shown() -> float:
     return float(metrics.ready_unleased_seconds._value.get())
 
 
+@pytest.mark.parametrize(("number", "is_seen"), [(99, True), (100, False)])
+async def test_a_look_asks_for_a_hundred_models_at_the_most(number: int, is_seen: bool) -> None:
+    store = Waiting(*(f"model-{one:03}" for one in range(200)))
+    clock: Any = HandClock(0.0)
+    unleased = Unleased(store, clock, lambda model: model == f"model-{number:03}")  # type: ignore[arg-type]
+    await unleased.look()
+    clock.monotonic = LONG_MS
+    assert (unleased.trouble() is not None) is is_seen
+
+
 async def test_the_metric_tells_the_longest_wait_and_forgets_what_was_leased() -> None:
     store, clock = Waiting("a"), HandClock(0.0)
     unleased = Unleased(store, clock, None)  # type: ignore[arg-type]

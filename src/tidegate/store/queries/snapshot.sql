@@ -40,8 +40,7 @@ with recursive awake (model) as (
     select (select min(f.model) from flows f where f.state = 'awake' and f.model > a.model) from awake a where a.model is not null
 )
 select a.model from awake a
-where a.model is not null
-    and not exists (select 1 from slices l where l.state = 'leased' and l.model = a.model)
+where not exists (select 1 from slices l where l.state = 'leased' and l.model = a.model)
     and (select 1 from job_models o
         where o.model = a.model and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
             and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
