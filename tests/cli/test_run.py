@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Desk, summary_of
+from tests.cli.conftest import QUICK, Desk, summary_of
 from tests.support.engine import Engine
 from tests.support.processes import Processes, free_port, wait_until
 from tests.support.tidegate import TIDEGATE, behaving, chat_line
@@ -175,6 +175,17 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_repeats_nothing(desk: Des
     assert len(desk.results()) == 60
     assert len(desk.called()) == 60
     desk.verified(str(summary_of(second)["batch"]))
+
+
+def test_nohup_is_obeyed(desk: Desk) -> None:
+    desk.write_requests(20, SLOW)
+    command = ["nohup", TIDEGATE, "run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl"]
+    env = {"PATH": os.environ["PATH"], "HOME": str(desk.here), **QUICK}
+    proc = desk.processes.start(command, name="run", env=env, cwd=desk.here)
+    wait_until(desk.called, what="a call")
+    proc.signal(signal.SIGHUP)
+    assert proc.wait(60) == 0, proc.logs()
+    assert len(desk.results()) == 20
 
 
 def test_kill_9_and_the_same_command_goes_on_at_once(desk: Desk) -> None:

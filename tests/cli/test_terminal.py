@@ -92,11 +92,18 @@ class Terminal:
         self.read_until(lambda: not select.select([self._ours], [], [], 0)[0], "the last words")
         return self.popen.wait(10)
 
+    def hang_up(self) -> int:
+        """Close the terminal, as its window or its connection does; return how the process ended."""
+        os.close(self._ours)
+        self._ours = -1
+        return self.popen.wait(60)
+
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait(10)
-        os.close(self._ours)
+        if self._ours >= 0:
+            os.close(self._ours)
 
 
 @pytest.fixture
@@ -130,6 +137,19 @@ def test_a_bar_that_moves_and_a_terminal_left_as_it_was(open_terminal: OpenTermi
     assert terminal.raw.count(HIDE_CURSOR) == terminal.raw.count(SHOW_CURSOR) > 0
     assert terminal.raw.rfind(SHOW_CURSOR) > terminal.raw.rfind(HIDE_CURSOR)
     assert len(desk.results()) == 160
+
+
+def test_a_terminal_that_is_closed_ends_the_run_when_its_calls_have_ended(
+    open_terminal: OpenTerminal, desk: Desk
+) -> None:
+    """Calls that are cut off are paid for and sent again by the next run."""
+    desk.write_requests(60, SLOW)
+    terminal = open_terminal()
+    terminal.read_until(lambda: len(set(re.findall(r"(\d+)/60", terminal.text))) >= 3, "a bar that moves")
+    assert terminal.hang_up() == 128 + signal.SIGHUP
+    assert desk.answered() == len(desk.called()) < 60
+    desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl")
+    assert len(desk.results()) == len(desk.called()) == 60
 
 
 def test_ctrl_c_from_the_keyboard_clears_the_bar(open_terminal: OpenTerminal, desk: Desk) -> None:
