@@ -9,6 +9,7 @@ import httpx2
 
 from tests.cli.conftest import Desk
 from tests.support.processes import wait_until
+from tests.support.tidegate import operator_headers
 from tests.upstream.raw_server import Peer, Request
 from tests.web.upstream import STREAM_HEAD, Upstream, chunk, chunked
 
@@ -71,3 +72,32 @@ def test_an_api_process_whose_pepper_is_not_that_of_the_keys_does_not_start(desk
     desk.start("api", "--port", "0", "--data", "elsewhere", **store).wait_for_line(
         r"^tidegate listening on (http://\S+)$"
     )
+
+
+def test_of_two_api_processes_with_peppers_of_their_own_the_one_that_made_the_first_key_goes_on(
+    desk: Desk, postgres_url: str
+) -> None:
+    """While there are no keys both start. No caller of the other one is blamed for a key that is right."""
+    store: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url}
+    urls = []
+    for data in ("first", "second"):
+        proc = desk.start("api", "--port", "0", "--data", data, **store)
+        urls.append(proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1))
+    first, second = urls
+    with httpx2.Client(timeout=60, trust_env=False) as client:
+        operators = [operator_headers(desk.here / data) for data in ("first", "second")]
+        made = client.post(f"{first}/admin/v1/keys", json={"org": "acme"}, headers=operators[0]).json()
+        bearer = {"Authorization": f"Bearer {made['key']}"}
+        assert client.get(f"{first}/v1/files", headers=bearer).status_code == 200
+        for _ in range(40):
+            answer = client.get(f"{second}/v1/files", headers=bearer)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "pepper_differs")
+        refused = client.post(f"{second}/admin/v1/keys", json={"org": "acme"}, headers=operators[1])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "pepper_differs")
+
+        def checks(url: str) -> Any:
+            return client.get(f"{url}/readyz").json()["checks"]["keys"]
+
+        wait_until(lambda: "Set auth.pepper" in checks(second), 20, "the second process to be unready")
+        assert checks(first) == "ok"
+    desk.start("api", "--port", "0", "--data", "first", **store).wait_for_line(r"^tidegate listening on (http://\S+)$")

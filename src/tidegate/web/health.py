@@ -13,6 +13,7 @@ from tidegate.core.errors import TidegateError
 from tidegate.core.ports import Clock
 from tidegate.web.context import WebContext
 from tidegate.web.http.loopback import NO_KEY_YET, is_loopback, require_key
+from tidegate.web.http.pepper import require_pepper
 
 # A probe waits a second at most, whatever is frozen.
 CHECK_S = 0.8
@@ -26,8 +27,8 @@ class Health:
             "store": HealthCheck("the store", context.store.require_schema, context.clock),
             "blobs": HealthCheck("the blob store", context.blobs.check, context.clock),
         }
-        if serves_api and not is_loopback(context.settings.server.host):
-            self._checks["keys"] = HealthCheck("the store", lambda: require_key(context.store), context.clock)
+        if serves_api:
+            self._checks["keys"] = HealthCheck("the store", lambda: _require_keys(context), context.clock)
 
     def routes(self) -> list[Route]:
         return [Route("/healthz", self.alive), Route("/readyz", self.ready)]
@@ -77,6 +78,13 @@ class HealthCheck:
         finally:
             self._believed_until_ms = self._clock.monotonic_ms() + BELIEVED_MS
         return None
+
+
+async def _require_keys(context: WebContext) -> None:
+    """Raise an error while no key can be right here: there is none yet and one is needed, or they are of another pepper."""
+    if not is_loopback(context.settings.server.host):
+        await require_key(context.store)
+    await require_pepper(context.store, context.pepper)
 
 
 def _answer(body: dict[str, object], status: int) -> Response:

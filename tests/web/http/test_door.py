@@ -68,7 +68,7 @@ def test_ready_says_what_is_wrong(start_web: Any) -> None:
         assert client.get("/healthz").json() == {"status": "ok"}
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["status"]) == (200, "ready")
-        assert ready.json()["checks"] == {"store": "ok", "blobs": "ok", "worker": "ok"}
+        assert ready.json()["checks"] == {"store": "ok", "blobs": "ok", "keys": "ok", "worker": "ok"}
         web.problems["worker"] = "no upstream answers"
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["checks"]["worker"]) == (503, "no upstream answers")

@@ -18,6 +18,7 @@ from tidegate.core.nouns import DEFAULT_TENANT, Caller
 from tidegate.core.ports import Entropy
 from tidegate.store.keys import KeyRights
 from tidegate.store.rows import limits_from
+from tidegate.store.store import Store
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.doors import SCOPES
@@ -25,6 +26,7 @@ from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.client_address import networks_of
 from tidegate.web.http.limit_requests import KeyLimitAsks, job_limits
+from tidegate.web.http.pepper import claim_pepper
 from tidegate.web.http.routes import Guarded
 
 NAME_CHARS_MAX = 255
@@ -164,6 +166,7 @@ async def make_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, wish: Key
     check_wish(wish)
     made = keys.make(entropy.token_bytes(keys.RANDOM_BYTES))
     store = trail.noting("key.create", "key", made.public_id)
+    await _claim_pepper(store, pepper)
     tenant_id = await store.put_tenant(ids.make("tenant", entropy.token_bytes(ids.RANDOM_BYTES)), wish.org)
     after_ms = wish.expires_after_ms
     await store.put_key(
@@ -184,6 +187,13 @@ async def make_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, wish: Key
     return KeyMade(made.public_id, made.text.reveal())
 
 
+async def _claim_pepper(store: Store, pepper: bytes) -> None:
+    try:
+        await claim_pepper(store, pepper)
+    except SettingsError as error:
+        raise ApiProblem(503, "pepper_differs", str(error)) from None
+
+
 async def bootstrap_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, text: Secret) -> None:
     """Keep the key of the settings as the first of its store, for every call of a tenant; a store that has keys is left as it is."""
     public_id = keys.public_id_of(text.reveal())
@@ -192,6 +202,7 @@ async def bootstrap_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, text
     store = trail.noting("key.create", "key", public_id)
     if await store.any_key():
         return
+    await claim_pepper(store, pepper)
     tenant_id = await store.put_tenant(ids.make("tenant", entropy.token_bytes(ids.RANDOM_BYTES)), DEFAULT_TENANT)
     rights = KeyRights(scopes=SCOPES.text(()))
     await store.put_key(
@@ -204,6 +215,7 @@ async def rotate_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, key_id:
     if keys.PUBLIC_ID.fullmatch(key_id):
         made = keys.remake(key_id, entropy.token_bytes(keys.RANDOM_BYTES))
         store = trail.noting("key.rotate", "key", key_id)
+        await _claim_pepper(store, pepper)
         if await store.rotate_key(key_id, keys.keyed_hash(pepper, made.text.reveal()), rotation.grace_ms):
             return KeyMade(made.public_id, made.text.reveal())
     raise ApiProblem(

@@ -19,7 +19,7 @@ import structlog
 from starlette.requests import Request
 
 from tidegate.core import ids, keys
-from tidegate.core.errors import ApiProblem, TidegateError
+from tidegate.core.errors import ApiProblem, SettingsError, TidegateError
 from tidegate.core.nouns import DEFAULT_TENANT, Caller
 from tidegate.store.rows import limits_from
 from tidegate.web.context import WebContext
@@ -28,6 +28,7 @@ from tidegate.web.http.failures import Failures
 from tidegate.web.http.loopback import BY_SOCKET, is_loopback, refuse_remote
 from tidegate.web.http.open_calls import OpenCalls, is_over, matches_secret, refusal
 from tidegate.web.http.pepper import pepper_of as pepper_of
+from tidegate.web.http.pepper import require_pepper
 from tidegate.web.http.problems import ANTHROPIC_PATHS
 
 log = structlog.get_logger()
@@ -64,6 +65,7 @@ class Authenticator:
         self._rows: OrderedDict[str, tuple[float, dict[str, Any] | None]] = OrderedDict()
         self._proven: OrderedDict[str, float] = OrderedDict()
         self._keyless_until_ms = 0.0
+        self._pepper_until_ms = 0.0
         self._any_key = False
         self._default_tenant_id: str | None = None
         # Where other machines reach the door, a proxy may stand on this machine: then being local is no credential.
@@ -112,6 +114,7 @@ class Authenticator:
             self._proven.pop(public_id, None)
             raise self._failed(client, public_id)
         if not matches:
+            await self._require_pepper()
             raise self._failed(client, public_id)
         if not is_allowed(client, row["addresses"]):
             log.warning("key_address_refused", key=public_id, address=client)
@@ -130,6 +133,22 @@ class Authenticator:
             row, age_ms = await self._row(public_id)
             matches = matches_secret(row, given, age_ms)
         return row, age_ms, matches
+
+    async def _require_pepper(self) -> None:
+        """Blame no caller for a secret that is right, but was hashed with the pepper of another API process."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._pepper_until_ms:
+            return
+        try:
+            await require_pepper(self._store, self._pepper)
+        except SettingsError as error:
+            log.error("pepper_differs", why=str(error))
+            raise ApiProblem(
+                503,
+                "pepper_differs",
+                "This server cannot check API keys: its operator has to give it the pepper (auth.pepper) of the other servers.",
+            ) from None
+        self._pepper_until_ms = now_ms + BELIEVED_MS
 
     async def _row(self, public_id: str) -> tuple[dict[str, Any] | None, float]:
         now_ms = self._clock.monotonic_ms()

@@ -13,6 +13,11 @@ from tidegate.store.store import Store
 NAME = "pepper"
 PEPPER_BYTES = 32
 _FILE_BYTES_MAX = 4_096
+OTHER_PEPPER = (
+    "The API keys of this store are hashed with another pepper, so none of them would work here. Set auth.pepper as the other "
+    f"processes have it, or use their data directory or a copy of its file `{NAME}`. If the pepper is lost, delete the keys with "
+    "`tidegate keys delete` and make new ones."
+)
 
 
 def pepper_of(settings: Settings) -> bytes:
@@ -38,13 +43,23 @@ def pepper_of(settings: Settings) -> bytes:
 async def agreed_pepper(settings: Settings, store: Store) -> bytes:
     """Return the pepper; refuse one that the keys of this store are not hashed with, because each of them would be rejected."""
     pepper = pepper_of(settings)
-    if not await store.claim_pepper(_fingerprint(pepper)):
-        raise SettingsError(
-            "The API keys of this store are hashed with another pepper, so none of them would work here. Set auth.pepper as the other "
-            f"processes have it, or use their data directory or a copy of its file `{NAME}`. If the pepper is lost, delete the keys with "
-            "`tidegate keys delete` and make new ones."
-        )
+    await claim_pepper(store, pepper)
     return pepper
+
+
+async def claim_pepper(store: Store, pepper: bytes) -> None:
+    """Note that keys are hashed with this pepper; refuse it where there are keys of another one.
+
+    While there are no keys, API processes with different peppers may run, so the one that makes the first key claims its own again."""
+    if not await store.claim_pepper(_fingerprint(pepper)):
+        raise SettingsError(OTHER_PEPPER)
+
+
+async def require_pepper(store: Store, pepper: bytes) -> None:
+    """Raise an error while there are keys, and they are hashed with another pepper than this one."""
+    noted = await store.pepper_fingerprint()
+    if noted is not None and not hmac.compare_digest(noted, _fingerprint(pepper)) and await store.list_keys(1):
+        raise SettingsError(OTHER_PEPPER)
 
 
 async def can_check_keys(settings: Settings, store: Store) -> bool | None:
