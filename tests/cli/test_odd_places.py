@@ -62,3 +62,33 @@ def test_a_run_whose_standard_streams_are_closed(desk: Desk, closed: str) -> Non
     proc = desk.processes.start(shell, name="run", env=env, cwd=desk.here)
     assert proc.wait(60) == 0, proc.logs()
     assert sorted(desk.custom_ids()) == ["c0", "c1", "c2"]
+
+
+RUN = ("run", "requests.jsonl", "-o", "results.jsonl")
+LOST_STDERR = {"a full disk": '"$0" "$@" 2>/dev/full', "a reader that left": '{ "$0" "$@" 2>&1 >&3 | true; } 3>&1'}
+
+
+@pytest.mark.parametrize("lost", LOST_STDERR)
+def test_a_run_whose_words_cannot_be_written(desk: Desk, lost: str) -> None:
+    """What is said of the work is not the work."""
+    desk.write([chat_line(f"c{number}", behaving("latency=300")) for number in range(3)])
+    desk.processes.start(
+        ["sh", "-c", LOST_STDERR[lost], TIDEGATE, *RUN, "--upstream", desk.engine.url],
+        name="run",
+        env={"PATH": os.environ["PATH"], "HOME": str(desk.here)},
+        cwd=desk.here,
+    ).wait(60)
+    assert sorted(desk.custom_ids()) == ["c0", "c1", "c2"]
+
+
+def test_a_server_whose_log_cannot_be_written(desk: Desk) -> None:
+    shell = ["sh", "-c", 'exec "$0" "$@" 2>/dev/full', TIDEGATE, "serve", "--upstream", desk.engine.url, "--port", "0"]
+    env = {"PATH": os.environ["PATH"], "HOME": str(desk.here)}
+    proc = desk.processes.start(shell, name="serve", env=env, cwd=desk.here)
+    url = proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1)
+    desk.write_requests(3)
+    batch = desk.told("batches", "create", "requests.jsonl", "--server", url, "--json")["id"]
+    desk.done("batches", "watch", batch, "--server", url)
+    assert desk.told("batches", "show", batch, "--server", url, "--json")["status"] == "completed"
+    proc.terminate()
+    assert proc.wait() == 0

@@ -3,16 +3,20 @@
 Exit codes: 0 success, 1 the work was done but something in it failed, 2 it could not be done as asked, 130 interrupted.
 """
 
+import io
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import tidegate
 from tidegate.cli.command_table import LazyCommands
 from tidegate.core.errors import StoreTaken, TidegateError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 UNUSABLE = 2
 STDERR = 2
@@ -66,9 +70,27 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(STDERR, "w", closefd=False)
 
 
+class _Words(io.FileIO):
+    """Stderr, which drops what it cannot write: on a full disk, or when its reader has left, the work goes on that is spoken of."""
+
+    def write(self, words: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(words)
+        except OSError:
+            return memoryview(words).nbytes
+
+
+def _let_words_be_lost() -> None:
+    is_of_this_process = sys.stderr is sys.__stderr__
+    if is_of_this_process:
+        words = io.BufferedWriter(_Words(STDERR, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(words, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
+
+
 def main() -> None:
     """The console script."""
     _open_standard_streams()
+    _let_words_be_lost()
     # Taken out here, so that it may stand anywhere and no command has to declare it.
     debug = DEBUG in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
