@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import asyncpg
 import pytest
@@ -15,12 +15,14 @@ from tests.support.store_verbs import granted
 from tidegate.core.budgets.budget import (
     NEVER_MS,
     BudgetRequest,
+    Grant,
     Limit,
     LimitBound,
     Period,
     Settlement,
     SideRoom,
 )
+from tidegate.store import limits
 from tidegate.store.driver import Tx
 from tidegate.store.store import Store
 
@@ -296,3 +298,20 @@ async def test_limits_that_a_deployment_told_are_known_for_a_week(world: StoreWo
 async def test_a_store_keeps_the_name_it_was_given_first(world: StoreWorld) -> None:
     assert await world.store.store_name("first") == "first"
     assert await world.store.store_name("second") == "first"
+
+
+async def test_what_is_asked_at_once_is_debited_in_pieces_and_an_ask_is_never_split(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_ASKS_PER_DEBIT_MAX", 4)
+    pieces, debit = list[int](), world.store.debit_budgets
+
+    async def counted(asks: Sequence[BudgetRequest], holder: str = "") -> list[Grant]:
+        pieces.append(len(asks))
+        return await debit(asks, holder)
+
+    monkeypatch.setattr(world.store, "debit_budgets", counted)
+    shared, ask = limits.StoreLimits(world.store), BudgetRequest((budget("gpu", minute(20)),), 1, 0)
+    grants = await asyncio.gather(*(shared.debit([ask] * count) for count in (3, 2, 2, 5)))
+    assert pieces == [3, 4, 5]
+    assert [sum(grant.requests for grant in some) for some in grants] == [3, 2, 2, 5]

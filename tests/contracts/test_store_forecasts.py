@@ -10,6 +10,7 @@ from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage, WorkerDu
 from tidegate.core.schedule.autoscale import DueWork
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import Outcome
+from tidegate.store import forecasts
 
 pytestmark = pytest.mark.anyio
 
@@ -31,6 +32,18 @@ async def test_what_a_flow_has_is_ahead_of_what_it_gets(world: StoreWorld) -> No
     theirs = await world.store.forecast(MODEL, tenant_owner(other.tenant_id), 500)
     assert theirs.ahead_units == 0
     assert (theirs.flow_count, theirs.weights) == (2, 2.0)
+
+
+async def test_of_more_jobs_than_are_looked_at_the_first_are_ahead(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = await world.caller()
+    for count in (1, 2, 4):
+        job = await world.running(caller, count)
+        await world.clock.advance(1)
+    for jobs_max, ahead_units in ((1, 50), (2, 150), (3, 350), (4, 350)):
+        monkeypatch.setattr(forecasts, "OUTLOOK_JOBS_MAX", jobs_max)
+        assert (await world.store.forecast(MODEL, job.share_owner, 500)).ahead_units == ahead_units
 
 
 async def test_other_flows_count_by_what_they_have(world: StoreWorld) -> None:
@@ -60,6 +73,19 @@ async def test_a_minute_knows_how_long_there_was_work(world: StoreWorld) -> None
     (minute,) = outlook.models[0].minutes
     assert (minute.units, minute.items, minute.call_ms) == (20, 4, 6_000)
     assert minute.busy_ms == 2_000 + 1_000 + 500 + 500
+
+
+async def test_calls_that_are_told_together_keep_a_worker_busy_as_long_as_the_longest(world: StoreWorld) -> None:
+    job, log = await world.running(await world.caller(), 8), await world.log()
+    await world.clock.advance(60_000 - await world.store.now_ms() % 60_000 + 20_000)
+    texts = [line(job.id, number) for number in range(3)]
+    entries = [
+        Finished(number, Outcome.ANSWERED, len(texts[number]), 0, "", Usage(), 0, MODEL, 5, took_ms=took_ms)
+        for number, took_ms in enumerate((2_000, 3_000, 1_000))
+    ]
+    await world.record(JobFlush(job.id, answers=entries, answers_placed=log.append(texts)))
+    [minute] = (await world.store.forecast(MODEL, job.share_owner, 500)).minutes
+    assert (minute.busy_ms, minute.call_ms) == (3_000, 6_000)
 
 
 async def test_a_run_is_forecast_from_what_its_own_model_servers_did(world: StoreWorld) -> None:

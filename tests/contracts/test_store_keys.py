@@ -162,9 +162,10 @@ async def test_what_rests_is_looked_at_again_when_its_key_stands_otherwise(world
 async def test_use_is_marked_at_most_once_a_minute(world: StoreWorld) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     await put(world, "k1", tenant)
+    await put(world, "k2", tenant)
 
-    async def used_at() -> object:
-        return (await world.store.list_keys(1))[0]["last_used_at"]
+    async def used_at(key_id: str = "k1") -> object:
+        return {row["id"]: row["last_used_at"] for row in await world.store.list_keys(2)}[key_id]
 
     await world.store.mark_key_used("k1")
     assert await used_at() == START_MS
@@ -175,6 +176,7 @@ async def test_use_is_marked_at_most_once_a_minute(world: StoreWorld) -> None:
     await world.store.mark_key_used("k1")
     assert await used_at() == START_MS + 60_001
     await world.store.mark_key_used("nobody's")
+    assert await used_at("k2") is None
 
 
 async def test_keys_are_listed_oldest_first_and_bounded(world: StoreWorld) -> None:

@@ -289,6 +289,9 @@ async def test_a_rewrite_puts_the_lines_in_order_and_frees_the_old_ones(world: S
     for blob in (log, errors):
         await world.store.settle_blob(blob.blob_id)
     assert await unused_blobs(world) == 4, "both logs, the rest and the work file"
+    for file_id in (ended.output_file_id, ended.error_file_id):
+        assert await world.store.delete_file(job.tenant_id, str(file_id))
+    assert await unused_blobs(world) == 2, "what was rewritten"
 
 
 async def test_a_job_that_ended_long_ago_is_forgotten_with_its_files(world: StoreWorld) -> None:
