@@ -9,7 +9,7 @@ import pytest
 
 from tests.contracts.store_world import DAY_MS, MODEL, START_MS, StoreWorld, plan_of, refused
 from tidegate.core.job_controls import EVERYTHING, JobChange, JobControls, MaxErrors
-from tidegate.core.nouns import Job, JobFlush
+from tidegate.core.nouns import IngestPlan, Job, JobFlush
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
 from tidegate.store.operated import WaitingWork
@@ -130,6 +130,19 @@ async def test_higher_priorities_are_looked_at_first_and_priority_can_change(wor
     assert (await offered(world))[:2] == [last.id, first.id]
     assert (await world.look(last)).controls.priority == 100
     assert [(await world.look(one)).controls.priority for one in ordinary] == [0] * 12
+
+
+async def test_a_change_wakes_no_flow_of_a_model_that_a_job_is_done_with(world: StoreWorld) -> None:
+    caller = await world.caller()
+    slices = [*plan_of(1).slices, plan_of(1, 1, model="other").slices[1]]
+    job = await world.ingested(await world.job(caller), IngestPlan(2, None, slices, 200, 0, 0))
+    [held] = await world.lease(await world.worker(), job)
+    await world.answer(await world.log(), job, 0)
+    await world.store.record_outcomes([], [(job.id, held.first, held.token)], [])
+    await world.store.close_spent(MODEL, job.share_owner)
+    assert await world.store.rest_flow(MODEL, job.share_owner)
+    await world.store.change_job(caller.tenant_id, job.id, JobChange({"priority": 1}))
+    assert await world.store.awake_models(10) == ["other"]
 
 
 async def test_nothing_of_a_job_runs_before_its_moment(world: StoreWorld) -> None:

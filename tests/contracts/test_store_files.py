@@ -119,6 +119,16 @@ async def test_pages_meet_files_of_the_same_moment_once_each(world: StoreWorld, 
     assert [file.id for file in batch] == [id for _, id in expected if id in wanted]
 
 
+@pytest.mark.parametrize("order", ["desc", "asc"])
+async def test_a_file_is_listed_until_it_expires(world: StoreWorld, order: str) -> None:
+    caller = await world.caller()
+    kept, short = await world.file(caller), await world.file(caller, expires_after_ms=5_000)
+    for ids in ({kept.id, short.id}, {kept.id}):
+        page = await world.store.list_files(caller.tenant_id, after=None, count_max=10, order=order)
+        assert {file.id for file in page or ()} == ids
+        await world.clock.advance(5_000)
+
+
 async def test_a_deleted_file_still_marks_a_place_in_a_list(world: StoreWorld) -> None:
     caller = await world.caller()
     for _ in range(3):

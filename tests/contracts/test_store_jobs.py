@@ -401,6 +401,7 @@ async def test_cancelling_twice_is_the_same_as_once(world: StoreWorld) -> None:
 async def test_a_job_cancelled_before_ingest_ends_when_nobody_ingests_it(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker(1_000)
     job = await world.job(caller)
+    assert await world.store.jobs_closing_unstarted(10) == []
     await world.store.take_step(job.id, JobState.VALIDATING, worker, "t")
     told = await world.store.cancel_job(caller.tenant_id, job.id)
     assert told is not None

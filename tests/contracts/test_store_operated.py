@@ -74,7 +74,7 @@ async def test_an_overview_tells_what_is_open_what_ended_in_the_last_hour_and_wh
     world: StoreWorld,
 ) -> None:
     store, caller, hour_ms = world.store, await world.caller("one"), 3_600_000
-    await world.clock.advance(60_000 - world.clock.now % 60_000)
+    await world.clock.advance(120_000 - world.clock.now % 120_000)
     done = await world.running(caller, 2)
     await paid(world, done, (0,), (1,), nano=5)
     token = world.token()
