@@ -6,6 +6,8 @@ import pytest
 
 from tests.contracts.store_world import MODEL, StoreWorld, plan_of
 from tests.support.ports import HandClock
+from tidegate.core.job_controls import JobControls
+from tidegate.core.nouns import IngestPlan
 from tidegate.core.policies import Policies
 from tidegate.core.schedule import Choice, Reason
 from tidegate.worker.scheduler import Scheduler
@@ -100,3 +102,35 @@ async def test_work_that_is_due_and_not_leased_is_named_by_model(world: StoreWor
     assert await world.store.unleased_models(10) == ["other"], "of the other something is out"
     await world.store.release_slice(job.id, held.first, held.token, 5_000)
     assert await world.store.unleased_models(10) == [MODEL, "other"], "its second slice is due"
+
+
+async def test_work_that_is_paused_or_late_or_rests_is_not_due(world: StoreWorld) -> None:
+    caller, store = await world.caller(), world.store
+    paused = await world.running(caller, 1)
+    assert await store.pause_job(caller.tenant_id, paused.id)
+    assert await store.unleased_models(10) == []
+    moment = world.clock.now + 1_000
+    later = await world.running(caller, 1, controls=JobControls(not_before=moment), window_ms=5_000)
+    await world.clock.advance(999)
+    assert await store.unleased_models(10) == []
+    await world.clock.advance(1)
+    assert await store.unleased_models(10) == [MODEL]
+    await world.clock.advance(later.created_at + 4_999 - world.clock.now)
+    assert await store.unleased_models(10) == [MODEL]
+    await world.clock.advance(1)
+    assert await store.unleased_models(10) == [], "its time is over"
+
+
+async def test_work_is_due_where_a_slice_of_the_job_and_of_the_model_is_ready(world: StoreWorld) -> None:
+    caller, worker, store = await world.caller(), await world.worker(), world.store
+    paused = await world.running(caller, 1)
+    assert await store.pause_job(caller.tenant_id, paused.id)
+    slices = [*plan_of(1, 1).slices, plan_of(2, 1, model="other").slices[1]]
+    job = await world.ingested(await world.job(caller), IngestPlan(3, None, slices, 300, 0, 0))
+    done, resting = await world.lease(worker, job)
+    await world.answer(await world.log(), job, done.first)
+    await store.record_outcomes([], [(job.id, done.first, done.token)], [])
+    await store.release_slice(job.id, resting.first, resting.token, 5_000)
+    assert await store.unleased_models(10) == ["other"]
+    await world.clock.advance(5_000)
+    assert await store.unleased_models(10) == [MODEL, "other"]

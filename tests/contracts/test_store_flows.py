@@ -319,6 +319,22 @@ async def test_a_flow_all_of_whose_slices_rest_is_not_shown(world: StoreWorld) -
     assert set(await flows(world)) == {job.share_owner}
 
 
+async def test_a_flow_is_active_while_something_of_it_is_out_or_ready(world: StoreWorld) -> None:
+    job, worker = await world.running(await world.caller(), 2, 2), await world.worker()
+
+    async def is_active() -> bool:
+        return (await awake(world))[job.share_owner].is_active
+
+    assert await is_active()
+    first, second = await world.lease(worker, job)
+    await world.store.release_slice(job.id, first.first, first.token, 60_000)
+    assert await is_active(), "the second is out"
+    await world.store.release_slice(job.id, second.first, second.token, 60_000)
+    assert not await is_active()
+    await world.clock.advance(60_000)
+    assert await is_active()
+
+
 async def test_rates_are_summed_over_workers_and_minutes(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 9)
