@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.sdks import anthropic, openai
 from tests.upstream.raw_server import Peer, Request
@@ -84,6 +85,17 @@ def test_a_failure_without_words_is_told_in_ours_without_addresses(
     assert (answer.status_code, answer.json()["error"]["code"]) == (shown, code)
     assert str(status) in answer.json()["error"]["message"]
     assert "10.0.0.5" not in answer.text
+
+
+def test_a_model_whose_servers_are_all_drained_is_not_called_busy(world: GatewayWorld) -> None:
+    world.start(answers(b"{}", 200))
+    for state in world.web.router._states.values():
+        state.update(replace(state.deployment, is_drained=True), state.line, state.control)
+    answer = world.client().post(CHAT, json=ASK)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_drained")
+    assert "An operator has taken this model's servers out of use" in answer.json()["error"]["message"]
+    assert answer.headers["retry-after"]
+    assert not world.upstreams[0].posts
 
 
 def test_words_of_a_failing_server_never_show_our_key(world: GatewayWorld) -> None:
