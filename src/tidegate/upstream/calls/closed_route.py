@@ -6,7 +6,7 @@ It reads what the deployments remember of their last failures. It waits for noth
 from collections.abc import Sequence
 
 from tidegate.core.errors import KeyRejected, Throttled, Unavailable, UpstreamError
-from tidegate.upstream.routing.deployment_state import DRAINED, FAILING, TLS_REJECTED, DeploymentState
+from tidegate.upstream.routing.deployment_state import FAILING, TLS_REJECTED, DeploymentState
 
 
 def closed_route_error(model: str, states: Sequence[DeploymentState], retry_after_ms: int | None) -> UpstreamError:
@@ -15,7 +15,7 @@ def closed_route_error(model: str, states: Sequence[DeploymentState], retry_afte
         return Throttled(
             f"every deployment of model {model!r} is drained: an operator can resume one",
             retry_after_ms=retry_after_ms,
-            code=DRAINED,
+            code="upstream_drained",
         )
     if any(not state.breaker.is_open for state in states):
         return Throttled(

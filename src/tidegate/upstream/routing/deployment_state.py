@@ -35,8 +35,6 @@ CALLS_REMEMBERED_MAX = 10_000
 FAILING = "upstream_failing"
 # The code of a call whose server does not accept our certificate, or wants one.
 TLS_REJECTED = "upstream_tls_rejected"
-# The code of a call that an operator keeps from all of its model's deployments.
-DRAINED = "upstream_drained"
 
 # Another key may be given at any moment: what a rejected one keeps back rests no longer than this, though probes are rarer.
 KEY_REST_MS_MAX = 6_000

@@ -16,7 +16,7 @@ from tidegate.core.errors import (
     Withheld,
 )
 from tidegate.core.translate import says_why
-from tidegate.upstream.routing.deployment_state import DRAINED, FAILING, TLS_REJECTED
+from tidegate.upstream.routing.deployment_state import FAILING, TLS_REJECTED
 
 # OpenAI's sentence for an account without money.
 NO_MONEY = "You exceeded your current quota, please check your plan and billing details."
@@ -66,7 +66,7 @@ def _status_and_message(error: UpstreamError) -> tuple[int, str]:
             return 503, "It is unknown at the moment what the limits still allow, so nothing is sent. Try again soon."
         case Throttled() if error.code == "flex_unavailable":
             return 429, _sentence(error.message)
-        case Throttled() if error.code == DRAINED:
+        case Throttled() if error.code == "upstream_drained":
             return 503, "An operator has taken this model's servers out of use. Nothing was done: send it again later."
         case Throttled():
             return 429, "Every server of this model is busy. Wait as long as Retry-After says, then send it again."
