@@ -143,9 +143,10 @@ def test_a_terminal_that_is_closed_ends_the_run_when_its_calls_have_ended(
     open_terminal: OpenTerminal, desk: Desk
 ) -> None:
     """Calls that are cut off are paid for and sent again by the next run."""
-    desk.write_requests(60, SLOW)
+    # The later ones are so slow that the run is not over before its terminal is.
+    desk.write([chat_line(f"c{number}", behaving(f"latency={100 if number < 20 else 1_000}")) for number in range(60)])
     terminal = open_terminal()
-    terminal.read_until(lambda: len(set(re.findall(r"(\d+)/60", terminal.text))) >= 3, "a bar that moves")
+    terminal.read_until(lambda: bool(re.search(r"[1-9]\d*/60", terminal.text)), "a bar that moves")
     assert terminal.hang_up() == 128 + signal.SIGHUP
     assert desk.answered() == len(desk.called()) < 60
     desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl")
