@@ -32,6 +32,12 @@ ERASE_LINE = "\x1b[2K"
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
 
+def _sit_down() -> None:
+    """Have the new session take its terminal for its own, and hear when it is closed, though the tests may run under nohup."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Terminal:
     """A process whose terminal we hold the other end of."""
 
@@ -51,7 +57,7 @@ class Terminal:
             cwd=desk.here,
             env={"PATH": os.environ["PATH"], "TERM": kind, **QUICK},
             start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # noqa: PLW1509 - so the session has it as its terminal
+            preexec_fn=_sit_down,  # noqa: PLW1509 - it needs nothing of other threads
         )
         os.close(theirs)
         self.raw = ""
