@@ -71,7 +71,7 @@ def _open_standard_streams() -> None:
 
 
 class _Words(io.FileIO):
-    """Stderr, which drops what it cannot write: on a full disk, or when its reader has left, the work goes on that is spoken of."""
+    """Stderr that drops what it cannot write: a full disk, or a reader that has left, must not stop the work."""
 
     def write(self, words: "ReadableBuffer", /) -> int:
         try:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import NoReturn
 
 INTERRUPTED = 130
-STANDARD_STREAMS = (0, 1, 2)
 
 
 def exit_now(code: int) -> NoReturn:
@@ -28,7 +27,6 @@ class Stopping:
         self.asked = asyncio.Event()
         self.exit_code = INTERRUPTED
         self._on_first = on_first
-        self._terminals: list[int] = []
 
     def listen(self) -> "Stopping":
         loop = asyncio.get_running_loop()
@@ -36,26 +34,16 @@ class Stopping:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # Otherwise nohup started it, to outlive its terminal.
             numbers.append(signal.SIGHUP)
-            self._terminals = [stream for stream in STANDARD_STREAMS if os.isatty(stream)]
         for number in numbers:
             loop.add_signal_handler(number, self._receive, number)
         return self
 
     def _receive(self, number: int) -> None:
-        if number == signal.SIGHUP:
-            self._leave_terminal()
         self.exit_code = 128 + number
         if self.asked.is_set():
             os._exit(self.exit_code)
         self.asked.set()
         self._on_first()
-
-    def _leave_terminal(self) -> None:
-        """Write to nowhere what would go to a terminal that is gone: an error there would end the process before its calls have ended."""
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream in self._terminals:
-            os.dup2(nowhere, stream)
-        os.close(nowhere)
 
     async def wait(self, timeout_s: float) -> bool:
         """Whether a stop was asked for within this time."""
