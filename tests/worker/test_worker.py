@@ -311,15 +311,21 @@ async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_somet
         await live.completed(free)
         assert (await live.look(limited)).answered_count == 0
         assert await live.rows("select max(count) from attempts") in ([(0,)], [(None,)]), "waiting is no attempt"
+        await until(lambda: _sleeps(live), "its flow asleep until then")
         script.spent_until = 0.0
         await until(lambda: _cleared(live, limited), "the job that waited")
 
 
 async def _cleared(world: WorkerWorld, job: Any) -> bool:
-    """What was told to rest before may still be on its way to the store, so nothing rests at each look."""
+    """What was told to rest before may still be on its way to the store, so nothing rests or sleeps at each look."""
     await world.rows("update job_models set rests_until = 0")
     await world.rows("update slices set ready_at = 0")
+    await world.rows("update flows set wakes_at = 0 where state = 'asleep'")
     return (await world.look(job)).state is JobState.COMPLETED
+
+
+async def _sleeps(world: WorkerWorld) -> bool:
+    return bool(await world.rows("select 1 from flows where state = 'asleep' and wakes_at > now_ms()"))
 
 
 async def rests(world: WorkerWorld, job: Any) -> bool:
