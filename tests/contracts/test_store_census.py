@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.store_world import CHAT, LEASE_MS, MODEL, StoreWorld
+from tests.contracts.test_store_publish import closed, publish, rest_of
 from tidegate.core.nouns import IngestPlan, SlicePlan
+from tidegate.core.states import Outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -46,3 +49,13 @@ async def test_a_census_counts_what_is_out_of_a_job_of_two_models_once(world: St
     job = await world.ingested(await world.job(await world.caller()), plan)
     await world.lease(await world.worker(), job)
     assert (await world.store.census()).leased_items == 3
+
+
+async def test_a_census_counts_items_by_what_became_of_them(world: StoreWorld) -> None:
+    job, _, token = await closed(world, answered=1, failed=2, rest=7)
+    rest = await rest_of(world, job, *range(3, 10))
+    await publish(world, job, token, rest=replace(rest, outcomes=[Outcome.EXPIRED] * 3 + [Outcome.CANCELLED] * 4))
+    await world.running(await world.caller(), 5)
+    found = await world.store.census()
+    assert found.outcomes == {"completed": 1, "failed": 2, "expired": 3, "cancelled": 4}
+    assert found.jobs == {"cancelled": 1, "in_progress": 1}

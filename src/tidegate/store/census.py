@@ -40,7 +40,7 @@ class Census(Table):
     async def census(self, tx: Tx) -> StoreCensus:
         """Count jobs, items, the queue and the workers. It reads every job once, so ask seldom."""
         jobs = await tx.all("census_jobs")
-        totals = [sum(row[column] for row in jobs) for column in range(3, 7)]
+        totals = [sum(row[column] for row in jobs) for column in range(2, 6)]
         parts = [
             QueuedPart(row[0], row[1], _SCOPES.get(row[2], "organization"), *row[3:])
             for row in await tx.all("census_queue")

@@ -15,7 +15,7 @@ returning id;
 
 -- blob_share --
 -- One more thing needs these bytes, in the transaction that kept them.
-update blobs set uses = uses + 1 where id = :id and state = 'kept';
+update blobs set uses = uses + 1 where id = :id;
 
 -- blob_use --
 -- So many more things need these bytes, which others hold meanwhile.

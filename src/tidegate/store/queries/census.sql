@@ -1,9 +1,8 @@
 -- How much there is of everything, for gauges. Read seldom: it looks at every job once.
 
 -- census_jobs --
-select state, count(*) as jobs, cast(coalesce(sum(item_count), 0) as bigint) as items, cast(coalesce(sum(answered_count), 0) as bigint) as answered,
-    cast(coalesce(sum(failed_count), 0) as bigint) as failed, cast(coalesce(sum(expired_count), 0) as bigint) as expired,
-    cast(coalesce(sum(cancelled_count), 0) as bigint) as cancelled
+select state, count(*) as jobs, cast(sum(answered_count) as bigint) as answered, cast(sum(failed_count) as bigint) as failed,
+    cast(sum(expired_count) as bigint) as expired, cast(sum(cancelled_count) as bigint) as cancelled
 from jobs group by state;
 
 -- census_queue --
