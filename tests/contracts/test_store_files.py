@@ -155,6 +155,28 @@ async def test_a_deleted_file_is_gone_and_its_bytes_with_it(world: StoreWorld) -
     assert await world.store.condemned_blobs(1, 1, 10) == []
 
 
+async def test_of_more_blobs_than_are_looked_at_the_oldest_are_found(world: StoreWorld) -> None:
+    caller, gone, made, given_up, left = await world.caller(), await world.worker(), [], [], []
+    for _ in range(3):
+        file, blob = await world.file(caller), await world.log("upload")
+        made.append((file.id, (await world.extents(file.id))[0].blob_id))
+        given_up.append(blob.blob_id)
+        left.append((await world.log("work", gone)).blob_id)
+        await world.clock.advance(10)
+    for blob_id in given_up:
+        await world.store.give_up_blob(blob_id)
+        await world.clock.advance(10)
+    assert await world.store.condemned_blobs(-1, -1, 2) == given_up[:2]
+    assert await world.store.declare_gone(gone, leaving=True)
+    assert [one.id for one in await world.store.abandoned_blobs(2)] == left[:2]
+    for blob_id in given_up:
+        await world.store.forget_blob(blob_id)
+    for file_id, _ in reversed(made):
+        assert await world.store.delete_file(caller.tenant_id, file_id)
+    assert await world.store.condemn_unused_blobs(-1, -1, 2) == 2
+    assert set(await world.store.condemned_blobs(-1, -1, 9)) == {blob_id for _, blob_id in made[:2]}
+
+
 async def job_of(world: StoreWorld, caller: Caller, file: File, *, is_first: bool) -> Job:
     """A job that reads this file first, or behind another one."""
     if is_first:

@@ -59,6 +59,14 @@ async def test_other_flows_count_by_what_they_have(world: StoreWorld) -> None:
     )
 
 
+async def test_another_flow_whose_jobs_are_all_paused_has_nothing(world: StoreWorld) -> None:
+    other = await world.caller("other")
+    job = await world.running(other, 4)
+    assert await world.store.pause_job(other.tenant_id, job.id)
+    newcomer = await world.store.forecast(MODEL, tenant_owner("nobody"), 500)
+    assert (newcomer.flow_count, newcomer.others) == (2, ((1.0, 0),))
+
+
 async def test_a_minute_knows_how_long_there_was_work(world: StoreWorld) -> None:
     """Calls that overlap count once, a pause does not count, and the calls' own times are added up."""
     job, log = await world.running(await world.caller(), 8), await world.log()

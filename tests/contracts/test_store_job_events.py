@@ -38,9 +38,9 @@ async def test_events_are_numbered_in_the_order_of_what_happened(world: StoreWor
     size = (await world.look(job)).output_bytes
     now = world.clock.now
     assert rows == [
-        JobEventRow(2, 2, "running", 0, happened_at=now),
+        JobEventRow(2, 2, "running", 0, 0, 0, 0, 0, now),
         JobEventRow(4, 1, "recorded", 0, 0, size, 0, 0, now),
-        JobEventRow(5, 3, "running", 2, happened_at=now),
+        JobEventRow(5, 3, "running", 2, 0, 0, 0, 0, now),
     ], "what comes back began before, and is not told again"
     assert await store.job_event_total(job.id) == 7
     assert await store.job_events(job.id, 2, 1) == rows[:1]
@@ -84,6 +84,18 @@ async def test_where_items_stand_and_lie(world: StoreWorld) -> None:
     found = await store.job_progress(caller.tenant_id, job.id)
     assert found is not None
     assert found[1] == 0
+
+
+async def test_an_item_that_is_answered_while_its_next_try_waits_is_left_out_once(world: StoreWorld) -> None:
+    store, caller, worker = world.store, await world.caller(), await world.worker()
+    job = await world.running(caller, 3, door="{}")
+    [held] = await world.lease(worker, job)
+    waiting = JobFlush(job.id, attempts=[(held.token, tries(0, wait_ms=5_000))])
+    await store.record_outcomes([waiting], [], [])
+    await world.answer(await world.log(), job, 0, token=held.token)
+    found = await store.job_progress(caller.tenant_id, job.id)
+    assert found is not None
+    assert found[1] == 2, "the other two run"
 
 
 async def test_a_callback_gets_what_it_wants_of_each_item(world: StoreWorld) -> None:
