@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support.ports import PushedClock
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
@@ -270,3 +271,54 @@ async def test_an_event_that_cannot_be_worded_is_a_try_that_failed(
         assert await world.made(world.sender, {"own": Door()}).lease() == 1
         await settled(world, caller, [recorded])
         assert len(receiver.requests) == (recorded[0] == "delivered")
+
+
+async def test_what_is_away_is_asked_again_ever_more_rarely_but_at_least_every_five_seconds(
+    world: DeliveryWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait, pauses, left = asyncio.sleep, list[float](), {"body": 9, "record": 9}
+    record = world.store.record_webhook
+
+    async def note(pause_s: float) -> None:
+        if pause_s >= 0.1:
+            pauses.append(pause_s)
+        await wait(0)
+
+    def away(what: str) -> bool:
+        left[what] -= 1
+        return left[what] > 0
+
+    class Door:
+        async def event_body(self, _: LeasedDelivery) -> bytes:
+            if away("body"):
+                raise BlobUnavailable("away")
+            return b"{}"
+
+    async def recorded(*args: Any) -> DeliveryState | None:
+        if away("record"):
+            raise StoreUnavailable("away")
+        return await record(*args)
+
+    monkeypatch.setattr(world.store, "record_webhook", recorded)
+    caller = await world.caller("acme")
+    async with RawServer(answering(lambda: 200)) as receiver:
+        await world.end_job(caller, JobWebhook(receiver.url, EVENT_TYPES, b"s" * 32, door="own"))
+        monkeypatch.setattr(asyncio, "sleep", note)
+        assert await world.made(world.sender, {"own": Door()}).lease() == 1
+        await settled(world, caller, [("delivered", 1, None)])
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0] * 2
+
+
+async def test_an_event_that_is_given_up_is_logged_and_no_other_is(world: DeliveryWorld) -> None:
+    caller, statuses = await world.caller("acme"), iter([200, 503, 410])
+    async with RawServer(answering(lambda: next(statuses))) as receiver:
+        endpoint = await world.endpoint(caller, receiver.url)
+        with capture_logs() as logs:
+            for wanted in ("delivered", "pending", "failed"):
+                await world.end_job(caller)
+                assert await world.deliveries.lease() == 1
+                async with asyncio.timeout(10):
+                    while (await world.states(caller))[0][0] != wanted:  # noqa: ASYNC110 - nothing announces it
+                        await asyncio.sleep(0.01)
+    given_up = [line for line in logs if line["event"] == "webhook_failed"]
+    assert [(line["endpoint"], line["failure"]) for line in given_up] == [(endpoint, "http_4xx")]

@@ -172,3 +172,16 @@ async def test_a_small_pass_that_breaks_says_where_and_not_what(
 async def test_a_small_pass_that_finds_no_disk_is_clear(tmp_path: Path) -> None:
     with pytest.raises(IngestFailed, match="No such file"):
         await InputPasses()(tmp_path / "absent", tmp_path / "work", LineRules("/v1/chat/completions"), IngestLane.SMALL)
+
+
+@pytest.mark.parametrize(("weight", "weight_milli"), [(0.001, 1), (0.0004, 1), (2.5, 2_500)])
+async def test_a_started_job_weighs_what_its_tenant_does_and_never_nothing(
+    world: WorkerWorld, weight: float, weight_milli: int
+) -> None:
+    class Weights(Policies):
+        def weight(self, tenant: str) -> float:
+            return {"light": weight}[tenant]
+
+    await world.job(chat_lines(1), caller=await world.caller("light"))
+    assert await world.ingest(policies=Weights()).next(await world.worker())
+    assert [flow.weight_milli for flow in await world.store.awake_flows(None, 10)] == [weight_milli]

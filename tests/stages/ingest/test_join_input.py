@@ -7,9 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tidegate.core.input.lines import LineRules
 from tidegate.core.job_shape import InputPart, ParameterLevel
 from tidegate.core.nouns import IngestPlan
+from tidegate.stages.ingest import join_input
 from tidegate.stages.ingest.ingest_file import ingest_file
 
 CHAT = "/v1/chat/completions"
@@ -96,3 +99,15 @@ def test_a_line_too_long_to_hold_passes_through(tmp_path: Path) -> None:
     level = ParameterLevel({"seed": 1})
     plan, _ = ingested(tmp_path, line("a") + b"\n" + long + b"\n" + line("b"), levels=(level,), line_bytes_max=1_000)
     assert [(error.code, error.line) for error in plan.errors] == [("line_too_long", 2)]
+
+
+@pytest.mark.parametrize("start", ["\ufeff", "["], ids=["a byte order mark", "a bracket"])
+def test_what_a_file_may_not_begin_with_may_stand_in_a_text(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps({"custom_id": "a", "body": {"model": "m", "messages": [{"role": "user", "content": "<here>"}]}})
+    own = text.replace("<here>", start).encode() + b"\n"
+    monkeypatch.setattr(join_input, "READ_BYTES", text.index("<here>"))
+    plan, lines = ingested(tmp_path, own, line("b"), prefix_order=False)
+    assert not plan.errors
+    assert lines[0] == own.rstrip()

@@ -158,3 +158,14 @@ def test_changed_bytes_leave_no_work_file() -> None:
     assert [error.code for error in plan.errors] == ["input_changed"]
     assert work is None
     assert ingest(data, replace(RULES, input_sha256=hashlib.sha256(data).hexdigest()))[1]
+
+
+def test_every_piece_is_compared_with_what_was_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"custom_id": str(number), "body": {"model": "m", "messages": [{}]}} for number in range(40)]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    monkeypatch.setattr(ingest_file_module, "READ_BYTES", len(data) // 4)
+    rules = replace(RULES, input_sha256=hashlib.sha256(data).hexdigest())
+    assert ingest(data, rules)[0].errors == []
+    for number in (0, 15, 39):
+        changed = data.replace(b'"custom_id": "%d"' % number, b'"custom_id": "x%d"' % number)
+        assert [error.code for error in ingest(changed, rules)[0].errors] == ["input_changed"]
