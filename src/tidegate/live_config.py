@@ -2,13 +2,16 @@
 
 Each process looks into the store and at the file of settings every other second and follows. What it cannot use it leaves out, says why,
 and tries again. It looks at files of keys and certificates too: a deployment with another key is tried at once, whatever was thought of
-it. The ceiling of connections stays what it was at start. It routes nothing and holds no connection.
+it. When the terms change (what may be sent where, limits above all), it has the store look again at all work that rests. The ceiling of
+connections stays what it was at start. It routes nothing and holds no connection.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import structlog
 
 from tidegate import metrics
@@ -52,6 +55,10 @@ class LiveConfig:
         self._looking = asyncio.Lock()
         self._renewal = Renewal()
         self._keys: dict[str, Secret | None] = {}
+        # What holds now, and under what work was last looked at.
+        self._terms: tuple[Any, ...] = ()
+        self._woken_under: tuple[Any, ...] | None = None
+        self._wakes_again = False
         self.unusable: dict[tuple[str, str], str] = {}
         self.model_of: dict[str, str] = {one.name: one.model for one in resources(settings)}
         self.reached_by: dict[str, tuple[str, ...]] = reached_names(resources(settings))
@@ -83,6 +90,7 @@ class LiveConfig:
             may_mend = bool(self.unusable) and not self.settings.upstream.url
             may_mend = may_mend or await asyncio.to_thread(self._renewal.has_news)
             if not may_mend and await self._store.routing_number() == self._number:
+                await self._wake_what_rests()
                 return
             number, entries = await self._store.routing()
             troubles = self._renewal.troubles
@@ -97,7 +105,8 @@ class LiveConfig:
             metrics.pin(models=[one for two in ours for one in two.models], deployments=[one.name for one in ours])
             # Rules come before the deployments that they bind.
             _follow(self.fields_of, field_rules(self.settings, ours, named, found.models))
-            refused = self._serve(ours, named, model_caps(self.settings, found.models))
+            caps = model_caps(self.settings, found.models)
+            refused = self._serve(ours, named, caps)
             places = {one.name for one in ours}
             unusable = found.unusable | {
                 ("deployment" if name in places else "resource", name): why for name, why in refused.items()
@@ -110,6 +119,22 @@ class LiveConfig:
             self._say(unusable)
             self._say_renewed(ours)
             self._number, self.unusable = number, unusable
+            self._terms = (ours, named, caps, self.settings.tenants, self.settings.budgets)
+            await self._wake_what_rests()
+
+    async def _wake_what_rests(self) -> None:
+        """Have work looked at again that rests under other terms. Those of an earlier process are known by their digest alone; a process
+        whose own terms change wakes it whatever others did: it may have put work off meanwhile that they woke. The next look does so
+        once more, for what was just being put off."""
+        is_changed = self._woken_under != self._terms
+        if not is_changed and not self._wakes_again:
+            return
+        digest = _digest(self._terms)
+        is_first = self._woken_under is None
+        if not is_first or digest != await self._store.terms():
+            await self._store.wake_under(digest)
+        self._woken_under = self._terms
+        self._wakes_again = is_changed and not is_first
 
     def _say(self, unusable: dict[tuple[str, str], str]) -> None:
         for (kind, name), why in unusable.items():
@@ -144,3 +169,8 @@ def _follow(kept: dict[str, T], now: dict[str, T]) -> None:
     for gone in kept.keys() - now.keys():
         del kept[gone]
     kept.update(now)
+
+
+def _digest(terms: tuple[Any, ...]) -> str:
+    """The same for the same terms in any process. A secret shows nothing of itself."""
+    return hashlib.sha256(msgspec.json.encode(terms, enc_hook=repr, order="deterministic")).hexdigest()

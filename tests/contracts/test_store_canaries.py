@@ -87,7 +87,7 @@ async def test_nothing_more_is_leased_while_the_sample_runs_or_is_waited_for(wor
     assert [one.first for one in await world.lease(await world.worker(), job)] == [2, 4]
 
 
-@pytest.mark.parametrize("act", ["key_changed", "key_revoked", "requeued"])
+@pytest.mark.parametrize("act", ["key_changed", "key_revoked", "requeued", "other_terms"])
 async def test_what_is_held_back_stays_so_when_all_that_rests_is_looked_at_again(world: StoreWorld, act: str) -> None:
     tenant = (await world.caller()).tenant_id
     caller = Caller(tenant, "k1")
@@ -100,8 +100,10 @@ async def test_what_is_held_back_stays_so_when_all_that_rests_is_looked_at_again
         assert await world.store.change_key("k1", KeyRights(models="[]"))
     elif act == "key_revoked":
         assert await world.store.revoke_key("k1")
-    else:
+    elif act == "requeued":
         assert await world.store.requeue_job(job.id)
+    else:
+        await world.store.wake_under("other")
     assert await world.lease(worker, job) == []
     await world.answer(await world.log(), job, 0, 1, token=held.token)
     assert [one.first for one in await world.lease(worker, job)] == [2, 4]

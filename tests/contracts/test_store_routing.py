@@ -8,6 +8,7 @@ import pytest
 
 from tests.contracts.store_world import MODEL, StoreWorld
 from tidegate.core.errors import LostRace
+from tidegate.core.job_controls import JobControls
 from tidegate.store import routing
 from tidegate.store.routing import RoutingFull
 
@@ -94,3 +95,24 @@ async def test_a_model_is_wanted_while_a_job_has_items_for_it(world: StoreWorld)
     await world.running(await world.caller(), 2)
     assert await world.store.is_wanted(MODEL)
     assert not await world.store.is_wanted("another")
+
+
+async def test_what_rests_is_looked_at_again_under_other_terms(world: StoreWorld) -> None:
+    """Whatever put it off; a job that must not begin yet still waits."""
+    hour_ms, worker = 3_600_000, await world.worker(10**9)
+    job = await world.running(await world.caller("one"), 1)
+    later = await world.running(
+        await world.caller("two"), 1, controls=JobControls(not_before=world.clock.now + 2 * hour_ms)
+    )
+    [piece] = await world.lease(worker, job)
+    await world.store.rest_job(job.id, MODEL, hour_ms)
+    assert await world.store.release_slice(job.id, 0, piece.token, hour_ms)
+    for one in (job, later):
+        assert await world.store.rest_flow(MODEL, one.share_owner)
+    assert (await world.store.terms(), await world.store.wake_rested(10)) == ("", 0)
+    for _ in range(2):
+        await world.store.wake_under("raised")
+    assert await world.store.terms() == "raised"
+    assert await world.store.wake_rested(10) == 2
+    assert len(await world.lease(worker, job)) == 1
+    assert await world.lease(worker, later) == []

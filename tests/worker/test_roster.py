@@ -16,11 +16,15 @@ from tidegate import live_config
 from tidegate.core.body_rules.caller_fields import OTHER
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import StoreUnavailable
-from tidegate.core.nouns import Job
+from tidegate.core.nouns import Job, LeasedSlice
+from tidegate.guards.guard import Guards
 from tidegate.live_config import LiveConfig
-from tidegate.settings import load
+from tidegate.settings import Settings, load
+from tidegate.settings.reload import SettingsFile
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
+from tidegate.worker.call_rules import KeyStates, LeasedCallRules
+from tidegate.worker.leased_work import LeasedSliceState, LeasedWork
 from tidegate.worker.policies import OperatorPolicies
 
 pytestmark = pytest.mark.anyio
@@ -170,3 +174,89 @@ def test_a_message_batch_has_a_bound_of_its_own(tmp_path: Path) -> None:
         for endpoint in ("/v1/messages", "/v1/chat/completions")
     ]
     assert [policies.line_rules(job).item_count_max for job in jobs] == [7, 5]
+
+
+async def test_work_that_rests_is_looked_at_again_when_limits_change(tmp_path: Path) -> None:
+    """In a process that reads its file again, and in one that starts with other settings than the last one; twice after a change, since
+    work may be on its way to a rest at that moment."""
+    config = tmp_path / "c.yaml"
+    store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
+    await store.migrate()
+    woken: list[str] = []
+    wake = store.wake_under
+
+    async def wake_under(terms: str) -> None:
+        woken.append(terms)
+        await wake(terms)
+
+    store.wake_under = wake_under  # type: ignore[method-assign]
+
+    def limited(requests: int) -> Settings:
+        config.write_text(f"tenants: {{acme: {{limits: [{{period: day, requests: {requests}}}]}}}}")
+        return load(config, tmp_path, {}, {}).settings
+
+    async def looked(live: LiveConfig, times: int = 3) -> int:
+        for _ in range(times):
+            await live.look()
+        return len(woken)
+
+    def serve(*_: object) -> dict[str, str]:
+        return {}
+
+    try:
+        first = LiveConfig(
+            store, limited(4), serve, SettingsFile(config, lambda: load(config, tmp_path, {}, {}).settings)
+        )
+        assert await looked(first) == 1
+        assert await looked(LiveConfig(store, limited(4), serve)) == 1, "nothing is new to a process that comes later"
+        limited(400)
+        assert await looked(first, 5) == 3
+        assert await looked(LiveConfig(store, first.settings, serve)) == 3
+        await store.put_routing("deployment", "d", '{"model": "m", "url": "http://h/v1"}', 0)
+        assert await looked(first) == 5
+        assert await looked(LiveConfig(store, limited(4), serve)) == 6
+        assert len(set(woken)) == 4
+    finally:
+        await store.close()
+
+
+async def test_work_that_rests_is_looked_at_again_once_the_store_is_back(tmp_path: Path) -> None:
+    store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
+    await store.migrate()
+    live = LiveConfig(store, load(None, tmp_path, {}, {}).settings, lambda *_: {})
+    wake = store.wake_under
+
+    async def fail(terms: str) -> None:
+        raise StoreUnavailable("the database is away")
+
+    try:
+        await live.look()
+        before = await store.terms()
+        store.wake_under = fail  # type: ignore[method-assign]
+        await store.put_routing("deployment", "d", '{"model": "m", "url": "http://h/v1"}', 0)
+        with pytest.raises(StoreUnavailable):
+            await live.look()
+        store.wake_under = wake  # type: ignore[method-assign]
+        await live.look()
+        assert await store.terms() != before
+    finally:
+        await store.close()
+
+
+def test_a_slice_that_is_held_is_bound_to_what_its_tenant_may_have_now(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+
+    def limited(requests: int) -> Settings:
+        config.write_text(f"budgets: {{tenant: [{{period: day, requests: {requests}}}]}}")
+        return load(config, tmp_path, {}, {}).settings
+
+    settings = limited(400)
+    live = LiveConfig(Store(SqliteDriver(tmp_path / "store.db", lambda: 0)), settings, lambda *_: {})
+    policies = OperatorPolicies(settings, live, lambda _: None)
+    rules = LeasedCallRules(cast(LeasedWork, None), cast(KeyStates, None), policies, cast(Guards, None))
+    leased = SimpleNamespace(tenant="acme", tenant_id="t", user=None, team=None, key_id=None, job_id="j", limits=())
+    state = LeasedSliceState(cast(LeasedSlice, leased), 0.0)
+    for requests in (400, 4):
+        live.tenants.follow(limited(requests))
+        rules.bind(state)
+        assert [limit.requests for budget in state.budgets for limit in budget.limits] == [requests]

@@ -27,6 +27,11 @@ class Policies:
     rules: tuple[PolicyRule, ...] = ()
     in_flight_caps: Mapping[str, int] = MappingProxyType({})
 
+    @property
+    def tenants_number(self) -> int:
+        """Another number after every change of what tenants may have."""
+        return 0
+
     def schedule_policy(self, override: ModeOverride) -> Policy:
         """Return how slices are chosen, given the mode that an operator switched to at run time."""
         return Policy()

@@ -81,10 +81,13 @@ class Tenants:
     def __init__(self, settings: Settings) -> None:
         # The caps of those tenants that have one of their own, by name: others hold this very mapping, and its content follows.
         self.in_flight_caps: dict[str, int] = {}
+        # Another one after every change.
+        self.number = 0
         self.follow(settings)
 
     def follow(self, settings: Settings) -> None:
         """Hold tenants to these settings from now on."""
+        self.number += 1
         self._settings = settings
         self._known = {name: self._policy(entry) for name, entry in settings.tenants.items()}
         self._other = self._policy(TenantEntry())

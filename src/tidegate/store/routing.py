@@ -1,12 +1,14 @@
 """Verbs about the deployments, resources and terms of models that an operator adds while everything runs, and about which are drained.
 
 What such an entry says is a document that the settings understand; here it is text. Each change has a number, and an entry's last one is
-its revision: who changes an entry names the one that they saw, so that no two operators undo each other unseen.
+its revision: who changes an entry names the one that they saw, so that no two operators undo each other unseen. Terms are all that an
+operator decides about what may be sent where: the entries, and the limits that stand in the settings.
 """
 
 import msgspec
 
 from tidegate.core.errors import LostRace
+from tidegate.core.nouns import FOREVER_MS
 from tidegate.store.driver import Tx
 from tidegate.store.table import Table, reads, writes
 
@@ -87,3 +89,17 @@ class StoredRouting(Table):
     async def is_wanted(self, tx: Tx, model: str) -> bool:
         """Whether a batch that has not ended still has items for this model or resource."""
         return await tx.one("routing_wanted", model=model) is not None
+
+    @reads
+    async def terms(self, tx: Tx) -> str:
+        """The digest of the terms under which work was last looked at; empty while there was none."""
+        row = await tx.one("terms_get")
+        return "" if row is None else str(row[0])
+
+    @writes
+    async def wake_under(self, tx: Tx, terms: str) -> None:
+        """Let all that rests, perhaps for long because a limit was reached, be looked at again: the terms with this digest hold now."""
+        await tx.all("terms_put", digest=terms)
+        await tx.all("every_slice_wake", forever=FOREVER_MS)
+        for statement in ("every_model_wake", "flows_refresh"):
+            await tx.all(statement)

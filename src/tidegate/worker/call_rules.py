@@ -92,15 +92,17 @@ class LeasedCallRules:
         self._guards = guards
 
     def bind(self, state: LeasedSliceState) -> None:
-        """Bind calls of this slice to the budgets of its owner, and to what its key allows now."""
+        """Bind calls of this slice to the budgets that its owner has now, and to what its key allows now."""
         leased = state.slice
         key = self._keys.of(leased) if leased.key_id else None
-        if state.is_bound and state.key is key:
+        number = self._policies.tenants_number
+        if state.bound_number == number and state.key is key:
             return
         budgets = self._policies.budgets(leased)
         if key is not None:
             budgets = with_limits(budgets, LimitBound.KEY, key.key_id, key.limits)
-        state.bind(key, budgets, self._policies.parallel(leased, 0 if key is None else key.parallel_max))
+        parallel = self._policies.parallel(leased, 0 if key is None else key.parallel_max)
+        state.bind(key, budgets, parallel, number)
 
     def denial(self, leased: LeasedSlice) -> Denied | None:
         return self._keys.denial(leased)

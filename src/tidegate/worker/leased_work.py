@@ -43,7 +43,7 @@ class LeasedSliceState(msgspec.Struct, eq=False):
     parallel: tuple[tuple[str, int], ...] = ()
     models: frozenset[str] = frozenset()
     key: KeyState | None = None
-    is_bound: bool = False
+    bound_number: int = -1
     left: int = 0
     sent_to: int = 0
     in_flight: int = 0
@@ -60,9 +60,12 @@ class LeasedSliceState(msgspec.Struct, eq=False):
     aborted: bool = False
     calls: set["asyncio.Task[None]"] = msgspec.field(default_factory=set)
 
-    def bind(self, key: KeyState | None, budgets: tuple[Budget, ...], parallel: tuple[tuple[str, int], ...]) -> None:
-        """Bind calls of this slice to what its key allows, to these budgets, and to so many at once by the name that is counted."""
-        self.is_bound = True
+    def bind(
+        self, key: KeyState | None, budgets: tuple[Budget, ...], parallel: tuple[tuple[str, int], ...], number: int
+    ) -> None:
+        """Bind calls of this slice to what its key allows, to these budgets, and to so many at once by the name that is counted. `number`
+        is that of what tenants may have."""
+        self.bound_number = number
         self.key = key
         self.models = frozenset() if key is None else key.models
         self.budgets = budgets

@@ -36,6 +36,10 @@ class OperatorPolicies(Policies):
         self.rules = call_rules(settings)
         self.in_flight_caps = self._tenants.in_flight_caps
 
+    @property
+    def tenants_number(self) -> int:
+        return self._tenants.number
+
     def schedule_policy(self, override: ModeOverride) -> Policy:
         return switched(self._schedule_policy, override)
 
