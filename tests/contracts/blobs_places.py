@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -97,3 +98,12 @@ async def put(blobs: Blobs, data: bytes) -> str:
     await writer.write(data)
     await writer.finish()
     return blob_id
+
+
+def descriptors_under(directory: str | Path) -> list[str]:
+    """What this process has open in the directory; the other descriptors of a test process come and go as they like."""
+    targets = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor that listed them is gone by now
+            targets.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(target for target in targets if Path(target).is_relative_to(directory))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.blobs_places import Place, azure_settings, fresh_ids, new_id, put, s3_settings
+from tests.contracts.blobs_places import Place, azure_settings, descriptors_under, fresh_ids, new_id, put, s3_settings
 from tests.support.azure import AzureServer
 from tests.support.processes import Proc, Processes, wait_until
 from tests.support.s3 import S3Server
@@ -281,6 +281,29 @@ async def test_a_local_path_holds_the_whole_blob(blobs: Blobs, tmp_path: Path) -
         for _ in range(2):
             path = await blobs.local_path(blob_id, tmp_path)
             assert path.read_bytes() == data
+
+
+async def test_what_was_asked_or_refused_leaves_no_file_open(blobs: Blobs, tmp_path: Path) -> None:
+    blob_id, (taken, next_blob_id) = await put(blobs, b"line\n"), fresh_ids()
+    log = await blobs.open_log(next_blob_id)
+    await log.append(b"line\n")
+    (scratch := tmp_path / "scratch").mkdir()
+    before = descriptors_under(tmp_path)
+    assert await blobs.read(blob_id, 0, 5) == b"line\n"
+    assert [await blobs.size(blob_id), await blobs.recover(taken[0]), await blobs.holds_end(taken[0])] == [5, 5, True]
+    assert await blobs.left_logs() == []
+    assert (await blobs.local_path(blob_id, scratch)).stat().st_size == 5
+    (scratch / "whole").write_bytes(b"adopted")
+    await blobs.adopt(new_id(), scratch / "whole")
+    await blobs.check()
+    with pytest.raises(BlobError, match="exists already"):
+        await blobs.create(blob_id)
+    with pytest.raises(BlobUnavailable):
+        await blobs.adopt(new_id(), scratch / "nowhere")
+    with pytest.raises(BlobMissing):
+        await blobs.read(blob_id, 0, 6)
+    assert descriptors_under(tmp_path) == before
+    await log.close()
 
 
 async def test_large_blobs_take_little_memory(place: Place, processes: Processes, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import gc
 import json
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.blobs_places import Place, fresh_ids, new_id, put, s3_settings
+from tests.contracts.blobs_places import Place, descriptors_under, fresh_ids, new_id, put, s3_settings
 from tests.faults.blobs_scenarios import LINES, LOG_RULES, WRITER_RULES
 from tests.support.processes import Processes
 from tests.support.s3 import S3Server
@@ -221,15 +220,6 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(BlobUnavailable, match="check the configured path"):
         LocalBlobs(tmp_path / "file" / "blobs")
-
-
-def descriptors_under(directory: str | Path) -> list[str]:
-    """What this process has open in the directory; the other descriptors of a test process come and go as they like."""
-    targets = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor that listed them is gone by now
-            targets.append(os.readlink(f"/proc/self/fd/{name}"))
-    return sorted(target for target in targets if target.startswith(f"{directory}/"))
 
 
 @pytest.mark.anyio

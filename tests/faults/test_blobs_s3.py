@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import HeldObject, Objects, S3Settings
 from tidegate.backends.blobs_s3_log import UNSEALED_BYTES_MAX, SpooledLog
 from tidegate.backends.blobs_s3_writer import S3Writer
+from tidegate.backends.disk import write_all
 from tidegate.core.errors import BlobMissing, BlobUnavailable, BlobVoid
 from tidegate.core.nouns import Placed
 
@@ -260,6 +262,33 @@ async def test_a_copy_that_cannot_be_written_is_tried_again_later(patient: S3Blo
     with pytest.raises(BlobUnavailable, match=f"copying blob {blob_id}"):
         await patient.local_path(blob_id, tmp_path / "nowhere")
     assert (await patient.local_path(blob_id, tmp_path)).read_bytes() == b"0123456789"
+
+
+async def test_a_copy_that_is_given_up_never_writes_into_another_file(
+    patient: S3Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes may come to it only when the descriptor's number belongs to another file."""
+    blob_id, came, may_write, written = await put(patient, b"0123456789"), *(threading.Event() for _ in range(3))
+
+    def write_late(fd: int, data: bytes) -> None:
+        came.set()
+        may_write.wait()
+        with contextlib.suppress(OSError):
+            write_all(fd, data)
+        written.set()
+
+    monkeypatch.setattr("tidegate.backends.blobs_s3.write_all", write_late)
+    copying = asyncio.create_task(patient.local_path(blob_id, tmp_path))
+    await asyncio.to_thread(came.wait)
+    copying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    with contextlib.ExitStack() as others:
+        files = [others.enter_context((tmp_path / f"other-{at}").open("wb")) for at in range(5)]
+        may_write.set()
+        await asyncio.to_thread(written.wait)
+        assert [os.fstat(file.fileno()).st_size for file in files] == [0] * 5
+    assert sorted(os.listdir(tmp_path)) == [*(f"other-{at}" for at in range(5)), "spool"]
 
 
 async def test_an_object_that_shrank_or_went_is_missing(patient: S3Blobs, direct: S3Store) -> None:

@@ -160,12 +160,9 @@ class S3Blobs:
         path = scratch / f"{blob_id}.{secrets.token_hex(8)}"
         partial = path.with_name(path.name + ".part")
         try:
-            fd = create_exclusive(partial)
-            try:
-                async for chunk in self._objects.chunks(object_key(blob_id), 0, size):
-                    await hop(self._threads, write_all, fd, chunk)
-            finally:
-                os.close(fd)
+            os.close(create_exclusive(partial))
+            async for chunk in self._objects.chunks(object_key(blob_id), 0, size):
+                await hop(self._threads, _append, partial, chunk)
             if partial.stat().st_size != size:
                 raise BlobUnavailable(f"the copy of blob {blob_id} in {scratch} is not whole: try again")
             partial.rename(path)
@@ -233,3 +230,13 @@ class S3Blobs:
             return [name for name in os.listdir(self._spool) if name > after and ids.is_valid("blob", name)]
         except OSError as failure:
             raise unavailable(failure, self._spool, "listing the spool") from failure
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Write behind what a file has. Its descriptor stays in this thread: a caller that is cancelled does not wait for the
+    thread, and a descriptor that it closed could be another file's by the time of the write."""
+    fd = open_plain(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)
