@@ -196,6 +196,7 @@ async def test_two_hosts_may_not_share_a_directory(tmp_path: Path) -> None:
     await second.close()
     with pytest.raises(StoreRefused, match="delete"):
         LocalBlobs(root, host="machine:two")
+    assert descriptors_under(root) == []
     (root / one_host.MARK).unlink()
     await LocalBlobs(root, host="machine:two").close()
 

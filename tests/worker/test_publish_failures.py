@@ -25,7 +25,7 @@ from tidegate.core.input.prefix_tree import shared_beginnings
 from tidegate.core.nouns import Finished, Job, JobFlush, KeepTimes, PublishTurns, Usage
 from tidegate.core.states import JobState, Outcome
 from tidegate.stages import lease
-from tidegate.stages.ship import Ship
+from tidegate.stages.ship import LONG, QUICK, Ship
 from tidegate.worker.registration import Registration
 from tidegate.worker.shipping import Publishing
 
@@ -179,6 +179,13 @@ class Held(Away):
         await self.let_go.wait()
         async for part in self._stream(blob_id, at, count):
             yield part
+
+
+async def test_every_job_is_quick_or_long_and_no_tenant_has_a_whole_look_to_itself() -> None:
+    assert (QUICK.bytes_min, QUICK.bytes_max + 1) == (0, LONG.bytes_min)
+    assert LONG.bytes_max >= 1 << 50
+    assert 4 * QUICK.tenant_max <= QUICK.count_max
+    assert LONG.tenant_max == 1, "of large jobs each tenant has one before anyone has another"
 
 
 async def test_a_job_whose_lines_are_written_again_keeps_no_other_one_waiting(world: WorkerWorld) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.contracts.blobs_places import descriptors_under
 from tests.worker.world import WorkerWorld
 from tidegate.backends.scratch import scratch_directory
 from tidegate.core.errors import BlobUnavailable
@@ -48,6 +49,7 @@ def test_what_a_killed_process_left_in_scratch_goes_with_the_next_one_and_the_li
         assert not left.exists()
         assert (state / "half-done").exists()
     assert not mine.exists()
+    assert descriptors_under(tmp_path) == []
     alive.communicate("")
     assert alive.returncode == 0
     assert list(tmp_path.iterdir()) == []

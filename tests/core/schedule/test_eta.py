@@ -156,6 +156,9 @@ def test_a_rate_is_what_was_served_while_there_was_work() -> None:
     # Four calls at once of eight slots: twice as much may be possible; nothing is taken away where more were measured.
     assert best_rates([burst], 8) == (200.0, 2.0)
     assert best_rates([burst, slow], 1) == (100.0, 1.0)
+    assert best_rates([Minute(7, 6_000, 6_000, 60)], 8) == (100.0, 1.0), (
+        "nobody counted: every slot may have been taken"
+    )
     assert best_rates([], 8) is None
 
 

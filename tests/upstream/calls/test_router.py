@@ -398,8 +398,15 @@ async def test_our_own_deadline_ends_the_call_and_harms_nobody(world: RouterWorl
         await peer.until_gone()
 
     async with RawServer(hang) as server, world.router(deployment(server.url)) as router:
-        for _ in range(8):
-            assert type(await failure(router, world, left_ms=50)) is Ambiguous
+        ended = 0
+        while ended < 8:
+            error = await failure(router, world, left_ms=50)
+            if type(error) is Unavailable:
+                # A busy machine let the deadline pass before the call was out.
+                assert "never started" in error.message
+                continue
+            assert type(error) is Ambiguous
+            ended += 1
         assert router.status()[0].state == "closed"
         await eventually(lambda: server.open_count == 0, "the calls to be dropped")
         assert type(await failure(router, world, left_ms=0)) is Unavailable

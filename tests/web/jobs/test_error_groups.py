@@ -35,6 +35,15 @@ def test_other_words_are_other_groups_and_none_is_long() -> None:
     assert fingerprint("") == ""
 
 
+def test_so_much_of_a_message_is_read_and_so_much_is_told() -> None:
+    assert fingerprint("x" * 1_000) == "x" * 200
+    assert fingerprint("12345 " * 100) == "# " * 49 + "#", "the first 300 characters are read"
+    assert fingerprint(f"no '{'b' * 200}' here") == "no … here"
+    assert fingerprint(f"no '{'b' * 201}' here") == f"no '{'b' * 196}", "a longer quote is not taken for one"
+    assert fingerprint(f"a{'b' * 20}://c d") == "# d"
+    assert fingerprint(f"a{'b' * 21}://c d") == f"a{'b' * 21}://c d", "no scheme is so long"
+
+
 @pytest.mark.anyio
 async def test_lines_are_grouped_with_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[dict[str, Any]] = [
