@@ -92,8 +92,7 @@ def quiet(tide: Tide, now_ms: float, seconds: float, *, metrics: bool = True, ga
 
 
 def test_what_was_not_counted_is_nothing_of_one_worker() -> None:
-    nothing = dict.fromkeys(("in_flight", "awaiting", "awaiting_tokens", "sent_tokens", "held_tokens", "refusals"), 0)
-    assert Signals(7.0) == Signals(7.0, workers=1, held_ms=0.0, **nothing)
+    assert Signals(7.0) == Signals(7.0, 1, 0, 0, 0, 0, 0, 0.0, None, None, None, (), 0)
 
 
 @settings(max_examples=40, deadline=None)
