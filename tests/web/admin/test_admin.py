@@ -66,6 +66,27 @@ def test_batches_of_every_tenant_are_listed_and_found(desk: AdminDesk) -> None:
         assert desk.writer.post(f"/admin/v1/batches/{batch_id}/cancel").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "count_max"),
+    [
+        *(
+            (f"/admin/v1/{name}", 100)
+            for name in ("audit", "batches", "budgets", "deliveries", "keys", "operations", "orgs")
+        ),
+        ("/admin/v1/flows", 1_000),
+        ("/v1/batches", 100),
+        ("/v1/files", 10_000),
+        ("/v1/webhook_deliveries", 100),
+    ],
+)
+def test_a_page_of_a_list_has_a_bound(desk: AdminDesk, path: str, count_max: int) -> None:
+    caller = desk.reader if path.startswith("/admin") else desk.ours
+    assert caller.get(path, params={"limit": count_max}).status_code == 200
+    refused = caller.get(path, params={"limit": count_max + 1})
+    is_error(refused, {"status": 400, "code": "invalid_parameter", "param": "limit"})
+    assert f"from 1 to {count_max:,}" in refused.text
+
+
 def test_each_change_is_noted_with_who_and_what(desk: AdminDesk) -> None:
     assert desk.audit() == []
     path = f"/admin/v1/batches/{desk.our_batch}"

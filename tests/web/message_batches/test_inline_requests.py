@@ -105,3 +105,13 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_whole(end: bytes) -
 def test_bytes_that_are_no_text_are_left_to_ingest() -> None:
     (line,) = lines_of(b'{"requests":[{"custom_id":"a","params":{"a":"\xff"}}]}')
     assert b"\xff" in line
+
+
+def test_what_a_request_lacks_is_said_in_our_sentence() -> None:
+    with pytest.raises(ApiProblem) as lacking:
+        lines_of(b'{"requests":[{"params":{}}]}')
+    assert lacking.value.message == "`requests.0`: object missing required field `custom_id`."
+    long_name = "x" * 1_000
+    with pytest.raises(ApiProblem) as unknown:
+        lines_of(b'{"requests":[{"custom_id":"a","params":{},"%b":1}]}' % long_name.encode())
+    assert unknown.value.message == f"`requests.0`: {f'object contains unknown field `{long_name}'[:200]}."
