@@ -540,3 +540,20 @@ async def test_only_as_many_look_again_as_may_send(free: int, model: str, called
     assert looks == called
     for runner in runners:
         runner.cancel()
+
+
+@pytest.mark.parametrize("is_group_over", [False, True])
+async def test_more_is_leased_at_once_when_a_group_of_suspects_is_over(is_group_over: bool) -> None:
+    """Until then the others stay with the store: without word of its end, they would lie there until the next look."""
+    told: list[str] = []
+    leased_work, state = hand_of(HandClock()), slice_of(0)
+    leased_work.expect(state)
+    leased_work.add(state, [])
+    settler = SliceSettler(
+        leased_work,
+        cast(Any, SimpleNamespace(end_slice=lambda ended: ended is state and is_group_over)),
+        cast(Recorder, SimpleNamespace(finish_slice=lambda *slice_key: told.append("finished"))),
+        cast(Any, SimpleNamespace(notify=lambda: told.append("woken"))),
+    )
+    settler.settle_slice(state)
+    assert told == [*(["woken"] if is_group_over else []), "finished"]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.support.ports import HandClock
 from tests.upstream.limits import LASTS_MS, MemoryLimits
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, LimitRoom, Period, SideRoom
-from tidegate.core.errors import Withheld
+from tidegate.core.errors import LimitsUnavailable, Withheld
 from tidegate.upstream.budgets.budget_client import CONTENDED_ASK_MAX, BudgetClient
 from tidegate.upstream.http.send_permit import SendPermit
 
@@ -121,6 +121,20 @@ async def test_a_permit_runs_out_by_the_moment_at_which_it_was_asked_for(
     limits.clock.advance(LASTS_MS - 10)
     limits.gate.set()
     assert (await waiting).dies_ms == asked_ms + LASTS_MS
+
+
+@pytest.mark.parametrize("wrong", [LimitsUnavailable("away"), ValueError("a defect of ours")])
+async def test_no_call_waits_for_a_question_that_failed(wrong: Exception) -> None:
+    class FailingLimits(MemoryLimits):
+        async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
+            raise wrong
+
+    limits = FailingLimits(HandClock())
+    budget_client = BudgetClient(limits, limits.clock)
+    for end in await asyncio.gather(taking(budget_client), taking(budget_client), return_exceptions=True):
+        assert isinstance(end, Withheld)
+        assert (end.code, end.until_ms > limits.clock.monotonic_ms()) == ("limits_unavailable", True)
+    await budget_client.close()
 
 
 async def test_what_was_charged_until_a_moment_is_free_from_then_on(limits: GatedLimits) -> None:

@@ -340,6 +340,23 @@ async def test_a_cancelled_call_that_waits_for_leave_leaves_nothing_behind(
     assert server.posts == []
 
 
+async def test_a_call_that_leaves_while_it_waits_for_its_budget_keeps_no_slot(
+    world: RouterWorld, limits: MemoryLimits
+) -> None:
+    async with RawServer() as server:
+        place = deployment(server.url, limits=(minute(1),))
+        async with world.router(place, capacity=Capacity(limits)) as router:
+            await router.send(world.call())
+            world.clock.advance(59_000)
+            waiting = asyncio.create_task(router.send(world.call()))
+            await eventually(lambda: router._states[place.name].expecting == 1, "a slot to be kept for the call")
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            world.clock.advance(2_000)
+            assert router.free_slots("m") == 64
+    assert len(server.posts) == 1
+
+
 async def test_a_budget_that_frees_in_a_moment_is_waited_for_and_holds_only_so_many_places(world: RouterWorld) -> None:
     """Time is the loop's own here: the call waits inside."""
     limits = MemoryLimits(world.clock)

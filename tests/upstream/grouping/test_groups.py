@@ -341,6 +341,7 @@ async def test_who_leaves_takes_nobody_along(world: RouterWorld) -> None:
         left = await asyncio.gather(tasks[1], tasks[3])
         assert [json.loads(one.body)["data"][0]["embedding"][0] for one in left] == [3, 5]
         assert all(task.cancelled() for task in (tasks[0], tasks[2]))
+        assert not router._waiting_groups._by_route, "parameters of items name groups: none may pile up"
     assert sizes(server) == [1, 2]
 
 

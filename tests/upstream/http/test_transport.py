@@ -282,6 +282,18 @@ async def test_100s_without_end_are_given_up_long_before_the_deadline() -> None:
     assert "not valid HTTP" in error.message
 
 
+async def test_an_answer_behind_as_many_100s_as_are_taken_is_the_answer() -> None:
+    async def script(request: Request, peer: Peer) -> None:
+        await peer.send(b"HTTP/1.1 102 Processing\r\n\r\n" * hints)
+        await peer.answer()
+
+    hints = 1_024
+    async with RawServer(script) as server, line_to(server) as (_, line, url):
+        assert (await line.post(UpstreamRequest(url, "k", b"{}"), 20)).body == CHAT
+    hints += 1
+    assert "not valid HTTP" in (await fails(script)).message
+
+
 @pytest.mark.parametrize("script", [_hang_before_headers, _hang_after_headers])
 async def test_the_total_deadline_ends_any_call(script: Script) -> None:
     # Long enough to connect and send on a busy machine.

@@ -18,3 +18,23 @@ async def test_a_call_that_begins_stands_no_longer() -> None:
         at.tide.end_flight(flight, None)
         at.tide.forget("second")
         assert not at.tide._held
+
+
+async def test_calls_teach_how_long_a_prompt_waits_but_not_each_of_those_that_end_at_once() -> None:
+    """Fitting a line costs more than a short call: one in 5 ms is enough to learn from."""
+
+    def answered(after_ms: float) -> None:
+        flight = at.tide.begin_flight("one", b"x" * 4_000, clock.monotonic_ms())
+        clock.advance(after_ms)
+        at.tide.end_flight(flight, 10)
+
+    async with sea() as at:
+        clock, estimate = at.world.clock, at.tide._prefill
+        waits_ms = [estimate.first_token_ms(1_000)]
+        for after_ms in (60_000, 0, 4, 1):
+            answered(after_ms)
+            waits_ms.append(estimate.first_token_ms(1_000))
+    first, slower, *within, later = waits_ms
+    assert slower > first
+    assert within == [slower, slower], "nothing is learned within 5 ms"
+    assert later != slower

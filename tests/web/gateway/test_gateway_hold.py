@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +15,11 @@ from tests.support.sdks import anthropic, openai
 from tests.upstream.raw_server import Peer, Request
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
 from tests.web.upstream import STREAM_END, STREAM_HEAD, chunk, chunked, event, streams
+from tidegate.core.answers.stream_assembly import WholeAnswer
+from tidegate.core.translate import StreamToAnthropic
 from tidegate.settings.guards import GuardrailEntry, HookEntry
+from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.web.gateway.guarding import _collected
 
 DONE = b"data: [DONE]\n\n"
 HELD = GuardrailEntry(patterns=("forbidden",), streams="hold")
@@ -222,3 +227,18 @@ def test_what_an_upstream_does_after_its_last_event_does_not_spoil_a_translated_
         assert "".join(stream.text_stream) == "hello"
         assert stream.get_final_message().stop_reason == "end_turn"
     wait_until(lambda: world.interactive() == (0, 0), timeout_s=20, what="the place to be given back")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("said", [split("hello")[:-1], []], ids=["no end", "nothing"])
+async def test_a_translated_stream_is_judged_as_its_client_would_get_it(said: list[bytes]) -> None:
+    """The engine's stream may end without its last event: what the translator says then belongs to the answer."""
+
+    async def read() -> bytes:
+        return rest.pop(0) if rest else b""
+
+    rest = list(said)
+    response = cast(UpstreamResponse, SimpleNamespace(read=read, bytes_max=1 << 20, status=200))
+    judged, taken = WholeAnswer(MESSAGES, 1 << 20), WholeAnswer(MESSAGES, 1 << 20)
+    taken.feed(await _collected(response, StreamToAnthropic(), judged))
+    assert judged.end_stream() == taken.end_stream()
