@@ -398,6 +398,34 @@ async def test_a_tenant_gets_no_more_than_its_turns_whatever_plan_the_database_m
     assert [len(await lease(world, worker_id, count_max=2, tenant_max=5)) for _ in range(3)] == [2, 2, 1]
 
 
+async def test_endpoints_of_a_tenant_take_turns(world: StoreWorld) -> None:
+    """A receiver that hangs has many events behind it, all of them due before the one for another receiver."""
+    caller, store, worker_id = await world.caller(), world.store, await world.worker()
+    hanging = await endpoint(world, caller, name="hanging")
+    for _ in range(6):
+        await cancelled(world, caller)
+    await world.clock.advance(1_000)
+
+    async def leased(count_max: int, endpoint_max: int = 3) -> list[str]:
+        taken = await store.lease_webhooks(
+            worker_id, world.token(), count_max=count_max, tenant_max=4, endpoint_max=endpoint_max
+        )
+        return [one.endpoint_id for one in taken]
+
+    assert await leased(2) == [hanging.id] * 2
+    quick = await endpoint(world, caller, name="quick")
+    await cancelled(world, caller)
+    assert await leased(1) == [quick.id], "it has fewest out"
+    assert await leased(10) == [hanging.id]
+    assert await leased(10) == [], "its tenant has as many out as it may"
+    assert await leased(10, endpoint_max=4) == []
+    late = await world.caller("late")
+    await endpoint(world, late)
+    for _ in range(4):
+        await cancelled(world, late)
+    assert len(await leased(10)) == 3, "one turn of a tenant is never its only endpoint's"
+
+
 async def test_who_has_fewest_out_is_next_and_no_turn_is_left_unused(world: StoreWorld) -> None:
     busy, calm, worker_id = await world.caller("busy"), await world.caller("calm"), await world.worker()
     for caller in (busy, calm):

@@ -263,8 +263,12 @@ async def test_a_look_of_the_scheduler_sorts_and_scans_nothing_on_postgresql(pos
     await connection.close()
 
 
-# What is queued for one tenant is read in the order of an index; tenants themselves are sorted, one row each.
-DELIVERIES = {"webhook_tenants_due": ["USE TEMP B-TREE FOR ORDER BY"], "webhook_deliveries_lease": []}
+# What is queued for one endpoint is read in the order of an index; tenants and endpoints themselves are sorted, one row each.
+DELIVERIES = {
+    "webhook_tenants_due": ("webhook_deliveries_turn", ["USE TEMP B-TREE FOR ORDER BY"]),
+    "webhook_endpoints_due": ("webhook_deliveries_endpoint_turn", ["USE TEMP B-TREE FOR ORDER BY"]),
+    "webhook_deliveries_lease": ("webhook_deliveries_endpoint_turn", []),
+}
 
 
 @pytest.mark.parametrize("name", DELIVERIES)
@@ -276,8 +280,9 @@ def test_no_delivery_is_sorted_when_some_are_leased_on_sqlite(name: str) -> None
     statement = statements()[name]
     rows = connection.execute(f"explain query plan {statement.sql}", dict.fromkeys(statement.parameters, 0))
     steps = [row[3] for row in rows]
-    assert any("webhook_deliveries_turn" in step for step in steps), steps
-    assert [step for step in steps if "TEMP B-TREE" in step] == DELIVERIES[name]
+    index, sorted_steps = DELIVERIES[name]
+    assert any(index in step for step in steps), steps
+    assert [step for step in steps if "TEMP B-TREE" in step] == sorted_steps
     assert not [step for step in steps if step.startswith("SCAN") and step not in ("SCAN w", "SCAN ranked")]
 
 
@@ -290,13 +295,14 @@ async def test_no_delivery_is_sorted_when_some_are_leased_on_postgresql(postgres
         "set enable_seqscan = off; set enable_bitmapscan = off; set plan_cache_mode = force_generic_plan"
     )
     values = {"tenant_max": "1", "count_max": "1", "worker_id": "'w'", "token": "'t'", "tenant_id": "'a'"}
-    for name in DELIVERIES:
+    values |= {"endpoint_id": "'e'", "endpoint_max": "1"}
+    for name, (index, _) in DELIVERIES.items():
         statement = statements()[name]
         await connection.execute(f"prepare look as {for_postgres(statement)}")
         given = ", ".join(values[one] for one in statement.parameters)
         plan = "\n".join(row[0] for row in await connection.fetch(f"explain execute look ({given})"))
         await connection.execute("deallocate look")
-        assert "webhook_deliveries_turn" in plan
+        assert index in plan
         sorts = [line.strip() for line in plan.splitlines() if "Sort Key" in line]
         assert all("out_count" in line or "first_due_at" in line or "SubPlan" in line for line in sorts), (
             f"{name}\n{plan}"

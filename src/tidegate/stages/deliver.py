@@ -2,7 +2,8 @@
 
 Any number of processes share the outbox by leases. A delivery is recorded after it was sent, so one whose process dies in between is
 sent again under the same id. One tenant's slow receivers use up that tenant's turns, never everybody's: the fewer slots are free, the
-fewer a tenant may have out.
+fewer a tenant may have out. A tenant's endpoints take turns, and none of them has all of its tenant's: a receiver that hangs, with
+thousands of events behind it, does not keep those of the others.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ log = structlog.get_logger()
 
 SLOTS = 100
 TENANT_MAX = 20
+ENDPOINT_MAX = 15
 POLL_S = 1.0
 GATHER_S = 0.05
 _RETRY_S_MAX = 5.0
@@ -106,7 +108,11 @@ class WebhookDeliveries:
         self._token = self._token or self._entropy.token_bytes(_TOKEN_BYTES).hex()
         begun_ms = self._clock.monotonic_ms()
         leased = await self._store.lease_webhooks(
-            self._worker_id(), self._token, count_max=free, tenant_max=max(1, min(TENANT_MAX, free // 2))
+            self._worker_id(),
+            self._token,
+            count_max=free,
+            tenant_max=max(1, min(TENANT_MAX, free // 2)),
+            endpoint_max=ENDPOINT_MAX,
         )
         self._token = ""
         for one in leased:

@@ -771,6 +771,7 @@ create table webhook_deliveries (
 );
 create index webhook_deliveries_due on webhook_deliveries (due_at) where state = 'pending';
 create index webhook_deliveries_turn on webhook_deliveries (tenant_id, due_at, event_id) where state = 'pending';
+create index webhook_deliveries_endpoint_turn on webhook_deliveries (tenant_id, endpoint_id, due_at, event_id) where state = 'pending';
 create index webhook_deliveries_out on webhook_deliveries (tenant_id) where lease_token is not null;
 create index webhook_deliveries_leased on webhook_deliveries (lease_token) where lease_token is not null;
 create index webhook_deliveries_by_tenant on webhook_deliveries (tenant_id, created_at, event_id, endpoint_id);

@@ -149,19 +149,19 @@ class Webhooks(Table):
 
     @writes
     async def lease_webhooks(
-        self, tx: Tx, worker_id: str, token: str, *, count_max: int, tenant_max: int
+        self, tx: Tx, worker_id: str, token: str, *, count_max: int, tenant_max: int, endpoint_max: int | None = None
     ) -> list[LeasedDelivery]:
-        """Take deliveries that are due, fair between tenants, each of which has at most so many out at once.
+        """Take deliveries that are due, fair between tenants and between the endpoints of a tenant; each tenant has at most so many out
+        at once, and so does each endpoint.
 
         Asked again with the same token, it returns also what it took before."""
+        by = {"worker_id": worker_id, "token": token}
+        bound = tenant_max if endpoint_max is None else endpoint_max
         tenants = await tx.all("webhook_tenants_due", tenant_max=tenant_max, count_max=count_max)
         left = count_max
         for place, (tenant_id, out_count) in enumerate(tenants):
             share = min(tenant_max - out_count, -(-left // (len(tenants) - place)))
-            taken = await tx.all(
-                "webhook_deliveries_lease", worker_id=worker_id, token=token, tenant_id=tenant_id, count_max=share
-            )
-            left -= len(taken)
+            left -= await _lease_of_tenant(tx, tenant_id, share, bound, by)
         return [_leased_from(row, token) for row in await tx.dicts("webhook_deliveries_leased", token=token)]
 
     async def record_webhook(
@@ -310,6 +310,19 @@ async def put_endpoint(
         door=shape.door,
         headers=msgspec.json.encode(shape.headers).decode() if shape.headers else None,
     )
+
+
+async def _lease_of_tenant(tx: Tx, tenant_id: str, count_max: int, endpoint_max: int, by: dict[str, str]) -> int:
+    """Take so many deliveries of a tenant, in turns of its endpoints. Return how many there were."""
+    endpoints = await tx.all(
+        "webhook_endpoints_due", tenant_id=tenant_id, endpoint_max=endpoint_max, count_max=count_max
+    )
+    left = count_max
+    for place, (endpoint_id, out_count) in enumerate(endpoints):
+        share = min(endpoint_max - out_count, -(-left // (len(endpoints) - place)))
+        name = {"tenant_id": tenant_id, "endpoint_id": endpoint_id}
+        left -= len(await tx.all("webhook_deliveries_lease", count_max=share, **name, **by))
+    return count_max - left
 
 
 async def _endpoint(tx: Tx, tenant_id: str, endpoint_id: str) -> WebhookEndpoint | None:

@@ -100,3 +100,4 @@ create table ended_sessions (
     ends_at bigint not null
 );
 alter table uploads add column md5 text;
+create index webhook_deliveries_endpoint_turn on webhook_deliveries (tenant_id, endpoint_id, due_at, event_id) where state = 'pending';

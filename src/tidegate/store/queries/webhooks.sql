@@ -153,12 +153,43 @@ where first_due_at is not null and out_count < :tenant_max
 order by out_count, first_due_at
 limit :count_max;
 
+-- webhook_endpoints_due --
+-- The endpoints of one tenant with a delivery that is due and free, and how many each has out; those with fewest out first. Each endpoint is
+-- found by one step in the index, however much is queued for it.
+with recursive waiting (endpoint_id) as (
+    select min(d.endpoint_id) from webhook_deliveries d where d.state = 'pending' and d.tenant_id = :tenant_id
+    union all
+    select (
+        select min(d.endpoint_id) from webhook_deliveries d
+        where d.state = 'pending' and d.tenant_id = :tenant_id and d.endpoint_id > w.endpoint_id
+    )
+    from waiting w where w.endpoint_id is not null
+),
+ranked as (
+    select w.endpoint_id, (
+        select d.due_at from webhook_deliveries d
+        where d.state = 'pending' and d.tenant_id = :tenant_id and d.endpoint_id = w.endpoint_id and d.due_at <= now_ms()
+            and (d.worker_id is null or not exists (select 1 from workers a where a.id = d.worker_id and a.state = 'alive'))
+        order by d.due_at
+        limit 1
+    ) as first_due_at, (
+        select count(*) from webhook_deliveries o
+        where o.lease_token is not null and o.tenant_id = :tenant_id and o.endpoint_id = w.endpoint_id
+            and exists (select 1 from workers a where a.id = o.worker_id and a.state = 'alive')
+    ) as out_count
+    from waiting w where w.endpoint_id is not null
+)
+select endpoint_id, out_count from ranked
+where first_due_at is not null and out_count < :endpoint_max
+order by out_count, first_due_at
+limit :count_max;
+
 -- webhook_deliveries_lease --
--- The next deliveries of one tenant. A row that another transaction changes is left to the next pass, so a lease waits for nothing. They are
+-- The next deliveries to one endpoint. A row that another transaction changes is left to the next pass, so a lease waits for nothing. They are
 -- picked apart: as a condition of the update, PostgreSQL may look for them again for each row, and take more than were asked for.
 with picked as (
     select d.event_id as picked_event, d.endpoint_id as picked_endpoint from webhook_deliveries d
-    where d.state = 'pending' and d.tenant_id = :tenant_id and d.due_at <= now_ms()
+    where d.state = 'pending' and d.tenant_id = :tenant_id and d.endpoint_id = :endpoint_id and d.due_at <= now_ms()
         and (d.worker_id is null or not exists (select 1 from workers a where a.id = d.worker_id and a.state = 'alive'))
     order by d.due_at, d.event_id
     limit :count_max /*! for update skip locked */
