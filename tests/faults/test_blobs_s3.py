@@ -240,6 +240,20 @@ async def test_a_hanging_store_ends_in_a_time_out(
     assert os.listdir(tmp_path) == ["spool"]
 
 
+async def test_a_silent_store_is_given_up_sooner_where_hardly_any_bytes_go(
+    settings: S3Settings, proxy: Proxy, tmp_path: Path
+) -> None:
+    """Long before a part of a large file would be given up."""
+    quick = msgspec.structs.replace(settings, small_timeout_ms=200, retry_for_ms=300, request_timeout_ms=600_000)
+    blobs = S3Blobs(quick, tmp_path / "spool")
+    proxy.blackhole()
+    async with asyncio.timeout(60):
+        outcomes = await asyncio.gather(blobs.create(new_id()), blobs.delete(new_id()), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [BlobUnavailable] * 2
+    assert all("no answer within 0.2 s" in str(outcome) for outcome in outcomes)
+    await blobs.close()
+
+
 async def test_a_truncated_answer_is_never_taken_for_the_whole(
     hasty: S3Blobs, patient: S3Blobs, proxy: Proxy, tmp_path: Path
 ) -> None:

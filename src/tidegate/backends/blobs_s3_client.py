@@ -4,7 +4,7 @@ verification.
 It speaks of keys and bytes and knows nothing of ids, spools or logs. `obstore` repeats what is safe to repeat (5xx,
 SlowDown, refused and broken connections, and time-outs of idempotent requests); the loop here repeats the rest
 (a body that broke off, a conditional PUT without an answer). Both stop after `retry_for_ms`, so no call takes longer
-than that plus one `request_timeout_ms`.
+than that plus one `request_timeout_ms`, or one `small_timeout_ms` where next to no bytes go either way.
 
 `obstore` itself completes what is left unset from the usual AWS_* and AZURE_* variables, roles and instance credentials.
 """
@@ -76,6 +76,7 @@ class S3Settings(msgspec.Struct, frozen=True):
     allow_http: bool = False
     connect_timeout_ms: int = 5_000
     request_timeout_ms: int = 60_000
+    small_timeout_ms: int = 10_000
     retry_for_ms: int = 30_000
     missing_after_ms: int = MISSING_AFTER_MS
 
@@ -119,12 +120,13 @@ class Objects:
     def __init__(self, settings: S3Settings) -> None:
         _pause_at_exit()
         self._retry_for_s = settings.retry_for_ms / 1_000
+        self._small_s = settings.small_timeout_ms / 1_000
         self._where = _where(settings)
         self.store = _store(settings)
 
     async def head(self, key: str) -> HeldObject | None:
         try:
-            meta = await self.persist(f"looking up {key}", lambda: obstore.head_async(self.store, key))
+            meta = await self._persist_small(f"looking up {key}", lambda: obstore.head_async(self.store, key))
         except BlobMissing:
             return None
         return HeldObject(meta["size"], (meta["e_tag"] or "").strip('"'))
@@ -179,7 +181,7 @@ class Objects:
 
     async def delete(self, key: str) -> None:
         try:
-            await self.persist(f"deleting {key}", lambda: obstore.delete_async(self.store, key))
+            await self._persist_small(f"deleting {key}", lambda: obstore.delete_async(self.store, key))
         except BlobMissing:
             return
 
@@ -283,6 +285,18 @@ class Objects:
                     raise self.unavailable(failure, doing) from failure
                 await asyncio.sleep(pause_s)
                 backoff_ms = min(2 * backoff_ms, BACKOFF_MAX_MS)
+
+    async def _persist_small(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The same for a request that a store which is there answers at once: a silent one is given up sooner."""
+
+        async def answered() -> T:
+            try:
+                async with asyncio.timeout(self._small_s):
+                    return await attempt()
+            except TimeoutError:
+                raise GenericError(f"no answer within {self._small_s:g} s") from None
+
+        return await self.persist(doing, answered)
 
     def unavailable(self, failure: Exception, doing: str) -> BlobUnavailable:
         """An error of the store as one sentence, without the pages of detail that come with it."""

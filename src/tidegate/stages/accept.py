@@ -45,6 +45,7 @@ REPLAY_MS = 5_000
 _PAUSE_FIRST_S = 0.05
 _PAUSE_S_MAX = 1.0
 _UNWANTED_COUNT_MAX = 1_000
+REMOVE_WAIT_S = 5.0
 # The trailer of a work file whose one item is the first line of its input.
 _FIRST_LINE = (1).to_bytes(4, "little")
 
@@ -232,9 +233,10 @@ class Reception:
                 await self._remove(blob_id)
 
     async def _remove(self, blob_id: str) -> None:
-        """Remove the bytes of a condemned blob, then its row."""
-        with contextlib.suppress(TidegateError):
-            await self._blobs.delete(blob_id)
+        """Remove the bytes of a condemned blob, then its row. A caller waits for it: where the blobs do not answer, a sweep does it."""
+        with contextlib.suppress(TidegateError, TimeoutError):
+            async with asyncio.timeout(REMOVE_WAIT_S):
+                await self._blobs.delete(blob_id)
             await self._store.forget_blob(blob_id)
 
     async def _give_up_leftovers(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import socket
 import threading
@@ -14,6 +15,7 @@ import pytest
 from tests.support.processes import wait_until
 from tests.web.calls import create, is_error, kept, upload
 from tests.web.server import WebServer
+from tidegate.stages import accept
 from tidegate.web.http import intake, tenant_slots
 
 
@@ -291,3 +293,17 @@ def test_a_quota_bounds_the_disk_and_not_only_the_list_of_files(start_web: Any) 
             kept = client.post("/v1/files", files={"file": ("a", data)}, data={"purpose": "batch"}).json()["id"]
             assert bytes_on_disk(web) == len(data)
     assert web.statement("select count(*) from blobs") == [(1,)]
+
+
+def test_nobody_waits_for_blobs_that_do_not_answer_when_bytes_are_to_be_removed(
+    web: WebServer, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(blob_id: str) -> None:
+        await asyncio.Event().wait()
+
+    file_id = upload(client, b"{}\n")
+    [blob] = web.statement("select blob_id from extents where file_id = ?", file_id)
+    monkeypatch.setattr(accept, "REMOVE_WAIT_S", 0.01)
+    monkeypatch.setattr(web.blobs, "delete", silent)
+    assert client.delete(f"/v1/files/{file_id}").status_code == 200
+    assert web.statement("select state from blobs where id = ?", *blob) == [("condemned",)], "a sweep removes them"
