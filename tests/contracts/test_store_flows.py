@@ -335,6 +335,35 @@ async def test_a_flow_is_active_while_something_of_it_is_out_or_ready(world: Sto
     assert await is_active()
 
 
+async def test_a_flow_whose_only_job_is_paused_is_neither_active_nor_spent(world: StoreWorld) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    job = await world.running(caller, 2)
+    await world.lease(worker, job)
+    await world.store.pause_job(caller.tenant_id, job.id)
+    found = (await awake(world))[job.share_owner]
+    assert (found.is_active, found.has_spent) == (False, False)
+    await world.answer(await world.log(), job, 0, 1)
+    found = (await awake(world))[job.share_owner]
+    assert (found.is_active, found.has_spent) == (False, False)
+
+
+async def test_flows_are_shown_by_model_the_awake_and_least_served_first_and_so_many_at_most(world: StoreWorld) -> None:
+    callers = {name: await world.caller(name) for name in ("served", "sleeps", "fresh")}
+    jobs = {name: await world.running(caller, 2) for name, caller in callers.items()}
+    await world.store.pause_job(callers["sleeps"].tenant_id, jobs["sleeps"].id)
+    assert await world.store.rest_flow(MODEL, jobs["sleeps"].share_owner)
+    await world.record(await answered(world, jobs["served"], 0, usage=Usage(10, 0, 5, 0)))
+    await world.ingested(await world.job(callers["fresh"]), plan_of(1, model="another"))
+    shown = [(row["model"], row["org"], row["state"]) for row in await world.store.list_flows(None, 9)]
+    assert shown == [
+        ("another", "fresh", "awake"),
+        (MODEL, "fresh", "awake"),
+        (MODEL, "served", "awake"),
+        (MODEL, "sleeps", "asleep"),
+    ]
+    assert [row["org"] for row in await world.store.list_flows(MODEL, 2)] == ["fresh", "served"]
+
+
 async def test_rates_are_summed_over_workers_and_minutes(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 9)

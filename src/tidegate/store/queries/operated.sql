@@ -109,7 +109,7 @@ select f.model, f.share_owner, t.name as org, f.state, f.weight_milli, f.served,
 from flows f
 left join tenants t on t.id = f.tenant_id
 where cast(:model as text) is null or f.model = :model
-order by f.model, f.state, f.served, f.share_owner
+order by f.model, f.state desc, f.served, f.share_owner
 limit :count_max;
 
 -- flows_refresh --
