@@ -29,7 +29,7 @@ async def test_a_census_counts_jobs_items_the_queue_and_workers(world: StoreWorl
         ("queued", 1, waiting.item_count),
     ]
     assert max(part.age_ms for part in census.queue) >= 500
-    assert (census.leased_items, census.active_workers) == (held.count, 1)
+    assert (census.leased_items, census.active_workers, census.leased_age_ms) == (held.count, 1, 500)
     assert census.workers >= 1
     await world.answer(await world.log(), running, 0, 1)
     assert (await world.store.census()).outcomes["completed"] == 2

@@ -201,6 +201,13 @@ async def test_an_input_that_ingest_needs_is_not_deleted(world: StoreWorld, is_f
     assert await world.store.delete_file(caller.tenant_id, file.id)
 
 
+async def test_of_more_expired_files_than_are_looked_at_the_oldest_are_found(world: StoreWorld) -> None:
+    caller = await world.caller()
+    files = [await world.file(caller, expires_after_ms=keep_ms) for keep_ms in (3_000, 1_000, 2_000)]
+    await world.clock.advance(5_000)
+    assert await world.store.expired_files(2) == [(caller.tenant_id, files[at].id) for at in (1, 2)]
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_a_file_is_taken_back_with_its_key_unless_a_job_was_made_of_it(world: StoreWorld, is_first: bool) -> None:
     caller, stranger, key = await world.caller(), await world.caller("stranger"), Idempotency("k", "hash")

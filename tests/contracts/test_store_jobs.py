@@ -234,6 +234,18 @@ async def test_quotas_stop_at_their_limits(world: StoreWorld) -> None:
     await allowed(bytes_per_day_max=50)
 
 
+async def test_a_job_of_several_files_counts_with_all_of_them(world: StoreWorld) -> None:
+    caller = await world.caller()
+    first, *more = [await world.file(caller, line_count=count, size_bytes=100 * count) for count in (1, 2, 4)]
+    await world.job(caller, first, shape=JobShape(more_inputs=tuple(file.id for file in more)))
+    own = await world.file(caller, line_count=3, size_bytes=300)
+    request = JobRequest("/v1/chat/completions", own.id, DAY_MS, "24h")
+    for enough in (Quotas(queued_items_max=10), Quotas(bytes_per_day_max=1_000)):
+        assert await world.store.creation_problem(caller, request, enough, "tenant") is None
+    for little in (Quotas(queued_items_max=9), Quotas(bytes_per_day_max=999)):
+        assert await world.store.creation_problem(caller, request, little, "tenant") is not None
+
+
 async def test_periods_count_per_user_where_there_is_one(world: StoreWorld) -> None:
     ann, bob = await world.caller(user="ann"), await world.caller(user="bob")
     limit = Quotas(jobs_per_hour_max=1)
@@ -485,7 +497,10 @@ async def test_closing_waits_for_leases_or_for_the_grace(world: StoreWorld) -> N
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 2, 2)
     [held] = await world.lease(worker, job, 1)
-    assert not await world.store.close_job(job.id, 0), "nothing asked it to close"
+    idle = await world.running(caller, 2)
+    for one in (job, idle):
+        assert not await world.store.close_job(one.id, 0), "nothing asked it to close"
+    assert await world.store.draining_jobs(0, 10) == []
     await world.store.cancel_job(caller.tenant_id, job.id)
     assert await world.store.draining_jobs(1_000, 10) == []
     assert not await world.store.close_job(job.id, 1_000)

@@ -51,6 +51,15 @@ async def test_jobs_of_every_tenant(world: StoreWorld) -> None:
     assert [(row["state"], row["jobs"]) for row in overview.jobs] == [("validating", 2)]
 
 
+async def test_tenants_of_one_moment_are_each_listed_once_page_by_page(world: StoreWorld) -> None:
+    made, found = [(await world.caller(name)).tenant_id for name in ("one", "two", "three")], list[str]()
+    await world.clock.advance(1)
+    made.append((await world.caller("younger")).tenant_id)
+    while page := await world.store.list_orgs(after=found[-1] if found else None, count_max=1):
+        found += [row["id"] for row in page]
+    assert found == [made[3], *sorted(made[:3], reverse=True)]
+
+
 async def test_jobs_of_one_tenant_by_status(world: StoreWorld) -> None:
     found = dict[tuple[str, JobState], list[str]]()
     for name in ("one", "two"):

@@ -313,6 +313,17 @@ async def test_a_job_that_ended_long_ago_is_forgotten_with_its_files(world: Stor
         await world.job(caller, idempotency=key)
 
 
+async def test_of_more_jobs_than_are_looked_at_those_that_ended_first_are_forgotten(world: StoreWorld) -> None:
+    ended = []
+    for _ in range(3):
+        job, _, token = await closed(world, answered=1, failed=0, rest=0)
+        ended.append((job, token))
+    for job, token in reversed(ended):
+        await publish(world, job, token)
+        await world.clock.advance(10)
+    assert await world.store.ended_jobs(0, 2) == [ended[2][0].id, ended[1][0].id]
+
+
 async def test_an_open_job_is_never_forgotten(world: StoreWorld) -> None:
     job, _, _ = await closed(world, answered=1, failed=0, rest=1)
     running = await world.running(await world.caller(), 2)

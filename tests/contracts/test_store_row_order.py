@@ -15,11 +15,12 @@ import asyncpg
 import pytest
 
 from tests.contracts.limits_world import budget, minute
-from tests.contracts.store_world import Log, StoreWorld, line
+from tests.contracts.store_world import CHAT, Log, StoreWorld, line
 from tests.contracts.test_store_races import VERBS, operating, someone_waits
 from tests.contracts.test_store_retries import FAILED, retried
 from tidegate.core.budgets.budget import BudgetRequest
-from tidegate.core.nouns import Caller, Job, JobEnd, Rewrite
+from tidegate.core.job_controls import Canary
+from tidegate.core.nouns import Caller, IngestPlan, Job, JobEnd, Rewrite, SlicePlan
 from tidegate.core.states import JobState
 from tidegate.store.clock import move_along
 
@@ -190,3 +191,12 @@ async def test_slots_are_shared_in_order_of_their_names_and_wait_for_no_other(
     await takes_in_order(shared_database, "slots", names, lambda: share(*names), column="worker_id = '' and name")
     held = "select 1 from slots where worker_id = '' and name = $1 for update"
     await passes(shared_database, held, "c", lambda: share(*names))
+
+
+async def test_the_flows_of_a_job_that_goes_on_are_woken_in_order(world: StoreWorld, shared_database: str) -> None:
+    caller = await world.caller()
+    job = await world.job(caller, canary=Canary(1, 0, "wait"))
+    pieces = [SlicePlan(at, 1, model, CHAT, 100 * at, 100, 50) for at, model in enumerate(("b", "a"))]
+    await world.ingested(job, IngestPlan(2, None, pieces, 200, 160, 40, sample_count=1))
+    go_on = partial(world.store.end_canary, caller.tenant_id, job.id, goes_on=True)
+    await takes_in_order(shared_database, "flows", ["b", "a"], go_on, column="model")

@@ -7,6 +7,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.store_world import LEASE_MS, START_MS, StoreWorld
 from tidegate.core.callback_targets import CallbackReply
@@ -112,6 +113,7 @@ async def test_nothing_of_another_tenant_is_found_or_changed(world: StoreWorld) 
 
 async def test_a_tenant_has_a_bounded_number_of_endpoints(world: StoreWorld) -> None:
     caller = await world.caller()
+    await world.job(caller, webhook=JobWebhook(URL, EVENT_TYPES, FIRST))
     for _ in range(ENDPOINTS_MAX):
         await endpoint(world, caller)
     with pytest.raises(ApiProblem, match="Delete one"):
@@ -329,7 +331,8 @@ async def test_a_delivery_can_be_replayed_and_a_success_enables_its_endpoint(wor
     again = await store.replay_webhook(caller.tenant_id, leased.event_id, made.id)
     assert again is not None
     assert (again.state, again.attempt_count, again.failure) == (DeliveryState.PENDING, 0, None)
-    assert await store.replay_webhook(caller.tenant_id, leased.event_id, made.id) == again
+    await world.clock.advance(7)
+    assert await store.replay_webhook(caller.tenant_id, leased.event_id, made.id) == again, "it waits already"
     assert await store.replay_webhook(caller.tenant_id, world.id("evt"), made.id) is None
     [leased] = await lease(world, worker_id)
     assert await store.record_webhook(leased, OK, None) is DeliveryState.DELIVERED
@@ -337,7 +340,8 @@ async def test_a_delivery_can_be_replayed_and_a_success_enables_its_endpoint(wor
     assert enabled is not None
     assert enabled.disabled_at is None
     # What arrived may be asked for again, too.
-    assert await store.replay_webhook(caller.tenant_id, leased.event_id, made.id) == again
+    once_more = await store.replay_webhook(caller.tenant_id, leased.event_id, made.id)
+    assert once_more == replace(again, due_at=again.due_at + 7)
 
 
 async def test_two_secrets_sign_while_one_is_replaced(world: StoreWorld) -> None:

@@ -144,7 +144,7 @@ async def test_migrating_twice_changes_nothing(kind: str, tmp_path: Path, postgr
     )
     store = Store(driver)
     assert await store.schema_version() == 0
-    with pytest.raises(StoreRefused, match="tidegate migrate"):
+    with pytest.raises(StoreRefused, match=r"The store is empty\. Run `tidegate migrate`"):
         await store.require_schema()
     await store.migrate()
     assert await store.migrate() == []
