@@ -328,6 +328,7 @@ def test_a_large_request_is_not_overtaken_by_small_ones() -> None:
     )
     assert (large.requests, small.requests, elsewhere.requests) == (0, 0, 1)
     assert small.wait_ms == large.wait_ms > 0
+    assert (large.left_tokens, small.left_tokens) == (0, 0), "what a minute has left is kept for the large one"
 
 
 @pytest.mark.parametrize("period", [Period.DAY, Period.WEEK, Period.MONTH, Period.LIFETIME])
@@ -336,8 +337,10 @@ def test_a_request_that_must_wait_for_another_day_lets_small_ones_pass(period: P
     ledgers = {tenant.id: Ledger(), key.id: Ledger()}
     deal([BudgetRequest((tenant,), 1, 60)], ledgers, START_MS)
     large, small = deal([BudgetRequest((tenant,), 1, 90), BudgetRequest((tenant, key), 2, 20)], ledgers, START_MS)
-    assert (large.requests, large.spent) == (0, tenant.id)
+    assert (large.requests, large.spent, large.left_tokens) == (0, tenant.id, 40)
     assert (small.requests, small.tokens) == (2, 20)
+    [again, exact] = deal([BudgetRequest((tenant,), 1, size) for size in (21, 20)], ledgers, START_MS)
+    assert (again.requests, again.left_tokens, exact.requests) == (0, 20, 1)
 
 
 def test_limits_that_are_switched_off_bind_nobody() -> None:

@@ -52,6 +52,11 @@ def test_cached_tokens_without_a_price_cost_what_others_do() -> None:
     assert cost(Usage(10, 4, 0), Price.of(input=1), batch=False).total_nano == 10_000
 
 
+@pytest.mark.parametrize("nothing", [0, 0.0, "0", "-0", "0e-99", "0." + "0" * 60])
+def test_nothing_costs_nothing_however_it_is_written(nothing: str | float) -> None:
+    assert Price.of(input=nothing, cached=nothing, output=nothing) == Price(0, 0, 0)
+
+
 @given(USAGES, PRICES)
 def test_a_cost_is_the_exact_one_rounded_once(usage: Usage, price: Price) -> None:
     paid = cost(usage, price, batch=True)
@@ -63,6 +68,10 @@ def test_a_cost_is_the_exact_one_rounded_once(usage: Usage, price: Price) -> Non
 def test_no_call_costs_more_than_its_bound(prompt: int, cached: int, output: int, price: Price) -> None:
     usage = Usage(prompt, min(cached, prompt), output)
     assert cost(usage, price, batch=True).total_nano <= bound(prompt, output, price, batch=True)
+
+
+def test_no_money_has_no_sign() -> None:
+    assert [units_text(nano) for nano in (-(10**9), -1, 0, 1, 10**9)] == ["-1", "-0.000000001", "0", "0.000000001", "1"]
 
 
 @given(st.integers(-(10**20), 10**20))

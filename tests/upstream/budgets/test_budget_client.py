@@ -160,6 +160,7 @@ async def test_nothing_is_granted_where_nothing_keeps_the_budgets_or_after_the_e
         with pytest.raises(Withheld) as caught:
             await budget_client.reserve_permit(budget_client.terms(TENANT), 100, is_bound=False)
         assert caught.value.code == "limits_unavailable"
+        assert caught.value.until_ms > limits.clock.monotonic_ms()
         budget_client.charge(TENANT[0], 1, 100, limits.clock.monotonic_ms() + 1_000)
     await asyncio.sleep(0)
     assert limits.questions == []

@@ -127,6 +127,12 @@ def test_what_anthropic_says() -> None:
         assert read_rate_limits(only, NOW_MS) == RateLimitHeaders(50, 48_000, 0)
 
 
+@pytest.mark.parametrize(("kind", "left"), [("requests", QuotaLeft(requests=0)), ("tokens", QuotaLeft(tokens=0))])
+def test_one_limit_of_anthropics_tells_that_the_headers_are_its_own(kind: str, left: QuotaLeft) -> None:
+    headers = {f"anthropic-ratelimit-{kind}-limit": "50", f"anthropic-ratelimit-{kind}-remaining": "0"}
+    assert read_rest_left({**headers, "x-ratelimit-remaining-requests": "9"}, NOW_MS) == left
+
+
 @pytest.mark.parametrize("count", ["0", "-5", "1.5", "ten", "", "١٢", str(NUMBER_MAX + 1), "9" * 5_000, " "])
 def test_a_limit_that_cannot_be_meant_says_nothing(count: str) -> None:
     headers = {"x-ratelimit-limit-requests": count, "x-ratelimit-limit-tokens": count}

@@ -22,6 +22,7 @@ from tidegate.core.errors import (
     UpstreamError,
 )
 from tidegate.core.ports import Upstream
+from tidegate.upstream.calls.exchange import Exchange
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.routing.deployment_state import KEY_REST_MS_MAX
 
@@ -449,6 +450,20 @@ async def test_a_cancelled_send_reaches_the_upstream_and_frees_its_slot(world: R
         await asyncio.gather(waiting, return_exceptions=True)
         assert router.free_slots("m") == 1
         assert router.status()[0].state == "closed"
+
+
+async def test_a_defect_in_the_midst_of_a_call_gives_its_slot_back(
+    world: RouterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Exchange, "read_reply", broken)
+    async with RawServer() as server, world.router(deployment(server.url, max_in_flight=1)) as router:
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                await router.send(world.call())
+            assert router.free_slots("m") == 1
 
 
 async def test_waiting_for_one_model_does_not_swallow_another_models_turn(world: RouterWorld) -> None:

@@ -420,3 +420,20 @@ def test_an_answer_about_the_request_shows_that_the_server_is_there() -> None:
     assert (state.refusals.waits_until_ms("key"), state.failure_code) == (0.0, Unavailable("away").code)
     state.failed(Refused("no", status=400), "bad", NOW_MS, 0.0)
     assert (state.breaker.is_open, state.failure_code) == (False, FAILING)
+
+
+def test_a_probe_goes_out_on_a_free_slot_alone() -> None:
+    state, later_ms = state_of(max_in_flight=8), NOW_MS + 3_600_000
+    for _ in range(8):
+        state.breaker.failed(NOW_MS)
+    assert (state.free_slots(NOW_MS), state.free_slots(later_ms)) == (0, 1)
+    state.tide = cast(Any, Tide())
+    for _ in range(4):
+        state.begin_background()
+    assert state.free_slots(later_ms) == 1
+    state.begin_background()
+    assert state.free_slots(later_ms) == 0, "the tide allows no sixth"
+    state.tide = None
+    for _ in range(3):
+        state.begin_background()
+    assert state.free_slots(later_ms) == 0

@@ -550,3 +550,20 @@ async def test_what_was_asked_for_without_an_answer_may_be_held_and_is_given_bac
     limits.one.grant(0)
     await sharing._ask()
     assert len(limits.in_use) == 2
+
+
+async def test_slots_are_asked_for_until_a_caller_has_seen_them_and_not_for_ever() -> None:
+    """A worker looks again only at its next poll: slots that were given up before that would never be found."""
+    slots = Slots("m", cap=10, share=0)
+    slots.note_asked()
+    for _ in range(3):
+        assert slots.wanted() == 1
+        slots.grant(1)
+    slots.note_seen()
+    slots.grant(1)
+    assert slots.wanted() == 0
+    slots.note_asked()
+    for _ in range(31):
+        assert slots.wanted() == 1
+        slots.grant(1)
+    assert slots.wanted() == 0, "no caller came within fifteen seconds"

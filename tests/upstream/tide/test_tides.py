@@ -179,6 +179,8 @@ async def test_calls_without_a_first_token_come_back_and_no_others() -> None:
         assert not early.done()
         assert not spared.done(), "twice is enough for any item"
         assert at.router._states["one"].in_flight == 2
+        attempts = at.router._states["one"].budget.attempts(at.world.clock.monotonic_ms())
+        assert attempts == 3, "what was taken back allows no retries and uses none up"
         at.model.first_token.set()
         at.model.batch.set()
         assert [(await task).status for task in (early, spared)] == [200, 200]

@@ -48,6 +48,7 @@ def test_a_grant_tells_what_is_left_after_it_and_when_all_of_it_is_back() -> Non
     assert later is not None
     assert (later.left, later.resets_ms) == (6, room.requests.resets_ms - 30_000)
     assert room.later(90_000).requests == SideRoom(10, 10, 0)
+    assert SideRoom(10, 0, NEVER_MS).later(90_000) == SideRoom(10, 0, NEVER_MS)
     # One that took more than there was is paid for before all of the room is back.
     [short] = deal([BudgetRequest((BUDGET,), 1, 5_000)], ledgers, 1_000_000)
     tokens = short.rooms[0].tokens
