@@ -156,7 +156,14 @@ def test_a_reader_that_leaves_early_is_no_error_of_ours(tmp_path: Path) -> None:
     assert "Traceback" not in piped.stderr
 
 
-@pytest.mark.parametrize("command", ["migrate", "run - --upstream http://127.0.0.1:1/v1"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "migrate",
+        "run - --upstream http://127.0.0.1:1/v1",
+        "run '*.csv' -o o.csv --template t --upstream http://127.0.0.1:1/v1",
+    ],
+)
 def test_a_data_directory_is_its_users_alone_whatever_makes_it(tmp_path: Path, command: str) -> None:
     line = '{"custom_id": "a", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}'
     subprocess.run(

@@ -92,7 +92,7 @@ def test_a_pipe_is_spooled_because_it_cannot_be_read_twice(tmp_path: Path) -> No
     reader, writer = os.pipe()
     os.write(writer, LINE)
     os.close(writer)
-    source = input_file.read_input(f"/dev/fd/{reader}", tmp_path / "new", 1_000)
+    source = input_file.read_input(f"/dev/fd/{reader}", tmp_path, 1_000)
     os.close(reader)
     assert source.is_spooled
     assert source.path.read_bytes() == LINE

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Desk
+from tests.cli.conftest import Desk, Serving
+from tests.support.processes import wait_until
 from tests.support.tidegate import TIDEGATE, behaving, chat_line
 
 
@@ -92,3 +93,46 @@ def test_a_server_whose_log_cannot_be_written(desk: Desk) -> None:
     assert desk.told("batches", "show", batch, "--server", url, "--json")["status"] == "completed"
     proc.terminate()
     assert proc.wait() == 0
+
+
+def test_names_that_are_no_utf_8(desk: Desk) -> None:
+    """Linux allows any bytes in a file's name. The store keeps text."""
+    odd = os.fsdecode(b"caf\xe9")
+    desk.write_requests(2).rename(desk.here / f"{odd}.jsonl")
+    arguments = ("run", f"{odd}.jsonl", "--upstream", desk.engine.url)
+    for again in ((), ("-o", f"{odd}.results.jsonl")):
+        assert "done     2 of 2 items succeeded" in desk.done(*arguments, *again).stderr()
+        assert desk.custom_ids(f"{odd}.results.jsonl") == ["c0", "c1"]
+    assert desk.told(*arguments, "--json")["results"] == "caf\\xe9.results.jsonl"
+    for more in (("--model", odd), ("--data", odd)):
+        proc = desk.done(*arguments, *more, code=2)
+        assert proc.stderr().startswith("tidegate: ")
+        assert "Traceback" not in proc.stderr()
+    (desk.here / odd).mkdir()
+    elsewhere = Desk(desk.processes, desk.engine, desk.here / odd)
+    elsewhere.write_requests(1)
+    proc = elsewhere.done("run", "requests.jsonl", "--upstream", desk.engine.url, code=2)
+    assert "caf\\xe9 is not UTF-8" in proc.stderr()
+    assert "Traceback" not in proc.stderr()
+
+
+def test_what_came_through_a_pipe_is_gone_after_a_kill_and_the_next_run(desk: Desk) -> None:
+    """It holds prompts, and as many bytes as were piped in."""
+    os.mkfifo(desk.here / "pipe")
+    proc = desk.start("run", "pipe", "--upstream", desk.engine.url)
+    scratch = desk.here / ".tidegate" / "scratch"
+    with (desk.here / "pipe").open("wb"):
+        wait_until(lambda: list(scratch.rglob("*.jsonl")), what="the input to be kept")
+        proc.kill()
+    desk.write_requests(1)
+    desk.done("run", "requests.jsonl", "--upstream", desk.engine.url)
+    assert list(scratch.rglob("*.jsonl")) == []
+
+
+def test_a_file_is_uploaded_under_the_name_that_it_has(desk: Desk) -> None:
+    serving = Serving(desk)
+    shown = {'my "own" Prüfung %.jsonl': None, "two\nlines.jsonl": "two\\nlines.jsonl", os.fsdecode(b"\xe9"): "\\xe9"}
+    for name, kept in shown.items():
+        desk.write_requests(1).rename(desk.here / name)
+        uploaded = desk.told("files", "upload", name, "--json")["id"]
+        assert serving.call("GET", f"/v1/files/{uploaded}")[1]["filename"] == (kept or name)

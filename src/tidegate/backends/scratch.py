@@ -18,7 +18,9 @@ PREFIX = "process-"
 @contextmanager
 def scratch_directory(root: Path) -> Iterator[Path]:
     """This process's own directory under `root`."""
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # What passes here holds prompts, and so will the data directory around it, which may be made here: both are their user's alone.
+    root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    root.mkdir(exist_ok=True, mode=0o700)
     mine = root / f"{PREFIX}{secrets.token_hex(8)}"
     # One process at a time begins here: a directory that is not locked yet looks like a dead one's.
     turn = _locked(root, fcntl.LOCK_EX)

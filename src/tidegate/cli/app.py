@@ -87,6 +87,14 @@ def _let_words_be_lost() -> None:
         sys.stderr = io.TextIOWrapper(words, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
 
 
+def _not_text() -> str:
+    """What this command was given, or where it was started, that has bytes in it that are no UTF-8; empty when nothing has."""
+    from tidegate.cli import terminal
+
+    odd = [shown for name in (*sys.argv[1:], os.getcwd()) if (shown := terminal.as_text(name)) != name]
+    return odd[0] if odd else ""
+
+
 def main() -> None:
     """The console script."""
     _open_standard_streams()
@@ -110,6 +118,14 @@ def main() -> None:
         from tidegate.cli import terminal
 
         terminal.fail(str(error) or type(error).__name__)
+        sys.exit(UNUSABLE)
+    except UnicodeEncodeError:
+        odd = _not_text()
+        if debug or not odd:
+            raise
+        from tidegate.cli import terminal
+
+        terminal.fail(f"{odd} is not UTF-8, so it cannot be used here: choose another name.")
         sys.exit(UNUSABLE)
     except OSError as error:
         if debug:

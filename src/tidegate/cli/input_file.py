@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
+from tidegate.cli import terminal
 from tidegate.cli.results import is_stream
 from tidegate.core import ids
 from tidegate.core.answer_terms import AnswerTerms
@@ -114,14 +115,18 @@ class Targets(msgspec.Struct, frozen=True):
     @property
     def results_name(self) -> str | None:
         """The answers' place as the caller knows it."""
-        return self.remote or (str(self.results) if self.results is not None else None)
+        return self.remote or (terminal.as_text(str(self.results)) if self.results is not None else None)
 
     @property
     def errors_name(self) -> str | None:
         """The failed lines' place as the caller knows it; in a bucket they lie beside the answers."""
         if self.errors is None:
             return None
-        return f"{self.remote.rpartition('/')[0]}/{self.errors.name}" if self.remote else str(self.errors)
+        return (
+            f"{self.remote.rpartition('/')[0]}/{self.errors.name}"
+            if self.remote
+            else terminal.as_text(str(self.errors))
+        )
 
 
 def check_source(path: Path) -> None:
@@ -132,6 +137,12 @@ def check_source(path: Path) -> None:
         raise SettingsError(
             f"There is no file {path}; name a JSONL file, or see what is uploaded with `tidegate files list`."
         )
+
+
+def is_passing(file: str) -> bool:
+    """Whether an input can be read only once: stdin, a pipe or another stream."""
+    path = Path(file)
+    return file == STREAM or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def read_input(file: str, spool_dir: Path, bytes_max: int) -> Input:
@@ -148,8 +159,8 @@ def read_input(file: str, spool_dir: Path, bytes_max: int) -> Input:
             )
         with path.open("rb") as stream:
             if not path.is_file():
-                return _spooled(stream, path.name, spool_dir, bytes_max)
-            return _hashed(stream, path, path.name, bytes_max, None)
+                return _spooled(stream, terminal.as_text(path.name), spool_dir, bytes_max)
+            return _hashed(stream, path, terminal.as_text(path.name), bytes_max, None)
     except FileNotFoundError:
         if file.startswith(("http://", "https://")):
             raise SettingsError(
@@ -162,16 +173,9 @@ def read_input(file: str, spool_dir: Path, bytes_max: int) -> Input:
 
 
 def _spooled(stream: IO[bytes], name: str, spool_dir: Path, bytes_max: int) -> Input:
-    # It holds prompts, and so will the data directory around it, which may be made here: both are their user's alone.
-    spool_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    spool_dir.mkdir(mode=0o700, exist_ok=True)
-    path = spool_dir / f"stdin-{os.getpid()}.jsonl"
-    try:
-        with path.open("xb") as spool:
-            return _hashed(stream, path, name, bytes_max, spool)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+    path = spool_dir / "stdin.jsonl"
+    with path.open("xb") as spool:
+        return _hashed(stream, path, name, bytes_max, spool)
 
 
 def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[bytes] | None) -> Input:
@@ -191,20 +195,31 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
             head += piece
             has_first_line = b"\n" in piece
         if spool is not None:
-            spool.write(chunk)
+            _keep(chunk, spool)
         seen = tail + chunk
         paths.update(_PATH.findall(seen))
         if len(models) < MODELS_MAX:
             models.update(_MODEL.findall(seen))
         tail = seen[-PATH_BYTES_MAX:]
     if spool is not None:
-        spool.flush()
+        _keep(b"", spool)
     endpoint, trouble = _endpoint_of(bytes(head))
     # A body may hold what looks like a line's url: only the lines themselves tell.
     if endpoint is not None and len(paths) > 1 and _names_several(path):
         endpoint = MIXED
     sha256 = digest.hexdigest()
     return Input(path, name, sha256, size_bytes, endpoint, spool is not None, trouble, line_count, frozenset(models))
+
+
+def _keep(chunk: bytes, spool: IO[bytes]) -> None:
+    """Write what came in. That there is no room for it must not read as if the input were broken."""
+    try:
+        spool.write(chunk)
+        spool.flush()
+    except OSError as error:
+        raise SettingsError(
+            f"{spool.name} cannot be written: {error.strerror or error}. Make room, or choose another place with --data."
+        ) from None
 
 
 def _names_several(path: Path) -> bool:
@@ -289,7 +304,7 @@ def _trouble_with(head: bytes, line: bytes) -> str:
 def targets(output: str | None, errors: str | None, source: Input) -> Targets:
     """Where the results go, checked before any work is done."""
     if output is None:
-        output = STREAM if source.is_spooled else f"{Path(source.name).stem}.results.jsonl"
+        output = STREAM if source.is_spooled else f"{source.path.stem}.results.jsonl"
     results = None if output == STREAM else Path(output)
     if results is not None:
         _check_result_file(results, source, "-o")
@@ -352,7 +367,9 @@ def job_id(source: Input, settings: Settings, run_options: RunOptions, turn: int
 def series(settings: Settings, run_options: RunOptions, *names: str) -> str:
     """The name of all runs that read and write under these names, whatever the input holds, with this upstream and these options."""
     upstream = _one_spelling(settings.upstream.url)
-    encoded = msgspec.json.encode([names, upstream, _routes(settings), *run_options.meant])
+    encoded = msgspec.json.encode(
+        [[terminal.as_text(name) for name in names], upstream, _routes(settings), *run_options.meant]
+    )
     return hashlib.sha256(encoded).hexdigest()[:SERIES_CHARS]
 
 

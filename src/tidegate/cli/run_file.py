@@ -79,25 +79,21 @@ def perform(order: Order, settings: Settings) -> int:
 
 def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
     source = _input(order, settings, passing)
-    try:
-        targets = input_file.targets(_local_output(order, settings, passing), order.errors, source)
-        if order.as_json and targets.results is None:
-            raise SettingsError("--json and results on stdout would mix; send the results to a file with -o FILE.")
-        if not source.size_bytes:
-            return _finish_empty(order, targets, settings)
-        run_options = _for_endpoint(order, _endpoint(order.run_options.endpoint, source))
-        logs.configure(settings, quiet=True)
-        begin = run_job.Begin(order.fresh, order.retry_failed, order.wait, order.is_checked)
-        read_from = "" if source.is_spooled else _place(order.file)
-        written_to = order.remote_output or (_place(str(targets.results)) if targets.results is not None else "")
-        series = input_file.series(settings, run_options, read_from, written_to) if read_from else ""
-        errand = run_job.Errand(settings, source, targets, run_options, begin, order.where, series)
-        if order.is_dry:
-            return run_dry.report([errand], as_json=order.as_json)
-        ending, exit_code = uvloop.run(run_job.perform(errand))
-    finally:
-        if source.is_spooled:
-            source.path.unlink(missing_ok=True)
+    targets = input_file.targets(_local_output(order, settings, passing), order.errors, source)
+    if order.as_json and targets.results is None:
+        raise SettingsError("--json and results on stdout would mix; send the results to a file with -o FILE.")
+    if not source.size_bytes:
+        return _finish_empty(order, targets, settings)
+    run_options = _for_endpoint(order, _endpoint(order.run_options.endpoint, source))
+    logs.configure(settings, quiet=True)
+    begin = run_job.Begin(order.fresh, order.retry_failed, order.wait, order.is_checked)
+    read_from = "" if source.is_spooled else _place(order.file)
+    written_to = order.remote_output or (_place(str(targets.results)) if targets.results is not None else "")
+    series = input_file.series(settings, run_options, read_from, written_to) if read_from else ""
+    errand = run_job.Errand(settings, source, targets, run_options, begin, order.where, series)
+    if order.is_dry:
+        return run_dry.report([errand], as_json=order.as_json)
+    ending, exit_code = uvloop.run(run_job.perform(errand))
     is_done = ending.job.state in JOB_ENDED
     if is_done and exit_code != summary.UNUSABLE and order.remote_output:
         shown = uvloop.run(places.send_both(targets, order.remote_output, settings, ending.job_ids))
@@ -128,8 +124,10 @@ def _finish_empty(order: Order, targets: input_file.Targets, settings: Settings)
 
 def _input(order: Order, settings: Settings, passing: ExitStack) -> input_file.Input:
     """The input on this disk: a local file as it is, anything else copied or joined first."""
-    spool_dir, bytes_max = settings.data_dir / "scratch", settings.limits.file_bytes_max
+    bytes_max = settings.limits.file_bytes_max
     if not places.is_remote(order.file) and not places.is_pattern(order.file):
+        is_passing = input_file.is_passing(order.file)
+        spool_dir = passing.enter_context(_scratch(settings)) if is_passing else settings.data_dir
         return input_file.read_input(order.file, spool_dir, bytes_max)
     if order.output is None:
         raise SettingsError(f"{order.file} is no file here to name the results after; say where they go with -o FILE.")

@@ -107,10 +107,14 @@ class AskedServer(ABC):
         """Give it the file as the input of a batch."""
         import aiohttp
 
-        form = aiohttp.FormData()
+        # Quoted, a name with a space or an umlaut would arrive as %20 or %C3%BC.
+        form = aiohttp.FormData(quote_fields=False)
         form.add_field("purpose", "batch")
-        with file.open("rb") as stream:
-            form.add_field("file", stream, filename=file.name, content_type="application/jsonl")
+        # Opened without its name, which aiohttp would read from the stream, too: it may be no UTF-8.
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_CLOEXEC), "rb") as stream:
+            form.add_field(
+                "file", stream, filename=terminal.clean(terminal.as_text(file.name)), content_type="application/jsonl"
+            )
             return await self._ask("POST", "/v1/files", answer, form, tenant)
 
     @asynccontextmanager

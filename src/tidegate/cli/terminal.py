@@ -3,6 +3,7 @@
 It knows no command and no engine: only words, numbers and the two streams.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -28,6 +29,11 @@ def clean(text: object) -> str:
     """The text with everything that a terminal would obey made visible: names and messages may be hostile."""
     shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text)[:VALUE_CHARS_MAX])
     return shown if len(str(text)) <= VALUE_CHARS_MAX else f"{shown}…"
+
+
+def as_text(name: str) -> str:
+    """A file's name as text that can be stored and sent: Linux allows bytes in it that are no UTF-8."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def stderr() -> "Console":
