@@ -131,8 +131,10 @@ def test_what_came_through_a_pipe_is_gone_after_a_kill_and_the_next_run(desk: De
 
 def test_a_file_is_uploaded_under_the_name_that_it_has(desk: Desk) -> None:
     serving = Serving(desk)
-    shown = {'my "own" Prüfung %.jsonl': None, "two\nlines.jsonl": "two\\nlines.jsonl", os.fsdecode(b"\xe9"): "\\xe9"}
-    for name, kept in shown.items():
+    names = {'my "own" Prüfung %.jsonl': True, "two\nlines.jsonl": False, os.fsdecode(b"\xe9.jsonl"): False}
+    for name, can_be_kept in names.items():
         desk.write_requests(1).rename(desk.here / name)
         uploaded = desk.told("files", "upload", name, "--json")["id"]
-        assert serving.call("GET", f"/v1/files/{uploaded}")[1]["filename"] == (kept or name)
+        kept = serving.call("GET", f"/v1/files/{uploaded}")[1]["filename"]
+        assert kept.isprintable()
+        assert kept == name or not can_be_kept
