@@ -8,11 +8,13 @@ connections stays what it was at start. It routes nothing and holds no connectio
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from tidegate import metrics
 from tidegate.core.body_rules.caller_fields import FieldRules
@@ -31,6 +33,19 @@ from tidegate.store.store import Store
 log = structlog.get_logger()
 
 LOOK_S = 2.0
+# Processes follow a change one after another. One that has not followed for so many looks says that it differs (half a minute), and after
+# so many (ten minutes) goes by what it knows itself.
+DIFFERS_LOOKS = 15
+OUTDATED_LOOKS_MAX = 300
+# Items of an unknown model wait for the next look, or for another worker to take them.
+LOOK_WAIT_MS, OUTDATED_WAIT_MS = 2_500, 10_000
+UNKNOWN_LOOKS_MAX = 30
+UNKNOWN_MAX = 1_000
+
+DIFFERS = (
+    "another process has other models, resources, tenants or budgets than this one: give all processes the same settings; until then "
+    "each goes by its own"
+)
 
 T = TypeVar("T")
 
@@ -57,8 +72,13 @@ class LiveConfig:
         self._keys: dict[str, Secret | None] = {}
         # What holds now, and under what work was last looked at.
         self._terms: tuple[Any, ...] = ()
+        self._digest = ""
         self._woken_under: tuple[Any, ...] | None = None
         self._wakes_again = False
+        self._looks_outdated = 0
+        self._look_count = 0
+        # When it was first asked for which unknown model, by the count of looks.
+        self._unknown: dict[str, float] = {}
         self.unusable: dict[tuple[str, str], str] = {}
         self.model_of: dict[str, str] = {one.name: one.model for one in resources(settings)}
         self.reached_by: dict[str, tuple[str, ...]] = reached_names(resources(settings))
@@ -91,6 +111,7 @@ class LiveConfig:
             may_mend = may_mend or await asyncio.to_thread(self._renewal.has_news)
             if not may_mend and await self._store.routing_number() == self._number:
                 await self._wake_what_rests()
+                await self._compare_terms()
                 return
             number, entries = await self._store.routing()
             troubles = self._renewal.troubles
@@ -120,7 +141,39 @@ class LiveConfig:
             self._say_renewed(ours)
             self._number, self.unusable = number, unusable
             self._terms = (ours, named, caps, self.settings.tenants, self.settings.budgets)
+            self._digest = _digest(self._terms)
             await self._wake_what_rests()
+            await self._compare_terms()
+
+    def unknown_wait_ms(self, model: str) -> int:
+        """Return how long items of a model wait that is unknown here, since another process that has started or changed meanwhile may
+        know it: until this one has looked, and then as long as their terms differ. That is not believed for ever: the other may be gone.
+        Over an embedded store each process is alone with its own terms."""
+        if not self.settings.store.is_postgresql:
+            return 0
+        asked_at = self._unknown.get(model, -math.inf)
+        if asked_at < self._look_count - UNKNOWN_LOOKS_MAX:
+            if len(self._unknown) >= UNKNOWN_MAX:
+                self._unknown.clear()
+            asked_at = self._unknown[model] = self._look_count
+        if asked_at == self._look_count:
+            return LOOK_WAIT_MS
+        if not 0 < self._looks_outdated <= OUTDATED_LOOKS_MAX:
+            return 0
+        log.warning("model_unknown_here", model=model)
+        return OUTDATED_WAIT_MS
+
+    async def _compare_terms(self) -> None:
+        """Look whether the terms of the process that changed last are those of this one."""
+        if not self.settings.store.is_postgresql:
+            return
+        self._look_count += 1
+        if await self._store.terms() == self._digest:
+            self._looks_outdated = 0
+            return
+        self._looks_outdated += 1
+        if self._looks_outdated == DIFFERS_LOOKS:
+            log.warning("settings_differ", why=DIFFERS)
 
     async def _wake_what_rests(self) -> None:
         """Have work looked at again that rests under other terms. Those of an earlier process are known by their digest alone; a process
@@ -129,10 +182,9 @@ class LiveConfig:
         is_changed = self._woken_under != self._terms
         if not is_changed and not self._wakes_again:
             return
-        digest = _digest(self._terms)
         is_first = self._woken_under is None
-        if not is_first or digest != await self._store.terms():
-            await self._store.wake_under(digest)
+        if not is_first or self._digest != await self._store.terms():
+            await self._store.wake_under(self._digest)
         self._woken_under = self._terms
         self._wakes_again = is_changed and not is_first
 
@@ -172,5 +224,7 @@ def _follow(kept: dict[str, T], now: dict[str, T]) -> None:
 
 
 def _digest(terms: tuple[Any, ...]) -> str:
-    """The same for the same terms in any process. A secret shows nothing of itself."""
-    return hashlib.sha256(msgspec.json.encode(terms, enc_hook=repr, order="deterministic")).hexdigest()
+    """The same for the same terms in any process, whatever key or file each has for a deployment. A secret shows nothing of itself."""
+    ours, *others = terms
+    places = [replace(one, api_key=None, tls=replace(one.tls, stamp="")) for one in ours]
+    return hashlib.sha256(msgspec.json.encode([places, *others], enc_hook=repr, order="deterministic")).hexdigest()

@@ -18,7 +18,7 @@ from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Job, LeasedSlice
 from tidegate.guards.guard import Guards
-from tidegate.live_config import LiveConfig
+from tidegate.live_config import LOOK_WAIT_MS, OUTDATED_WAIT_MS, LiveConfig
 from tidegate.settings import Settings, load
 from tidegate.settings.reload import SettingsFile
 from tidegate.store.sqlite import SqliteDriver
@@ -239,6 +239,48 @@ async def test_work_that_rests_is_looked_at_again_once_the_store_is_back(tmp_pat
         store.wake_under = wake  # type: ignore[method-assign]
         await live.look()
         assert await store.terms() != before
+    finally:
+        await store.close()
+
+
+async def test_a_process_that_differs_from_the_one_that_changed_last_says_so_and_fails_no_unknown_model_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
+    await store.migrate()
+    logged = structlog.testing.CapturingLogger()
+    monkeypatch.setattr(live_config, "log", logged)
+    monkeypatch.setattr(live_config, "OUTDATED_LOOKS_MAX", 20)
+
+    def process(model: str, key: str = "", url: str = "postgresql://h/d") -> LiveConfig:
+        config = tmp_path / "c.yaml"
+        config.write_text(f"models: {{{model}: {{deployments: [{{url: 'http://h/v1'{key}}}]}}}}")
+        settings = load(config, tmp_path, {"store.url": url}, {"KEY": "a-key-of-one-host"}).settings
+        return LiveConfig(store, settings, lambda *_: {})
+
+    try:
+        old = process("m")
+        await old.look()
+        assert old.unknown_wait_ms("n") == LOOK_WAIT_MS, "another process may have started in this moment"
+        await process("m", ", api_key: 'env:KEY'").look()
+        await old.look()
+        assert old.unknown_wait_ms("n") == 0, "each process has keys of its own"
+        new = process("n")
+        await new.look()
+        alone = process("m", url="sqlite:///x.db")
+        for _ in range(20):
+            await old.look()
+            await new.look()
+            assert [one.unknown_wait_ms("n") for one in (old, alone)] == [OUTDATED_WAIT_MS, 0]
+        assert new.unknown_wait_ms("x") == LOOK_WAIT_MS
+        await new.look()
+        assert new.unknown_wait_ms("x") == 0
+        assert [call.args for call in logged.calls if call.args != ("model_unknown_here",)] == [("settings_differ",)]
+        await old.look()
+        assert old.unknown_wait_ms("n") == 0, "the other process may be gone"
+        for _ in range(10):
+            await old.look()
+        assert old.unknown_wait_ms("n") == LOOK_WAIT_MS, "it was long ago that it looked for this one"
     finally:
         await store.close()
 

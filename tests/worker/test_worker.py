@@ -12,6 +12,7 @@ from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, wor
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
 from tidegate.core.nouns import Answer, Attempts, Call, Caller, JobFlush, Usage
+from tidegate.core.policies import Policies
 from tidegate.core.schedule import Policy
 from tidegate.core.states import JobState
 from tidegate.core.usage.prices import Price
@@ -19,6 +20,7 @@ from tidegate.stages.record import SPARE_COUNT, FlushLimits
 from tidegate.store.keys import KeyRights
 from tidegate.worker import leasing
 from tidegate.worker.leased_work import TOKENS_REST_MS_MAX
+from tidegate.worker.scheduler import Scheduler
 
 pytestmark = pytest.mark.anyio
 
@@ -69,6 +71,44 @@ async def test_a_model_that_nobody_serves_fails_its_items_and_no_others(live: Wo
         await live.completed(job)
     done = await live.look(job)
     assert (done.answered_count, done.failed_count) == (3, 3)
+
+
+@pytest.mark.parametrize("is_leased", [False, True], ids=["left alone", "leased before it was known"])
+async def test_items_of_an_unknown_model_wait_while_another_process_may_know_it(
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch, is_leased: bool
+) -> None:
+    """New settings reach processes one after another, and a batch may come between two of them."""
+    asked, wait_ms = [0], [10_000]
+
+    def unknown_wait_ms(_: Policies, model: str) -> int:
+        assert model == "new"
+        asked[0] += 1
+        return wait_ms[0]
+
+    monkeypatch.setattr(Policies, "unknown_wait_ms", unknown_wait_ms)
+    if is_leased:
+        monkeypatch.setattr(Scheduler, "_room_of", lambda self, room, model: (room(model)[0], None))
+    script = Script(live, "m")
+    job = await live.started([*chat_lines(3, "new"), *chat_lines(3, "m", 3)])
+    async with working(live, script):
+        await until(lambda: asked[0] >= 3, "it to be asked for")
+        [rest] = await settled(live, "select ready_at, state, lease_count from slices where model = 'new'")
+        assert (rest[0] > live.clock.now_ms(), rest[1:]) == (is_leased, ("ready", int(is_leased)))
+        assert (await live.look(job)).failed_count == 0
+        wait_ms[0] = 0
+        await live.rows("update slices set ready_at = 0")
+        await live.completed(job)
+    done = await live.look(job)
+    assert (done.answered_count, done.failed_count) == (3, 3)
+
+
+async def settled(world: WorkerWorld, sql: str) -> list[Any]:
+    """The rows once no slice of them is out."""
+    found = await world.rows(sql)
+    while any(row[1] == "leased" for row in found):
+        await asyncio.sleep(0.01)
+        found = await world.rows(sql)
+    return found
 
 
 @pytest.mark.parametrize("invalid_lines", ["fail", "error_file"])

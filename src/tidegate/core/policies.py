@@ -32,6 +32,10 @@ class Policies:
         """Another number after every change of what tenants may have."""
         return 0
 
+    def unknown_wait_ms(self, model: str) -> int:
+        """Return how long items of a model wait that is unknown here, since another process may know it; 0 when none does."""
+        return 0
+
     def schedule_policy(self, override: ModeOverride) -> Policy:
         """Return how slices are chosen, given the mode that an operator switched to at run time."""
         return Policy()

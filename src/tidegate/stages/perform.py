@@ -85,6 +85,9 @@ class CallRules(Protocol):
     def denial(self, leased: LeasedSlice) -> Denied | None:
         """Return why an item may not be sent now; None when it may."""
 
+    def unknown_wait_ms(self, model: str) -> int:
+        """Return how long items of a model wait that is unknown here, since another process may know it; 0 when none does."""
+
     def begin_by_ms(self, leased: LeasedSlice) -> float:
         """Return the monotonic moment by which a call must have begun, or be judged again."""
 
@@ -355,6 +358,8 @@ class Performer:
         if leased.key_id is not None and (denied := self._rules.denial(leased)) is not None:
             return self._stopped(state, item, denied)
         if not self._upstream.knows(leased.model):
+            if wait_ms := self._rules.unknown_wait_ms(leased.model):
+                return Again(wait_ms, item.attempt_count, Withheld.reason, item.hand_backs)
             message = (
                 f"No deployment serves the model {leased.model!r} to batches here. Check its name against GET /v1/models; a model may "
                 "be served to interactive calls only."

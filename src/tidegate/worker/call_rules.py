@@ -107,6 +107,9 @@ class LeasedCallRules:
     def denial(self, leased: LeasedSlice) -> Denied | None:
         return self._keys.denial(leased)
 
+    def unknown_wait_ms(self, model: str) -> int:
+        return self._policies.unknown_wait_ms(model)
+
     def begin_by_ms(self, leased: LeasedSlice) -> float:
         lease_until_ms = self._leased_work.lease_until_ms
         return lease_until_ms if leased.key_id is None else min(lease_until_ms, self._keys.believed_until_ms(leased))

@@ -227,14 +227,16 @@ class LeaseRoom:
         ]
 
     def has_room(self, model: str) -> bool:
-        """Whether items of this model would be taken now."""
-        return self._leased_work.is_open and self.items(model)[0] > 0
+        """Whether items of this model would be taken and sent now."""
+        items, reason = self.items(model)
+        return self._leased_work.is_open and items > 0 and reason is None
 
     def items(self, model: str) -> tuple[int, str | None]:
-        """Return how many more items of a model are worth holding, and why, when none: as many as can be in flight, beside those that
-        are, or as go out in a moment where calls are quick."""
+        """Return how many more items of a model are worth holding: as many as can be in flight, beside those that are, or as go out in
+        a moment where calls are quick. Also why, when none, or when the model is unknown."""
         if not model or not self._upstream.knows(model):
-            return max(0, _UNKNOWN_MODEL_ROOM - self._leased_work.unsent(model)), None
+            room = max(0, _UNKNOWN_MODEL_ROOM - self._leased_work.unsent(model))
+            return room, Reason.UNKNOWN_CAPACITY if model else None
         if self._upstream.rests_until_ms(model) > self._clock.monotonic_ms() + SHORT_WAIT_MS:
             return 0, self._upstream.closed(model) or Reason.RESTING
         in_flight_max = self._limits.in_flight_max * self._upstream.items_per_call(model)

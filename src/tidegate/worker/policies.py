@@ -40,6 +40,9 @@ class OperatorPolicies(Policies):
     def tenants_number(self) -> int:
         return self._tenants.number
 
+    def unknown_wait_ms(self, model: str) -> int:
+        return self._live.unknown_wait_ms(model)
+
     def schedule_policy(self, override: ModeOverride) -> Policy:
         return switched(self._schedule_policy, override)
 

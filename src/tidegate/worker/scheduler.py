@@ -4,6 +4,7 @@ It takes nothing. What it remembers between two decisions (whose turn was last, 
 """
 
 import asyncio
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -37,7 +38,8 @@ _TELL_EVERY_MS = 500
 _FAULTS_LOGGED_MAX = 3
 _FOLLOW_MS = 2_000
 
-# How many more items of a model this worker could hold, and why none where it could not.
+# How many more items of a model this worker could hold, and why none where it could not. Of a model that is unknown to it, it could hold
+# some only to fail them, and says so.
 Room = Callable[[str], tuple[int, str | None]]
 Rooms = Mapping[str, tuple[int, str | None]]
 
@@ -176,6 +178,7 @@ class Scheduler:
         `trial` says whether suspects are shown; without one they are."""
         if self._caps_at_ms is None and self._policies.in_flight_caps:
             await self.follow()
+        room = functools.partial(self._room_of, room)
         begun_ms = self._clock.monotonic_ms()
         if begun_ms >= self._wake_at_ms:
             self._wake_at_ms = begun_ms + _WAKE_EVERY_MS
@@ -206,6 +209,13 @@ class Scheduler:
         if policy.shadow_mode is not None:
             self._shadow(snapshot, choice, policy.shadow_mode)
         return choice
+
+    def _room_of(self, room: Room, model: str) -> tuple[int, str | None]:
+        """The room for a model; none for an unknown one that another worker may know."""
+        items, reason = room(model)
+        if items > 0 and reason is schedule.Reason.UNKNOWN_CAPACITY:
+            return (0, reason) if self._policies.unknown_wait_ms(model) else (items, None)
+        return items, reason
 
     async def _look(self, worker_id: str, rooms: Rooms, slices_max: int, trial: Trial | None) -> schedule.Snapshot:
         policy, paces, turns = self._policy, self._paces, self._turns
