@@ -141,6 +141,25 @@ async def test_an_input_whose_bytes_changed_after_upload_runs_nothing(world: Wor
     assert ended.item_count == 0
 
 
+async def test_an_input_that_was_damaged_on_the_way_is_read_once_more(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job, worker = await world.job(chat_lines(3)), await world.worker()
+    damaged = [tmp_path / "damaged"]
+    local_path = world.blobs.local_path
+
+    async def once_damaged(blob_id: str, directory: Path) -> Path:
+        path = await local_path(blob_id, directory)
+        if not damaged:
+            return path
+        damaged[0].write_bytes(path.read_bytes().replace(b"custom_id", b"custom_iD", 1))
+        return damaged.pop()
+
+    monkeypatch.setattr(world.blobs, "local_path", once_damaged)
+    assert await world.ingest(here).next(worker)
+    assert ((await world.look(job)).state, damaged) == (JobState.IN_PROGRESS, [])
+
+
 async def test_a_truncated_input_is_a_changed_one_even_when_its_lines_are_good(world: WorkerWorld) -> None:
     job, worker = await world.job(chat_lines(3)), await world.worker()
     extents = await world.store.list_extents((await world.look(job)).input_file_id, 0, 1)

@@ -136,6 +136,23 @@ async def test_one_damaged_line_of_the_work_file_is_sent_to_no_server(
         await lease.read_items(world.blobs, replace(leased, model=model))
 
 
+async def test_requests_that_were_damaged_on_the_way_are_read_once_more(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch would end by them."""
+    job = await world.started(chat_lines(3))
+    [leased] = await lease_slices(world.store, await world.worker(), job.id, "m", 1, "t")
+    read, damages = world.blobs.read, [b"\n", b"}"]
+
+    async def once_damaged(blob_id: str, at: int, count: int) -> bytes:
+        data = await read(blob_id, at, count)
+        return data.replace(b'"user"', damages.pop() * 6, 1) if len(damages) == 2 else data
+
+    monkeypatch.setattr(world.blobs, "read", once_damaged)
+    assert len(await lease.read_items(world.blobs, leased)) == 3
+    assert len(damages) == 1
+
+
 async def test_a_slice_brings_only_items_without_outcome_and_how_much_neighbours_share(world: WorkerWorld) -> None:
     """What neighbours share chooses the server that has it in its cache."""
     shared = "one long beginning " * 100

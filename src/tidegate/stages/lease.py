@@ -97,13 +97,25 @@ class LeaseStage:
 
 
 async def read_items(blobs: Blobs, leased: LeasedSlice) -> list[Item]:
-    """Return the items of a slice that have no outcome yet, with one ranged read."""
-    data = await blobs.read(leased.work_blob_id, leased.work_at, leased.work_bytes)
+    """Return the items of a slice that have no outcome yet, with one ranged read.
+
+    Other bytes than ingest wrote are read once more: they may have been damaged on the way, and a job ends by them."""
+    where = (leased.work_blob_id, leased.work_at, leased.work_bytes)
+    try:
+        return _items_in(await blobs.read(*where), leased)
+    except _Damaged:
+        return _items_in(await blobs.read(*where), leased)
+
+
+class _Damaged(BlobMissing):
+    """Other bytes than ingest wrote will not become the right ones: they are as good as gone."""
+
+
+def _items_in(data: bytes, leased: LeasedSlice) -> list[Item]:
     lines = data.split(b"\n")
     offset = leased.first - leased.read_first
-    # Other bytes than ingest wrote will not become the right ones: they are as good as gone.
     if len(lines) < offset + leased.count:
-        raise BlobMissing(f"the work file of {leased.job_id} has fewer lines than slice {leased.first} says")
+        raise _Damaged(f"the work file of {leased.job_id} has fewer lines than slice {leased.first} says")
     items = []
     for number, line in enumerate(lines[offset : offset + leased.count], start=leased.first):
         if number in leased.done:
@@ -118,7 +130,7 @@ async def read_items(blobs: Blobs, leased: LeasedSlice) -> list[Item]:
                 _any_decoder.decode(line)
                 item = Item(number, b"null", line)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise BlobMissing(f"the work file of {leased.job_id} holds no request at item {number}") from None
+            raise _Damaged(f"the work file of {leased.job_id} holds no request at item {number}") from None
         attempts = leased.attempts.get(number)
         if attempts is not None:
             item.attempt_count, item.hand_backs = attempts.count, attempts.hand_backs

@@ -33,6 +33,7 @@ from tidegate.core.ports import Blobs, Entropy
 from tidegate.core.wording import in_words
 from tidegate.failpoints import hit
 from tidegate.stages.ingest.earlier_job import EarlierJobs, copy_file, earlier_gone, remove_earlier
+from tidegate.stages.ingest.join_input import changed_input
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -160,6 +161,9 @@ class IngestStage:
         try:
             with tracing.step_of(step.source.job):
                 plan = await self._pass(step, lane)
+                if any(error.code == changed_input().code for error in plan.errors):
+                    # It ends the job, and the bytes may have been damaged on the way alone.
+                    plan = await self._pass(step, lane)
             took_s = asyncio.get_running_loop().time() - begun_s
             metrics.ingest_seconds.of(metrics.size_of(plan.item_count)).observe(took_s)
         except (BlobError, IngestFailed, OSError) as error:
