@@ -6,11 +6,12 @@ import pytest
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, MODEL, StoreWorld, line
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
+from tidegate.core.job_controls import JobControls
 from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage, WorkerDuty
 from tidegate.core.schedule.autoscale import DueWork
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import Outcome
-from tidegate.store import forecasts
+from tidegate.store import forecasts, snapshots
 
 pytestmark = pytest.mark.anyio
 
@@ -44,6 +45,23 @@ async def test_of_more_jobs_than_are_looked_at_the_first_are_ahead(
     for jobs_max, ahead_units in ((1, 50), (2, 150), (3, 350), (4, 350)):
         monkeypatch.setattr(forecasts, "OUTLOOK_JOBS_MAX", jobs_max)
         assert (await world.store.forecast(MODEL, job.share_owner, 500)).ahead_units == ahead_units
+
+
+async def test_of_more_jobs_than_are_looked_at_those_of_higher_priority_are_ahead(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = await world.caller()
+    for count, priority in ((1, 0), (2, 5)):
+        job = await world.running(caller, count, controls=JobControls(priority=priority))
+        await world.clock.advance(1)
+    last = await world.running(caller, 4)
+    monkeypatch.setattr(forecasts, "OUTLOOK_JOBS_MAX", 1)
+    monkeypatch.setattr(snapshots, "OUTLOOK_JOBS_MAX", 1)
+    assert (await world.store.forecast(MODEL, job.share_owner, 500)).ahead_units == 100
+    assert (await world.store.forecast(MODEL, tenant_owner("newcomer"), 500)).others == ((1.0, 100),)
+    outlook = await world.store.outlook(last.id)
+    assert outlook is not None
+    assert outlook.models[0].ahead_units == 100
 
 
 async def test_other_flows_count_by_what_they_have(world: StoreWorld) -> None:

@@ -33,6 +33,11 @@ async def lists(verb: Callable[[int], Awaitable[Sequence[T] | None]], expected: 
     assert list(await verb(len(expected) - 1) or ()) == list(expected[:-1])
 
 
+def newest_first(made: Sequence[str]) -> list[str]:
+    """Of things of which all but the last were made at one moment: those are listed by id."""
+    return [made[-1], *sorted(made[:-1], reverse=True)]
+
+
 async def cancelled(world: StoreWorld, caller: Caller) -> Job:
     job = await world.job(caller)
     await world.store.cancel_job(caller.tenant_id, job.id)
@@ -145,15 +150,15 @@ async def test_a_page_of_files_has_no_more_than_was_asked_for(world: StoreWorld,
 async def test_pages_of_webhooks_have_no_more_than_was_asked_for(world: StoreWorld) -> None:
     caller, shape = await world.caller(), EndpointShape("one", "https://hooks.example.com/", EVENT_TYPES)
     made = list[str]()
-    for _ in range(3):
+    for later_ms in (0, 0, 1):
+        await world.clock.advance(later_ms)
         made.append((await world.store.create_webhook_endpoint(caller.tenant_id, world.id("whk"), shape, b"s" * 32)).id)
-    made.sort(reverse=True)
 
     async def endpoints(count_max: int) -> list[str]:
         found = await world.store.list_webhook_endpoints(caller.tenant_id, None, count_max)
         return [one.id for one in found or ()]
 
-    await lists(endpoints, made)
+    await lists(endpoints, newest_first(made))
     await cancelled(world, caller)
     await world.clock.advance(1)
     await cancelled(world, caller)
@@ -175,6 +180,7 @@ async def test_pages_of_webhooks_have_no_more_than_was_asked_for(world: StoreWor
 async def test_pages_of_keys_tenants_and_operations_have_no_more_than_was_asked_for(world: StoreWorld) -> None:
     store, tenants, operations = world.store, list[str](), list[str]()
     for name in ("k2", "k3", "k1"):
+        await world.clock.advance(int(name == "k1"))
         tenants.append((await world.caller(f"of {name}")).tenant_id)
         await store.put_key(Caller(tenants[-1], name), name.encode(), "", KeyRights())
         operations.append((await store.put_operation(world.id("op"), "operator", OperationScope("pause"))).id)
@@ -182,9 +188,9 @@ async def test_pages_of_keys_tenants_and_operations_have_no_more_than_was_asked_
     async def ids(page: Awaitable[Sequence[Any] | None]) -> list[str]:
         return [one["id"] if isinstance(one, dict) else one.id for one in await page or ()]
 
-    await lists(lambda most: ids(store.key_page(None, after=None, count_max=most)), ["k3", "k2", "k1"])
-    await lists(lambda most: ids(store.list_orgs(after=None, count_max=most)), sorted(tenants, reverse=True))
-    await lists(lambda most: ids(store.list_operations(after=None, count_max=most)), sorted(operations, reverse=True))
+    await lists(lambda most: ids(store.key_page(None, after=None, count_max=most)), ["k1", "k3", "k2"])
+    await lists(lambda most: ids(store.list_orgs(after=None, count_max=most)), newest_first(tenants))
+    await lists(lambda most: ids(store.list_operations(after=None, count_max=most)), newest_first(operations))
 
 
 async def test_the_oldest_operation_is_next(world: StoreWorld) -> None:

@@ -157,6 +157,17 @@ async def test_a_response_that_has_waited_long_enough_is_listed_until_it_is_leas
     assert await world.store.long_waiting_responses(10) == []
 
 
+async def test_the_response_that_has_waited_longest_is_first(world: StoreWorld) -> None:
+    caller, worker_id, found = await world.caller(), await world.worker(), list[tuple[str, str]]()
+    for after_ms in (3_000, 1_000, 2_000):
+        ask = Ask(world)
+        ask.terms = replace(ask.terms, interactive_after_ms=after_ms)
+        found.append(((await ask.accept(world, caller, worker_id)).id, MODEL))
+    await world.clock.advance(3_000)
+    assert await world.store.long_waiting_responses(10) == [found[1], found[2], found[0]]
+    assert await world.store.long_waiting_responses(2) == [found[1], found[2]]
+
+
 @pytest.mark.parametrize("status", ["completed", "incomplete", "failed"])
 async def test_the_event_of_a_response_names_how_its_answer_ended(world: StoreWorld, status: str) -> None:
     caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
