@@ -24,6 +24,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
         ({"max_tokens": None, "max_completion_tokens": 7}, 7),
         ({"max_tokens": 100_000.0, "max_completion_tokens": 1}, 100_000),
         ({"max_output_tokens": "9", "max_tokens": 2}, 9),
+        ({"max_output_tokens": 9}, None),
+        ({"max_output_tokens": 9, "max_tokens": None}, None),
         ({"MAX_TOKENS": 50, "max_tokens": 1}, 50),
         ({"max_tokens": 1, "min_tokens": 400}, 400),
         ({"max_tokens": 1, "min_tokens": 0}, 1),
@@ -79,6 +81,26 @@ def test_every_name_counts() -> None:
         assert output_tokens_max(CHAT, json.dumps({name: 30, "max_tokens": 30}).encode()) == 30
     for name in COUNTS:
         assert output_tokens_max(CHAT, json.dumps({name: 3, "max_tokens": 10}).encode()) == 30
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "own"),
+    [
+        (CHAT, {"max_tokens", "max_completion_tokens"}),
+        ("/v1/chat/completions/batch", {"max_tokens", "max_completion_tokens"}),
+        (COMPLETIONS, {"max_tokens"}),
+        ("/v1/messages", {"max_tokens"}),
+        ("/v1/responses", {"max_output_tokens"}),
+        ("/v1/audio/transcriptions", {"max_completion_tokens"}),
+        ("/v1/audio/translations", {"max_completion_tokens"}),
+        ("/v1/odd", set(LENGTHS)),
+    ],
+)
+def test_a_length_that_its_endpoint_does_not_have_bounds_nothing(endpoint: str, own: set[str]) -> None:
+    """A server ignores such a field, and answers as long as it likes."""
+    bounding = {name for name in LENGTHS if output_tokens_max(endpoint, json.dumps({name: 1}).encode()) == 1}
+    assert bounding == own
+    assert {output_tokens_max(endpoint, json.dumps({name: 1}).encode(), 50) for name in set(LENGTHS) - own} <= {50}
 
 
 @pytest.mark.parametrize(

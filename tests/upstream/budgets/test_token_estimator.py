@@ -14,6 +14,7 @@ from tidegate.core.deployments import Deployment, Estimate
 from tidegate.core.input.lines import LineRules, check_line
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.usage.prices import CostRange, Price
+from tidegate.core.usage.prompt_bounds import IMAGE_TOKENS, IMAGE_TOKENS_MAX
 from tidegate.upstream.budgets import token_estimator
 from tidegate.upstream.budgets.token_estimator import TokenEstimator
 
@@ -37,15 +38,31 @@ def test_both_sides_of_a_comparison_count(endpoint: str, texts: dict[str, Any]) 
     assert len(read.fixed) + read.prompt_size >= 3 * len(WORDS)
     assert read.output_tokens == 0
     call = Call("batch_x", 0, endpoint, "m", body, "k", 0)
-    assert 3_000 <= TokenEstimator().tokens(call, Estimate.LIKELY) < 3_100
-    assert TokenEstimator().tokens(call, Estimate.BOUND) == len(body)
+    # The first text is read with each of the two others.
+    assert 4_000 <= TokenEstimator().tokens(call, Estimate.LIKELY) < 4_200
+    assert 4 * len(WORDS) <= TokenEstimator().tokens(call, Estimate.BOUND) <= 2 * len(body) - 2 * len(WORDS)
 
 
 def test_a_file_counts_by_its_size_and_is_no_text() -> None:
     file = AudioFile("a.wav", "audio/wav", bytes(1_000_000))
-    call = Call("batch_x", 0, "/v1/audio/transcriptions", "m", b'{"max_tokens":100}', "k", 0, audio=file)
+    call = Call("batch_x", 0, "/v1/audio/transcriptions", "m", b'{"max_completion_tokens":100}', "k", 0, audio=file)
     assert 1_000 <= TokenEstimator().tokens(call, Estimate.LIKELY) <= 1_200
     assert TokenEstimator().tokens(call, Estimate.BOUND) == 1_000_000 + len(call.body) + 100
+
+
+def test_an_image_may_have_more_tokens_than_bytes() -> None:
+    """A plain picture is a few hundred bytes, and servers count thousands of tokens for it."""
+    url = "data:image/png;base64," + "A" * 400
+    part = {"type": "image_url", "image_url": {"url": url}}
+    chat = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [part, part]}]}
+    call = Call("", 0, "/v1/chat/completions", "m", json.dumps(chat).encode(), "k", 0)
+    estimator = TokenEstimator()
+    most = estimator.most(call, PRICED)
+    assert most.input_tokens == len(call.body) + 2 * IMAGE_TOKENS_MAX
+    assert 2 * IMAGE_TOKENS < estimator.likely(call, PRICED, most).input_tokens < len(call.body) + 2 * IMAGE_TOKENS
+    assert estimator.tokens(call, Estimate.BOUND) == most.input_tokens + 1
+    estimator.learn_prompt(call, PRICED, Usage(len(call.body)))
+    assert estimator.likely(call, PRICED, most) == TokenEstimator().likely(call, PRICED, most), "it was no text"
 
 
 def test_what_answers_take_is_learned_slowly_and_in_the_right_direction() -> None:

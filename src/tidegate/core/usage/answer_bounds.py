@@ -1,8 +1,9 @@
 """How many tokens all answers to one request may have together, as a lenient server would read it.
 
 A server may read any of the fields that limit an answer, take `128.0`, `"128"` or `true` for a number, not care for the case of a name,
-and use the first or the last of two fields of one name. So every one of them counts, and the largest bounds. What cannot be read as a
-number above nought bounds nothing. Nothing here knows a price.
+and use the first or the last of two fields of one name. So every one of them counts, and the largest bounds. It may also ignore a field
+that its endpoint does not have: without one of the endpoint's own, nothing bounds. What cannot be read as a number above nought bounds
+nothing. Nothing here knows a price.
 """
 
 import json
@@ -27,6 +28,16 @@ LENGTHS = (
 )
 LEAST_LENGTHS = ("min_tokens", "min_new_tokens", "min_length")
 COUNTS = ("n", "best_of", "num_return_sequences", "candidate_count", "num_beams", "beam_width")
+# The fields that an endpoint has itself. At an endpoint that an operator added, any of them may be one.
+_OWN_LENGTHS = {
+    "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
+    "/v1/chat/completions/batch": ("max_tokens", "max_completion_tokens"),
+    "/v1/completions": ("max_tokens",),
+    "/v1/messages": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+    "/v1/audio/transcriptions": ("max_completion_tokens",),
+    "/v1/audio/translations": ("max_completion_tokens",),
+}
 # Endpoints that answer each entry of `prompt` by itself.
 _ONE_PROMPT = ("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/messages", "/v1/responses")
 _READ = frozenset((*LENGTHS, *LEAST_LENGTHS, *COUNTS, "prompt", "messages", "thinking"))
@@ -61,7 +72,9 @@ def output_tokens_max(endpoint: str, body: bytes, otherwise: int = 0, items: int
     counts = [_number(value) for name, value in members if name in COUNTS and value is not None]
     if any(math.isinf(number) for number in (*least, *counts)):
         return None
-    is_bounded = bool(lengths) and all(0 < number < math.inf for number in lengths)
+    own = _OWN_LENGTHS.get(endpoint, LENGTHS)
+    is_bounded = any(name in own and value is not None for name, value in members)
+    is_bounded = is_bounded and all(0 < number < math.inf for number in lengths)
     if not is_bounded:
         if not otherwise:
             return None

@@ -1,10 +1,10 @@
 """How many tokens a call is charged before it is sent, by what the deployment's operator asked for.
 
     likely    prompt bytes over four, and what this model's answers used to take, at most what the caller allows
-    bound     prompt bytes, and all that the caller allows: real tokens cannot be more, as long as nothing is fetched by its address
+    bound     prompt bytes, the most that images and files may have, and all that the caller allows: real tokens cannot be more
 
 A caller who allows any number of tokens has no bound: such a call takes all that its smallest limit has, and so runs alone in it. This
-module looks into a body only for the numbers that bound the answer.
+module looks into a body only for what bounds the answer and the prompt.
 
 What a call may cost at most is its bound at the deployment's prices. Nothing is sent under a budget in money that has no bound: the caller
 says how long an answer may be, or the operator says it of the deployment. What it will likely cost differs in the prompt alone: a plain
@@ -23,6 +23,7 @@ from tidegate.core.nouns import Call, Usage
 from tidegate.core.usage.answer_bounds import output_tokens_max
 from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.usage.prices import CostRange, bound
+from tidegate.core.usage.prompt_bounds import compared_bytes, hidden_tokens
 
 UNKNOWN_OUTPUT_TOKENS = 256
 LEARNED_MAX = 1_000
@@ -75,7 +76,7 @@ class TokenEstimator:
             return WHOLE_BUDGET if allowed is None else _size_bytes(call) + allowed
         if call.tokens:
             return call.tokens
-        prompt = prompt_tokens(len(call.body)) + _audio_tokens(call)
+        prompt = prompt_tokens(compared_bytes(call.endpoint, call.body)) + _audio_tokens(call)
         if call.endpoint in SILENT:
             return prompt
         likely = int(self._output_tokens.get(call.model, UNKNOWN_OUTPUT_TOKENS) * call.items)
@@ -96,11 +97,16 @@ class TokenEstimator:
 
     def learn_prompt(self, call: Call, deployment: Deployment, usage: Usage) -> None:
         """Learn how many tokens a deployment counted in a prompt. The most that it ever counted, beside the estimate, is remembered."""
-        size = len(call.body)
-        if size < COUNTED_BYTES_MIN or usage.input_tokens > size or call.audio is not None:
+        size = compared_bytes(call.endpoint, call.body)
+        if (
+            size < COUNTED_BYTES_MIN
+            or usage.input_tokens > size
+            or call.audio is not None
+            or hidden_tokens(call.body).most
+        ):
             # More tokens than bytes are no text: something was fetched.
             return
-        likely, is_wordy = _likely_tokens(call.body)
+        likely, is_wordy = _likely_tokens(call)
         key = (deployment.name, call.model, is_wordy)
         if key not in self._counted and len(self._counted) >= LEARNED_MAX:
             self._counted.clear()
@@ -108,11 +114,12 @@ class TokenEstimator:
 
     def likely(self, call: Call, deployment: Deployment, most: Usage) -> Usage:
         """What this call will likely use there: as much as it can, but for the tokens of its prompt."""
-        likely, is_wordy = _likely_tokens(call.body)
+        likely, is_wordy = _likely_tokens(call)
         counted = self._counted.get((deployment.name, call.model, is_wordy))
         if counted is not None:
             likely *= counted * COUNTED_MARGIN
-        return Usage(min(math.ceil(likely) + _audio_tokens(call), most.input_tokens), 0, most.output_tokens)
+        tokens = math.ceil(likely) + _audio_tokens(call) + hidden_tokens(call.body).likely
+        return Usage(min(tokens, most.input_tokens), 0, most.output_tokens)
 
     def most(self, call: Call, deployment: Deployment) -> Usage:
         """The most that this call can use there, of what has a price; Unbounded when nothing bounds it."""
@@ -122,7 +129,7 @@ class TokenEstimator:
         if output is None:
             raise Unbounded(
                 "its key, user, team or organization has a budget in money, and nothing bounds what this request can cost: "
-                "set its max_tokens, or have output_tokens_max set for the deployment",
+                "set its max_tokens (for /v1/responses its max_output_tokens), or have output_tokens_max set for the deployment",
                 status=400,
             )
         return Usage(_size_bytes(call), 0, output)
@@ -134,18 +141,21 @@ class TokenEstimator:
 
 def _size_bytes(call: Call) -> int:
     """How much there is to read for the model: its tokens cannot be more."""
-    return len(call.body) + (0 if call.audio is None else len(call.audio.data))
+    audio_bytes = 0 if call.audio is None else len(call.audio.data)
+    return compared_bytes(call.endpoint, call.body) + hidden_tokens(call.body).most + audio_bytes
 
 
 def _audio_tokens(call: Call) -> int:
     return 0 if call.audio is None else -(-len(call.audio.data) // AUDIO_BYTES_PER_TOKEN)
 
 
-def _likely_tokens(body: bytes) -> tuple[float, bool]:
+def _likely_tokens(call: Call) -> tuple[float, bool]:
     """How many tokens a prompt likely has, and whether it is mostly plain words: of the two kinds, counts differ."""
+    body = call.body
     others = len(body.translate(None, _LETTERS))
     letters = len(body) - others
-    return letters * LETTER_TOKENS + others * OTHER_TOKENS, letters > others
+    times = compared_bytes(call.endpoint, body) / max(1, len(body))
+    return (letters * LETTER_TOKENS + others * OTHER_TOKENS) * times, letters > others
 
 
 def _allowed(call: Call, otherwise: int = 0) -> int | None:

@@ -1,0 +1,174 @@
+"""How much a model may have to read for one request where the bytes of its body do not say it.
+
+Where two sides are compared, the one text is read again with each text of the other. An image or a recording may have far more tokens than
+bytes, because it is compressed; and what a server fetches, remembers or finds with tools of its own has no bytes in the body at all. The
+body is read as pairs, so that of a name that comes twice both values count. Nothing here knows a price.
+"""
+
+import json
+import re
+from typing import Any, NamedTuple
+
+# Every text of one side is read together with one of the other.
+COMPARED = ("/v1/score", "/v1/rerank")
+
+# The most that a known server counts for one image, and what they count for a usual one.
+IMAGE_TOKENS_MAX = 50_000
+IMAGE_TOKENS = 1_500
+# What a model reads at most of anything else, and of a short file.
+OTHER_TOKENS_MAX = 1 << 18
+OTHER_TOKENS = 2_000
+BODY_BYTES_MAX = 8 << 20
+
+# A body without any of these has only texts and settings. An escape may hide one.
+_MAY_HOLD = re.compile(
+    rb"image|audio|video|file|document|media|screenshot|tools|search|mcp|plugin|container|conversation|response_id|\"prompt\"|\\u00[4-7]",
+    re.IGNORECASE,
+)
+# Tools that the caller runs.
+_OWN_TOOLS = ("function", "custom")
+# Parameters that let a server read what is not in the body.
+_ELSEWHERE = frozenset(("container", "conversation", "mcpservers", "plugins", "previousresponseid", "websearchoptions"))
+# What parts of a prompt are called, by kind and by field, that hold or name a file. Names are compared without case and dashes.
+_KINDS = frozenset(
+    (
+        "audio",
+        "audiourl",
+        "computerscreenshot",
+        "document",
+        "file",
+        "fileurl",
+        "image",
+        "imageurl",
+        "inputaudio",
+        "inputfile",
+    )
+) | {"inputimage", "inputvideo", "media", "video", "videourl"}
+_NAMES = (_KINDS - {"computerscreenshot"}) | {
+    "audiodata", "filedata", "fileid", "fileids", "imagedata", "images", "screenshot", "videodata", "videos",
+}  # fmt: skip
+# In these, names are the caller's own.
+_FREE = frozenset(
+    ("arguments", "inputschema", "jsonschema", "metadata", "parameters", "responseformat", "schema", "toolchoice")
+)
+
+
+class Hidden(NamedTuple):
+    """Tokens that the bytes of a body do not show: the most, and what is likely."""
+
+    most: int = 0
+    likely: int = 0
+
+
+NOTHING_HIDDEN = Hidden()
+
+
+class _PromptPairs(list[tuple[str, Any]]):
+    """An object's members, also those that have one name."""
+
+
+def compared_bytes(endpoint: str, body: bytes) -> int:
+    """Return how many bytes a model reads of a body: more than it has where one text is compared with each of many."""
+    if endpoint not in COMPARED:
+        return len(body)
+    members = _members(body)
+    if members is None:
+        # It may be a list of nothing but commas.
+        return len(body) * (1 + body.count(b","))
+    sides = [_listed(value) for _, value in members]
+    count = max(map(len, sides), default=0)
+    # Lists of one length may be compared text by text.
+    listed = min(sum(_size(one) for side in sides if len(side) == count for one in side), len(body))
+    return listed + max(1, count) * (len(body) - listed)
+
+
+def hidden_tokens(body: bytes) -> Hidden:
+    """Return what a model may read for this request beside its text."""
+    if not _MAY_HOLD.search(body):
+        return NOTHING_HIDDEN
+    members = _members(body)
+    if members is None:
+        return Hidden(OTHER_TOKENS_MAX, OTHER_TOKENS)
+    images = 0
+    others = sum(_of_servers(_folded(name), value) for name, value in members)
+    objects = [_PromptPairs((name, value) for name, value in members if _folded(name) != "audio")]
+    while objects:
+        value = objects.pop()
+        kinds, found = _media(value)
+        is_image = any("image" in one or "screenshot" in one for one in kinds)
+        images, others = images + found * is_image, others + found * (not is_image)
+        for name, one in value:
+            # An object under `input` has the arguments of a tool's call.
+            is_free = _folded(name) in _FREE or (name == "input" and isinstance(one, _PromptPairs))
+            if not is_free and _folded(name) not in _NAMES:
+                objects += _objects(one)
+    return Hidden(images * IMAGE_TOKENS_MAX + others * OTHER_TOKENS_MAX, images * IMAGE_TOKENS + others * OTHER_TOKENS)
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", "").replace("-", "")
+
+
+def _members(body: bytes) -> "_PromptPairs | None":
+    """Return the members of a body; None when it cannot be read."""
+    if len(body) > BODY_BYTES_MAX:
+        return None
+    try:
+        members = json.loads(body, object_pairs_hook=_PromptPairs)
+    except (ValueError, RecursionError):
+        return None
+    return members if isinstance(members, _PromptPairs) else None
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return the texts of one side; its parts, where one document is given as an object."""
+    if isinstance(value, _PromptPairs):
+        return max((_listed(one) for _, one in value if isinstance(one, list)), key=len, default=[])
+    return value if isinstance(value, list) else []
+
+
+def _size(value: Any) -> int:
+    """Return how many bytes a value and its comma have at least."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace")) + 3
+    if isinstance(value, _PromptPairs):
+        return 2 + sum(_size(name) + _size(one) for name, one in value)
+    return 2 + sum(map(_size, value)) if isinstance(value, list) else 2
+
+
+def _of_servers(name: str, value: Any) -> int:
+    """Return how many things a parameter has a server read from elsewhere."""
+    if name == "tools" and isinstance(value, list):
+        return sum(not _is_callers_own(tool) for tool in value)
+    return 1 if (name in _ELSEWHERE and value) or (name == "prompt" and isinstance(value, _PromptPairs)) else 0
+
+
+def _is_callers_own(tool: Any) -> bool:
+    if not isinstance(tool, _PromptPairs):
+        return True
+    kinds = [kind for name, kind in tool if _folded(name) == "type"]
+    return all(kind in _OWN_TOOLS for kind in kinds)
+
+
+def _media(value: _PromptPairs) -> tuple[list[str], int]:
+    """Return of which kinds the files are that an object holds or names, and how many there are."""
+    kinds = [_folded(one) for name, one in value if name == "type" and isinstance(one, str) and _folded(one) in _KINDS]
+    if "document" in kinds and any(name == "source" and _is_text(one) for name, one in value):
+        kinds.remove("document")
+    named = [(_folded(name), one) for name, one in value if one and _folded(name) in _NAMES]
+    count = sum(len(one) if isinstance(one, list) and not isinstance(one, _PromptPairs) else 1 for _, one in named)
+    return [*kinds, *(name for name, _ in named)], max(len(kinds), count)
+
+
+def _is_text(source: Any) -> bool:
+    """Return whether a document is given as texts, or as parts that are looked at each by itself."""
+    return isinstance(source, _PromptPairs) and [one for name, one in source if name == "type"] in (
+        ["text"],
+        ["content"],
+    )
+
+
+def _objects(value: Any) -> list[_PromptPairs]:
+    if isinstance(value, _PromptPairs):
+        return [value]
+    return [inner for one in value for inner in _objects(one)] if isinstance(value, list) else []
