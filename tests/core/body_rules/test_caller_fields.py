@@ -108,6 +108,7 @@ STEERING = [
     (asks(vllm_xargs={"kv_transfer_params": "x"}), "vllm_xargs"),
     ({"model": "m", "prompt": "", "prompt_embeds": "AAAA"}, "prompt_embeds"),
     (asks({"type": "image_embeds", "image_embeds": "AAAA"}), "messages[0].content[0].image_embeds"),
+    (asks({"type": "image_url", "image_url": None, "uuid": "a"}), "messages[0].content[0].uuid"),
     (asks(custom_logit_processor="80049514"), "custom_logit_processor"),
     (asks(bootstrap_host="10.0.0.1"), "bootstrap_host"),
     (asks(lora_path="/adapters/other"), "lora_path"),

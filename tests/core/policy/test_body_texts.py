@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tidegate.core.json_size import NODES_MAX
 from tidegate.core.policy.body_texts import FILE_CHARS_MIN, BodyTexts, is_api_word, readings
 
 ELSEWHERE = "it refers to a file elsewhere"
@@ -107,6 +108,10 @@ def test_what_a_request_says_is_looked_at(body: Any, texts: list[str]) -> None:
         ({"input": [1]}, TOKENS),
         ({"prompt": [[["a"], [7]]]}, TOKENS),
         ({"prompt": [True, 1.5, "a"]}, ""),
+        ({"prompt": ["a", 1.0]}, TOKENS),
+        ({"query": [1]}, TOKENS),
+        ({"query": "a", "items": [[1]]}, TOKENS),
+        ({"arguments": {"items": [1]}}, ""),
         ({"value": [1]}, ""),
         ({"file_ids": ["f"]}, STORED),
         ({"file_ids": [{"number": 7}]}, STORED),
@@ -137,6 +142,13 @@ def test_what_a_request_says_is_looked_at(body: Any, texts: list[str]) -> None:
         ({"data": "A" * (FILE_CHARS_MIN - 1)}, ""),
         ({"data": "A" * FILE_CHARS_MIN}, FILE),
         ({"b64_json": PICTURE}, FILE),
+        # Readers of Base64 skip letters that are none of it, and no server asks these objects for their kind.
+        ({"input_audio": {"data": f"!{PICTURE}", "format": "wav"}}, FILE),
+        ({"input_audio": {"data": PICTURE, "format": "wav", "type": "text"}}, FILE),
+        ({"file": {"file_data": f"!{PICTURE}"}}, FILE),
+        ({"file": {"file_data": PICTURE, "type": "text"}}, FILE),
+        ({"source": {"data": "a plain text", "media_type": "text/plain", "type": "text"}}, ""),
+        ({"arguments": {"data": "a plain text", "format": "csv", "filename": "a"}}, ""),
         (b'{"text":"a","text":"b"}', TWICE),
         (b'{"model":"m","text":"a","text":"b"}', TWICE),
         (b'{"text" : "a", "text"\n:"b", "file_id":"f"}', STORED),
@@ -145,6 +157,36 @@ def test_what_a_request_says_is_looked_at(body: Any, texts: list[str]) -> None:
 )
 def test_what_a_request_hides_is_named_by_the_first_that_was_met(body: Any, unseen: str) -> None:
     assert looked_at(body)[1] == unseen
+
+
+@pytest.mark.parametrize(
+    ("name", "beside"),
+    [
+        ("text", {"type": "text", "data": "decoy"}),
+        ("refusal", {"type": "refusal", "text": "decoy"}),
+        ("thinking", {"type": "thinking", "text": "decoy", "content": "decoy"}),
+        ("content", {"type": "tool_result", "text": "decoy"}),
+    ],
+)
+@pytest.mark.parametrize("are_messages", [False, True])
+def test_a_text_in_parts_is_put_together_whatever_else_the_parts_say(
+    name: str, beside: dict[str, str], are_messages: bool
+) -> None:
+    parts: list[dict[str, Any]] = [{**beside, name: "sec"}, {**beside, name: "ret"}]
+    if are_messages:
+        parts = [{"role": "user", "content": [part]} for part in parts]
+    texts, unseen = looked_at({"messages" if are_messages else "content": parts})
+    assert "secret" in texts
+    assert unseen == ""
+
+
+def test_what_has_too_many_values_is_one_text() -> None:
+    body = b'{"text":"secret","odd":[' + b"{}," * NODES_MAX + b"{}]}"
+    assert looked_at(body) == ([body.decode()], "it has too many values")
+
+
+def test_half_a_character_is_not_seen() -> None:
+    assert "secret" in list(readings("sec\ud800ret"))
 
 
 def test_the_letters_of_a_long_file_that_is_no_text_are_not_looked_at() -> None:

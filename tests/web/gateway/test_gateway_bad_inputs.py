@@ -15,6 +15,7 @@ from tests.web.corpus import cases
 from tests.web.gateway_world import GatewayWorld
 from tests.web.test_bad_inputs import body_of
 from tests.web.upstream import answers
+from tidegate.core.json_size import NODES_MAX
 from tidegate.web.gateway.gateway import ENDPOINTS
 
 OPENAI = [endpoint for endpoint in ENDPOINTS if endpoint != "/v1/messages"]
@@ -66,6 +67,15 @@ def test_what_cannot_be_translated_is_named(client: httpx2.Client) -> None:
     answer = client.post("/v1/messages", content=json.dumps(ask), headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert "messages[0].content[0]" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["odd", "metadata"])
+def test_a_body_of_countless_objects_is_turned_away_unparsed(client: httpx2.Client, name: str) -> None:
+    """Parsed, thirty megabytes of them silenced the process for a quarter of a minute and took a gigabyte."""
+    body = b'{"model":"m","max_tokens":1,"messages":[],"%b":[%b{}]}' % (name.encode(), b"{}," * NODES_MAX)
+    for endpoint in ENDPOINTS:
+        answer = client.post(endpoint, content=body, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
 
 
 def test_two_keys_are_refused(client: httpx2.Client) -> None:

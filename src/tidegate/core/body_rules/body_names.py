@@ -18,7 +18,7 @@ _OF_ANY_ENGINE = frozenset(
 )  # fmt: skip
 _OF_VLLM = _OF_ANY_ENGINE | {
     "ec_transfer_params", "guided_decoding_backend", "logits_processors", "media_io_kwargs", "mm_processor_kwargs",
-    "previous_input_messages", "request_id", "vllm_xargs",
+    "previous_input_messages", "request_id", "uuid", "vllm_xargs",
 }  # fmt: skip
 _OF_SGLANG = _OF_ANY_ENGINE | {
     "audio_data", "bootstrap_host", "bootstrap_pair_key", "bootstrap_port", "bootstrap_room", "custom_labels", "custom_logit_processor",
@@ -49,8 +49,8 @@ _READ_HERE = frozenset(
         "stream_options", "system", "thinking", "tools",
     }
 )  # fmt: skip
-# Tensors stand in the parts of messages too.
-TENSORS = frozenset({"audio_embeds", "image_embeds", "input_embeds", "prompt_embeds", "video_embeds"})
+# These stand in the parts of messages too: tensors, and the name under which a server keeps an image for whoever says it again.
+IN_PARTS = frozenset({"audio_embeds", "image_embeds", "input_embeds", "prompt_embeds", "uuid", "video_embeds"})
 _TEMPLATE_NAMES = frozenset({"chat_template", "conversation", "messages", "tokenize", "tools"})
 
 

@@ -22,6 +22,7 @@ from tidegate.core.body_rules.body_names import (
     ENGINE_SPELLED,
     FREE,
     GIVES_WHOLE,
+    IN_PARTS,
     MEDIA,
     MEDIA_KINDS,
     NOT_MEDIA,
@@ -29,11 +30,11 @@ from tidegate.core.body_rules.body_names import (
     PROVIDER_SPELLED,
     READ_SPELLED,
     TEMPLATE_SPELLED,
-    TENSORS,
     folded,
 )
 from tidegate.core.body_rules.plain_body import HARMLESS
 from tidegate.core.deployments import EngineKind
+from tidegate.core.json_size import TOO_MANY, has_too_many_values
 
 PATH_CHARS_MAX = 200
 # A body with more names than any request needs is refused, so that it cannot keep a process busy.
@@ -86,6 +87,8 @@ def rules_for(rules_of: Mapping[str, FieldRules], name: str) -> FieldRules:
 
 def field_fault(body: bytes, rules: FieldRules) -> FieldFault | None:
     """Return what a body that is not plain says that its caller may not; None when it may be sent."""
+    if has_too_many_values(body):
+        return FieldFault("invalid_request", TOO_MANY, "")
     try:
         fields = json.loads(body, object_pairs_hook=_FieldPairs, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
@@ -157,7 +160,7 @@ class _FieldSearch:
             if name == "input" and not is_top and isinstance(value, _FieldPairs):
                 # The arguments of a tool's call.
                 continue
-            if name == "data" and kinds == {"text"}:
+            if name == "data" and kinds == {"text"} and within == "source":
                 # A document that is given as a text.
                 continue
             here = _at(path, key)
@@ -176,9 +179,9 @@ class _FieldSearch:
             is_described = known == "container" and isinstance(value, _FieldPairs) and not _names_container(value)
             if not is_described:
                 return _kept_elsewhere(path, known)
-        tensor = ENGINE_SPELLED.get(name)
-        if tensor in TENSORS and self._rules.refuses(tensor):
-            return _steers(path, tensor)
+        steering = ENGINE_SPELLED.get(name)
+        if steering in IN_PARTS and self._rules.refuses(steering):
+            return _steers(path, steering)
         return None
 
     def _media(self, name: str, value: Any, path: str, *, holds_media: bool) -> FieldFault | None:

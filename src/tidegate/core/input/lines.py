@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from tidegate.core.input.line_faults import NUMBER_DIGITS_MAX, BodyFault, LineFault, check_exactly, explain, shown
 from tidegate.core.job_shape import AS_WRITTEN, InputPart, InputPlaces, ParameterLevel
+from tidegate.core.json_size import outside_strings
 from tidegate.core.usage import estimate
 
 MODEL_BYTES_MAX = 256
@@ -198,7 +199,6 @@ _READ_KEYS = frozenset(
 _ESCAPED_LETTER = re.compile(rb"\\u00[567]")
 _ODD_NUMBER = re.compile(rb"[0-9.](?:[eE]\+?[0-9]{3}|[0-9.]{%d})" % NUMBER_DIGITS_MAX)
 _ONE_BRACKET_KIND = bytes.maketrans(b"{}", b"[]")
-_NOT_STRUCTURE = bytes(sorted(set(range(256)) - set(b'{}[]"')))
 
 
 def endpoint_of(path: str) -> Endpoint:
@@ -296,8 +296,7 @@ def check_depth(line: bytes, depth_max: int) -> None:
     """Refuse deep nesting before any parser sees it; only a line with many brackets pays for an exact answer."""
     if count_openers(line) <= depth_max:
         return
-    bare = line.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_ONE_BRACKET_KIND, _NOT_STRUCTURE)
-    level = b"".join(bare.split(b'"')[::2])
+    level = b"".join(outside_strings(line, b"{}[]")).translate(_ONE_BRACKET_KIND)
     # Each round takes the innermost brackets away, so there are as many rounds as levels.
     for _ in range(depth_max):
         inner = level.replace(b"[]", b"")

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from tidegate.core.api_words import FIELDS, KINDS, NUMBERED, WORDS
+from tidegate.core.json_size import has_too_many_values
 
 UNESCAPED_TIMES_MAX = 4
 # One piece at a time: what Python does with a text at once, it does without letting others run.
@@ -42,7 +43,7 @@ _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]{16,}=*\s*")
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
 _INVISIBLE = re.compile(
-    "[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    "[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff"
     "\U00013430-\U0001345f"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e001f\U000e007f-\U000e0fff]"
 )
@@ -57,6 +58,8 @@ _FILES = frozenset(
 _ELSEWHERE = frozenset(("image_url", "audio_url", "video_url", "file_url"))
 _STORED = frozenset(("file_id", "file_ids", "previous_response_id", "conversation", "vector_store_ids"))
 _TOKENS = frozenset(("prompt", "input", "inputs", "prompt_token_ids", "input_ids", "token_ids", "tokens", "prompts"))
+# Of texts that are compared; elsewhere a caller may use these names for lists of numbers.
+_COMPARED = frozenset(("query", "queries", "items", "documents", "text_1", "text_2", "data_1", "data_2"))
 _JOINED = frozenset(("content", "system", "input", "messages", "output", "parts", "summary", "tokens", "instructions"))
 _SPECIAL = _FILES | _ELSEWHERE | _STORED
 # What may stand before a `data:` URL, or its first letter: readers of URLs take away spaces and control characters.
@@ -76,6 +79,9 @@ _DATA_HEAD = re.compile(r"[\w.+-]*(?:/[\w.+*-]+)?\s*(?:;[^,;\s]*\s*)*|[^,]*;\s*b
 _CODED_FILE = re.compile(r"%PDF-|%!PS|\{\\rtf")
 _CODED_FILE_WITHIN = 1_024
 _TEXT_NAMES = ("text", "content", "token", "thinking", "refusal", "input_text", "output", "source")
+# A document that is given as a text has it here.
+_TEXT_DATA = ("data", *_TEXT_NAMES)
+_RIVALS = frozenset(_TEXT_DATA)
 # Servers take both for the operator's words.
 _SAME_ROLES = {"developer": "system"}
 # What a model server says about its answer, and never the model itself.
@@ -85,7 +91,7 @@ OF_ANSWER = frozenset(("id", "object", "created", "created_at", "model", "system
 class BodyTexts:
     """`texts` are what can be looked at, and `unseen` says what could not be, or nothing."""
 
-    __slots__ = ("_body", "_is_answer", "_joined_chars", "_keys", "texts", "unseen")
+    __slots__ = ("_body", "_is_answer", "_joined_chars", "_keys", "_rivals", "texts", "unseen")
 
     def __init__(self, body: bytes, *, is_answer: bool) -> None:
         self.texts: list[str] = []
@@ -94,6 +100,12 @@ class BodyTexts:
         self._is_answer = is_answer
         self._keys = 0
         self._joined_chars = 0
+        # Names of texts that stand beside one another in one part: which of them a server reads is not known.
+        self._rivals: set[str] = set()
+        if has_too_many_values(body):
+            self.texts.append(body.decode("utf-8", "replace"))
+            self.unseen = "it has too many values"
+            return
         try:
             fields = _decoded(body)
             if type(fields) is dict:
@@ -123,13 +135,15 @@ class BodyTexts:
         self._keys += len(value)
         if not value.keys() <= FIELDS:
             self.texts += value.keys() - FIELDS
+        if len(rivals := value.keys() & _RIVALS) > 1 and len(rivals := {one for one in rivals if value[one]}) > 1:
+            self._rivals |= rivals
         if not self._is_answer and (name in _ELSEWHERE or value.get("type") == "url"):
             self._elsewhere(value.get("url"))
         for key, one in value.items():
             kind = type(one)
             if kind is str:
                 if key in _SPECIAL or one[:1] in _BEFORE_DATA:
-                    self._text(key, one, value)
+                    self._text(key, one, value, is_free=is_free)
                 elif key not in KINDS or one not in WORDS:
                     self.texts.append(one)
             elif kind is dict:
@@ -142,7 +156,8 @@ class BodyTexts:
     def _list(self, name: str, value: list[Any], *, is_free: bool) -> None:
         if name == "embedding" and self._is_answer and not is_free and _NUMBERS.issuperset(map(type, value)):
             return
-        if not self._is_answer and name in _TOKENS and _has_tokens(value):
+        may_be_tokens = name in _TOKENS or (name in _COMPARED and not is_free)
+        if not self._is_answer and may_be_tokens and _has_tokens(value):
             self.unseen = self.unseen or "it has token ids in the place of a text"
         if name in _STORED and value:
             self.unseen = self.unseen or "it refers to what is stored elsewhere"
@@ -151,7 +166,7 @@ class BodyTexts:
             if kind is dict:
                 self._object(name, one, is_free=is_free)
             elif kind is str:
-                self._text(name, one, {})
+                self._text(name, one, {}, is_free=is_free)
             elif kind is list:
                 self._list(name, one, is_free=is_free)
             elif (kind is int or kind is float) and (is_free or name not in NUMBERED):
@@ -174,17 +189,20 @@ class BodyTexts:
         for end in range(1, len(parts) + 1):
             if end < len(parts) and roles[end] == roles[begin]:
                 continue
-            texts = [text for part in parts[begin:end] if (text := _text_of(part))]
-            begin = end
-            if len(texts) < 2:
-                continue
-            self._joined_chars += 2 * sum(map(len, texts))
-            if self._joined_chars > JOINED_TIMES_MAX * len(self._body):
-                self.unseen = self.unseen or "its parts lie too deeply within one another"
-                return
-            self.texts += ["".join(texts), "\n".join(texts)]
+            neighbours, begin = parts[begin:end], end
+            known: list[list[str]] = []
+            for first in ("", *self._rivals):
+                texts = [text for part in neighbours if (text := _text_of(part, first))]
+                if len(texts) < 2 or texts in known:
+                    continue
+                known.append(texts)
+                self._joined_chars += 2 * sum(map(len, texts))
+                if self._joined_chars > JOINED_TIMES_MAX * len(self._body):
+                    self.unseen = self.unseen or "its parts lie too deeply within one another"
+                    return
+                self.texts += ["".join(texts), "\n".join(texts)]
 
-    def _text(self, name: str, text: str, beside: dict[str, Any]) -> None:
+    def _text(self, name: str, text: str, beside: dict[str, Any], *, is_free: bool) -> None:
         if name in KINDS and text in WORDS:
             return
         if name in _STORED and text:
@@ -194,7 +212,7 @@ class BodyTexts:
         is_file = False
         if (found := _DATA_URL.match(text)) and _is_data_head(name, head := _BROKEN_UP.sub("", found[1])):
             is_file = self._data_url(head, text[found.end() :])
-        elif name in _FILES and (beside.get("type") == "base64" or _is_base64(name, text, beside)):
+        elif name in _FILES and _is_file(name, text, beside, is_free=is_free):
             must_see = len(text) >= FILE_CHARS_MIN or name in _ONLY_FILES or _is_declared(beside)
             is_file = self._file(text, str(beside.get("media_type") or ""), must_see=must_see)
         if not is_file or len(text) < FILE_CHARS_MIN:
@@ -308,10 +326,17 @@ def _is_data_head(name: str, head: str) -> bool:
     return name in _FILES or name in _ELSEWHERE or _DATA_HEAD.fullmatch(head) is not None
 
 
-def _is_base64(name: str, text: str, beside: dict[str, Any]) -> bool:
-    # Readers of Base64 skip spaces.
+def _is_file(name: str, text: str, beside: dict[str, Any], *, is_free: bool) -> bool:
+    """Return whether a server may take a text for a file in Base64. Readers of Base64 skip what is no letter of it."""
+    if beside.get("type") == "base64":
+        return True
+    if name == "data" and beside.get("type") == "text" and "format" not in beside and "filename" not in beside:
+        # A document that is given as a text.
+        return False
+    if not is_free and (name in _ONLY_FILES or _is_declared(beside)):
+        return True
     letters = "".join(text.split()) if name in _ONLY_FILES else text
-    return beside.get("type") != "text" and _BASE64.fullmatch(letters) is not None
+    return _BASE64.fullmatch(letters) is not None
 
 
 def _is_declared(beside: dict[str, Any]) -> bool:
@@ -320,16 +345,17 @@ def _is_declared(beside: dict[str, Any]) -> bool:
     )
 
 
-def _text_of(part: Any) -> str:
+def _text_of(part: Any, first: str = "") -> str:
+    """Return what a part says: under this name, or under the first other one that has a text."""
     if isinstance(part, str):
         return part
     if isinstance(part, list):
-        return "".join(map(_text_of, part))
+        return "".join(_text_of(one, first) for one in part)
     if isinstance(part, dict):
-        if part.get("type") == "text" and isinstance(data := part.get("data"), str):
-            # A document that is given as a text.
-            return data
-        return next((text for name in _TEXT_NAMES if name in part and (text := _text_of(part[name]))), "")
+        names = _TEXT_DATA if part.get("type") == "text" else _TEXT_NAMES
+        if first in part and first in names:
+            names = (first, *names)
+        return next((text for name in names if name in part and (text := _text_of(part[name], first))), "")
     return ""
 
 
@@ -339,10 +365,12 @@ def _role_of(part: Any) -> Any:
 
 
 def _has_tokens(value: list[Any]) -> bool:
-    return any(
-        (isinstance(one, int) and not isinstance(one, bool)) or (isinstance(one, list) and _has_tokens(one))
-        for one in value
-    )
+    return any(_has_tokens(one) if isinstance(one, list) else _is_whole(one) for one in value)
+
+
+def _is_whole(value: Any) -> bool:
+    """Return whether a server may take a number for a token: it may take 42.0 for one, too."""
+    return type(value) is int or (type(value) is float and value.is_integer())
 
 
 def _count_keys(value: Any) -> int:

@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from tidegate.core.json_size import has_too_many_values
+
 # Names that one server or another takes for the length of an answer, and for the number of answers.
 LENGTHS = (
     "max_tokens",
@@ -88,7 +90,7 @@ def _read(body: bytes) -> list[tuple[str, Any]]:
     found = [(name.lower(), raw) for name, raw in _members(body).items() if name.lower() in _READ]
     if len(_NAMED.findall(body)) == len(found) and not _ESCAPED_LETTER.search(body):
         return [(name, msgspec.json.decode(raw)) for name, raw in found]
-    if len(body) > REREAD_BYTES_MAX:
+    if len(body) > REREAD_BYTES_MAX or has_too_many_values(body):
         raise ValueError("the body is too large to be read twice")
     pairs: Any = json.loads(body, object_pairs_hook=_MemberPairs)
     return [(name.lower(), value) for name, value in pairs if name.lower() in _READ]

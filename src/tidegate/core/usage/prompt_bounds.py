@@ -9,6 +9,8 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from tidegate.core.json_size import has_too_many_values
+
 # Every text of one side is read together with one of the other.
 COMPARED = ("/v1/score", "/v1/rerank")
 
@@ -111,7 +113,7 @@ def _folded(name: str) -> str:
 
 def _members(body: bytes) -> "_PromptPairs | None":
     """Return the members of a body; None when it cannot be read."""
-    if len(body) > BODY_BYTES_MAX:
+    if len(body) > BODY_BYTES_MAX or has_too_many_values(body):
         return None
     try:
         members = json.loads(body, object_pairs_hook=_PromptPairs)

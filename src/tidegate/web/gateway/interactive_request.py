@@ -12,6 +12,7 @@ from tidegate.core.body_rules.plain_body import read_plain
 from tidegate.core.errors import ApiProblem
 from tidegate.core.input.line_faults import LineFault
 from tidegate.core.input.lines import DEFAULT_MODELS, MODEL_BYTES_MAX, check_depth, is_utf8
+from tidegate.core.json_size import TOO_MANY, has_too_many_values
 from tidegate.web.gateway.dialects import RESPONSES
 from tidegate.web.http.intake import Intake
 
@@ -88,6 +89,8 @@ def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> Inte
         check_depth(body, depth_max)
     except LineFault:
         raise _not_json(f"it is nested deeper than {depth_max} levels") from None
+    if has_too_many_values(body):
+        raise ApiProblem(400, "invalid_request", TOO_MANY)
     plain = read_plain(body)
     try:
         read = plain or _decode(body)
