@@ -49,7 +49,7 @@ _READ_HERE = frozenset(
         "stream_options", "system", "thinking", "tools",
     }
 )  # fmt: skip
-# These stand in the parts of messages too: tensors, and the name under which a server keeps an image for whoever says it again.
+# These stand in the parts of messages too: tensors, and the name under which a server keeps an image for all callers.
 IN_PARTS = frozenset({"audio_embeds", "image_embeds", "input_embeds", "prompt_embeds", "uuid", "video_embeds"})
 _TEMPLATE_NAMES = frozenset({"chat_template", "conversation", "messages", "tokenize", "tools"})
 
