@@ -254,6 +254,9 @@ async def test_overload_is_put_off_first_and_then_the_groups_shrink_and_grow_aga
             found = await together(router, calls)
             assert all(isinstance(one, Throttled) for one in found), "nobody paid, and nobody lost an attempt"
             assert sizes(server)[-len(expected) :] == expected
+            [state] = router._states.values()
+            until_ms = {state.refusals.waits_until_ms(call.idempotency_key) for call in calls}
+            assert until_ms == {world.clock.monotonic_ms() + 1_000}, "each waits as long as their call was asked to"
             world.clock.advance(1_500)
         await together(router, [item(world, "x") for _ in range(8)])
         assert sizes(server)[2:] == [4, 4]

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tidegate.core.ids import item_id
 from tidegate.core.ports import RequestQueue
 from tidegate.core.queues import QueueAway
-from tidegate.upstream.queue.receipts import TOGETHER_MAX, Receipts
+from tidegate.upstream.queue.receipts import Receipts
 
 pytestmark = pytest.mark.anyio
 
@@ -56,12 +56,12 @@ async def end(receipts: Receipts) -> list[dict[str, Any]]:
 
 async def test_every_recorded_result_is_acknowledged_once_some_at_a_time() -> None:
     queue, receipts = NotedQueue(), Receipts()
-    count = 2 * TOGETHER_MAX + 1
+    count = 513
     ids = hold(receipts, queue, count + 1)
     receipts.recorded((JOB, number) for number in range(count))
     receipts.recorded([(JOB, 0), (JOB, 10_000)])
     assert await end(receipts) == []
-    assert [len(some) for some in queue.told] == [TOGETHER_MAX, TOGETHER_MAX, 1]
+    assert [len(some) for some in queue.told] == [256, 256, 1]
     assert [one for some in queue.told for one in some] == ids[:count], "the last one is not recorded"
 
 
