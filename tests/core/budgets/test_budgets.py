@@ -343,6 +343,14 @@ def test_a_request_that_must_wait_for_another_day_lets_small_ones_pass(period: P
     assert (again.requests, again.left_tokens, exact.requests) == (0, 20, 1)
 
 
+def test_a_day_with_enough_left_has_nothing_for_smaller_requests_while_a_minute_is_spent() -> None:
+    both = budget("both", minute(tokens=100), Limit(Period.DAY, None, 10_000))
+    ledgers = {both.id: Ledger()}
+    deal([BudgetRequest((both,), 1, 60)], ledgers, START_MS)
+    [second] = deal([BudgetRequest((both,), 1, 60)], ledgers, START_MS)
+    assert (second.requests, second.spent, second.left_tokens) == (0, both.id, 0)
+
+
 def test_limits_that_are_switched_off_bind_nobody() -> None:
     off = budget("off", Limit(Period.MINUTE, requests=1, enabled=False))
     [grant] = deal([BudgetRequest((off,), 9, 9)], {off.id: Ledger()}, START_MS)

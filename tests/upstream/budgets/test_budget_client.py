@@ -112,6 +112,29 @@ async def test_tokens_that_a_grant_has_too_many_go_back_though_each_of_its_reque
     assert limits.used("acme") == (1, 50)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "asked"),
+    [((50, 150), [(2, 200), (1, 150)]), ((150, 150), [(2, 300), (1, 150), (1, 150)])],
+    ids=["one fits", "none fits"],
+)
+async def test_a_call_that_does_not_fit_into_a_grant_is_asked_for_again(
+    tokens: tuple[int, int], asked: list[tuple[int, int]]
+) -> None:
+    """A keeper may grant every request and fewer tokens: what is too little for one call goes back, and that one goes alone."""
+
+    class Scant(MemoryLimits):
+        async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
+            grants = await super().debit(asks)
+            return grants if len(self.questions) > 1 else [replace(grant, tokens=120) for grant in grants]
+
+    limits = Scant(HandClock())
+    budget_client = BudgetClient(limits, limits.clock)
+    permits = await asyncio.gather(*(taking(budget_client, one) for one in tokens))
+    assert [permit.tokens for permit in permits] == list(tokens)
+    assert [(ask.requests, ask.tokens) for [ask] in limits.questions] == asked
+    await budget_client.close()
+
+
 async def test_a_permit_runs_out_by_the_moment_at_which_it_was_asked_for(
     budget_client: BudgetClient, limits: GatedLimits
 ) -> None:

@@ -94,6 +94,16 @@ async def test_who_obeyed_once_tries_for_itself_before_it_obeys_again(world: Rou
             assert router.rests_until_ms("m") > world.clock.monotonic + 250_000
 
 
+async def test_whoever_is_answered_obeys_no_report_of_the_model(world: RouterWorld) -> None:
+    rests = LocalRests(world.clock)
+    async with RawServer() as well:
+        async with world.router(deployment(well.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
+            await router.send(world.call())
+            rests.publish("model:m", 300_000)
+            heard(router)
+            assert router.free_slots("m") > 0
+
+
 async def test_as_long_as_one_server_is_well_the_model_is_not_left_alone(world: RouterWorld) -> None:
     rests = LocalRests(world.clock)
     async with RawServer(always(503)) as ill, RawServer() as well:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from tests.upstream.tide.test_tides import sea
+from tidegate.core.errors import Unavailable
+from tidegate.upstream.http.transport import Client
 
 pytestmark = pytest.mark.anyio
 
@@ -38,3 +42,20 @@ async def test_calls_teach_how_long_a_prompt_waits_but_not_each_of_those_that_en
     assert slower > first
     assert within == [slower, slower], "nothing is learned within 5 ms"
     assert later != slower
+
+
+async def test_an_engine_that_cannot_be_reached_is_asked_for_its_metrics_rarely() -> None:
+    asked: list[float] = []
+
+    class Gone:
+        async def get(self, *question: object) -> None:
+            asked.append(clock.monotonic_ms())
+            raise Unavailable("no route")
+
+    async with sea() as at:
+        clock, at.tide._control = at.world.clock, cast(Client, Gone())
+        at.tide.stands("one", b"x")
+        for ahead_ms in (600_000, 0, 4_999, 1):
+            clock.advance(ahead_ms)
+            await at.tide.look()
+        assert asked == [clock.monotonic_ms() - 5_000, clock.monotonic_ms()]
