@@ -21,7 +21,7 @@ def test_the_latest_moment_binds_and_the_first_budget_is_named() -> None:
     clock = HandClock()
     now_ms, spent = clock.monotonic_ms(), SpentBudgets(clock)
     spent.note(KEY, now_ms + 900)
-    assert spent.until_ms((TENANT,)) == 0.0
+    assert spent.until_ms((TENANT,)) == spent.until_ms(()) == 0.0
     spent.note(TENANT, now_ms + 500)
     spent.note(TENANT, now_ms + 300)
     assert spent

@@ -121,6 +121,12 @@ async def test_many_groups_are_in_flight_at_once(world: RouterWorld) -> None:
     assert sizes(server) == [4] * 8
 
 
+async def test_how_many_items_a_call_takes_is_known_of_one_model_and_of_all(world: RouterWorld) -> None:
+    places = grouped("http://h/v1", name="a", models=("a",)), deployment("http://h/v1", "b", models=("b",))
+    async with world.router(*places) as router:
+        assert [router.items_per_call(model) for model in ("a", "b", None)] == [8, 1, 8]
+
+
 async def test_a_slot_is_worth_several_items_only_while_they_fit_together(world: RouterWorld) -> None:
     gate = Gate(embed)
     async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=2)) as router:

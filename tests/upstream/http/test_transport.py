@@ -8,6 +8,7 @@ import socket
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from yarl import URL
@@ -274,6 +275,24 @@ async def test_blank_lines_while_waiting_are_not_a_slow_body() -> None:
     limits = HttpLimits(read_timeout_s=5, body_rate_min_bytes_per_s=1_000_000, body_rate_grace_s=0.05)
     async with RawServer(script) as server, line_to(server, limits) as (_, line, url):
         assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).body.strip() == CHAT
+
+
+async def test_a_call_that_was_left_holds_nothing_and_is_watched_no_longer() -> None:
+    """A call that stays watched would have its task cancelled at its deadline, whatever that does by then."""
+    async with RawServer(_hang_before_headers) as server, line_to(server) as (transport, line, url):
+
+        def arrived(count: int) -> bool:
+            return len(server.requests) == count
+
+        ways: list[Any] = [line.post, line.open]
+        for count, way in enumerate(ways, 1):
+            call = asyncio.create_task(way(UpstreamRequest(url, "k", b"{}"), 20))
+            await eventually(functools.partial(arrived, count), "the call to arrive")
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            held = (transport._slots.in_use, transport.connections.open_count(), len(transport._sweep._exchanges))
+            assert held == (0, 0, 0)
 
 
 async def test_100s_without_end_are_given_up_long_before_the_deadline() -> None:

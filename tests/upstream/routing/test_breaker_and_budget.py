@@ -164,6 +164,14 @@ def test_what_is_given_back_comes_from_its_own_count_and_only_once() -> None:
     assert budget.attempts(61_000) == 0
 
 
+def test_what_is_taken_back_twice_takes_nothing_of_another_kind_along() -> None:
+    budget = RetryBudget(RetryBudgetPolicy())
+    first, retry = (budget.count(1_000, is_retry=is_retry) for is_retry in (False, True))
+    for undone, left in ((retry, 1), (retry, 1), (first, 0), (first, 0)):
+        budget.undo(undone)
+        assert budget.attempts(1_000) == left
+
+
 def test_a_call_that_is_taken_back_late_takes_nothing_of_another_second_back() -> None:
     budget = RetryBudget(RetryBudgetPolicy(share=0.0, retries_min=1))
     old = budget.count(0, is_retry=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from tests.upstream.tide.test_tides import sea
 from tidegate.core.errors import Unavailable
 from tidegate.upstream.http.transport import Client
+from tidegate.upstream.tide.tides import prompt_tokens
 
 pytestmark = pytest.mark.anyio
 
@@ -59,3 +61,12 @@ async def test_an_engine_that_cannot_be_reached_is_asked_for_its_metrics_rarely(
             clock.advance(ahead_ms)
             await at.tide.look()
         assert asked == [clock.monotonic_ms() - 5_000, clock.monotonic_ms()]
+
+
+async def test_a_prompt_that_fits_exactly_may_begin() -> None:
+    async with sea() as at:
+        tide, body = at.tide, b"x" * 4_000
+        tide.decision = replace(tide.decision, prompt_tokens=prompt_tokens(body))
+        assert tide.can_take("one", body)
+        tide.decision = replace(tide.decision, prompt_tokens=prompt_tokens(body) - 1)
+        assert not tide.can_take("one", body)

@@ -163,6 +163,8 @@ def test_a_sample_speaks_for_the_whole() -> None:
     hostile = LINE.replace(b"1000", b"-99999999999")
     assert sampled_units([hostile], len(hostile), rules)["m"] < 100
     assert len(sampled_units([LINE.replace(b'"m"', b'"m%d"' % n) for n in range(99)], 10_000, rules)) == 8
+    unnamed = [LINE.replace(b'"m"', name) for name in (b'""', b'"\\u0000"', b'"\\n"')]
+    assert set(sampled_units([*unnamed, LINE, b"garbage"], 10_000, rules)) == {"m"}
 
 
 # ---- queued work of a tenant
