@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import obstore
@@ -339,6 +339,25 @@ async def test_an_object_that_is_not_there_for_a_moment_is_not_gone(
     blobs._missed[blob_id] -= 601
     with pytest.raises(BlobMissing):
         await blobs.read(blob_id, 0, 10)
+    await blobs.close()
+
+
+async def test_a_read_that_is_answered_with_404_once_goes_on(
+    settings: S3Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = S3Blobs(settings, tmp_path / "spool")
+    blob_id = await put(blobs, b"0123456789")
+    get, misses = obstore.get_range_async, [1]
+
+    async def missing_once(*given: Any, **more: Any) -> Any:
+        if misses:
+            misses.pop()
+            raise FileNotFoundError("Object at location x not found: status code: 404")
+        return await get(*given, **more)
+
+    monkeypatch.setattr(obstore, "get_range_async", missing_once)
+    assert b"".join([piece async for piece in blobs.stream(blob_id, 0, 10)]) == b"0123456789"
+    assert misses == []
     await blobs.close()
 
 

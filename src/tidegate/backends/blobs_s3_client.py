@@ -43,6 +43,7 @@ BACKOFF_MAX_MS = 5_000
 RETRIES_MAX = 20
 GROW_TRIES_MAX = 5
 EXIT_PAUSE_MS = 100
+MISSING_PAUSE_MS = 200
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
@@ -150,7 +151,8 @@ class Objects:
             raise self._bucket_gone(f"writing {key}") from failure
 
     async def read(self, key: str, at: int, count: int) -> bytes:
-        """Exactly these bytes; an object that ends before is BlobMissing."""
+        """Exactly these bytes; an object that ends before is BlobMissing. What is not there is asked for twice: a store or a proxy may say
+        so for a moment, and a download would break off by it."""
         if count == 0:
             if await self.head(key) is None:
                 raise BlobMissing(f"there is no blob {key}")
@@ -165,7 +167,11 @@ class Objects:
                 raise GenericError(f"{len(data)} bytes came instead of {count}")
             return data
 
-        return await self.persist(f"reading {key}", get)
+        try:
+            return await self.persist(f"reading {key}", get)
+        except BlobMissing:
+            await asyncio.sleep(MISSING_PAUSE_MS / 1_000)
+            return await self.persist(f"reading {key}", get)
 
     async def chunks(self, key: str, at: int, count: int) -> AsyncIterator[bytes]:
         """These bytes by ranged reads, each repeated on its own: neither a break nor a slow reader ends the whole."""
