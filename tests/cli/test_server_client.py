@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Desk, Serving
 from tests.support.processes import wait_until
-from tests.support.tidegate import behaving, chat_line
+from tests.support.tidegate import behaving, chat_line, requests
 
 
 def test_looking_at_batches_while_a_server_runs_them(serving: Serving) -> None:
@@ -364,3 +364,15 @@ def test_only_a_batch_that_is_finalizing_can_be_abandoned(serving: Serving) -> N
     assert f"There is no batch {batch} in organization others" in other.stderr()
     absent = desk.done("batches", "abandon", "batch_" + 22 * "0", "--yes", code=2)
     assert "No batch found with id" in absent.stderr()
+
+
+def test_a_list_that_is_cut_says_so(serving: Serving) -> None:
+    desk, cut = serving.desk, "Only the first 2 are shown; --limit N shows more."
+    batches = [serving.submit(requests(3)) for _ in range(3)]
+    for batch in batches:
+        desk.done("batches", "watch", batch)
+    for asked in (["files", "list", "--purpose", "batch"], ["batches", "list"], ["batches", "items", batches[0]]):
+        shown = desk.done(*asked, "--limit", "2", "--json")
+        assert cut in shown.stderr()
+        assert len(json.loads(shown.stdout())) == 2
+        assert cut not in desk.done(*asked, "--limit", "3").stderr()

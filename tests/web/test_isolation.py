@@ -347,7 +347,7 @@ def about_one(path: str) -> tuple[str, str]:
 
 def looks(answer: httpx2.Response, sent_id: str = "") -> tuple[int, bytes, dict[str, str]]:
     """Everything about an answer but the moment, the request's own id, and the id that the caller sent and is told again."""
-    dropped = ("x-request-id", "date", "content-length")
+    dropped = ("x-request-id", "request-id", "date", "content-length")
     headers = {name: value for name, value in answer.headers.items() if name not in dropped}
     # Anthropic's errors name the request in their body too.
     said = whole = answer.content.replace(answer.headers["x-request-id"].encode(), b"REQUEST")

@@ -50,11 +50,11 @@ def items(
         terminal.show_json(uvloop.run(_one_item(settings, org, batch, custom_id)))
         return
     asked = {name: value for name, value in (("outcome", outcome), ("code", code)) if value is not None}
-    found = uvloop.run(_listed(settings, org, batch, asked, limit))
+    found = terminal.first(uvloop.run(_listed(settings, org, batch, asked, limit + 1)), limit)
     if as_json:
         terminal.show_json(found)
     elif not found:
-        terminal.say("No request of the batch that is done matches.")
+        terminal.say("No request of the batch that is done matches." if asked else "No request of the batch is done.")
     else:
         rows = [
             [one["custom_id"] or "", one["outcome"], one["status_code"] or "", (one["error"] or {}).get("code", "")]

@@ -100,10 +100,8 @@ def list_batches(
         error_code=error_code,
         words=search,
     )
-    look = (
-        _matching_of_all(settings, org, wanted, sort, limit) if every else _matching(settings, org, wanted, sort, limit)
-    )
-    found = uvloop.run(look)
+    look = _matching_of_all if every else _matching
+    found = terminal.first(uvloop.run(look(settings, org, wanted, sort, limit + 1)), limit)
     if as_json:
         terminal.show_json(found)
     elif not found and (wanted != JobFilter() or sort is not JobSort.CREATED or org is not None):

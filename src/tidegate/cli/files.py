@@ -68,7 +68,7 @@ def list_files(
     Example: tidegate files list --purpose batch_output
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
-    found = uvloop.run(_newest(server_client.any_server(settings), org, purpose, limit))
+    found = terminal.first(uvloop.run(_newest(server_client.any_server(settings), org, purpose, limit + 1)), limit)
     if as_json:
         terminal.show_json(found)
     elif not found:

@@ -33,9 +33,8 @@ async def check_upstream(settings: Settings, router: "Router", source: input_fil
     urls = ", ".join(dict.fromkeys(one.url for one in deployments(settings)))
     if not any(probe.reachable for probe in probes):
         messages = [probe.message for probe in probes] + [f"its queue cannot be reached ({away})" for away in queues]
-        why = messages[0] if messages[0].endswith("?") else f"{messages[0].rstrip('.')}."
         raise SettingsError(
-            f"Nothing answers at {urls}: {why} Start the model server or fix {_named_by(settings)}; --wait waits for it."
+            f"Nothing answers at {urls}: {_sentence(messages[0])} Start the model server or fix {_named_by(settings)}; --wait waits for it."
         )
     if all(probe.status == 401 for probe in probes):
         key = "Fix api_key under models" if settings.models else "Name a key with --api-key env:NAME"
@@ -44,10 +43,14 @@ async def check_upstream(settings: Settings, router: "Router", source: input_fil
         raise SettingsError(_not_a_model_server(settings, urls, probes[0].status))
     if all(probe.reachable and not probe.models for probe in probes):
         raise SettingsError(
-            f"{urls} answers, but not as a model server: {probes[0].message or 'it lists no model'}. "
+            f"{urls} answers, but not as a model server: {_sentence(probes[0].message or 'it lists no model')} "
             f"Fix {_named_by(settings)}; {_ANYWAY}"
         )
     await AskedModels(settings, router, probes).check(source, asked)
+
+
+def _sentence(words: str) -> str:
+    return words if words.endswith("?") else f"{words.rstrip('.')}."
 
 
 def _named_by(settings: Settings) -> str:

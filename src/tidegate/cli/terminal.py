@@ -6,7 +6,7 @@ It knows no command and no engine: only words, numbers and the two streams.
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ from tidegate.core.errors import SettingsError
 # What draws and measures takes a while to load, and most commands of a script, and every server, do without.
 if TYPE_CHECKING:
     from rich.console import Console
+
+T = TypeVar("T")
 
 VALUE_CHARS_MAX = 2_000
 GAP = "  "
@@ -144,6 +146,13 @@ def _cut(text: str, width: int) -> str:
     from rich.cells import cell_len, set_cell_size
 
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
+
+
+def first(found: list[T], count: int) -> list[T]:
+    """The first so many of what was found, with a word where that leaves some out."""
+    if len(found) > count:
+        say(f"Only the first {count:,} are shown; --limit N shows more.")
+    return found[:count]
 
 
 def show_json(value: object) -> None:

@@ -157,3 +157,16 @@ def test_a_redirect_names_its_target_without_the_query() -> None:
     error = classify.refusal(302, {"Location": "https://login.example/?token=canary"}, b"", NOW_MS)
     assert "https://login.example/" in error.message
     assert "canary" not in error.message
+
+
+def test_what_the_tls_library_found_wrong_is_named() -> None:
+    key = ConnectionKey("gpu.example", 443, True, True, None, None, None)
+    untrusted = ssl.SSLCertVerificationError("certificate verify failed")
+    untrusted.verify_message = "self-signed certificate"
+    plain = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")
+    plain.reason = "WRONG_VERSION_NUMBER"
+    for wrong, why in (
+        (aiohttp.ClientConnectorCertificateError(key, untrusted), "self-signed certificate"),
+        (aiohttp.ClientConnectorSSLError(key, plain), "WRONG_VERSION_NUMBER"),
+    ):
+        assert f"TLS with gpu.example:443 failed ({why}): check" in classify.failure(wrong, sent=False).message

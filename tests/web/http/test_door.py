@@ -26,6 +26,7 @@ def test_every_answer_has_an_id_of_ours(client: httpx2.Client) -> None:
         answer = client.get(path, headers={"X-Request-Id": "theirs"})
         assert answer.headers.get_list("x-request-id") == [answer.headers["x-request-id"]]
         assert answer.headers["x-request-id"].startswith("req_")
+        assert answer.headers["request-id"] == answer.headers["x-request-id"]
         assert answer.headers["x-content-type-options"] == "nosniff"
         seen.add(answer.headers["x-request-id"])
     assert len(seen) == 6
@@ -34,6 +35,8 @@ def test_every_answer_has_an_id_of_ours(client: httpx2.Client) -> None:
 def test_unknown_urls_and_methods(client: httpx2.Client) -> None:
     answer = client.get("/v1/nothing")
     is_error(answer, {"status": 404, "says": "Unknown request URL: GET /v1/nothing."})
+    is_error(client.get("/batches"), {"status": 404, "says": "end the client's base URL with it."})
+    is_error(client.get("/v1/v1/messages"), {"status": 404, "says": "It has /v1 twice"})
     answer = client.put("/v1/files")
     is_error(answer, {"status": 405, "code": "method_not_allowed"})
     assert sorted(answer.headers["allow"].split(", ")) == ["GET", "HEAD", "POST"]

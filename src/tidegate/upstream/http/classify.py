@@ -134,7 +134,14 @@ def _in_words(wrong: BaseException) -> str:
         case aiohttp.ClientConnectorDNSError():
             return f"the name {wrong.host!r} cannot be resolved: check the deployment's url and DNS"
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
-            return f"TLS with {wrong.host}:{wrong.port} failed: check the deployment's tls settings and certificate"
+            why = _tls_reason(
+                wrong.certificate_error
+                if isinstance(wrong, aiohttp.ClientConnectorCertificateError)
+                else wrong.os_error
+            )
+            return (
+                f"TLS with {wrong.host}:{wrong.port} failed{why}: check the deployment's tls settings and certificate"
+            )
         case aiohttp.ClientConnectorError():
             # The text of asyncio's own error names the address again, as Python writes it.
             number = wrong.os_error.errno
@@ -153,6 +160,12 @@ def _in_words(wrong: BaseException) -> str:
         case asyncio.TimeoutError():
             return "it took too long"
     return type(wrong).__name__
+
+
+def _tls_reason(error: BaseException) -> str:
+    """Return what the TLS library found wrong, in brackets. It speaks of certificates and versions, never of a request."""
+    reason = getattr(error, "verify_message", None) or getattr(error, "reason", None)
+    return f" ({reason})" if isinstance(reason, str) else ""
 
 
 def _bounded(body: bytes) -> bytes:

@@ -90,7 +90,7 @@ class RequestDoor:
                 limits = scope.get(LIMIT_HEADERS)
                 if limits is not None:
                     headers += await limits()
-                message = {**message, "headers": [*headers, (b"x-request-id", request_id.encode()), *_ALWAYS]}
+                message = {**message, "headers": [*headers, *_named(request_id.encode()), *_ALWAYS]}
             elif message.get("more_body") and intake.is_cut_unheard:
                 raise KeyCut
             await send(message)
@@ -153,3 +153,8 @@ def _hides_something(path: bytes) -> bool:
     found = _NAME_FOLLOWS.match(path)
     name_at = len(path) if found is None else found.end()
     return _HIDDEN.search(path, 0, name_at) is not None or _CONTROL.search(path, name_at) is not None
+
+
+def _named(request_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    """The request's id where OpenAI's SDK reads it and where Anthropic's does."""
+    return (b"x-request-id", request_id), (b"request-id", request_id)

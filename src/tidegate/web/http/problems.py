@@ -25,6 +25,8 @@ INSUFFICIENT_QUOTA = "insufficient_quota"
 ANTHROPIC_PATHS = "/v1/messages"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PATH_CHARS_MAX = 200
+# What clients ask for whose base URL lacks the /v1.
+_NEED_V1 = ("batches", "chat/completions", "completions", "embeddings", "files", "models", "responses", "uploads")
 
 
 # How a door writes a refusal, given the request's id; and the doors that have a shape of their own, by where their paths begin.
@@ -134,7 +136,12 @@ def routing_problem(error: HTTPException, method: str, path: str) -> ApiProblem:
 
 
 def unknown_url(method: str, path: str) -> ApiProblem:
-    return ApiProblem(404, "unknown_url", f"Unknown request URL: {method} {path[:_PATH_CHARS_MAX]}.")
+    hint = ""
+    if path.startswith("/v1/v1/"):
+        hint = " It has /v1 twice: leave it out of the client's base URL, which adds it by itself, as Anthropic's SDK does."
+    elif path.lstrip("/").startswith(_NEED_V1):
+        hint = " The API is under /v1: end the client's base URL with it."
+    return ApiProblem(404, "unknown_url", f"Unknown request URL: {method} {path[:_PATH_CHARS_MAX]}.{hint}")
 
 
 def _is_full(error: BaseException) -> bool:
