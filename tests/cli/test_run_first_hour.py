@@ -294,3 +294,16 @@ def test_a_server_that_was_restarted_gets_at_once_all_that_it_failed(desk: Desk)
         desk.done("run", "requests.jsonl", "--upstream", upstream.url, "-o", "r.jsonl")
         assert len(desk.results("r.jsonl")) == first_calls
         assert len(upstream.posts) == 2 * first_calls
+
+
+def test_a_key_that_only_calls_are_refused_for_is_told_with_what_to_do(desk: Desk) -> None:
+    desk.write_requests(2)
+    desk.engine.set_faults({"401": 1.0})
+    run = desk.run("--no-check")
+    run.wait_for_line("^The model server refuses our key: .* name the right key with --api-key env:NAME")
+    run.interrupt()
+    assert run.wait(60) == 130, run.logs()
+    assert "The model server went away" not in run.stderr()
+    desk.engine.set_faults({})
+    assert desk.run("--api-key", "env:RIGHT", RIGHT="sk-right").wait(60) == 0
+    assert desk.custom_ids() == ["c0", "c1"]

@@ -376,3 +376,10 @@ def test_a_list_that_is_cut_says_so(serving: Serving) -> None:
         assert cut in shown.stderr()
         assert len(json.loads(shown.stdout())) == 2
         assert cut not in desk.done(*asked, "--limit", "3").stderr()
+
+
+def test_a_batch_whose_input_was_refused_is_not_said_to_have_answers(serving: Serving) -> None:
+    batch = serving.submit(requests(2), endpoint="/v1/embeddings")
+    serving.desk.done("batches", "watch", batch, code=1)
+    refused = serving.desk.done("batches", "retry", batch, code=2)
+    assert "Its input was refused, so no request ran" in refused.stderr()

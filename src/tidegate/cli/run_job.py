@@ -330,7 +330,7 @@ async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
         while True:
             now_away, trouble = _trouble(working)
             if now_away != away:
-                display.say(_where_it_is(away, now_away, trouble))
+                display.say(_where_it_is(working, away, now_away, trouble))
                 away = now_away
             try:
                 job = await parts.store.get_job(parts.tenant_id, job.id) or job
@@ -358,8 +358,13 @@ def _trouble(working: "Working") -> tuple[str, str]:
     return "", working.worker.trouble() or ""
 
 
-def _where_it_is(was_away: str, is_away: str, trouble: str) -> str:
-    """One sentence when a model server goes away, and one when it is back."""
+def _where_it_is(working: "Working", was_away: str, is_away: str, trouble: str) -> str:
+    """One sentence when a model server goes away, and one when it is back. A wrong key does not get right by waiting."""
+    if any(status.is_key_rejected and status.url == is_away for status in working.router.status()):
+        return (
+            f"The model server refuses our key: {trouble}. Stop this run, name the right key with --api-key env:NAME or in the "
+            "configuration, and run the command again: it goes on."
+        )
     if is_away:
         return f"The model server went away: {trouble}. The run goes on when it is back."
     return f"The model server is back: {was_away}"

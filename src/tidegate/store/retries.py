@@ -114,6 +114,10 @@ def _check_items(first: Job, retry: FollowUp) -> int:
         raise batch_not_retryable("It was created through another API, which names its items: create a new one there.")
     counts = {"failed": first.failed_count, "expired": first.expired_count, "cancelled": first.cancelled_count}
     count = sum(counts[outcome] for outcome in retry.choice.outcomes)
+    if not count and not first.item_count:
+        raise batch_not_retryable(
+            "Its input was refused, so no request ran: correct the input, and create a new batch."
+        )
     if not count:
         left = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if count)
         has = f"It has {left}: name them in `outcomes`." if left else "Every request that ran has an answer."

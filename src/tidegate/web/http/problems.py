@@ -138,7 +138,7 @@ def routing_problem(error: HTTPException, method: str, path: str) -> ApiProblem:
 def unknown_url(method: str, path: str) -> ApiProblem:
     hint = ""
     if path.startswith("/v1/v1/"):
-        hint = " It has /v1 twice: leave it out of the client's base URL, which adds it by itself, as Anthropic's SDK does."
+        hint = " It has /v1 twice: take one out of the client's base URL. Anthropic's SDK adds its own."
     elif path.lstrip("/").startswith(_NEED_V1):
         hint = " The API is under /v1: end the client's base URL with it."
     return ApiProblem(404, "unknown_url", f"Unknown request URL: {method} {path[:_PATH_CHARS_MAX]}.{hint}")
