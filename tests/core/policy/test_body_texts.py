@@ -180,6 +180,21 @@ def test_a_text_in_parts_is_put_together_whatever_else_the_parts_say(
     assert unseen == ""
 
 
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ("content", "value"),
+        ("outputs", "logs"),
+        ("reasoning_details", "text"),
+        ("reasoning_details", "summary"),
+        ("segments", "text"),
+        ("words", "word"),
+    ],
+)
+def test_parts_of_every_list_that_is_read_on_are_put_together(parts: str, name: str) -> None:
+    assert "secret" in looked_at({parts: [{name: "sec"}, {name: "ret"}]}, is_answer=True)[0]
+
+
 def test_what_has_too_many_values_is_one_text() -> None:
     body = b'{"text":"secret","odd":[' + b"{}," * NODES_MAX + b"{}]}"
     assert looked_at(body) == ([body.decode()], "it has too many values")

@@ -60,7 +60,9 @@ _STORED = frozenset(("file_id", "file_ids", "previous_response_id", "conversatio
 _TOKENS = frozenset(("prompt", "input", "inputs", "prompt_token_ids", "input_ids", "token_ids", "tokens", "prompts"))
 # Of texts that are compared; elsewhere a caller may use these names for lists of numbers.
 _COMPARED = frozenset(("query", "queries", "items", "documents", "text_1", "text_2", "data_1", "data_2"))
-_JOINED = frozenset(("content", "system", "input", "messages", "output", "parts", "summary", "tokens", "instructions"))
+_JOINED = frozenset(
+    ("content", "system", "input", "messages", "output", "outputs", "parts", "summary", "tokens", "instructions")
+) | {"reasoning_details", "segments", "words"}
 _SPECIAL = _FILES | _ELSEWHERE | _STORED
 # What may stand before a `data:` URL, or its first letter: readers of URLs take away spaces and control characters.
 _BEFORE_DATA = frozenset((*"dD\x85\xa0\u2028\u2029\u3000", *map(chr, range(0x21)), ""))
@@ -78,7 +80,8 @@ _DATA_HEAD = re.compile(r"[\w.+-]*(?:/[\w.+*-]+)?\s*(?:;[^,;\s]*\s*)*|[^,]*;\s*b
 # Files that look like text and are written in a code of their own.
 _CODED_FILE = re.compile(r"%PDF-|%!PS|\{\\rtf")
 _CODED_FILE_WITHIN = 1_024
-_TEXT_NAMES = ("text", "content", "token", "thinking", "refusal", "input_text", "output", "source")
+_RARE_TEXT_NAMES = ("summary", "value", "word", "logs")
+_TEXT_NAMES = ("text", "content", "token", "thinking", "refusal", "input_text", "output", "source", *_RARE_TEXT_NAMES)
 # A document that is given as a text has it here.
 _TEXT_DATA = ("data", *_TEXT_NAMES)
 _RIVALS = frozenset(_TEXT_DATA)

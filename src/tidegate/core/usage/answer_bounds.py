@@ -42,7 +42,7 @@ _OWN_LENGTHS = {
 }
 # Endpoints that answer each entry of `prompt` by itself.
 _ONE_PROMPT = ("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/messages", "/v1/responses")
-_READ = frozenset((*LENGTHS, *LEAST_LENGTHS, *COUNTS, "prompt", "messages", "thinking"))
+_READ = frozenset((*LENGTHS, *LEAST_LENGTHS, *COUNTS, "prompt", "messages", "thinking", "extra_body"))
 _NAMED = re.compile(rb'"(?:%s)"\s*:' % "|".join(sorted(_READ)).encode(), re.IGNORECASE)
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 
@@ -89,11 +89,24 @@ def _read(body: bytes) -> list[tuple[str, Any]]:
     """Return the members that matter, their names in small letters; those of one name are all there."""
     found = [(name.lower(), raw) for name, raw in _members(body).items() if name.lower() in _READ]
     if len(_NAMED.findall(body)) == len(found) and not _ESCAPED_LETTER.search(body):
-        return [(name, msgspec.json.decode(raw)) for name, raw in found]
+        return _flat((name, msgspec.json.decode(raw)) for name, raw in found)
     if len(body) > REREAD_BYTES_MAX or has_too_many_values(body):
         raise ValueError("the body is too large to be read twice")
     pairs: Any = json.loads(body, object_pairs_hook=_MemberPairs)
-    return [(name.lower(), value) for name, value in pairs if name.lower() in _READ]
+    return _flat(pairs)
+
+
+def _flat(pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the members that matter, with those of `extra_body`, which a gateway puts beside the others."""
+    flat: list[tuple[str, Any]] = []
+    for name, value in pairs:
+        if name.lower() == "extra_body":
+            flat += _flat(
+                value.items() if isinstance(value, dict) else value if isinstance(value, _MemberPairs) else ()
+            )
+        elif name.lower() in _READ:
+            flat.append((name.lower(), value))
+    return flat
 
 
 def _number(value: Any) -> float:

@@ -90,7 +90,7 @@ def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> Inte
     except LineFault:
         raise _not_json(f"it is nested deeper than {depth_max} levels") from None
     if has_too_many_values(body):
-        raise ApiProblem(400, "invalid_request", TOO_MANY)
+        raise _too_many(body)
     plain = read_plain(body)
     try:
         read = plain or _decode(body)
@@ -191,6 +191,17 @@ def _mismatch(read: str) -> ApiProblem:
         if f"`$.{name}`" in read:
             return ApiProblem(400, "invalid_parameter", f"`{name}` must be {kind}.", param=name)
     return ApiProblem(400, "invalid_parameter", "The body must be a JSON object.")
+
+
+def _too_many(body: bytes) -> ApiProblem:
+    """Return why a body of countless values is refused. It is read to its end, and nothing is made of it."""
+    if not body.lstrip().startswith(b"{"):
+        return _mismatch("")
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError) as wrong:
+        return _not_json(str(wrong)[:200])
+    return ApiProblem(400, "invalid_request", TOO_MANY)
 
 
 def _not_json(why: str) -> ApiProblem:
