@@ -6,7 +6,6 @@ body is read as pairs, so that of a name that comes twice both values count. Not
 """
 
 import json
-import re
 from typing import Any, NamedTuple
 
 from tidegate.core.json_size import has_too_many_values
@@ -22,11 +21,12 @@ OTHER_TOKENS_MAX = 1 << 18
 OTHER_TOKENS = 2_000
 BODY_BYTES_MAX = 8 << 20
 
-# A body without any of these has only texts and settings. An escape may hide one.
-_MAY_HOLD = re.compile(
-    rb"image|audio|video|file|document|media|screenshot|tools|search|mcp|plugin|container|conversation|response_id|\"prompt\"|\\u00[4-7]",
-    re.IGNORECASE,
-)
+# A body without any of these has only texts and settings. An escape may hide one. Looking for each alone takes a hundredth of the time
+# that one regular expression for all of them does.
+_MAY_HOLD = (
+    b"image", b"audio", b"video", b"file", b"document", b"media", b"screenshot", b"tools", b"search", b"mcp", b"plugin", b"container",
+    b"conversation", b"response_id", b'"prompt"', b"\\u00",
+)  # fmt: skip
 # Tools that the caller runs.
 _OWN_TOOLS = ("function", "custom")
 # Parameters that let a server read what is not in the body.
@@ -86,7 +86,8 @@ def compared_bytes(endpoint: str, body: bytes) -> int:
 
 def hidden_tokens(body: bytes) -> Hidden:
     """Return what a model may read for this request beside its text."""
-    if not _MAY_HOLD.search(body):
+    lowered = body.lower()
+    if not any(word in lowered for word in _MAY_HOLD):
         return NOTHING_HIDDEN
     members = _members(body)
     if members is None:

@@ -118,7 +118,9 @@ class TokenEstimator:
         counted = self._counted.get((deployment.name, call.model, is_wordy))
         if counted is not None:
             likely *= counted * COUNTED_MARGIN
-        tokens = math.ceil(likely) + _audio_tokens(call) + hidden_tokens(call.body).likely
+        # Most calls can use no more than their bytes, so nothing is hidden in them, and they are not looked through again.
+        hidden = hidden_tokens(call.body).likely if most.input_tokens > len(call.body) else 0
+        tokens = math.ceil(likely) + _audio_tokens(call) + hidden
         return Usage(min(tokens, most.input_tokens), 0, most.output_tokens)
 
     def most(self, call: Call, deployment: Deployment) -> Usage:
