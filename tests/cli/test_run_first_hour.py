@@ -307,3 +307,25 @@ def test_a_key_that_only_calls_are_refused_for_is_told_with_what_to_do(desk: Des
     desk.engine.set_faults({})
     assert desk.run("--api-key", "env:RIGHT", RIGHT="sk-right").wait(60) == 0
     assert desk.custom_ids() == ["c0", "c1"]
+
+
+def test_a_server_whose_account_has_no_money_is_told_so_and_is_not_said_to_come_and_go(desk: Desk) -> None:
+    paid = False
+
+    async def refuses(request: Request, peer: Peer) -> None:
+        if request.line.startswith("GET"):
+            await peer.answer(200, b'{"object":"list","data":[{"id":"m"}]}')
+        elif paid:
+            await peer.answer(200, chat_with("here"))
+        else:
+            await peer.answer(429, b'{"error":{"message":"You have no money.","code":"insufficient_quota"}}')
+
+    with Upstream(refuses) as upstream:
+        desk.write_requests(3)
+        run = desk.start("run", "requests.jsonl", "--upstream", upstream.url, "-o", "r.jsonl")
+        run.wait_for_line("waiting: the upstream answered 429: the quota of its account is used up")
+        paid = True
+        assert run.wait(60) == 0, run.logs()
+    assert len(desk.results("r.jsonl")) == 3
+    assert "went away" not in run.stderr()
+    assert "is back" not in run.stderr()

@@ -350,12 +350,15 @@ async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
 
 
 def _trouble(working: "Working") -> tuple[str, str]:
-    """The model server that is away, if one is, and why nothing moves, in words; empty while it moves."""
-    for status in working.router.status():
-        if status.state != "closed" and status.last_failure:
-            # The cause comes first: a narrow terminal cuts off the address.
-            return status.url, f"{status.last_failure} ({status.url})"
-    return "", working.worker.trouble() or ""
+    """The model server that is away, if one is, and why nothing moves, in words; empty while it moves. One that refuses calls for now is
+    not away."""
+    troubled = [status for status in working.router.status() if status.state != "closed" and status.last_failure]
+    away = [status for status in troubled if status.open_for_ms is not None]
+    if not troubled:
+        return "", working.worker.trouble() or ""
+    status = away[0] if away else troubled[0]
+    # The cause comes first: a narrow terminal cuts off the address.
+    return status.url if away else "", f"{status.last_failure} ({status.url})"
 
 
 def _where_it_is(working: "Working", was_away: str, is_away: str, trouble: str) -> str:

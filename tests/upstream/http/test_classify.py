@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 import ssl
 from collections.abc import Iterator
 from unittest.mock import Mock
@@ -140,6 +141,16 @@ def test_retry_after_in_all_its_forms(headers: dict[str, str], wait_ms: int | No
 def test_no_retry_after_can_raise_or_be_negative(text: str) -> None:
     wait = retry_after_ms({"Retry-After": text, "Date": text}, NOW_MS)
     assert wait is None or wait >= 0
+
+
+@pytest.mark.parametrize("field", ["code", "type"])
+def test_an_account_without_money_is_told_apart_from_too_many_requests(field: str) -> None:
+    out = classify.refusal(
+        429, {}, json.dumps({"error": {"message": "no", field: "insufficient_quota"}}).encode(), NOW_MS
+    )
+    assert "the quota of its account is used up" in str(out)
+    many = classify.refusal(429, {}, b'{"error":{"message":"slow down","code":"rate_limit_exceeded"}}', NOW_MS)
+    assert str(many) == "the upstream answered 429: too many requests"
 
 
 def test_a_refusal_keeps_the_upstreams_own_body_on_one_line_and_bounded() -> None:

@@ -30,6 +30,8 @@ CERTIFICATE_WORDS = (
 _WANTS_CERTIFICATE = re.compile(
     rb"<title>4[0-9]{2} (?:No required SSL certificate was sent|The SSL certificate error)</title>"
 )
+# OpenAI's word for an account that has no money left, which other providers use too.
+_OUT_OF_QUOTA = b'"insufficient_quota"'
 
 
 class CallCut(Exception):
@@ -67,9 +69,10 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
     raw = _bounded(body)
     after_ms = retry_after_ms(headers, now_ms)
     if status == 429:
-        return Throttled(
-            "the upstream answered 429: too many requests", status=status, body=raw, retry_after_ms=after_ms
-        )
+        why = "too many requests"
+        if _OUT_OF_QUOTA in raw[:PAGE_BYTES_MAX]:
+            why = "the quota of its account is used up, check the account's plan and billing"
+        return Throttled(f"the upstream answered 429: {why}", status=status, body=raw, retry_after_ms=after_ms)
     if status in (401, 403):
         # Its body may quote our key; the operator sees the status, the caller neither.
         return KeyRejected(
