@@ -8,7 +8,6 @@ connections stays what it was at start. It routes nothing and holds no connectio
 
 import asyncio
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -41,6 +40,7 @@ OUTDATED_LOOKS_MAX = 300
 LOOK_WAIT_MS, OUTDATED_WAIT_MS = 2_500, 10_000
 UNKNOWN_LOOKS_MAX = 30
 UNKNOWN_MAX = 1_000
+UNKNOWN_LOGGED_MAX = 10
 
 DIFFERS = (
     "another process has other models, resources, tenants or budgets than this one: give all processes the same settings; until then "
@@ -78,7 +78,7 @@ class LiveConfig:
         self._looks_outdated = 0
         self._look_count = 0
         # When it was first asked for which unknown model, by the count of looks.
-        self._unknown: dict[str, float] = {}
+        self._unknown: dict[str, int] = {}
         self.unusable: dict[tuple[str, str], str] = {}
         self.model_of: dict[str, str] = {one.name: one.model for one in resources(settings)}
         self.reached_by: dict[str, tuple[str, ...]] = reached_names(resources(settings))
@@ -151,17 +151,20 @@ class LiveConfig:
         Over an embedded store each process is alone with its own terms."""
         if not self.settings.store.is_postgresql:
             return 0
-        asked_at = self._unknown.get(model, -math.inf)
-        if asked_at < self._look_count - UNKNOWN_LOOKS_MAX:
-            if len(self._unknown) >= UNKNOWN_MAX:
-                self._unknown.clear()
-            asked_at = self._unknown[model] = self._look_count
-        if asked_at == self._look_count:
+        if self._is_just_asked(model):
             return LOOK_WAIT_MS
-        if not 0 < self._looks_outdated <= OUTDATED_LOOKS_MAX:
-            return 0
-        log.warning("model_unknown_here", model=model)
-        return OUTDATED_WAIT_MS
+        return OUTDATED_WAIT_MS if 0 < self._looks_outdated <= OUTDATED_LOOKS_MAX else 0
+
+    def _is_just_asked(self, model: str) -> bool:
+        """Whether there was no look since this unknown model was asked for. Callers choose the names of models: beyond a bound they are
+        not remembered, and such a one is not waited for."""
+        long_ago = self._look_count - UNKNOWN_LOOKS_MAX
+        if self._unknown.get(model, long_ago - 1) < long_ago:
+            if len(self._unknown) >= UNKNOWN_MAX:
+                self._unknown = {name: at for name, at in self._unknown.items() if at >= long_ago}
+            if len(self._unknown) < UNKNOWN_MAX:
+                self._unknown[model] = self._look_count
+        return self._unknown.get(model) == self._look_count
 
     async def _compare_terms(self) -> None:
         """Look whether the terms of the process that changed last are those of this one."""
@@ -173,7 +176,7 @@ class LiveConfig:
             return
         self._looks_outdated += 1
         if self._looks_outdated == DIFFERS_LOOKS:
-            log.warning("settings_differ", why=DIFFERS)
+            log.warning("settings_differ", why=DIFFERS, unknown_models=sorted(self._unknown)[:UNKNOWN_LOGGED_MAX])
 
     async def _wake_what_rests(self) -> None:
         """Have work looked at again that rests under other terms. Those of an earlier process are known by their digest alone; a process

@@ -275,12 +275,38 @@ async def test_a_process_that_differs_from_the_one_that_changed_last_says_so_and
         assert new.unknown_wait_ms("x") == LOOK_WAIT_MS
         await new.look()
         assert new.unknown_wait_ms("x") == 0
-        assert [call.args for call in logged.calls if call.args != ("model_unknown_here",)] == [("settings_differ",)]
+        [call] = logged.calls
+        assert (call.args, call.kwargs["unknown_models"]) == (("settings_differ",), ["n"]), (
+            "once, however often it was asked"
+        )
         await old.look()
         assert old.unknown_wait_ms("n") == 0, "the other process may be gone"
         for _ in range(10):
             await old.look()
         assert old.unknown_wait_ms("n") == LOOK_WAIT_MS, "it was long ago that it looked for this one"
+    finally:
+        await store.close()
+
+
+async def test_more_unknown_models_than_are_remembered_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers choose the names: were each forgotten for the next, all of them would wait for ever."""
+    store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
+    await store.migrate()
+    monkeypatch.setattr(live_config, "UNKNOWN_MAX", 3)
+    monkeypatch.setattr(live_config, "UNKNOWN_LOOKS_MAX", 2)
+    live = LiveConfig(store, load(None, tmp_path, {"store.url": "postgresql://h/d"}, {}).settings, lambda *_: {})
+    names = [f"x{number}" for number in range(5)]
+    try:
+        await live.look()
+        waits = [live.unknown_wait_ms(name) for name in names]
+        assert waits == [LOOK_WAIT_MS, LOOK_WAIT_MS, LOOK_WAIT_MS, 0, 0]
+        await live.look()
+        assert [live.unknown_wait_ms(name) for name in names] == [0] * 5
+        for _ in range(2):
+            await live.look()
+        assert live.unknown_wait_ms("another") == LOOK_WAIT_MS, "those of long ago have made room"
     finally:
         await store.close()
 
