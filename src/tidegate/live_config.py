@@ -170,8 +170,10 @@ class LiveConfig:
         """Look whether the terms of the process that changed last are those of this one."""
         if not self.settings.store.is_postgresql:
             return
+        terms = await self._store.terms()
+        # Counted only now: a look that the store did not answer has compared nothing.
         self._look_count += 1
-        if await self._store.terms() == self._digest:
+        if terms == self._digest:
             self._looks_outdated = 0
             return
         self._looks_outdated += 1

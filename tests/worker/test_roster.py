@@ -288,6 +288,30 @@ async def test_a_process_that_differs_from_the_one_that_changed_last_says_so_and
         await store.close()
 
 
+async def test_a_look_that_the_store_did_not_answer_fails_no_unknown_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
+    await store.migrate()
+    live = LiveConfig(store, load(None, tmp_path, {"store.url": "postgresql://h/d"}, {}).settings, lambda *_: {})
+
+    async def away() -> str:
+        raise StoreUnavailable("away")
+
+    try:
+        await live.look()
+        assert live.unknown_wait_ms("n") == LOOK_WAIT_MS
+        with monkeypatch.context() as outage:
+            outage.setattr(store, "terms", away)
+            with pytest.raises(StoreUnavailable):
+                await live.look()
+        assert live.unknown_wait_ms("n") == LOOK_WAIT_MS
+        await live.look()
+        assert live.unknown_wait_ms("n") == 0
+    finally:
+        await store.close()
+
+
 async def test_more_unknown_models_than_are_remembered_are_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,20 +42,6 @@ class WrittenQueue:
         return late
 
 
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses between the looks, none of which is waited for."""
-    found: list[float] = []
-    sleep = asyncio.sleep
-
-    async def note(pause_s: float) -> None:
-        found.append(pause_s)
-        await sleep(0)
-
-    monkeypatch.setattr("tidegate.upstream.queue.mailbox.asyncio.sleep", note)
-    return found
-
-
 async def look(queue: WrittenQueue) -> list[dict[str, Any]]:
     """Wait for one answer until all looks were made, and return what was logged."""
     mailbox = Mailbox(cast(RequestQueue, queue), 1_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
 import pytest
@@ -42,20 +41,6 @@ class AwayQueue:
         if isinstance(said, QueueAway):
             raise said
         return said
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses between the questions, none of which is waited for."""
-    found: list[float] = []
-    sleep = asyncio.sleep
-
-    async def note(pause_s: float) -> None:
-        found.append(pause_s)
-        await sleep(0)
-
-    monkeypatch.setattr("tidegate.upstream.queue.asynchronous.asyncio.sleep", note)
-    return found
 
 
 def client_of(queue: AwayQueue) -> tuple[Office, QueueClient]:
