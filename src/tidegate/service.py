@@ -385,7 +385,7 @@ async def _router(
     http = settings.http.limits(takes_interactive=roles.api)
     make_room_for_connections(http)
     async with AsyncExitStack() as stack:
-        limits: Limits = StoreLimits(parts.store, lambda: me.id)
+        limits: Limits = StoreLimits(parts.store, parts.entropy.token_bytes(16).hex(), lambda: me.id)
         if parts.shared is not None:
             from tidegate.backends.limits_redis import RedisLimits
 

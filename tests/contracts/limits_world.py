@@ -47,7 +47,7 @@ class LimitsWorld:
     ) -> Limits:
         """The limits as one more process sees them; `holder` is the worker that it is."""
         store = Store(faults) if faults else await self.stores.open_another()
-        limits: Limits = StoreLimits(store, lambda: holder)
+        limits: Limits = StoreLimits(store, secrets.token_hex(8), lambda: holder)
         url = redis_url or self.redis_url
         if url is not None:
             self._opened.append(RedisLimits(url, self.name, limits, timeout_s=PATIENCE_S))

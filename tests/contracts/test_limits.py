@@ -136,28 +136,49 @@ async def test_an_unknown_commit_loses_budget_and_mints_none(limits: LimitsWorld
     limits.judge(10)
 
 
-async def test_a_settlement_whose_fate_is_unknown_gives_nothing_back_twice(limits: LimitsWorld) -> None:
+@pytest.mark.parametrize("fate", ["lost_before", "lost_after"])
+async def test_a_settlement_whose_fate_is_unknown_is_entered_once(limits: LimitsWorld, fate: str) -> None:
     process, driver = await limits.faulty_process()
     one = budget("gpu", minute(None, 1_000))
     [grant] = await process.debit([BudgetRequest((one,), 10, 1_000)])
-    driver.lost_after = 1
-    await process.settle_grants([Settlement(grant.id, (one,), 0, 100, 40), Settlement(grant.id, (one,), 0, 100, 130)])
+    setattr(driver, fate, 1)
+    with pytest.raises(LimitsUnavailable):
+        await process.settle_grants(
+            [Settlement(grant.id, (one,), 0, 100, 40), Settlement(grant.id, (one,), 0, 100, 130)]
+        )
     await process.settle_grants([])
-    # 60 came back, 30 were owed, and the 30 may have been entered twice: never is more than 30 free.
-    for extra in (Limit(Period.DAY), Limit(Period.WEEK)):
-        [more] = await process.debit([BudgetRequest((budget("gpu", minute(None, 1_000), extra),), 60, 60)])
-        assert more.requests <= 30
+    await process.settle_grants([])
+    # 60 came back and 30 were owed.
+    sound = await limits.process()
+    for extra, free in ((Limit(Period.DAY), 30), (Limit(Period.WEEK), 0)):
+        [more] = await sound.debit([BudgetRequest((budget("gpu", minute(None, 1_000), extra),), 60, 60)])
+        assert more.requests == free
 
 
-async def test_a_debt_that_could_not_be_entered_is_entered_later(limits: LimitsWorld) -> None:
+async def test_what_is_settled_during_an_outage_is_entered_behind_what_failed_first(limits: LimitsWorld) -> None:
     process, driver = await limits.faulty_process()
     one = budget("gpu", minute(None, 1_000))
     [grant] = await process.debit([BudgetRequest((one,), 1, 100)])
-    driver.lost_before = 1
-    await process.settle_grants([Settlement(grant.id, (one,), 0, 100, 900)])
+    driver.lost_before, driver.lost_after = 2, 1
+    for used in (900, 100, 0):
+        with pytest.raises(LimitsUnavailable):
+            await process.settle_grants([Settlement(grant.id, (one,), 0, 0, used)])
     await process.settle_grants([])
-    [more] = await process.debit([BudgetRequest((budget("gpu", minute(None, 1_000), Limit(Period.DAY)),), 500, 500)])
-    assert more.requests == 100
+    await process.settle_grants([])
+    sound = await limits.process()
+    [more] = await sound.debit([BudgetRequest((budget("gpu", minute(None, 1_200), Limit(Period.DAY)),), 500, 500)])
+    assert more.requests == 100, "100 are taken and 1,000 owed, once"
+
+
+async def test_a_settlement_that_cannot_be_meant_holds_up_no_other(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    one = budget("gpu", minute(None, 1_000))
+    [grant] = await process.debit([BudgetRequest((one,), 10, 1_000)])
+    with pytest.raises(TypeError):
+        await process.settle_grants([Settlement(grant.id, (one,), 0, "many", 0)])  # type: ignore[arg-type]
+    await process.settle_grants([Settlement(grant.id, (one,), 0, 100, 40)])
+    [more] = await process.debit([BudgetRequest((budget("gpu", minute(None, 1_000), Limit(Period.DAY)),), 60, 60)])
+    assert more.requests == 60
 
 
 async def test_who_can_reach_nobody_is_told_so(limits: LimitsWorld) -> None:

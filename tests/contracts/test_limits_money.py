@@ -21,6 +21,7 @@ from tidegate.core.budgets.budget import (
     budgets_of,
 )
 from tidegate.core.budgets.money import RESERVED_MS
+from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
 
 pytestmark = pytest.mark.anyio
@@ -94,6 +95,23 @@ async def test_what_was_never_settled_counts_for_good_and_as_in_flight_for_an_ho
     await limits.stores.clock.advance(HOUR_MS + 60_000)
     gone = await take(process, budgets, 30)
     assert (gone.requests, gone.left_nano, gone.renews_ms) == (0, 20, NEVER_MS)
+
+
+@pytest.mark.parametrize("fate", ["lost_before", "lost_after"])
+async def test_money_comes_back_that_was_settled_while_the_store_was_away(limits: LimitsWorld, fate: str) -> None:
+    process, driver = await limits.faulty_process()
+    budgets = budget_client("k", Period.LIFETIME, 100)
+    grant = await take(process, budgets, 80)
+    setattr(driver, fate, 3)
+    with pytest.raises(LimitsUnavailable):
+        await paid(process, budgets, grant, 10)
+    for _ in range(2):
+        with pytest.raises(LimitsUnavailable):
+            await process.settle_grants([])
+    for _ in range(2):
+        await process.settle_grants([])
+    assert (await take(process, budgets, 91)).left_nano == 90
+    assert (await take(process, budgets, 90)).requests == 1
 
 
 async def test_what_a_process_had_in_flight_that_is_gone_is_spent_once_its_slices_are_taken_over(

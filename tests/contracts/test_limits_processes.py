@@ -29,7 +29,7 @@ from tidegate.store.store import Store
 
 async def main():
     database, redis, path = sys.argv[1:]
-    limits = StoreLimits(Store(PostgresDriver(database, pool_size=2, statement_timeout_ms=20_000, pooler="none")))
+    limits = StoreLimits(Store(PostgresDriver(database, pool_size=2, statement_timeout_ms=20_000, pooler="none")), str(os.getpid()))
     if redis:
         from tidegate.backends.limits_redis import RedisLimits
         limits = RedisLimits(redis, "t", limits, timeout_s=5)

@@ -47,7 +47,7 @@ def limits_place(shared_database: str, private_redis: RedisServer) -> tuple[str,
 
 async def test_what_is_dealt_from_a_block_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store counts what it lent from when it lent it: a part that is taken late lasts no longer."""
-    limits = RedisLimits("redis://127.0.0.1:1", "t", StoreLimits(Any))  # type: ignore[arg-type]
+    limits = RedisLimits("redis://127.0.0.1:1", "t", StoreLimits(Any, "here"))  # type: ignore[arg-type]
 
     async def run_id() -> str:
         return "run"
@@ -66,7 +66,7 @@ async def test_a_block_lives_no_longer_than_what_the_store_lent(
     world: StoreWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted from before the store was asked, so that no part of it is sent in a later period."""
-    limits, put = RedisLimits("redis://127.0.0.1:1", "t", StoreLimits(world.store)), list[tuple[Any, ...]]()
+    limits, put = RedisLimits("redis://127.0.0.1:1", "t", StoreLimits(world.store, "here")), list[tuple[Any, ...]]()
 
     async def run_id() -> str:
         return "run"
@@ -234,7 +234,7 @@ async def test_a_redis_that_was_never_there_is_no_hindrance(limits: LimitsWorld,
 async def test_a_silent_redis_costs_a_moment_and_the_next_answer_is_the_right_one(
     limits: LimitsWorld, private_redis: RedisServer
 ) -> None:
-    store = StoreLimits(await limits.stores.open_another())
+    store = StoreLimits(await limits.stores.open_another(), "theirs")
     process = RedisLimits(private_redis.url, limits.name, store, timeout_s=0.3)
     tokens = {f"b{number}": 10 + number for number in range(6)}
 
@@ -325,7 +325,7 @@ async def test_two_installations_on_one_redis_do_not_spend_each_others_budget(
     limits: LimitsWorld, private_redis: RedisServer
 ) -> None:
     one = budget("gpu", minute(1_000))
-    theirs = RedisLimits(private_redis.url, "theirs", StoreLimits(await limits.stores.open_another()), 20.0)
+    theirs = RedisLimits(private_redis.url, "theirs", StoreLimits(await limits.stores.open_another(), "theirs"), 20.0)
     await limits.send(await limits.process(), one)
     await theirs.debit([BudgetRequest((one,), 1, 0)])
     assert sorted(key.split(":")[0] for key in redis_keys(private_redis, "*")) == sorted([limits.name, "theirs"])

@@ -121,11 +121,11 @@ async def test_tokens_are_reserved_settled_and_owed(world: StoreWorld) -> None:
     [grant] = await world.store.debit_budgets([BudgetRequest((one,), 2, 1_000)])
     assert (grant.requests, grant.tokens) == (2, 1_000)
     await world.clock.advance(5_000)
-    await world.store.settle_budgets([Settlement(grant.id, (one,), 0, 1_000, 300)])
+    await world.store.settle_budgets([Settlement(grant.id, (one,), 0, 1_000, 300)], "w", 1)
     assert await granted(world.store, one, 1, 701) == 0
     [second] = await world.store.debit_budgets([BudgetRequest((one,), 1, 700)])
     assert second.requests == 1
-    await world.store.settle_budgets([Settlement(second.id, (one,), 0, 700, 1_900)])
+    await world.store.settle_budgets([Settlement(second.id, (one,), 0, 700, 1_900)], "w", 2)
     await world.clock.advance(56_000)
     [third] = await world.store.debit_budgets([BudgetRequest((one,), 1, 400)])
     assert third.requests == 0, "the room of the first goes to the debt of the second"
@@ -311,7 +311,7 @@ async def test_what_is_asked_at_once_is_debited_in_pieces_and_an_ask_is_never_sp
         return await debit(asks, holder)
 
     monkeypatch.setattr(world.store, "debit_budgets", counted)
-    shared, ask = limits.StoreLimits(world.store), BudgetRequest((budget("gpu", minute(20)),), 1, 0)
+    shared, ask = limits.StoreLimits(world.store, "here"), BudgetRequest((budget("gpu", minute(20)),), 1, 0)
     grants = await asyncio.gather(*(shared.debit([ask] * count) for count in (3, 2, 2, 5)))
     assert pieces == [3, 4, 5]
     assert [sum(grant.requests for grant in some) for some in grants] == [3, 2, 2, 5]

@@ -111,7 +111,7 @@ class WebServer:
             self.settings.http.limits(takes_interactive=True),
             self.clock,
             FairDice(),
-            capacity=Capacity(limits=StoreLimits(self.store)),
+            capacity=Capacity(limits=StoreLimits(self.store, self.worker_id)),
         )
         self.router.serve(deployments(self.settings), resources(self.settings))
         self.callbacks = CallbackSender(self.settings.callbacks.rules(), "Tidegate/test")

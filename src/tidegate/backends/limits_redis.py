@@ -13,12 +13,14 @@ Without Redis every question goes to the store, and those about money always do.
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
 from tidegate.backends.redis_line import RedisAway, RedisLine
 from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, Budget, BudgetRequest, Grant, Settlement
 from tidegate.core.budgets.deal import check
+from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
 
 _TIMEOUT_S = 0.1
@@ -131,7 +133,9 @@ class RedisLimits:
         except RedisAway:
             return False
         if requests > 0:
-            await self._store.settle_grants([Settlement(grant_id.decode(), budgets, requests, max(0, tokens), 0)])
+            # What the store cannot enter now it enters with the next settlement.
+            with suppress(LimitsUnavailable):
+                await self._store.settle_grants([Settlement(grant_id.decode(), budgets, requests, max(0, tokens), 0)])
         return bool(requests > 0)
 
     async def close(self) -> None:

@@ -168,7 +168,10 @@ class Limits(Protocol):
         Raises LimitsUnavailable when the budgets cannot be asked."""
 
     async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
-        """Replace what was reserved by what was used. What was never settled stays reserved until it leaves its window."""
+        """Replace what was reserved by what was used. What was never settled stays reserved until it leaves its window.
+
+        Raises LimitsUnavailable when that cannot be entered now: it is kept, and the next call enters it first, also one with nothing
+        to settle."""
 
     async def share_slots(
         self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]

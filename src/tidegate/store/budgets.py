@@ -1,7 +1,8 @@
 """Verbs about shared limits: budgets, slots in flight, and limits that upstreams report.
 
 Each is one short transaction over a few rows, locked in sorted order. A debit whose commit is unknown may be asked again: what the first
-one took is lost until it leaves its window, and nothing is ever granted twice. The arithmetic is the core's.
+one took is lost until it leaves its window, and nothing is ever granted twice. A settlement has a number and counts once. The arithmetic
+is the core's.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from tidegate.store.table import Table, reads, writes
 log = structlog.get_logger()
 
 T = TypeVar("T")
+# What is done with locked ledgers at a moment: gives an answer, and which of them changed.
+Act = Callable[[Tx, Mapping[str, Ledger], int], Awaitable[tuple[T, set[str]]]]
 
 _IDS_PER_LOCK = 8
 _BEGIN_TRIES_MAX = 5
@@ -34,19 +37,17 @@ class StoredBudgets(Table):
     async def debit_budgets(self, asks: Sequence[BudgetRequest], holder: str = "") -> list[Grant]:
         """Grant what the budgets allow now: one grant per ask, from all of its budgets or from none. `holder` is whose calls they are."""
 
-        def act(ledgers: Mapping[str, Ledger], now: int) -> tuple[list[Grant], set[str]]:
+        async def act(tx: Tx, ledgers: Mapping[str, Ledger], now: int) -> tuple[list[Grant], set[str]]:
             grants = deal(asks, ledgers, now)
             gave = {
                 budget.id for ask, grant in zip(asks, grants, strict=True) if grant.requests for budget in ask.budgets
             }
-            return grants, gave
-
-        async def look(tx: Tx, ledgers: Mapping[str, Ledger], grants: Sequence[Grant]) -> set[str]:
             short = [ask for ask, grant in zip(asks, grants, strict=True) if grant.requests < ask.requests]
-            return await _forget_the_gone(tx, {one.id: ledgers[one.id] for ask in short for one in ask.budgets})
+            forgot = await _forget_the_gone(tx, {one.id: ledgers[one.id] for ask in short for one in ask.budgets})
+            return grants, gave | forgot
 
         budgets = {budget.id: budget for ask in asks for budget in ask.budgets}
-        return await self._with_ledgers(budgets, act, holder, look)
+        return await self._with_ledgers(budgets, act, holder)
 
     @reads
     async def look_at_budgets(self, tx: Tx, asks: Sequence[BudgetRequest]) -> list[Grant]:
@@ -76,11 +77,16 @@ class StoredBudgets(Table):
             if limit.enabled
         ]
 
-    async def settle_budgets(self, settlements: Sequence[Settlement], holder: str = "") -> None:
-        """Replace what was reserved by what was used. `holder` is whose calls they were."""
+    async def settle_budgets(
+        self, settlements: Sequence[Settlement], writer: str, number: int, holder: str = ""
+    ) -> None:
+        """Replace what was reserved by what was used. `holder` is whose calls they were. A writer numbers what it sends from 1 on, and
+        each number counts once however often it is sent."""
         budgets = {budget.id: budget for one in settlements for budget in one.budgets}
 
-        def act(ledgers: Mapping[str, Ledger], now: int) -> tuple[None, set[str]]:
+        async def act(tx: Tx, ledgers: Mapping[str, Ledger], now: int) -> tuple[None, set[str]]:
+            if await tx.one("usage_writer", writer=writer, number=number) is None:
+                return None, set()
             settle(settlements, ledgers, now)
             return None, set(ledgers)
 
@@ -89,13 +95,12 @@ class StoredBudgets(Table):
     async def _with_ledgers(
         self,
         budgets: Mapping[str, Budget],
-        act: Callable[[Mapping[str, Ledger], int], tuple[T, set[str]]],
+        act: Act[T],
         holder: str,
-        look: Callable[[Tx, Mapping[str, Ledger], T], Awaitable[set[str]]] | None = None,
     ) -> T:
-        """Act on these ledgers while no other process does, look at the result, and write those that either of both changed."""
+        """Act on these ledgers while no other process does, and write those that changed."""
         for _ in range(_BEGIN_TRIES_MAX):
-            done = await self._change_ledgers(budgets, act, holder, look)
+            done = await self._change_ledgers(budgets, act, holder)
             if done is not None:
                 return done[0]
             await self._begin_budgets(budgets)
@@ -106,9 +111,8 @@ class StoredBudgets(Table):
         self,
         tx: Tx,
         budgets: Mapping[str, Budget],
-        act: Callable[[Mapping[str, Ledger], int], tuple[T, set[str]]],
+        act: Act[T],
         holder: str,
-        look: Callable[[Tx, Mapping[str, Ledger], T], Awaitable[set[str]]] | None,
     ) -> tuple[T, set[str]] | None:
         """Return what `act` returned; None when a budget has no row yet."""
         ledgers: dict[str, Ledger] = {}
@@ -119,9 +123,7 @@ class StoredBudgets(Table):
                 now = max(now, at)
         if len(ledgers) < len(budgets):
             return None
-        answer, changed = act(ledgers, now)
-        if look is not None:
-            changed |= await look(tx, ledgers, answer)
+        answer, changed = await act(tx, ledgers, now)
         for id, ledger in ledgers.items():
             if ledger.is_damaged:
                 log.error("budget_ledger_unreadable", budget=id, advice="it counts as full for one period")

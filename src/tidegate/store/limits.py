@@ -1,38 +1,37 @@
 """The Limits port answered by the store: the truth about budgets and slots, and the default.
 
 Debits that several callers of one process ask at the same time go in one transaction; settlements too. A caller that goes away takes
-nothing with it but its own grant, which dies unused. A settlement whose fate is unknown is never repeated as a whole, because that could
-give the same tokens back twice: only what is owed is entered again, once the store answers.
+nothing with it but its own grant, which dies unused. Settlements that could not be entered, or may have been, are sent again under their
+number before any others: the store counts them once, so nothing is given back twice and no money stays set aside for ever.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-
-import structlog
-from msgspec.structs import replace
 
 from tidegate.core.budgets.budget import BudgetRequest, Grant, Settlement
 from tidegate.core.budgets.deal import check
 from tidegate.core.errors import LimitsUnavailable, StoreUnavailable
 from tidegate.store.store import Store
 
-log = structlog.get_logger()
-
 _ASKS_PER_DEBIT_MAX = 1_000
 _SETTLEMENTS_MAX = 10_000
 
 
 class StoreLimits:
-    """Limits kept in the store. `holder` is the incarnation whose calls they are, asked each time; calls without one count as in flight for
-    an hour."""
+    """Limits kept in the store. `writer` is a name that no other process has. `holder` is the incarnation whose calls they are, asked each
+    time; calls without one count as in flight for an hour."""
 
-    def __init__(self, store: Store, holder: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, store: Store, writer: str, holder: Callable[[], str] = lambda: "") -> None:
         self._store = store
+        self._writer = writer
         self._holder = holder
         self._asked: list[tuple[Sequence[BudgetRequest], asyncio.Future[list[Grant]]]] = []
         self._debiting: asyncio.Task[None] | None = None
         self._settling = asyncio.Lock()
         self._to_settle: list[Settlement] = []
+        # What was sent under the last number, until it is known to be entered.
+        self._sent: list[Settlement] = []
+        self._number = 0
 
     async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         if not asks:
@@ -70,26 +69,21 @@ class StoreLimits:
                     answer.set_result(mine)
 
     async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
-        self._to_settle += settlements
+        self._to_settle = [*self._to_settle, *settlements][-_SETTLEMENTS_MAX:]
         async with self._settling:
-            some, self._to_settle = self._to_settle, []
-            if not some:
-                return
-            try:
-                await self._store.settle_budgets(some, self._holder())
-            except BaseException as error:
-                self._keep_debts(some)
-                if not isinstance(error, StoreUnavailable):
+            while self._sent or self._to_settle:
+                if not self._sent:
+                    self._number += 1
+                    self._sent, self._to_settle = self._to_settle, []
+                try:
+                    await self._store.settle_budgets(self._sent, self._writer, self._number, self._holder())
+                except StoreUnavailable as error:
+                    raise _explained(error) from error
+                except Exception:
+                    # It would fail each time, and nothing behind it would ever be entered.
+                    self._sent = []
                     raise
-                log.warning("settlement_postponed", advice="debts are entered later, the rest stays reserved")
-
-    def _keep_debts(self, settlements: Sequence[Settlement]) -> None:
-        owed = [
-            replace(one, unsent_requests=0)
-            for one in map(_debts, settlements)
-            if one.used_tokens > one.reserved_tokens or one.used_nano > 0
-        ] + self._to_settle
-        self._to_settle = owed[-_SETTLEMENTS_MAX:]
+                self._sent = []
 
     async def share_slots(
         self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
@@ -98,12 +92,6 @@ class StoreLimits:
             return await self._store.share_slots(worker_id, wanted, in_use, caps)
         except StoreUnavailable as error:
             raise _explained(error) from error
-
-
-def _debts(one: Settlement) -> Settlement:
-    """Return the part of a settlement that may be sent twice: a side that would give something back is left out."""
-    tokens = (one.reserved_tokens, one.used_tokens) if one.used_tokens > one.reserved_tokens else (0, 0)
-    return Settlement(one.grant_id, one.budgets, one.unsent_requests, *tokens, 0, one.used_nano - one.reserved_nano)
 
 
 def _explained(error: BaseException) -> BaseException:

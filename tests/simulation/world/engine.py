@@ -64,7 +64,7 @@ class Road:
 
 def build_road(process: Process, store: Store, me: Registration, plan: Plan, provider: Provider) -> Road:
     estate = plan.estate
-    limits = StoreLimits(store, lambda: me.id)
+    limits = StoreLimits(store, process.name, lambda: me.id)
     dealt = RedisLimits(url_of(process), "world", limits, REDIS_TIMEOUT_S) if estate.uses_redis else None
     capacity = Capacity(
         limits=dealt or limits,

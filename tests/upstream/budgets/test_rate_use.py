@@ -121,7 +121,7 @@ class Scene:
     async def work(self, minutes: float, away: Sequence[tuple[float, float]] = (), worker_count: int = 4) -> None:
         store = Store(SqliteDriver(None, self.clock.now_ms))
         await store.migrate()
-        self.limits = FarLimits(StoreLimits(store), self.loop, self.dice)
+        self.limits = FarLimits(StoreLimits(store, "here"), self.loop, self.dice)
         self.limits.away = away
         self.sent_by = [0] * worker_count
         workers = []

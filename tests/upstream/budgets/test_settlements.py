@@ -5,6 +5,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 import pytest
+import structlog
 
 from tests.support.ports import HandClock
 from tests.upstream.raw_server import eventually
@@ -117,7 +118,7 @@ async def test_a_settlement_that_failed_is_not_sent_again_frees_nothing_and_stop
         async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
             await super().settle_grants(settlements)
             if len(self.settled) == 1:
-                raise LimitsUnavailable("the store is away")
+                raise ValueError("it cannot be meant")
 
     limits, clock = Failing(), HandClock()
     spent = SpentBudgets(clock)
@@ -133,6 +134,39 @@ async def test_a_settlement_that_failed_is_not_sent_again_frees_nothing_and_stop
     assert limits.settled == [lost, kept]
     assert spent.until_ms(lost.budgets) == until_ms
     assert spent.until_ms(kept.budgets) == clock.monotonic_ms() + FREED_MS
+
+
+async def test_limits_that_are_away_are_asked_until_they_have_entered_what_they_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No later call settles: without being asked again, the money of the last one would stay set aside for ever."""
+
+    class Away(Counting):
+        tries = 0
+
+        async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
+            await super().settle_grants(settlements)
+            self.tries += 1
+            if self.tries < 4:
+                raise LimitsUnavailable("the store is away")
+
+    monkeypatch.setattr("tidegate.upstream.budgets.settlements.AGAIN_S", 0.001)
+    limits, clock = Away(), HandClock()
+    spent = SpentBudgets(clock)
+    settlements = Settlements(limits, spent)
+    one = _settlement("one")
+    until_ms = clock.monotonic_ms() + 60_000
+    spent.note(one.budgets[0], until_ms)
+    with structlog.testing.capture_logs() as logged:
+        settlements.add(one)
+        await eventually(lambda: limits.tries == 3, "the third try")
+        assert spent.until_ms(one.budgets) == until_ms
+        await eventually(lambda: limits.tries == 4, "the try that is answered")
+        await settlements.close(5)
+    assert limits.settled == [one], "it is handed over once"
+    assert limits.tries == 4
+    assert spent.until_ms(one.budgets) == clock.monotonic_ms() + FREED_MS
+    assert [line["event"] for line in logged] == ["settlement_postponed"], "once for each outage"
 
 
 async def test_open_settlements_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

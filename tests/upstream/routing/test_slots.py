@@ -70,7 +70,7 @@ async def store() -> AsyncIterator[Store]:
 async def processes(
     store: Store, count: int, *places: Deployment, **caps: object
 ) -> AsyncIterator[list[tuple[RouterWorld, Router]]]:
-    limits = StoreLimits(store)
+    limits = StoreLimits(store, "here")
     async with contextlib.AsyncExitStack() as stack:
         made = []
         for number in range(count):
@@ -207,7 +207,7 @@ async def test_calls_of_a_life_that_was_declared_gone_count_in_the_next_one_unti
     """They go on, for their answers may still be of use: until the process speaks again the others do not know of them, then they do."""
     air, me = Air(), ["worker_before"]
     async with RawServer(air) as server:
-        place, limits = deployment(server.url, max_in_flight=8), StoreLimits(store)
+        place, limits = deployment(server.url, max_in_flight=8), StoreLimits(store, "here")
         await store.enlist_worker("worker_before", "here", "1", 60_000)
         world = RouterWorld()
         async with (
@@ -290,7 +290,7 @@ async def test_no_sliding_minute_holds_more_than_the_limit_and_none_is_left_unus
             for _ in range(4):
                 world = RouterWorld()
                 world.clock = clock_world.clock
-                capacity = Capacity(StoreLimits(kept))
+                capacity = Capacity(StoreLimits(kept, "here"))
                 routers.append(
                     (world, await stack.enter_async_context(world.router(place, policy=AT_ONCE, capacity=capacity)))
                 )

@@ -1,7 +1,7 @@
 """What became of a permit: settled with the Limits port in batches, soon enough that what was not sent still counts as unsent.
 
-A settlement is sent once: sent twice, it would give back more than was taken. The keeper of the budgets sees to it that debts are not
-forgotten.
+A settlement is handed over once: handed over twice, it would give back more than was taken. What the keeper of the budgets could not
+enter it keeps, and it is asked to enter that until it has: money that stays set aside in a month or a lifetime never comes back.
 """
 
 import asyncio
@@ -9,12 +9,15 @@ import asyncio
 import structlog
 
 from tidegate.core.budgets.budget import Settlement
+from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
 from tidegate.upstream.budgets.spent_budgets import Budgets, SpentBudgets
 
 log = structlog.get_logger(__name__)
 
 SETTLE_S = 0.05
+# While the keeper of the budgets is away.
+AGAIN_S = 0.5
 SETTLEMENTS_MAX = 50_000
 
 
@@ -40,21 +43,28 @@ class Settlements:
             self._settling = asyncio.create_task(self._settle_while_any_is_open())
 
     async def _settle_while_any_is_open(self) -> None:
+        is_away, unfreed = False, set[Budgets]()
         try:
-            while self._open:
-                if not self._closed:
-                    await asyncio.sleep(SETTLE_S)
+            while self._open or is_away:
+                if is_away or not self._closed:
+                    await asyncio.sleep(AGAIN_S if is_away else SETTLE_S)
                 settlements, self._open = list(self._open.values()), {}
+                unfreed.update(one.budgets for one in settlements if one.gives_back)
                 assert self._limits is not None
                 try:
                     await self._limits.settle_grants(settlements)
-                except Exception as error:
-                    # It may have been received. What is not settled stays reserved, so the limit holds, and later settlements still count.
-                    log.warning("settlement_failed", kind=type(error).__name__, why=str(error))
+                except LimitsUnavailable as error:
+                    if not is_away:
+                        log.warning("settlement_postponed", why=str(error))
+                    is_away = True
                     continue
-                for one in settlements:
-                    if one.gives_back:
-                        self._spent.free(one.budgets)
+                except Exception as error:
+                    # What is not settled stays reserved, so the limit holds, and later settlements still count.
+                    log.warning("settlement_failed", kind=type(error).__name__, why=str(error))
+                else:
+                    for budgets in unfreed:
+                        self._spent.free(budgets)
+                is_away, unfreed = False, set()
         finally:
             self._settling = None
 
