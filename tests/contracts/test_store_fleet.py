@@ -60,3 +60,12 @@ async def test_what_was_told_lately_is_not_forgotten(world: StoreWorld) -> None:
     await world.clock.advance(1)
     await world.store.forget_fleet_reports()
     assert await rows(world, "select worker_id from fleet_reports") == [second]
+
+
+async def test_a_process_finds_what_it_learned_itself_for_an_hour(world: StoreWorld) -> None:
+    mine, other = world.id("worker"), world.id("worker")
+    await world.store.report_to_fleet(mine, {"a": Present(1, 5, tide=40), "b": Present(1, 0, tide=3)})
+    await world.store.report_to_fleet(other, {"a": Present(1, 5, tide=7)})
+    assert await world.store.learned_calls(mine) == {"a": 40, "b": 3}
+    await world.clock.advance(fleet.KEEP_MS)
+    assert await world.store.learned_calls(mine) == {}

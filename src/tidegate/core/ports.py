@@ -311,6 +311,9 @@ class Fleet(Protocol):
     ) -> Mapping[str, Mapping[str, FleetReport]]:
         """Report the calls of this process; return those of others, by deployment and process."""
 
+    async def learned_calls(self, worker_id: str) -> Mapping[str, int]:
+        """Return how many batch calls each deployment took when this process last reported, also before it was restarted."""
+
 
 class Notices(Protocol):
     """Short messages from one process to all others of an installation, at once and without any promise. A lost notice costs one poll

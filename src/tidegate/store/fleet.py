@@ -33,6 +33,12 @@ class FleetReports(Table):
         return others
 
     @reads
+    async def learned_calls(self, tx: Tx, worker_id: str) -> dict[str, int]:
+        """Return how many batch calls each deployment took when this process last reported, if that was within the hour."""
+        rows = await tx.all("fleet_report_learned", worker_id=worker_id, lately_ms=KEEP_MS, count_max=_OTHERS_MAX)
+        return {row[0]: int(row[1]) for row in rows}
+
+    @reads
     async def tides(self, tx: Tx) -> list[tuple[str, str]]:
         """Why the tide of each deployment stands as it does, in the words of each process that spoke lately."""
         rows = await tx.all("fleet_report_list", lately_ms=SHOWN_MS, count_max=_SHOWN_MAX)

@@ -495,7 +495,7 @@ async def test_calls_that_wait_for_a_limit_that_grows_are_woken() -> None:
         assert {(await task).status for task in calls} == {200}
 
 
-# Other processes.
+# Other processes, and the one that was here before.
 
 
 class Ocean:
@@ -515,6 +515,9 @@ class Ocean:
             raise StoreUnavailable("away")
         self.reported += mine.values()
         return await self.store.report_to_fleet(worker_id, mine)
+
+    async def learned_calls(self, worker_id: str) -> Mapping[str, int]:
+        return await self.store.learned_calls(worker_id)
 
     async def other(self, present: Present) -> None:
         await self.store.report_to_fleet("worker_other", {"one": present})
@@ -701,3 +704,18 @@ async def test_first_tokens_in_a_row_ask_the_controller_once_and_wake_whoever_st
         assert (asked, at.tide._awaiting_tokens) == (1, 0)
         for flight in flights:
             at.tide.end_flight(flight, None)
+
+
+@pytest.mark.parametrize(("before", "begins"), [(40, 40), (3, 16), (900, 64)])
+async def test_a_restarted_process_begins_with_the_calls_that_were_learned_before(before: int, begins: int) -> None:
+    clock = HandClock()
+    ocean = Ocean(clock)
+    await ocean.store.migrate()
+    try:
+        await ocean.store.report_to_fleet("", {"one": Present(1, 2, tide=before), "gone": Present(1, 9, tide=9)})
+        learned = {"engine": EngineKind.GENERIC, "is_capacity_known": False, "max_in_flight": 64}
+        async with sea(capacity=Capacity(fleet=ocean), clock=clock, **learned) as at:
+            await eventually(lambda: bool(ocean.reported), "the first report")
+            assert at.router.free_slots("m") == begins
+    finally:
+        await ocean.store.close()

@@ -87,6 +87,11 @@ class Tide:
         """By which share interactive tokens came later because of batch, over the last minute of traffic."""
         return self._harm_ms / self._calls_ms
 
+    def begin_at(self, calls: int) -> None:
+        """Begin with as many calls as were learned before a restart, where no operator gave the number."""
+        if not self.policy.is_known:
+            self._learner.begin_at(calls)
+
     def observe(self, signals: Signals) -> Decision:
         """What holds from now on, until the next answer."""
         if not self.policy.yields:

@@ -139,6 +139,10 @@ class Learner:
         self._down_rounds = DOWN_ROUNDS_MIN
         self._first_paces: dict[Kind, float] = {}
 
+    def begin_at(self, calls: int) -> None:
+        """Begin where an earlier process of this deployment was, but never below the safe number. Later rounds correct it."""
+        self._limit = float(min(max(calls, SAFE_CALLS), self.ceiling))
+
     @property
     def calls(self) -> int:
         limit = self._limit if self._trial is None else self._trial

@@ -16,6 +16,12 @@ where r.worker_id <> :worker_id and r.reported_at > now_ms() - :lately_ms
 order by r.reported_at desc
 limit :count_max;
 
+-- fleet_report_learned --
+-- How many batch calls each deployment took when one process last reported: it begins there after a restart.
+select r.deployment, r.tide from fleet_reports r
+where r.worker_id = :worker_id and r.reported_at > now_ms() - :lately_ms
+limit :count_max;
+
 -- fleet_report_list --
 -- Why tides stand as they do; a process without batch calls says nothing of it.
 select r.deployment, r.why from fleet_reports r

@@ -37,6 +37,8 @@ class TideLoop:
     ) -> None:
         self._is_shared = worker_id is not None
         self._tell_ms = TELL_MS if self._is_shared else TELL_ALONE_MS
+        # Without other processes, the last report in the store is this one's own, from before it was restarted.
+        self._recalls = not self._is_shared
         self._silent: set[str] = set()
         self._tides: dict[str, DeploymentTide] = {}
         self._clock = clock
@@ -133,6 +135,8 @@ class TideLoop:
             return
         idle = {name for name, tide in self._tides.items() if tide.is_idle}
         try:
+            if self._recalls:
+                await self._recall(self._fleet)
             others = await self._fleet.report_to_fleet(self._worker_id(), mine)
         except StoreError as error:
             # Other processes go on for a while with the last report. This process reports again when the store is back.
@@ -143,3 +147,10 @@ class TideLoop:
         self._silent, self._is_reached = idle, True
         for name, tide in self._tides.items() if self._is_shared else ():
             tide.peers.read(others.get(name, {}))
+
+    async def _recall(self, fleet: Fleet) -> None:
+        """Begin with what was learned before a restart: to learn it again takes several calls' time, at a fraction of the rate."""
+        for name, calls in (await fleet.learned_calls(self._worker_id())).items():
+            if name in self._tides:
+                self._tides[name].begin_at(calls)
+        self._recalls = False

@@ -287,6 +287,11 @@ class DeploymentTide:
 
     # The loop's part.
 
+    def begin_at(self, calls: int) -> None:
+        """Go on with the number of calls that was learned before this process was restarted."""
+        self._tide.begin_at(calls)
+        self.act()
+
     def present(self) -> Present:
         """What the other processes should know of this one."""
         now_ms = self._clock.monotonic_ms()
