@@ -713,7 +713,7 @@ async def test_a_restarted_process_begins_with_the_calls_that_were_learned_befor
     await ocean.store.migrate()
     try:
         await ocean.store.report_to_fleet("", {"one": Present(1, 2, tide=before), "gone": Present(1, 9, tide=9)})
-        learned = {"engine": EngineKind.GENERIC, "is_capacity_known": False, "max_in_flight": 64}
+        learned: dict[str, Any] = {"engine": EngineKind.GENERIC, "is_capacity_known": False, "max_in_flight": 64}
         async with sea(capacity=Capacity(fleet=ocean), clock=clock, **learned) as at:
             await eventually(lambda: bool(ocean.reported), "the first report")
             assert at.router.free_slots("m") == begins
