@@ -11,7 +11,7 @@ import pytest
 from tests.contracts.limits_world import budget, minute
 from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, StoreWorld
 from tests.support.processes import wait_until_async
-from tests.support.store_verbs import granted
+from tests.support.store_verbs import granted, told
 from tidegate.core.budgets.budget import (
     NEVER_MS,
     BudgetRequest,
@@ -256,6 +256,30 @@ async def test_a_worker_that_is_gone_holds_nothing_and_gets_nothing(world: Store
     for left in (["gpu"], []):
         await world.store.prune_budgets(3_600_000, 100)
         assert await rows(world, "select name from slots") == left
+
+
+async def test_idle_slots_and_those_of_the_gone_are_forgotten_a_few_at_a_time_by_name_and_worker(
+    world: StoreWorld,
+) -> None:
+    living, *gone = [await world.worker() for _ in range(3)]
+
+    async def put(name: str, worker: str = "") -> None:
+        await told(world.store, "slot_write", name=name, worker_id=worker, held=1, wanted=1)
+
+    for name in "caeb":
+        await put(name)
+    await put("e", living)
+    for worker in gone:
+        await put("f", worker)
+        assert await world.store.declare_gone(worker, leaving=True)
+    await world.clock.advance(1)
+    await put("d")
+    await world.clock.advance(1_000)
+    kept = ["d", "e", f"e{living}"]
+    expected = [["c", *kept, *(f"f{worker}" for worker in sorted(gone))], [*kept, f"f{max(gone)}"], kept, kept]
+    for left in expected:
+        await world.store.prune_budgets(1_000, 2)
+        assert await rows(world, "select name || worker_id from slots order by name, worker_id") == left
 
 
 async def test_many_names_at_once_and_each_by_itself(world: StoreWorld) -> None:

@@ -9,14 +9,17 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.contracts.store_world import MODEL, StoreWorld, plan_of, tries
+from tests.contracts.test_store_operated import paid
+from tests.contracts.test_store_responses import Ask
 from tests.contracts.test_store_usage import TODAY, answers
 from tests.support.store_verbs import any_file
 from tidegate.core.job_lists import JobFilter, JobSort
-from tidegate.core.nouns import Caller, IngestPlan, Job, JobFlush, Usage
+from tidegate.core.nouns import Caller, IngestPlan, Job, JobEnd, JobFlush, Usage
 from tidegate.core.operations import OperationScope
 from tidegate.core.ports import Present, WorkerReport
 from tidegate.core.schedule.autoscale import DueWork
 from tidegate.core.schedule.share_owner import tenant_owner
+from tidegate.core.states import JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
 from tidegate.store import fleet, operated, snapshots, workers
 from tidegate.store.keys import KeyRights
@@ -219,6 +222,40 @@ async def test_a_sorted_page_begins_with_the_first_of_its_order(world: StoreWorl
     expected = {JobSort.DEADLINE: [1, 2, 0], JobSort.FAILED: [0, 1, 2]}
     for sort in JobSort:
         await lists(partial(page, sort), expected.get(sort, [2, 1, 0]))
+
+
+@pytest.mark.parametrize("sort", [JobSort.COST, JobSort.FAILED])
+async def test_ended_batches_that_cost_or_failed_are_listed_the_most_first(world: StoreWorld, sort: JobSort) -> None:
+    """Those of which nothing failed or that cost nothing are in no such list, and responses are in none."""
+    caller, store, made = await world.caller(), world.store, list[str]()
+
+    async def give_up(job: Job) -> None:
+        await store.cancel_job(caller.tenant_id, job.id)
+        assert await store.close_job(job.id, 0)
+        await store.abandon_job(caller.tenant_id, job.id, None)
+
+    for item_count, nano in ((20, 20), (10**6, 1), (20, 20), (10, 30)):
+        made.append((job := await world.running(caller, item_count)).id)
+        await paid(world, job, (0,), (1,), nano)
+        await give_up(job)
+    free, worker = await world.running(caller, 2), await world.worker()
+    await world.answer(await world.log(), free, 0)
+    await give_up(free)
+    for outcomes in (((0,), ()), ((), (0,))):
+        response = await Ask(world).accept(world, caller, worker)
+        await paid(world, response, *outcomes, 40)
+        token = world.token()
+        assert await store.take_step(response.id, JobState.FINALIZING, worker, token)
+        await store.publish_job(await world.look(response), token, end=JobEnd(None))
+
+    async def page(count_max: int) -> list[str]:
+        found = await store.search_every_job(None, JobFilter(), after=None, count_max=count_max, sort=sort)
+        return [job.id for job, _ in found or ()]
+
+    first, second, third, fourth = made
+    expected = [fourth, *sorted([first, third], reverse=True), second]
+    await lists(page, expected)
+    assert await page(2) == expected[:2]
 
 
 async def test_the_runs_of_a_file_are_shown_the_newest_first(world: StoreWorld) -> None:

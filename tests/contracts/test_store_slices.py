@@ -195,6 +195,7 @@ async def test_the_slices_of_a_lost_worker_are_ready_for_others(world: StoreWorl
     await world.clock.advance(LEASE_MS + 1)
     assert await world.store.declare_gone(worker)
     assert await world.store.stranded_workers(10) == [worker]
+    assert await world.store.stranded_workers(0) == []
     assert await world.store.reclaim_slices(worker) == 2
     assert await world.store.reclaim_slices(worker) == 0
     assert await world.store.stranded_workers(10) == []

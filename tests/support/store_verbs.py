@@ -60,3 +60,12 @@ async def slice_counts(store: Store, job_id: str) -> dict[str, int]:
         return {row[0]: row[1] for row in rows}
 
     return await store._driver.read(read)
+
+
+async def told(store: Store, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    """What one statement of the store says, or does, in a transaction of its own."""
+
+    async def write(tx: Tx) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in await tx.all(statement, **parameters)]
+
+    return await store._driver.write(write)

@@ -44,9 +44,9 @@ where state = 'asleep' and wakes_at > now_ms() and exists (
 
 -- overview_jobs --
 -- Open batches by state. Of ended ones nothing is counted: there may be millions. Each has a deadline: that leads to the index of open batches.
-select j.state, count(*) as jobs, coalesce(sum(j.item_count), 0) as items, coalesce(sum(j.answered_count), 0) as answered,
-    coalesce(sum(j.failed_count + j.expired_count + j.cancelled_count), 0) as failed,
-    coalesce(sum(case when j.paused_at is not null then 1 else 0 end), 0) as paused
+select j.state, count(*) as jobs, sum(j.item_count) as items, sum(j.answered_count) as answered,
+    sum(j.failed_count + j.expired_count + j.cancelled_count) as failed,
+    sum(case when j.paused_at is not null then 1 else 0 end) as paused
 from jobs j
 where j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j.kind = 'batch' and j.expires_at > 0
 group by j.state;
@@ -54,8 +54,8 @@ group by j.state;
 -- overview_ended --
 -- Batches that ended lately, by how. The look is bounded, there may be very many of one request each; the kind is looked at afterwards, so
 -- that the index of ends is the only one that fits.
-select e.state, count(*) as jobs, cast(coalesce(sum(e.item_count), 0) as bigint) as items,
-    cast(coalesce(sum(e.failed_count), 0) as bigint) as failed
+select e.state, count(*) as jobs, cast(sum(e.item_count) as bigint) as items,
+    cast(sum(e.failed_count) as bigint) as failed
 from (
     select j.state, j.kind, j.item_count, j.failed_count from jobs j
     where j.state in ('completed', 'failed', 'expired', 'cancelled')
@@ -69,8 +69,8 @@ order by e.state;
 
 -- overview_models --
 -- What waits for each model: jobs, items and work units that are not done, and the oldest of these jobs.
-select m.model, count(*) as jobs, coalesce(sum(m.item_count - m.done_count), 0) as items,
-    cast(coalesce(sum(m.work_units - m.work_units * m.done_count / m.item_count), 0) as bigint) as units,
+select m.model, count(*) as jobs, sum(m.item_count - m.done_count) as items,
+    cast(sum(m.work_units - m.work_units * m.done_count / m.item_count) as bigint) as units,
     now_ms() - min(m.created_at) as oldest_ms, min(m.due_at) - now_ms() as due_in_ms
 from job_models m
 where m.state = 'open'

@@ -106,8 +106,8 @@ order by o.priority desc, o.work_units, o.job_id
 limit :jobs_max;
 
 -- snapshot_due --
--- The jobs of a model that can start and are due first, whatever their flow, with what is known of that flow.
-select due.*, coalesce(f.weight_milli, 1000) as weight_milli, coalesce(f.served, 0) as served
+-- The jobs of a model that can start and are due first, whatever their flow, with what is known of that flow: an open job has one.
+select due.*, f.weight_milli, f.served
 from (
     select {job_columns}
     from job_models o
@@ -116,7 +116,7 @@ from (
     order by o.due_at, o.job_id
     limit :due_max
 ) due
-left join flows f on f.model = due.model and f.share_owner = due.share_owner;
+join flows f on f.model = due.model and f.share_owner = due.share_owner;
 
 -- outlook_job --
 -- What stands before each model of a job: its own rest, what its flow has that goes first, what is out, and its weight.
