@@ -241,9 +241,9 @@ async def test_ended_batches_that_cost_or_failed_are_listed_the_most_first(world
     free, worker = await world.running(caller, 2), await world.worker()
     await world.answer(await world.log(), free, 0)
     await give_up(free)
-    for outcomes in (((0,), ()), ((), (0,))):
+    for answered, failed in (((0,), ()), ((), (0,))):
         response = await Ask(world).accept(world, caller, worker)
-        await paid(world, response, *outcomes, 40)
+        await paid(world, response, answered, failed, 40)
         token = world.token()
         assert await store.take_step(response.id, JobState.FINALIZING, worker, token)
         await store.publish_job(await world.look(response), token, end=JobEnd(None))

@@ -11,7 +11,8 @@ import pytest
 from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
 from tests.support.store_verbs import told
 from tidegate.core.input.turns import LINE_BYTES, IngestLane
-from tidegate.core.nouns import Caller, Job, JobControls, JobWebhook, WorkerDuty
+from tidegate.core.job_controls import JobControls
+from tidegate.core.nouns import Caller, Job, JobWebhook, WorkerDuty
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JobState
 from tidegate.core.webhooks import EVENT_TYPES
@@ -199,7 +200,7 @@ LOOK = {"lost_below": 100, "is_searching": 0, "search_max": 5, "kept": 2}
 @pytest.mark.parametrize("look", ["snapshot_oldest", "snapshot_smallest", "snapshot_due"])
 async def test_only_jobs_that_this_worker_can_start_are_looked_at(world: StoreWorld, look: str) -> None:
     caller, worker_id = await world.caller(), (await our_worker(world))["worker_id"]
-    mine = {"share_owner": OWNER, "window_ms": 100_000}
+    mine: dict[str, Any] = {"share_owner": OWNER, "window_ms": 100_000}
     first, last = [await world.running(caller, 1, **mine) for _ in range(2)]
     rested, resting, closed, out = [await world.running(caller, 1, **mine) for _ in range(4)]
     await world.running(caller, 1, window_ms=5_000, share_owner=OWNER)
