@@ -11,7 +11,7 @@ LOCKED := $(VENV)/.locked-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 INSTALLED := $(VENV)/.installed
 LOWEST_BIN := build/lowest/bin
 LOWEST := build/lowest/.installed-$(shell cat requirements-lowest.lock pyproject.toml | cksum | tr ' ' '-')
-LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/contracts tests/upstream/http/test_transport.py tests/upstream/http/test_sorted_exceptions.py tests/cli/test_tables.py
+LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/contracts tests/upstream/http/test_transport.py tests/upstream/http/test_sorted_exceptions.py tests/cli/run/test_tables.py
 # What is read and not run. `make check` does it, so `make test` need not do it again.
 READ_TESTS := tests/architecture $(filter-out %_run.py,$(wildcard tests/docs/test_*.py))
 

@@ -8,9 +8,9 @@ from tests.support.store_verbs import lease_slices
 from tidegate.core.schedule import Why
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JobKind
-from tidegate.store.driver import Tx
+from tidegate.store.database.driver import Tx
+from tidegate.store.database.table import SLICE_COLUMNS
 from tidegate.store.store import Store
-from tidegate.store.table import SLICE_COLUMNS
 
 SLICE_ITEMS = 64
 ITEM_UNITS = 500

@@ -22,7 +22,7 @@ from bench.throughput import IN_FLIGHT, bare_loop, settings_for, submit, until_e
 from tests.support.postgres import PostgresServer
 from tests.support.s3 import S3Server
 from tidegate.service import working
-from tidegate.store.postgres import PostgresTx
+from tidegate.store.database.postgres import PostgresTx
 
 CPU_US_MAX = 170
 DISK, S3 = "bytes on the local disk", "bytes on S3"

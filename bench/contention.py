@@ -31,7 +31,7 @@ from tidegate.backends.system import SystemClock
 from tidegate.core.nouns import Finished, JobFlush, LeasedSlice, Placed, Usage
 from tidegate.core.policies import Policies
 from tidegate.core.states import Outcome
-from tidegate.store.postgres import PostgresDriver
+from tidegate.store.database.postgres import PostgresDriver
 from tidegate.store.store import Store
 from tidegate.worker.scheduler import Scheduler
 

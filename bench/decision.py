@@ -21,8 +21,8 @@ from bench.machinery import median, table
 from tests.support.postgres import PostgresServer
 from tidegate.backends.system import SystemClock
 from tidegate.core.policies import Policies
-from tidegate.store.postgres import PostgresDriver
-from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.database.postgres import PostgresDriver
+from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.worker.scheduler import MODELS_MAX, Scheduler
 

@@ -31,7 +31,7 @@ from bench.harvest_traces import Ask, batch
 from bench.machinery import median, simulated_engine, table
 from tests.support.postgres import PostgresServer
 from tidegate.simulate.engine.kv_cache import TOKEN_BYTES
-from tidegate.store.postgres_notices import PostgresNotices
+from tidegate.store.database.postgres_notices import PostgresNotices
 
 SHAPES = ("one process", "apart")
 CALLS_PER_S = 4.0

@@ -27,10 +27,10 @@ from bench.machinery import cpu_seconds, median, serving, simulated_engine, tabl
 from tests.support.postgres import PostgresServer
 from tidegate.backends.system import SystemClock
 from tidegate.core.ids import RANDOM_BYTES, make
-from tidegate.store.driver import Tx
-from tidegate.store.postgres import PostgresDriver
-from tidegate.store.rows import searched_text
-from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.database.driver import Tx
+from tidegate.store.database.postgres import PostgresDriver
+from tidegate.store.database.rows import searched_text
+from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
 
 ENDPOINT = "/v1/chat/completions"

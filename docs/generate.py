@@ -20,8 +20,8 @@ from msgspec import NODEFAULT, inspect
 
 from tidegate import metrics as measured
 from tidegate.backends.system import LocalWake
-from tidegate.cli import init
 from tidegate.cli.app import app as commands
+from tidegate.cli.server import init
 from tidegate.core import states
 from tidegate.core.ports import Wakes
 from tidegate.settings import capacity, catalog, guards

@@ -436,7 +436,7 @@ async def _notices(parts: Parts) -> AsyncIterator[Notices | None]:
     if parts.shared is not None or not store.is_postgresql or store.pooler == "transaction":
         yield parts.shared
         return
-    from tidegate.store.postgres_notices import PostgresNotices
+    from tidegate.store.database.postgres_notices import PostgresNotices
 
     name = await parts.store.store_name(parts.entropy.token_bytes(16).hex())
     notices = PostgresNotices(store.location, name, NOTICE_TIMEOUT_S)

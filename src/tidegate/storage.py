@@ -23,10 +23,10 @@ from tidegate.core.ports import Blobs, Clock, Entropy, Notices, Wakes
 from tidegate.settings import Settings, local_path
 from tidegate.settings.added import Added, added
 from tidegate.stages.tend import clock as clock_tend
-from tidegate.store import sqlite
-from tidegate.store.driver import Driver
-from tidegate.store.sqlite import SqliteDriver
-from tidegate.store.sqlite_clock import EmbeddedClock
+from tidegate.store.database import sqlite
+from tidegate.store.database.driver import Driver
+from tidegate.store.database.sqlite import SqliteDriver
+from tidegate.store.database.sqlite_clock import EmbeddedClock
 from tidegate.store.store import Store
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def is_taken(settings: Settings) -> bool:
 
 def _driver(settings: Settings, clock: Clock, *, read_only: bool, is_shared: bool = False) -> Driver:
     if settings.store.is_postgresql:
-        from tidegate.store.postgres import PostgresDriver
+        from tidegate.store.database.postgres import PostgresDriver
 
         return PostgresDriver(
             settings.store.location,

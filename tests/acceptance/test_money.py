@@ -19,7 +19,7 @@ from tests.support.redis import RedisServer
 from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, chat_line, requests
 from tidegate.core.usage.spending import row, sum_by
 from tidegate.storage import opened
-from tidegate.store.usage import DAY_S
+from tidegate.store.tenants.usage import DAY_S
 
 PRICE = {"input": 1_000, "cached": 1_000, "output": 1_000}
 EACH = Decimal("0.001")

@@ -17,7 +17,7 @@ def traced() -> tuple[Road, Road]:
 
 def test_an_items_road_leads_from_the_lease_to_the_commit(traced: tuple[Road, Road]) -> None:
     item, _ = traced
-    assert {"stages/lease.py", "stages/perform.py", "stages/record.py", "store/outcomes.py"} <= item.files
+    assert {"stages/lease.py", "stages/perform.py", "stages/record.py", "store/road/outcomes.py"} <= item.files
     assert "upstream/http/transport.py" in item.files
     assert len(item.files) <= ITEM_FILES_MAX
 

@@ -11,7 +11,7 @@ from tidegate.web.jobs.front_door import FrontDoor
 WEB = SOURCE / "web"
 DOOR_LIST = "web/doors.py"
 # Rooms of `web/` that no client of an API enters: what doors stand on, what describes them, and what operators see.
-NO_DOORS = {"http", "jobs", "openapi", "admin", "console", "static", "templates"}
+NO_DOORS = {"http", "requests", "jobs", "openapi", "admin", "console", "static", "templates"}
 # Who else knows a door's room, each for a reason. Operators see batches, items and deliveries in the shapes that tenants see, and the
 # playground makes interactive calls. The app makes the gateway for both, and the gateway hands on the calls that run in the background. A
 # command reads what OpenAI's door answers, and another checks the endpoints that the gateway has.
@@ -21,10 +21,10 @@ OTHERS_THAT_KNOW = {
         "web/admin/items.py",
         "web/console/item_pages.py",
         "web/console/creation_pages.py",
-        "cli/batch_create.py",
+        "cli/batches/batch_create.py",
     },
     "webhooks": {"web/admin/deliveries.py", "web/console/pages.py", "web/openapi/operations.py"},
-    "gateway": {"web/app.py", "web/console/pages.py", "web/console/playground.py", "cli/examine_routing.py"},
+    "gateway": {"web/app.py", "web/console/pages.py", "web/console/playground.py", "cli/server/examine_routing.py"},
     "background": {"web/app.py", "web/gateway/gateway.py"},
 }
 # How the doors are called whose objects are jobs by another name, and who else says so: how many requests one of Anthropic's batches may

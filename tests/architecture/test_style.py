@@ -71,11 +71,11 @@ def test_sql_lives_in_sql_files() -> None:
     """Outside of the drivers and the judge, which has statements of its own, no module spells out a statement."""
     spelled = re.compile(r'"\s*(select|insert into|update|delete from)\s', re.IGNORECASE)
     exceptions = {
-        "store/sqlite.py",
-        "store/postgres.py",
-        "store/postgres_clock.py",
-        "store/postgres_notices.py",
-        "store/schema.py",
+        "store/database/sqlite.py",
+        "store/database/postgres.py",
+        "store/database/postgres_clock.py",
+        "store/database/postgres_notices.py",
+        "store/database/schema.py",
     }
     found = [
         relative(path)

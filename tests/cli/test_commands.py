@@ -177,7 +177,7 @@ def test_a_data_directory_is_its_users_alone_whatever_makes_it(tmp_path: Path, c
 def test_what_a_library_logs_is_a_line_like_any_other(tmp_path: Path) -> None:
     code = """
 import logging
-from tidegate.cli import logs
+from tidegate.cli.terminal import logs
 from tidegate.settings import load
 logs.configure(load(None, None, {}, {}).settings)
 logs.configure(load(None, None, {}, {}).settings)

@@ -12,7 +12,7 @@ import typer.main
 
 from tidegate.cli.app import app
 from tidegate.cli.command_table import COMMANDS
-from tidegate.cli.loading import CALLS_MODELS_WITH
+from tidegate.cli.terminal.loading import CALLS_MODELS_WITH
 
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
 
@@ -78,10 +78,10 @@ def test_the_table_says_what_the_command_says(name: str) -> None:
 
 def test_what_a_run_loads_beside_its_http_client_holds_no_part_of_that_client() -> None:
     """Two threads that load one package through different modules may meet half of a module."""
-    listed = "import sys, tidegate.cli.run_file, tidegate.cli.input_file; print(*sorted(sys.modules))"
+    listed = "import sys, tidegate.cli.run.run_file, tidegate.cli.terminal.input_file; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, timeout=60, check=True)
     loaded = done.stdout.split()
-    assert "tidegate.cli.run_file" in loaded
+    assert "tidegate.cli.run.run_file" in loaded
     assert [name for name in loaded if name.split(".")[0] == CALLS_MODELS_WITH] == []
 
 
@@ -89,17 +89,17 @@ def test_help_loads_no_command() -> None:
     listed = "import sys, tidegate.cli.app as a\ntry: a.app(['--help'])\nexcept SystemExit: print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, timeout=60, check=True)
     loaded = done.stdout.splitlines()[-1].split()
-    assert not {"uvloop", "msgspec", "rich", "tidegate.settings", "tidegate.cli.run"} & set(loaded)
+    assert not {"uvloop", "msgspec", "rich", "tidegate.settings", "tidegate.cli.run.run"} & set(loaded)
 
 
-@pytest.mark.parametrize("command", ["serve", "run"])
-def test_what_draws_is_loaded_only_for_a_terminal(command: str) -> None:
+@pytest.mark.parametrize(("command", "room"), [("serve", "server"), ("run", "run")])
+def test_what_draws_is_loaded_only_for_a_terminal(command: str, room: str) -> None:
     listed = (
         f"import sys, tidegate.cli.app as a\nlist(a.LazyCommands().commands[{command!r}].params)\nprint(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.split())
-    assert {"structlog", f"tidegate.cli.{command}"} <= loaded
+    assert {"structlog", f"tidegate.cli.{room}.{command}"} <= loaded
     assert {"rich", "pygments"} & loaded == set()
 
 
@@ -110,7 +110,7 @@ def test_a_command_that_looks_into_the_store_loads_no_client_of_servers(
     run = f"import sys, tidegate.cli.app as a\ntry: a.app({[*command, '--data', str(tmp_path)]})\nfinally: print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60, check=False)
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert "tidegate.store.sqlite" in loaded or "Nothing is kept" in done.stderr, done.stderr
+    assert "tidegate.store.database.sqlite" in loaded or "Nothing is kept" in done.stderr, done.stderr
     assert {"aiohttp", "tidegate.service", "tidegate.upstream.calls.router"} & loaded == set()
 
 
@@ -128,7 +128,7 @@ def completed(shell: str, words: str) -> tuple[str, set[str]]:
 def test_an_option_of_run_is_completed_without_loading_what_it_does() -> None:
     offered, loaded = completed("bash", "tidegate run --max-c")
     assert offered.split() == ["--max-cost"]
-    assert {"uvloop", "msgspec", "tidegate.settings", "tidegate.cli.run_file"} & loaded == set()
+    assert {"uvloop", "msgspec", "tidegate.settings", "tidegate.cli.run.run_file"} & loaded == set()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -137,7 +137,7 @@ def test_names_are_completed_without_loading_a_command(shell: str) -> None:
     assert "restore" in offered
     assert "resources" in offered
     assert "serve" not in offered
-    assert not {"uvloop", "msgspec", "tidegate.settings", "tidegate.cli.backup"} & loaded
+    assert not {"uvloop", "msgspec", "tidegate.settings", "tidegate.cli.server.backup"} & loaded
 
 
 def test_the_words_for_a_newcomer() -> None:

@@ -1,6 +1,6 @@
 """What the end-to-end suites of LiteLLM, AIBrix and llm-d call and expect, asked of one `tidegate serve` by the `openai` SDK.
 
-vLLM's run-batch inputs are asked of `tidegate run`, in tests/cli/test_run.py. The originals run with `make clients PEERS=DIR`; every
+vLLM's run-batch inputs are asked of `tidegate run`, in tests/cli/run/test_run.py. The originals run with `make clients PEERS=DIR`; every
 difference that we keep is a row of docs/clients.md.
 """
 

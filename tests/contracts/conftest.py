@@ -13,7 +13,7 @@ from tests.contracts.limits_world import KINDS, LimitsWorld, limits_world
 from tests.contracts.store_world import DRIVERS, FAKE_CLOCK, WIPE, Clock, DatabaseClock, StoreWorld
 from tests.support.postgres import PostgresServer
 from tests.support.store_verbs import postgres_driver
-from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
 
 

@@ -24,7 +24,7 @@ SENDER = f"""
 import asyncio, os, sys
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
 from tidegate.store.limits import StoreLimits
-from tidegate.store.postgres import PostgresDriver
+from tidegate.store.database.postgres import PostgresDriver
 from tidegate.store.store import Store
 
 async def main():

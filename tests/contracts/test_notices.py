@@ -13,7 +13,7 @@ from tests.upstream.raw_server import eventually
 from tidegate.backends.noticed_wake import NoticedWake
 from tidegate.backends.shared_redis import RedisShared
 from tidegate.backends.system import SystemClock, SystemEntropy
-from tidegate.store.postgres_notices import PostgresNotices
+from tidegate.store.database.postgres_notices import PostgresNotices
 
 pytestmark = pytest.mark.anyio
 

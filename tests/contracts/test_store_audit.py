@@ -22,10 +22,10 @@ from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Caller, JobRequest, KeepTimes, NewFile, Stamp
 from tidegate.core.operations import OperationScope
 from tidegate.stages.tend import retention
-from tidegate.store.audit import AuditFilter, AuditNote
-from tidegate.store.keys import KeyRights
-from tidegate.store.mode_overrides import MODE
+from tidegate.store.fleet.mode_overrides import MODE
+from tidegate.store.operators.audit import AuditFilter, AuditNote
 from tidegate.store.store import Store
+from tidegate.store.tenants.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 

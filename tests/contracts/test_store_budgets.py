@@ -23,7 +23,7 @@ from tidegate.core.budgets.budget import (
     SideRoom,
 )
 from tidegate.store import limits
-from tidegate.store.driver import Tx
+from tidegate.store.database.driver import Tx
 from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio

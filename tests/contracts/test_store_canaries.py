@@ -12,8 +12,8 @@ from tests.contracts.test_store_controls import flush, offered
 from tidegate.core.job_controls import Canary, JobControls
 from tidegate.core.nouns import Caller, Job
 from tidegate.core.states import JobState
-from tidegate.store.keys import KeyRights
-from tidegate.store.operated import WaitingWork
+from tidegate.store.operators.operated import WaitingWork
+from tidegate.store.tenants.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 

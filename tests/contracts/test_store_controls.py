@@ -12,7 +12,7 @@ from tidegate.core.job_controls import EVERYTHING, JobChange, JobControls, MaxEr
 from tidegate.core.nouns import IngestPlan, Job, JobFlush
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
-from tidegate.store.operated import WaitingWork
+from tidegate.store.operators.operated import WaitingWork
 
 pytestmark = pytest.mark.anyio
 

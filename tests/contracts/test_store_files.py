@@ -27,7 +27,7 @@ from tidegate.core.nouns import (
 )
 from tidegate.core.states import FileState
 from tidegate.core.webhooks import EndpointShape
-from tidegate.store import files
+from tidegate.store.tenants import files
 
 pytestmark = pytest.mark.anyio
 

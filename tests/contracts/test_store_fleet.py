@@ -7,7 +7,7 @@ import pytest
 from tests.contracts.store_world import StoreWorld
 from tests.contracts.test_store_budgets import rows
 from tidegate.core.ports import Present
-from tidegate.store import fleet
+from tidegate.store.fleet import fleet
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage, WorkerDu
 from tidegate.core.schedule.autoscale import DueWork
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import Outcome
-from tidegate.store import forecasts, snapshots
+from tidegate.store.road import forecasts, snapshots
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Caller, Job, JobStart
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JobState
-from tidegate.store.keys import KeyRights
+from tidegate.store.tenants.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 

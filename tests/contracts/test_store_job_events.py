@@ -10,7 +10,7 @@ from tests.support.store_verbs import lease_slices
 from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.nouns import JobEnd, JobFlush, JobWebhook
 from tidegate.core.states import DeliveryState, JobState
-from tidegate.store.job_events import JobEventRow
+from tidegate.store.jobs.job_events import JobEventRow
 
 pytestmark = pytest.mark.anyio
 

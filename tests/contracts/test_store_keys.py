@@ -10,7 +10,7 @@ import pytest
 from tests.contracts.store_world import MODEL, START_MS, StoreWorld
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.nouns import Caller, Job
-from tidegate.store.keys import KeyRights
+from tidegate.store.tenants.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,8 @@ from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period, crea
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, PartedUpload, Quotas, UploadRequest
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
-from tidegate.store import uploads, webhooks
 from tidegate.store.store import Store
+from tidegate.store.tenants import uploads, webhooks
 
 pytestmark = pytest.mark.anyio
 

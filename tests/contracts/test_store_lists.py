@@ -21,8 +21,10 @@ from tidegate.core.schedule.autoscale import DueWork
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
-from tidegate.store import fleet, operated, snapshots, workers
-from tidegate.store.keys import KeyRights
+from tidegate.store.fleet import fleet, workers
+from tidegate.store.operators import operated
+from tidegate.store.road import snapshots
+from tidegate.store.tenants.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 

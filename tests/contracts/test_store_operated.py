@@ -17,10 +17,10 @@ from tidegate.core.nouns import Job, JobEnd, PublishTurns
 from tidegate.core.operations import OperationScope
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
-from tidegate.store import sorted_jobs
-from tidegate.store.driver import Body, Tx
-from tidegate.store.keys import KeyRights
-from tidegate.store.operated import WaitingWork
+from tidegate.store.database.driver import Body, Tx
+from tidegate.store.jobs import sorted_jobs
+from tidegate.store.operators.operated import WaitingWork
+from tidegate.store.tenants.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 

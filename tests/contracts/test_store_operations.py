@@ -15,9 +15,9 @@ from tidegate.core.nouns import Job
 from tidegate.core.operations import JobOperation, OperationScope
 from tidegate.core.states import OperationState
 from tidegate.stages.operate import FAILED_ITEMS, retry
-from tidegate.store.audit import AuditFilter
-from tidegate.store.changeable_jobs import ChangeableJobs
-from tidegate.store.operations import JobVerb, OperationStep
+from tidegate.store.operators.audit import AuditFilter
+from tidegate.store.operators.changeable_jobs import ChangeableJobs
+from tidegate.store.operators.operations import JobVerb, OperationStep
 
 pytestmark = pytest.mark.anyio
 

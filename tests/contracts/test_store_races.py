@@ -22,11 +22,11 @@ from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
 from tidegate.stages.operate import job_verbs
-from tidegate.store.audit import AuditFilter
-from tidegate.store.clock import move_along
-from tidegate.store.driver import Body, Tx
-from tidegate.store.operations import JobVerb, OperationStep
-from tidegate.store.postgres import PostgresDriver
+from tidegate.store.database.clock import move_along
+from tidegate.store.database.driver import Body, Tx
+from tidegate.store.database.postgres import PostgresDriver
+from tidegate.store.operators.audit import AuditFilter
+from tidegate.store.operators.operations import JobVerb, OperationStep
 from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio

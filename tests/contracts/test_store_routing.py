@@ -9,8 +9,8 @@ import pytest
 from tests.contracts.store_world import MODEL, StoreWorld
 from tidegate.core.errors import LostRace
 from tidegate.core.job_controls import JobControls
-from tidegate.store import routing
-from tidegate.store.routing import RoutingFull
+from tidegate.store.fleet import routing
+from tidegate.store.fleet.routing import RoutingFull
 
 pytestmark = pytest.mark.anyio
 

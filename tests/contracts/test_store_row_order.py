@@ -22,7 +22,7 @@ from tidegate.core.budgets.budget import BudgetRequest
 from tidegate.core.job_controls import Canary
 from tidegate.core.nouns import Caller, IngestPlan, Job, JobEnd, Rewrite, SlicePlan
 from tidegate.core.states import JobState
-from tidegate.store.clock import move_along
+from tidegate.store.database.clock import move_along
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from tidegate.core.nouns import (
     UploadRequest,
 )
 from tidegate.core.states import UploadState
-from tidegate.store import uploads
+from tidegate.store.tenants import uploads
 
 pytestmark = pytest.mark.anyio
 

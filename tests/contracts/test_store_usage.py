@@ -13,7 +13,7 @@ from tidegate.core.nouns import Caller, Finished, JobFlush, Usage
 from tidegate.core.states import Outcome
 from tidegate.core.usage.prices import Price, Spend, cost
 from tidegate.core.usage.spending import DIMENSIONS, SpendEntry, sum_by
-from tidegate.store.keys import KeyRights
+from tidegate.store.tenants.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 

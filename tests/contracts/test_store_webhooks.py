@@ -22,8 +22,9 @@ from tidegate.core.webhooks import (
     WebhookDelivery,
     WebhookEndpoint,
 )
-from tidegate.store import jobs, webhooks
-from tidegate.store.webhooks import ENDPOINTS_MAX
+from tidegate.store.jobs import jobs
+from tidegate.store.tenants import webhooks
+from tidegate.store.tenants.webhooks import ENDPOINTS_MAX
 
 pytestmark = pytest.mark.anyio
 

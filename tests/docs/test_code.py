@@ -30,9 +30,9 @@ from tidegate.core import errors, hooks, states
 from tidegate.core.answers import outcome_lines
 from tidegate.core.policy import policy_rules
 from tidegate.judge import rules_items, rules_lines
-from tidegate.store.queries import statements
-from tidegate.web.http import requests
+from tidegate.store.database.queries import statements
 from tidegate.web.openai import schemas
+from tidegate.web.requests import requests
 
 API = page("docs/reference/api.md")
 ARCHITECTURE = page("docs/architecture.md")

@@ -101,7 +101,7 @@ def test_a_process_that_stops_is_not_ready_and_still_answers(embedded: Site) -> 
 
 def test_a_clean_end_still_does_what_was_registered_for_it() -> None:
     registered = "import atexit; atexit.register(print, 'done at the end')"
-    code = f"{registered}; from tidegate.cli.signals import exit_now; exit_now(3)"
+    code = f"{registered}; from tidegate.cli.terminal.signals import exit_now; exit_now(3)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (3, "done at the end\n")
 

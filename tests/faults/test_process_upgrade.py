@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.processes import Proc
 from tests.support.tidegate import Site, behaving, requests
-from tidegate.store.schema import current_schema
+from tidegate.store.database.schema import current_schema
 
 SLOW = behaving("latency=1500")
 # The last commit whose `schema.sql` is `migrations/0001_first.sql`.

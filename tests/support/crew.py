@@ -15,7 +15,7 @@ from tests.support.processes import Proc, wait_until
 from tests.support.shims import SendsLog, preload_env
 from tests.support.tidegate import END_S, TIDEGATE, Site
 from tests.support.windows import Use
-from tidegate.cli.explain import explain_inputs_of
+from tidegate.cli.batches.explain import explain_inputs_of
 from tidegate.core.schedule.explain import explain
 
 WORKERS = 4

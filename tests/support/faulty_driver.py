@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from tidegate.core.errors import StoreUnavailable
-from tidegate.store.driver import Body, Driver, Missing
+from tidegate.store.database.driver import Body, Driver, Missing
 
 T = TypeVar("T")
 

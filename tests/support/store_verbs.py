@@ -8,9 +8,9 @@ from tidegate.core.budgets.budget import Budget, BudgetRequest
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import File, JobStart, LeasedSlice
 from tidegate.core.schedule.snapshot import Pick, Why
-from tidegate.store.driver import Tx
-from tidegate.store.postgres import PostgresDriver
-from tidegate.store.rows import file_from
+from tidegate.store.database.driver import Tx
+from tidegate.store.database.postgres import PostgresDriver
+from tidegate.store.database.rows import file_from
 from tidegate.store.store import Store
 
 

@@ -23,11 +23,11 @@ from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.settings import deployments, resources
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.settings.groups import Group, Settings
-from tidegate.store.keys import KeyRights
+from tidegate.store.database.postgres import PostgresDriver
+from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.limits import StoreLimits
-from tidegate.store.postgres import PostgresDriver
-from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
+from tidegate.store.tenants.keys import KeyRights
 from tidegate.upstream.calls.router import open_router
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.web.app import build_app

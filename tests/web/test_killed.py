@@ -16,7 +16,7 @@ from tests.support.processes import Processes
 from tests.support.server import Server
 from tests.support.shims import Shims, preload_env
 from tests.web.calls import LINES, create, upload
-from tidegate.store.webhooks import DELETED_AT_ONCE
+from tidegate.store.tenants.webhooks import DELETED_AT_ONCE
 
 KEY: dict[str, Any] = {"Idempotency-Key": "once"}
 ENDPOINT = {"name": "n", "url": "https://receiver.example/x", "event_types": ["batch.completed"]}

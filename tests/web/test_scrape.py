@@ -12,7 +12,7 @@ from tests.support.processes import free_port
 from tests.web.server import WebServer, model_at, settings_with
 from tidegate import metrics
 from tidegate.core.errors import StoreUnavailable
-from tidegate.store.census import StoreCensus
+from tidegate.store.fleet.census import StoreCensus
 from tidegate.web.gauges import Gauges
 from tidegate.web.scrape import scraped
 

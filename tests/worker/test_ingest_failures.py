@@ -14,7 +14,7 @@ from tidegate.core.nouns import Caller, IngestPlan
 from tidegate.core.states import JobState
 from tidegate.stages.ingest.ingest import CRASHES_MAX
 from tidegate.stages.tend import deadlines
-from tidegate.store.keys import KeyRights
+from tidegate.store.tenants.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from tidegate.core.budgets.budget import Limit, LimitBound, Period
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.keys import models_text
 from tidegate.core.nouns import Answer, Call, Job, Usage
-from tidegate.store.keys import KeyRights
+from tidegate.store.tenants.keys import KeyRights
 from tidegate.worker.call_rules import BELIEVED_MS, KeyStates
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,7 @@ from tidegate.guards.guard import Guards
 from tidegate.live_config import LOOK_WAIT_MS, OUTDATED_WAIT_MS, LiveConfig
 from tidegate.settings import Settings, load
 from tidegate.settings.reload import SettingsFile
-from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.worker.call_rules import KeyStates, LeasedCallRules
 from tidegate.worker.leased_work import LeasedSliceState, LeasedWork

@@ -17,7 +17,7 @@ from tidegate.core.schedule import Policy
 from tidegate.core.states import JobState
 from tidegate.core.usage.prices import Price
 from tidegate.stages.record import SPARE_COUNT, FlushLimits
-from tidegate.store.keys import KeyRights
+from tidegate.store.tenants.keys import KeyRights
 from tidegate.worker import leasing
 from tidegate.worker.leased_work import TOKENS_REST_MS_MAX
 from tidegate.worker.scheduler import Scheduler

@@ -50,9 +50,9 @@ from tidegate.core.usage.prices import Price
 from tidegate.stages.ingest.ingest import IngestStage, RunPass
 from tidegate.stages.ingest.ingest_file import ingest_file
 from tidegate.stages.record import FlushLimits
-from tidegate.store.keys import KeyRights
-from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
+from tidegate.store.tenants.keys import KeyRights
 from tidegate.worker.options import WorkerOptions
 from tidegate.worker.registration import Registration
 from tidegate.worker.worker import Worker, WorkerPorts

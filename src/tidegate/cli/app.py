@@ -89,7 +89,7 @@ def _let_words_be_lost() -> None:
 
 def _not_text() -> str:
     """What this command was given, or where it was started, that has bytes in it that are no UTF-8; empty when nothing has."""
-    from tidegate.cli import terminal
+    from tidegate.cli.terminal import terminal
 
     odd = [shown for name in (*sys.argv[1:], os.getcwd()) if (shown := terminal.as_text(name)) != name]
     return odd[0] if odd else ""
@@ -106,7 +106,7 @@ def main() -> None:
         try:
             app(arguments, prog_name="tidegate")
         except StoreTaken:
-            from tidegate.cli import server_client
+            from tidegate.cli.terminal import server_client
 
             # A server took the store between the look for one and the opening: nothing is done yet, and now there is one to ask.
             if server_client.looks[-1:] != [None]:
@@ -115,7 +115,7 @@ def main() -> None:
     except TidegateError as error:
         if debug:
             traceback.print_exc()
-        from tidegate.cli import terminal
+        from tidegate.cli.terminal import terminal
 
         terminal.fail(str(error) or type(error).__name__)
         sys.exit(UNUSABLE)
@@ -123,14 +123,14 @@ def main() -> None:
         odd = _not_text()
         if debug or not odd:
             raise
-        from tidegate.cli import terminal
+        from tidegate.cli.terminal import terminal
 
         terminal.fail(f"{odd} is not UTF-8, so it cannot be used here: choose another name.")
         sys.exit(UNUSABLE)
     except OSError as error:
         if debug:
             traceback.print_exc()
-        from tidegate.cli import terminal
+        from tidegate.cli.terminal import terminal
 
         place = f"{error.filename}: " if error.filename else ""
         terminal.fail(

@@ -8,7 +8,7 @@ import typer
 import typer.core
 import typer.main
 
-from tidegate.cli.loading import load_logging
+from tidegate.cli.terminal.loading import load_logging
 
 EXAMPLE = "Example: "
 # Before a paragraph it tells click to print its lines as they are.
@@ -24,32 +24,32 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "run": Entry("run", "run", "Turn a file of requests into a file of results."),
-    "init": Entry("init", "init", "Write a configuration to begin with, explained line by line."),
-    "serve": Entry("serve", "serve", "Serve the API and run its batches, in one process."),
-    "api": Entry("serve", "api", "Serve the API only, beside `tidegate worker`."),
-    "worker": Entry("serve", "worker", "Run batches only, beside `tidegate api`."),
-    "workers": Entry("workers", "workers", "List the processes that run batches, newest first."),
-    "top": Entry("top", "top", "Watch queues, deployments, tides and batches."),
-    "simulate": Entry("simulate", "simulate", "Serve a simulated model: any model name, no GPU."),
-    "verify": Entry("verify", "verify", "Check one batch against every promise."),
-    "explain": Entry("explain", "explain", "Say why a batch runs, waits, or ended as it did."),
-    "usage": Entry("usage", "usage", "Print what was used and what it cost."),
-    "limits": Entry("limits", "limits", "Show what limits have left: requests, tokens and money."),
-    "doctor": Entry("doctor", "doctor", "Say what is wrong and what to do about it."),
-    "backup": Entry("backup", "backup", "Copy an embedded store and its files, also while it runs."),
-    "restore": Entry("backup", "restore", "Make a new data directory from a backup."),
-    "migrate": Entry("migrate", "migrate", "Bring the store to this program's version."),
-    "config": Entry("config", "config", "Show the settings in force and where each came from."),
-    "batches": Entry("batch_commands", "app", "Batches: create, list, watch, pause, cancel, retry and more."),
-    "files": Entry("files", "app", "Files at a server: upload, list, show, download, delete."),
-    "keys": Entry("keys", "app", "API keys: create, list, show, change, rotate, revoke, delete."),
-    "scheduler": Entry("scheduler", "app", "Show or switch what chooses the next slice: show, set."),
-    "deployments": Entry("deployments", "app", "Model servers: list, add, change, drain, resume, remove."),
-    "resources": Entry("deployments", "resources_app", "Named routes to models: list, add, change, remove."),
-    "models": Entry("models", "app", "What holds for a whole model: list, add, change, remove."),
-    "audit": Entry("audit", "app", "What operators changed: verify, export."),
-    "webhooks": Entry("webhooks", "app", "Webhooks: list endpoints and failed deliveries, test, replay."),
+    "run": Entry("run.run", "run", "Turn a file of requests into a file of results."),
+    "init": Entry("server.init", "init", "Write a configuration to begin with, explained line by line."),
+    "serve": Entry("server.serve", "serve", "Serve the API and run its batches, in one process."),
+    "api": Entry("server.serve", "api", "Serve the API only, beside `tidegate worker`."),
+    "worker": Entry("server.serve", "worker", "Run batches only, beside `tidegate api`."),
+    "workers": Entry("operators.workers", "workers", "List the processes that run batches, newest first."),
+    "top": Entry("operators.top", "top", "Watch queues, deployments, tides and batches."),
+    "simulate": Entry("server.simulate", "simulate", "Serve a simulated model: any model name, no GPU."),
+    "verify": Entry("operators.verify", "verify", "Check one batch against every promise."),
+    "explain": Entry("batches.explain", "explain", "Say why a batch runs, waits, or ended as it did."),
+    "usage": Entry("operators.usage", "usage", "Print what was used and what it cost."),
+    "limits": Entry("operators.limits", "limits", "Show what limits have left: requests, tokens and money."),
+    "doctor": Entry("server.doctor", "doctor", "Say what is wrong and what to do about it."),
+    "backup": Entry("server.backup", "backup", "Copy an embedded store and its files, also while it runs."),
+    "restore": Entry("server.backup", "restore", "Make a new data directory from a backup."),
+    "migrate": Entry("server.migrate", "migrate", "Bring the store to this program's version."),
+    "config": Entry("server.config", "config", "Show the settings in force and where each came from."),
+    "batches": Entry("batches.batch_commands", "app", "Batches: create, list, watch, pause, cancel, retry and more."),
+    "files": Entry("batches.files", "app", "Files at a server: upload, list, show, download, delete."),
+    "keys": Entry("operators.keys", "app", "API keys: create, list, show, change, rotate, revoke, delete."),
+    "scheduler": Entry("operators.scheduler", "app", "Show or switch what chooses the next slice: show, set."),
+    "deployments": Entry("operators.deployments", "app", "Model servers: list, add, change, drain, resume, remove."),
+    "resources": Entry("operators.deployments", "resources_app", "Named routes to models: list, add, change, remove."),
+    "models": Entry("operators.models", "app", "What holds for a whole model: list, add, change, remove."),
+    "audit": Entry("operators.audit", "app", "What operators changed: verify, export."),
+    "webhooks": Entry("operators.webhooks", "app", "Webhooks: list endpoints and failed deliveries, test, replay."),
 }
 
 

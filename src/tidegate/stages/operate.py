@@ -13,8 +13,8 @@ from tidegate.core.operations import RETRY
 from tidegate.core.ports import Entropy, Wakes
 from tidegate.core.webhooks import SECRET_BYTES
 from tidegate.failpoints import hit
-from tidegate.store.changeable_jobs import ChangeableJobs
-from tidegate.store.operations import JobVerb, OperationStep
+from tidegate.store.operators.changeable_jobs import ChangeableJobs
+from tidegate.store.operators.operations import JobVerb, OperationStep
 from tidegate.store.store import Store
 
 log = structlog.get_logger()

@@ -5,31 +5,31 @@ It knows the domain's nouns and the names of statements; it does not know which 
 
 from functools import partial
 
-from tidegate.store.audit import Audit, AuditNote, AuditWitness
-from tidegate.store.budgets import StoredBudgets
-from tidegate.store.canaries import Canaries
-from tidegate.store.census import Census
-from tidegate.store.changeable_jobs import ChangeableJobs
-from tidegate.store.driver import Driver, Tx
-from tidegate.store.files import StoredFiles
-from tidegate.store.fleet import FleetReports
-from tidegate.store.flows import StoredFlows
-from tidegate.store.forecasts import Forecasts
-from tidegate.store.ingests import Ingests
-from tidegate.store.job_events import JobEvents
-from tidegate.store.keys import Keys
-from tidegate.store.mode_overrides import ModeOverrides
-from tidegate.store.operations import Operations
-from tidegate.store.responses import BackgroundResponses
-from tidegate.store.routing import StoredRouting
-from tidegate.store.schema import StoreSchema, current_schema, version_of
-from tidegate.store.slices import Slices
-from tidegate.store.snapshots import Snapshots
-from tidegate.store.table import ChangeWitness, reads
-from tidegate.store.uploads import StoredUploads
-from tidegate.store.usage import UsageBook
-from tidegate.store.webhooks import Webhooks
-from tidegate.store.workers import Workers
+from tidegate.store.database.driver import Driver, Tx
+from tidegate.store.database.schema import StoreSchema, current_schema, version_of
+from tidegate.store.database.table import ChangeWitness, reads
+from tidegate.store.fleet.census import Census
+from tidegate.store.fleet.fleet import FleetReports
+from tidegate.store.fleet.mode_overrides import ModeOverrides
+from tidegate.store.fleet.routing import StoredRouting
+from tidegate.store.fleet.workers import Workers
+from tidegate.store.jobs.canaries import Canaries
+from tidegate.store.jobs.flows import StoredFlows
+from tidegate.store.jobs.job_events import JobEvents
+from tidegate.store.operators.audit import Audit, AuditNote, AuditWitness
+from tidegate.store.operators.changeable_jobs import ChangeableJobs
+from tidegate.store.operators.operations import Operations
+from tidegate.store.road.forecasts import Forecasts
+from tidegate.store.road.ingests import Ingests
+from tidegate.store.road.responses import BackgroundResponses
+from tidegate.store.road.slices import Slices
+from tidegate.store.road.snapshots import Snapshots
+from tidegate.store.tenants.budgets import StoredBudgets
+from tidegate.store.tenants.files import StoredFiles
+from tidegate.store.tenants.keys import Keys
+from tidegate.store.tenants.uploads import StoredUploads
+from tidegate.store.tenants.usage import UsageBook
+from tidegate.store.tenants.webhooks import Webhooks
 
 
 class Store(

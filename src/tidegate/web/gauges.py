@@ -13,7 +13,7 @@ import structlog
 
 from tidegate import metrics
 from tidegate.core.errors import StoreError
-from tidegate.store.census import StoreCensus
+from tidegate.store.fleet.census import StoreCensus
 from tidegate.web.context import WebContext
 
 log = structlog.get_logger()

@@ -19,8 +19,8 @@ from tidegate.core.ports import Clock
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.usage.prices import Price
 from tidegate.guards.guard import Guard, Guards
-from tidegate.store.keys import KeyRow
 from tidegate.store.store import Store
+from tidegate.store.tenants.keys import KeyRow
 from tidegate.worker.leased_work import LeasedSliceState, LeasedWork
 from tidegate.worker.registration import Registration
 

@@ -10,8 +10,8 @@ from tests.simulation.world.process import Process
 from tests.simulation.world.rules import Rules
 from tests.simulation.world.trace import Trace
 from tidegate.core.errors import StoreUnavailable
-from tidegate.store.driver import Body, Missing
-from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.database.driver import Body, Missing
+from tidegate.store.database.sqlite import SqliteDriver
 
 T = TypeVar("T")
 

@@ -26,7 +26,8 @@ from tidegate.core.store_clock import Steady
 from tidegate.stages import lease, record
 from tidegate.stages.stage_leases import StageLeases
 from tidegate.stages.tend.lost_workers import LostWorkers
-from tidegate.store import slices, sqlite_clock
+from tidegate.store.database import sqlite_clock
+from tidegate.store.road import slices
 from tidegate.upstream.routing.slots import SlotDemand
 from tidegate.worker import leased_work
 from tidegate.worker.call_rules import KeyStates

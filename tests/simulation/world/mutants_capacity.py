@@ -6,8 +6,8 @@ from tests.simulation.world.planting import Mutant, lua, patch, sql
 from tidegate.core.budgets.counting import Span
 from tidegate.core.schedule import deadline, fair
 from tidegate.settings.tenants import TenantPolicy
-from tidegate.store import budgets
 from tidegate.store.limits import StoreLimits
+from tidegate.store.tenants import budgets
 from tidegate.upstream.budgets import token_estimator
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.http.send_permit import SendPermit

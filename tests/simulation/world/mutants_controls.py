@@ -6,8 +6,9 @@ from tests.simulation.world.planting import Mutant, both, patch, sql
 from tidegate.core.schedule import deal
 from tidegate.core.states import JobState
 from tidegate.stages.ingest import chosen_lines
-from tidegate.store import job_controls, jobs, outcomes, retries
-from tidegate.store.canaries import SampleEnd
+from tidegate.store.jobs import job_controls, jobs, retries
+from tidegate.store.jobs.canaries import SampleEnd
+from tidegate.store.road import outcomes
 
 _PAUSED = "and j.paused_at is null"
 _NOT_BEFORE = "and j.not_before <= now_ms()"

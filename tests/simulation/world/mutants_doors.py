@@ -10,7 +10,7 @@ from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.grouping import chat, embeddings
 from tidegate.core.translate import answers, usage
 from tidegate.interactive_usage import InteractiveUsageBook
-from tidegate.store import slices
+from tidegate.store.road import slices
 from tidegate.upstream.calls import exchange
 from tidegate.upstream.calls.named_calls import NamedCalls
 from tidegate.upstream.grouping import groups

@@ -12,7 +12,7 @@ from tidegate.core.nouns import Usage
 from tidegate.stages import publish_lines
 from tidegate.stages.ingest import same_lines
 from tidegate.stages.perform import Performer
-from tidegate.store import outcomes, responses, slices
+from tidegate.store.road import outcomes, responses, slices
 from tidegate.worker import leasing
 from tidegate.worker.leased_work import LeasedWork
 from tidegate.worker.leasing import LeaseRoom

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from tests.simulation.world.planting import Mutant, patch, sql
-from tidegate.cli import input_file, run_table
+from tidegate.cli.run import run_table
+from tidegate.cli.terminal import input_file
 from tidegate.core import ids
 from tidegate.core.job_shape import JobShape, ParameterLevel
 from tidegate.web.jobs import validation

@@ -10,7 +10,7 @@ from unittest import mock
 from msgspec.structs import replace
 
 from tidegate.backends import redis_line
-from tidegate.store.queries import statements
+from tidegate.store.database.queries import statements
 
 Planting = Callable[[ExitStack], None]
 

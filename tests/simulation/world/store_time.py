@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tests.simulation.world.loop import VirtualLoop
 from tests.simulation.world.process import EPOCH_MS
-from tidegate.store.sqlite_clock import EmbeddedClock
+from tidegate.store.database.sqlite_clock import EmbeddedClock
 
 # One percent slower while the machine's clock catches up; whole milliseconds are rounded down at every reading.
 _SLOWEST = 0.99

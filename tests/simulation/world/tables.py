@@ -17,8 +17,9 @@ from tests.simulation.world.customers import Order
 from tests.simulation.world.estate import EMBEDDINGS
 from tests.simulation.world.judge import Judge
 from tests.simulation.world.plan import Plan
-from tidegate.cli import input_file, run_table, tables, template
-from tidegate.cli.answer_columns import AnswerColumns
+from tidegate.cli.run import run_table, tables, template
+from tidegate.cli.run.answer_columns import AnswerColumns
+from tidegate.cli.terminal import input_file
 from tidegate.core import ids
 from tidegate.core.input.lines import MIXED
 from tidegate.core.job_shape import PLAIN

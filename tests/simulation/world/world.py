@@ -48,7 +48,7 @@ from tidegate.core.states import JOB_ENDED
 from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.stages.deliver import WebhookDeliveries
 from tidegate.stages.tend import clock
-from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.worker.registration import Registration
 

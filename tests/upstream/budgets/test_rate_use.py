@@ -17,8 +17,8 @@ from tidegate.core.budgets.budget import BudgetRequest, Grant, Limit, Period, Se
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import LimitsUnavailable, Withheld
 from tidegate.core.nouns import Call
+from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.limits import StoreLimits
-from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.send_permit import SendPermit

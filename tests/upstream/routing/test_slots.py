@@ -14,8 +14,8 @@ from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Deployment, HttpLimits, Resource
 from tidegate.core.errors import LimitsUnavailable, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
+from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.limits import StoreLimits
-from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.wait_line import WaitLine

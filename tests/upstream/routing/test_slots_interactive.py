@@ -15,7 +15,7 @@ from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import PoolExhausted
-from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.router import Router

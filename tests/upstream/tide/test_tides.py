@@ -25,7 +25,7 @@ from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import FleetReport, Present
 from tidegate.core.schedule import Reason
 from tidegate.core.tide.signals import Decision, Signals
-from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.router import Router

@@ -19,7 +19,7 @@ import pytest
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.tidegate import END_S, Site, requests
-from tidegate.cli.explain import explain_inputs_of
+from tidegate.cli.batches.explain import explain_inputs_of
 from tidegate.core.schedule.explain import explain
 from tidegate.upstream.tide.tides import HAND_BACKS_MAX
 

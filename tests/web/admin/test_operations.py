@@ -13,7 +13,7 @@ from tests.web.admin.conftest import AdminDesk
 from tests.web.calls import is_error
 from tidegate.core.errors import StoreUnavailable
 from tidegate.stages.operate import OperateStage, job_verbs
-from tidegate.store.operations import OperationStep
+from tidegate.store.operators.operations import OperationStep
 
 OPERATIONS = "/admin/v1/operations"
 

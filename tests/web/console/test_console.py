@@ -15,7 +15,7 @@ from tidegate import metrics
 from tidegate.core import keys
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ids import item_id
-from tidegate.store.keys import KeyRights
+from tidegate.store.tenants.keys import KeyRights
 from tidegate.web.console.session import COOKIE, SESSION_S
 
 

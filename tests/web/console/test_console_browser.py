@@ -19,7 +19,7 @@ from tests.web.console.world import FORMS, HOSTILE, PAGES, Console
 from tests.web.server import NOWHERE
 from tidegate.core.ports import Present
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
-from tidegate.store.audit import AuditNote
+from tidegate.store.operators.audit import AuditNote
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

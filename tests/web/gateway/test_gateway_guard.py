@@ -18,7 +18,7 @@ from tidegate import metrics
 from tidegate.core import keys
 from tidegate.settings.capacity import LimitEntry, ResourceEntry, TenantEntry
 from tidegate.settings.guards import GuardrailEntry, HookEntry
-from tidegate.store.keys import KeyRights
+from tidegate.store.tenants.keys import KeyRights
 
 CANARY = "canary-9b1d"
 OWN = """

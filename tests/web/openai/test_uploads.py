@@ -12,7 +12,7 @@ import pytest
 from tests.support.processes import wait_until
 from tests.web.calls import is_error, kept
 from tests.web.server import WebServer
-from tidegate.store import uploads
+from tidegate.store.tenants import uploads
 
 ASKED = {"bytes": 30, "filename": "in.jsonl", "mime_type": "application/jsonl", "purpose": "batch"}
 

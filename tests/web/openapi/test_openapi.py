@@ -17,8 +17,8 @@ from tests.web import stages
 from tests.web.server import OPERATOR, WebServer, model_at
 from tidegate.web.admin.keys import KeyWish
 from tidegate.web.doors import SCOPES
-from tidegate.web.http.requests import BatchCreate
 from tidegate.web.openapi.operations import OPERATIONS
+from tidegate.web.requests.requests import BatchCreate
 
 
 def test_every_route_is_described_and_no_other(web: WebServer, client: httpx2.Client) -> None:

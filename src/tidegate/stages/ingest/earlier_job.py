@@ -7,7 +7,7 @@ from tidegate.core.input.lines import EarlierJob
 from tidegate.core.job_shape import InputPart, ParameterLevel
 from tidegate.core.nouns import Job, LineError
 from tidegate.core.ports import Blobs
-from tidegate.store.reuse import answers_file_of
+from tidegate.store.jobs.reuse import answers_file_of
 from tidegate.store.store import Store
 
 _EXTENTS_PAGE = 64

@@ -10,13 +10,13 @@ from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller
 from tidegate.core.ports import Entropy
-from tidegate.store.audit import AuditFilter, AuditNote, StoredChange
+from tidegate.store.operators.audit import AuditFilter, AuditNote, StoredChange
 from tidegate.store.store import Store
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.auth import CLIENT, CONTROL_HEADER
 from tidegate.web.http.routes import Guarded
+from tidegate.web.requests import requests
 
 READ = "admin:read or admin:write"
 WRITE = "admin:write"

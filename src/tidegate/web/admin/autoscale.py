@@ -23,10 +23,10 @@ from tidegate.core.schedule.autoscale import (
 from tidegate.upstream.routing.deployment_state import DeploymentStatus
 from tidegate.web.admin.audit import READ
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.reported_health import reported_status, reported_troubles
+from tidegate.web.requests import requests
 
 
 class ReplicasShown(msgspec.Struct, frozen=True):

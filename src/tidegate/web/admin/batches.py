@@ -18,19 +18,19 @@ from tidegate.core.problems import no_batch_of_anyone
 from tidegate.core.states import JOB_ENDED
 from tidegate.stages.operate import ABANDON, job_verbs, retry
 from tidegate.stages.ship import report_end
-from tidegate.store.audit import AuditFilter
+from tidegate.store.operators.audit import AuditFilter
 from tidegate.store.store import Store
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, text, trail_of
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
-from tidegate.web.http.filter_requests import job_filter, job_sort
-from tidegate.web.http.retry_requests import OperatorRetryWish, retry_choice
 from tidegate.web.http.routes import Guarded, Handler
 from tidegate.web.jobs.error_groups import ErrorReader
 from tidegate.web.jobs.explanation import Explainer
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.openai import schemas
+from tidegate.web.requests import requests
+from tidegate.web.requests.filter_requests import job_filter, job_sort
+from tidegate.web.requests.retry_requests import OperatorRetryWish, retry_choice
 
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100

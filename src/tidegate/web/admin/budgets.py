@@ -8,10 +8,10 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller
 from tidegate.web.admin.audit import READ, text
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.limit_rooms import CallerLimit, LimitRooms
+from tidegate.web.requests import requests
 
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100

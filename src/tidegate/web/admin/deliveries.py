@@ -8,9 +8,9 @@ from tidegate.core.problems import no_delivery_of_anyone
 from tidegate.core.states import DeliveryState
 from tidegate.web.admin.audit import READ, WRITE, text, trail_of
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.routes import Guarded
+from tidegate.web.requests import requests
 from tidegate.web.webhooks.webhooks import DeliveryObject, delivery_object, delivery_parts
 
 LIST_COUNT = 20

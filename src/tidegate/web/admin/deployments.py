@@ -16,14 +16,14 @@ from tidegate.core.errors import ApiProblem, LostRace, SettingsError
 from tidegate.core.nouns import Caller
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.added import Added, DrainState, Kind, added, check, drain_state
-from tidegate.store.routing import DEPLOYMENT, DRAIN_STATE, MODEL, RESOURCE, RoutingEntry, RoutingFull
+from tidegate.store.fleet.routing import DEPLOYMENT, DRAIN_STATE, MODEL, RESOURCE, RoutingEntry, RoutingFull
 from tidegate.store.store import Store
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.routes import Guarded, Handler
 from tidegate.web.jobs.reported_health import reported_status, reported_troubles
+from tidegate.web.requests import requests
 
 FORCE = "give `force` (`--force`)"
 DRAIN, RESUME, REFRESH = STATE_VERBS = ("drain", "resume", "refresh")

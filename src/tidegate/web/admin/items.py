@@ -11,11 +11,11 @@ from tidegate.core.nouns import Caller, Job
 from tidegate.web.admin.audit import READ, AuditTrail, trail_of
 from tidegate.web.admin.batches import job_named
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import Page, json_answer
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.job_items import ItemDetail, ItemFilter, ItemPage, ItemShown, JobItems
 from tidegate.web.openai.items import ITEMS_COUNT, ITEMS_COUNT_MAX, item_filter
+from tidegate.web.requests import requests
 
 CONTENT = "admin:content"
 

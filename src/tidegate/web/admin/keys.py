@@ -16,18 +16,18 @@ from tidegate.core.deployments import Secret
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.core.nouns import DEFAULT_TENANT, Caller
 from tidegate.core.ports import Entropy
-from tidegate.store.keys import KeyRights
-from tidegate.store.rows import limits_from
+from tidegate.store.database.rows import limits_from
 from tidegate.store.store import Store
+from tidegate.store.tenants.keys import KeyRights
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.doors import SCOPES
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.client_address import networks_of
-from tidegate.web.http.limit_requests import KeyLimitAsks, job_limits
 from tidegate.web.http.pepper import claim_pepper
 from tidegate.web.http.routes import Guarded
+from tidegate.web.requests import requests
+from tidegate.web.requests.limit_requests import KeyLimitAsks, job_limits
 
 NAME_CHARS_MAX = 255
 MODELS_MAX = 1_000

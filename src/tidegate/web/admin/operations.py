@@ -18,10 +18,10 @@ from tidegate.core.problems import shown_id
 from tidegate.core.usage.prices import units_text
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, text, trail_of
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
-from tidegate.web.http.filter_requests import job_filter
 from tidegate.web.http.routes import Guarded
+from tidegate.web.requests import requests
+from tidegate.web.requests.filter_requests import job_filter
 
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100

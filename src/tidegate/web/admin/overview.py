@@ -13,15 +13,15 @@ from tidegate.core.nouns import Caller
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.states import WorkerState
 from tidegate.core.usage.prices import units_text
-from tidegate.store.operated import OverviewRows
-from tidegate.store.workers import report_from
+from tidegate.store.fleet.workers import report_from
+from tidegate.store.operators.operated import OverviewRows
 from tidegate.upstream.routing.deployment_state import DeploymentStatus
 from tidegate.web.admin.audit import READ, WRITE, text
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.reported_health import reported_status, reported_troubles
+from tidegate.web.requests import requests
 
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100

@@ -15,12 +15,12 @@ from tidegate.core.schedule.policy import ModeOverride
 from tidegate.settings import Settings, schedule_policy, switched
 from tidegate.settings.policy import NO_SHADOW
 from tidegate.settings.scheduling import Mode, ShadowMode
-from tidegate.store.mode_overrides import MODE
+from tidegate.store.fleet.mode_overrides import MODE
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.routes import Guarded
+from tidegate.web.requests import requests
 
 CONFIGURED = "configured"
 _PATH = "/admin/v1/scheduler"

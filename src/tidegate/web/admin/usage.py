@@ -10,8 +10,8 @@ from tidegate.core.nouns import Caller
 from tidegate.core.usage import spending
 from tidegate.web.admin.audit import READ, text
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.routes import Guarded
+from tidegate.web.requests import requests
 
 FORMATS = {"json": "application/jsonl", "csv": "text/csv; charset=utf-8"}
 BY = "day,organization,model"

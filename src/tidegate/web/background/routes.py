@@ -23,13 +23,13 @@ from tidegate.stages.accept import Reception
 from tidegate.store.file_bytes import file_bytes
 from tidegate.web.background import shapes
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.rate_limits import LIMIT_HEADERS
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.job_wait import APPLIED, JobWait, preferred_wait_s
 from tidegate.web.jobs.limit_rooms import LimitRooms
 from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, StoredLines
+from tidegate.web.requests import requests
 
 ENDPOINT = "/v1/responses"
 ONE = ENDPOINT + "/{response_id}"

@@ -13,7 +13,7 @@ from tidegate.core.answers.line_breaks import escape_line_breaks
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED
-from tidegate.store.job_events import RUNNING, JobEventRow
+from tidegate.store.jobs.job_events import RUNNING, JobEventRow
 from tidegate.store.store import Store
 from tidegate.web.completion_batch import shapes
 from tidegate.web.completion_batch.items import ItemReader, StoredResult

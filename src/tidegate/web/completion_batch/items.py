@@ -20,7 +20,7 @@ from tidegate.core.nouns import Job, Usage
 from tidegate.core.ports import Blobs
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.file_bytes import file_bytes
-from tidegate.store.job_events import ItemTries, OutcomePlace, RecordedTo
+from tidegate.store.jobs.job_events import ItemTries, OutcomePlace, RecordedTo
 from tidegate.store.store import Store
 from tidegate.web.completion_batch import shapes
 from tidegate.web.completion_batch.inline_items import ItemName, estimated_tokens, read_name

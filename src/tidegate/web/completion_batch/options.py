@@ -12,8 +12,8 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import JobWebhook
 from tidegate.core.webhooks import EVENT_TYPES
 from tidegate.web.completion_batch.door import DOOR
-from tidegate.web.http.limit_requests import LIMITS_MAX, Count, LimitAsk, job_limits
-from tidegate.web.http.webhook_requests import check_url
+from tidegate.web.requests.limit_requests import LIMITS_MAX, Count, LimitAsk, job_limits
+from tidegate.web.requests.webhook_requests import check_url
 
 T = TypeVar("T")
 

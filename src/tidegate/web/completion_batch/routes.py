@@ -27,12 +27,13 @@ from tidegate.web.completion_batch.items import ItemReader, OpenItems, open_item
 from tidegate.web.completion_batch.options import SYNC, CreateOptions, read_options
 from tidegate.web.completion_batch.shapes import BatchEntity, CallbackShown, DoorNotes
 from tidegate.web.context import WebContext
-from tidegate.web.http import content, requests
+from tidegate.web.http import content
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.intake import Intake
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.event_stream import HEADERS, MEDIA_TYPE, EventStream
 from tidegate.web.jobs.front_door import DoorParts
+from tidegate.web.requests import requests
 
 FILENAME = "completion_batch.jsonl"
 WRITE_BYTES = 65_536

@@ -16,9 +16,9 @@ from tidegate.web.admin.batches import job_named
 from tidegate.web.console.guard import ConsoleGuard
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.pages import duration, number, page
 from tidegate.web.jobs.error_groups import ErrorGroups, error_groups
+from tidegate.web.requests import requests
 
 
 class ComparePages:

@@ -21,15 +21,15 @@ from tidegate.store.store import Store
 from tidegate.web.console.guard import ConsoleGuard
 from tidegate.web.console.session import Visitor, refuse_foreign
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
-from tidegate.web.http.incoming_file import received_file
 from tidegate.web.http.multipart import UploadForm
 from tidegate.web.http.pages import page
-from tidegate.web.http.requests import ENDPOINTS, BatchCreate, decoded, job_request
 from tidegate.web.http.tenant_slots import upload_slots
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.validation import JobValidation
 from tidegate.web.openai.schemas import validation
+from tidegate.web.requests import requests
+from tidegate.web.requests.incoming_file import received_file
+from tidegate.web.requests.requests import ENDPOINTS, BatchCreate, decoded, job_request
 
 NEW_PATH = "/console/batches/new"
 ORGS_MAX = 200

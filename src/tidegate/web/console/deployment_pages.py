@@ -11,7 +11,7 @@ from starlette.routing import Route
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.settings.capacity import ModelDeployment
 from tidegate.settings.yaml_file import parse
-from tidegate.store.routing import DEPLOYMENT
+from tidegate.store.fleet.routing import DEPLOYMENT
 from tidegate.web.admin.deployments import (
     REFRESH,
     STATE_VERBS,
@@ -25,8 +25,8 @@ from tidegate.web.console.guard import ConsoleGuard
 from tidegate.web.console.live_pages import LiveView
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.pages import page
+from tidegate.web.requests import requests
 
 LIST_PATH = "/console/deployments"
 # Fields with an input of their own; every other key of a deployment is a line of the form's text.

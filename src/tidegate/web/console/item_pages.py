@@ -16,11 +16,11 @@ from tidegate.web.admin.items import CONTENT, ItemDesk
 from tidegate.web.console.guard import ConsoleGuard, Show
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.content import FileContents
 from tidegate.web.http.filename import attachment
 from tidegate.web.http.pages import older_link, page
 from tidegate.web.openai.items import item_filter
+from tidegate.web.requests import requests
 
 LIST_COUNT = 50
 # A page shows so much of a request or a response.

@@ -11,8 +11,8 @@ from tidegate.web.console.guard import ConsoleGuard
 from tidegate.web.console.live_pages import LiveView
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.pages import older_link, page
+from tidegate.web.requests import requests
 
 LIST_COUNT = 50
 

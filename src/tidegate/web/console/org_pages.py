@@ -14,9 +14,9 @@ from tidegate.web.admin.keys import KeyMade, KeyWish, key_shown, make_key, revok
 from tidegate.web.console.guard import ConsoleGuard
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.pages import older_link, page
 from tidegate.web.jobs.limit_rooms import LimitRooms
+from tidegate.web.requests import requests
 
 LIST_COUNT = 50
 KEYS_SHOWN = 100

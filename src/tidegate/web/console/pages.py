@@ -13,7 +13,7 @@ from tidegate.core.operations import RETRY
 from tidegate.core.problems import no_delivery_of_anyone
 from tidegate.core.schedule.explain import explain
 from tidegate.core.states import JOB_ENDED, DeliveryState, JobState
-from tidegate.store.audit import AuditFilter
+from tidegate.store.operators.audit import AuditFilter
 from tidegate.web.admin.batches import BatchActions, job_named, moments
 from tidegate.web.admin.operations import ACTIONS
 from tidegate.web.admin.overview import FLOWS_MAX, Overviews, flow_shown, worker_shown
@@ -30,14 +30,15 @@ from tidegate.web.console.playground import PlaygroundPages
 from tidegate.web.console.session import Sessions, Visitor, form_of, set_cookie
 from tidegate.web.context import WebContext
 from tidegate.web.gateway.gateway import GatewayRoutes
-from tidegate.web.http import problems, requests
+from tidegate.web.http import problems
 from tidegate.web.http.auth import Authenticator
-from tidegate.web.http.filter_requests import FILTERS, job_filter, job_sort
 from tidegate.web.http.pages import older_link, page
-from tidegate.web.http.retry_requests import OperatorRetryWish, retry_choice
 from tidegate.web.jobs.error_groups import ErrorReader
 from tidegate.web.jobs.explanation import Explainer
 from tidegate.web.jobs.forecast import Forecaster
+from tidegate.web.requests import requests
+from tidegate.web.requests.filter_requests import FILTERS, job_filter, job_sort
+from tidegate.web.requests.retry_requests import OperatorRetryWish, retry_choice
 from tidegate.web.webhooks.webhooks import delivery_object, delivery_parts
 
 LIST_COUNT = 50

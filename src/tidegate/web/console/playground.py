@@ -17,8 +17,8 @@ from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
 from tidegate.web.gateway.gateway import GatewayRoutes
 from tidegate.web.gateway.interactive_request import read_interactive_request
-from tidegate.web.http import requests
 from tidegate.web.http.pages import page
+from tidegate.web.requests import requests
 
 ENDPOINT = "/v1/chat/completions"
 SHOWN_CHARS_MAX = 100_000

@@ -29,8 +29,8 @@ from tidegate.web.gateway.guarding import guarded_answer, guarded_stream, guarde
 from tidegate.web.gateway.interactive_request import INTERACTIVE_AFTER, InteractiveRequest, interactive_request_of
 from tidegate.web.gateway.proxy_response import ProxyResponse
 from tidegate.web.http.rate_limits import LIMIT_HEADERS, Headers, limit_headers
-from tidegate.web.http.requests import anthropic_betas
 from tidegate.web.http.routes import Guarded
+from tidegate.web.requests.requests import anthropic_betas
 
 SCOPE = "inference"
 ENDPOINTS = (

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from tidegate.core import ids, keys
 from tidegate.core.errors import ApiProblem, SettingsError, TidegateError
 from tidegate.core.nouns import DEFAULT_TENANT, Caller
-from tidegate.store.rows import limits_from
+from tidegate.store.database.rows import limits_from
 from tidegate.web.context import WebContext
 from tidegate.web.http.client_address import client_address, is_allowed, networks_of, owner_of
 from tidegate.web.http.failures import Failures

@@ -18,8 +18,8 @@ from tidegate.core.states import JobState
 from tidegate.core.usage import estimate
 from tidegate.core.window import spoken
 from tidegate.core.wording import in_words
+from tidegate.store.database.rows import limits_from
 from tidegate.store.file_bytes import file_bytes
-from tidegate.store.rows import limits_from
 from tidegate.web.context import WebContext
 from tidegate.web.jobs.forecast_shapes import UNKNOWN, EtaShown, Forecast
 

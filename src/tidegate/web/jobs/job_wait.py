@@ -9,9 +9,9 @@ from starlette.requests import Request
 from tidegate.core.nouns import Job
 from tidegate.web.http.content import while_the_client_stays
 from tidegate.web.http.open_calls import refusal
-from tidegate.web.http.requests import preferences
 from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.jobs.job_watch import JobWatch
+from tidegate.web.requests.requests import preferences
 
 WAIT_S_MAX = 60
 WAIT_PREFERENCE = "wait"

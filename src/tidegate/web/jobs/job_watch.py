@@ -11,7 +11,7 @@ import structlog
 
 from tidegate.core.errors import TidegateError
 from tidegate.core.nouns import Job
-from tidegate.store.driver import Row
+from tidegate.store.database.driver import Row
 from tidegate.web.context import WebContext
 
 log = structlog.get_logger()

@@ -18,7 +18,7 @@ from tidegate.core.states import JOB_ENDED
 from tidegate.stages.accept import Reception, Upload
 from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.web.context import WebContext
-from tidegate.web.http import content, requests
+from tidegate.web.http import content
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.client_address import networks_of, public_base
 from tidegate.web.http.intake import Intake
@@ -29,6 +29,7 @@ from tidegate.web.message_batches import schemas
 from tidegate.web.message_batches.door import PATH
 from tidegate.web.message_batches.inline_requests import FRAME_BYTES, InlineRequests
 from tidegate.web.message_batches.results import results
+from tidegate.web.requests import requests
 
 ONE = PATH + "/{message_batch_id}"
 LIST_COUNT = 20

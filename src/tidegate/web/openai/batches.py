@@ -12,13 +12,9 @@ from tidegate.core.problems import batch_not_ended, no_such_batch, no_such_file
 from tidegate.core.states import JOB_ENDED
 from tidegate.stages.accept import Reception
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.content import FileContents
-from tidegate.web.http.control_requests import BatchChange, CanaryWord
 from tidegate.web.http.filename import attachment
-from tidegate.web.http.filter_requests import job_filter, job_sort
-from tidegate.web.http.retry_requests import RetryWish, retry_choice
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.explanation import Explainer
@@ -28,6 +24,10 @@ from tidegate.web.jobs.job_wait import WAIT_PREFERENCE, JobWait, preferred_wait_
 from tidegate.web.jobs.limit_rooms import LimitRooms
 from tidegate.web.jobs.validation import JobValidation
 from tidegate.web.openai import schemas
+from tidegate.web.requests import requests
+from tidegate.web.requests.control_requests import BatchChange, CanaryWord
+from tidegate.web.requests.filter_requests import job_filter, job_sort
+from tidegate.web.requests.retry_requests import RetryWish, retry_choice
 
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100

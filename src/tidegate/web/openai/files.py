@@ -9,16 +9,16 @@ from tidegate.core.problems import no_such_file
 from tidegate.core.states import FileState
 from tidegate.stages.accept import Reception, too_large
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.content import FileContents
 from tidegate.web.http.filename import attachment
-from tidegate.web.http.incoming_file import received_file
 from tidegate.web.http.multipart import UploadForm
 from tidegate.web.http.routes import Guarded
 from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.openai import schemas
 from tidegate.web.openai.result_progress import ResultProgress, result_progress
+from tidegate.web.requests import requests
+from tidegate.web.requests.incoming_file import received_file
 
 LIST_COUNT_MAX = 10_000
 INCOMPLETE_HEADER = "X-Incomplete"

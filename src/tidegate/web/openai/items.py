@@ -10,11 +10,11 @@ from tidegate.core.nouns import Caller, Job
 from tidegate.core.problems import no_such_batch
 from tidegate.core.states import Outcome
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import Page, json_answer
-from tidegate.web.http.retry_requests import CODE_CHARS_MAX
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.job_items import ItemFilter, JobItems
+from tidegate.web.requests import requests
+from tidegate.web.requests.retry_requests import CODE_CHARS_MAX
 
 ITEMS_COUNT = 20
 ITEMS_COUNT_MAX = 100

@@ -21,10 +21,10 @@ from tidegate.core.policy.policy_rules import allows
 from tidegate.upstream.routing.deployment_state import DeploymentStatus
 from tidegate.upstream.routing.probe import Listed
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.routes import Guarded
 from tidegate.web.openai import schemas
+from tidegate.web.requests import requests
 
 WAIT_S = 1.0
 ASK_TIMEOUT_S = 2.0

@@ -1,14 +1,14 @@
 """What the routes of this door are for, and the structs that check their bodies and write their answers."""
 
-from tidegate.web.http import requests
 from tidegate.web.http.answers import Page
-from tidegate.web.http.control_requests import BatchChange, CanaryWord
-from tidegate.web.http.filter_requests import FILTERS
 from tidegate.web.http.operations import PAGE, Operation, Operations
-from tidegate.web.http.retry_requests import RetryWish
 from tidegate.web.jobs.explanation import Explanation
 from tidegate.web.jobs.job_items import ItemDetail, ItemShown
 from tidegate.web.openai import schemas, uploads
+from tidegate.web.requests import requests
+from tidegate.web.requests.control_requests import BatchChange, CanaryWord
+from tidegate.web.requests.filter_requests import FILTERS
+from tidegate.web.requests.retry_requests import RetryWish
 
 OPERATIONS: Operations = {
     ("POST", "/v1/files"): Operation("Upload a file", gives=schemas.FileObject, takes_form=True),

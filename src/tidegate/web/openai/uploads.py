@@ -15,16 +15,16 @@ from tidegate.core.problems import no_such_upload, upload_not_pending
 from tidegate.core.states import UploadState
 from tidegate.stages.accept import Reception
 from tidegate.stages.upload_parts import PART_BYTES_MAX, PartedUploads
-from tidegate.store.uploads import PARTS_MAX
+from tidegate.store.tenants.uploads import PARTS_MAX
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer
 from tidegate.web.http.filename import harmless
-from tidegate.web.http.incoming_file import received_file
 from tidegate.web.http.multipart import UploadForm
 from tidegate.web.http.routes import Guarded
 from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.openai import schemas
+from tidegate.web.requests import requests
+from tidegate.web.requests.incoming_file import received_file
 
 FILE_FIELD = "data"
 _MD5 = re.compile(r"[0-9a-fA-F]{32}", re.ASCII)

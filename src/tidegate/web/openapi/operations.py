@@ -17,12 +17,12 @@ from tidegate.web.admin import (
 )
 from tidegate.web.doors import DOORS
 from tidegate.web.http.answers import Page
-from tidegate.web.http.filter_requests import FILTERS
 from tidegate.web.http.operations import PAGE, Operation, Operations
-from tidegate.web.http.retry_requests import OperatorRetryWish
 from tidegate.web.jobs.error_groups import ErrorKinds
 from tidegate.web.jobs.explanation import Explanation
 from tidegate.web.jobs.job_items import ItemDetail, ItemShown
+from tidegate.web.requests.filter_requests import FILTERS
+from tidegate.web.requests.retry_requests import OperatorRetryWish
 from tidegate.web.webhooks import webhooks
 
 _ONE = "/admin/v1/batches/{batch_id}"

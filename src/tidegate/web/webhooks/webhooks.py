@@ -27,10 +27,10 @@ from tidegate.core.webhooks import (
 from tidegate.stages.accept import Reception
 from tidegate.stages.deliver import send_test
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.routes import Guarded
-from tidegate.web.http.webhook_requests import EventTypes, bad, check_events, check_url
+from tidegate.web.requests import requests
+from tidegate.web.requests.webhook_requests import EventTypes, bad, check_events, check_url
 
 NAME_CHARS_MAX = 255
 LIST_COUNT = 20

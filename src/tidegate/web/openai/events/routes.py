@@ -14,7 +14,6 @@ from tidegate.core.nouns import Caller, Job
 from tidegate.core.problems import no_such_batch
 from tidegate.core.states import JOB_ENDED
 from tidegate.web.context import WebContext
-from tidegate.web.http import requests
 from tidegate.web.http.routes import Guarded
 from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.jobs.event_stream import HEADERS, MEDIA_TYPE, EventSource, EventStream
@@ -22,6 +21,7 @@ from tidegate.web.jobs.job_watch import JobWatch
 from tidegate.web.openai import schemas
 from tidegate.web.openai.events.item_lines import is_line_end, item_events, readable_bytes
 from tidegate.web.openai.events.position import ENDED, NO_STATUS, STEPS, EventPosition, read_position
+from tidegate.web.requests import requests
 
 # A client that lost its connection waits this long before it comes back.
 RETRY_MS = 1_000

@@ -1,0 +1,1 @@
+"""`tidegate run`: a file or a table in, results out, without a server."""

@@ -1,0 +1,142 @@
+"""How log lines look: to stderr, one line each, fields capped, nothing in them that a terminal or a parser would obey."""
+
+import logging
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+from tidegate.cli.terminal.terminal import clean
+from tidegate.settings import Settings
+
+FIELD_CHARS_MAX = 2_000
+TRACE_LINE_CHARS_MAX = 500
+REPEAT_S = 10.0
+# Of one event about different things, so many lines in that time.
+EVENT_LINES_MAX = 20
+_KNOWN_MAX = 1_000
+_LIMITED_LEVELS = ("warning", "error", "critical")
+# What differs from one time to the next, though it is the same thing that happens again.
+_WORDS = ("error", "problem", "fault", "message", "request_id")
+# No field is meant to hold a key: this is the second net, for what a library or a server says. A key's first characters say whose it is.
+_KEYS = re.compile(r"(tg_live_[0-9A-Za-z]{0,8}|\bsk-|\b[Bb]earer (?=\S*[0-9]))[\w.~+/=-]{12,}")
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class _Stderr:
+    """Looks stderr up at every line, so that a progress bar which borrows it keeps its place."""
+
+    def msg(self, line: str) -> None:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
+
+
+class _Libraries(logging.Handler):
+    """What a library says through Python's own logging, as a line like any other."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger().log(record.levelno, "library", name=record.name, message=record.getMessage())
+
+
+class Repeats:
+    """Lets a warning or an error through once in a while, however often it is repeated; the next line that passes says how many did not."""
+
+    def __init__(self, now_ms: Callable[[], float]) -> None:
+        self._now_ms = now_ms
+        self._passed_ms: dict[Hashable, float] = {}
+        self._held: Counter[Hashable] = Counter()
+        self._lines: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        if event.get("level") not in _LIMITED_LEVELS:
+            return event
+        name, now_ms = str(event.get("event")), self._now_ms()
+        about = (name, *(f"{key}={event[key]}" for key in sorted(event) if key not in _WORDS))
+        if now_ms - self._passed_ms.get(about, -REPEAT_S * 1000) < REPEAT_S * 1000 or self._is_full(name, now_ms):
+            self._held[about if about in self._passed_ms else name] += 1
+            raise structlog.DropEvent
+        held = self._held.pop(about, 0) + self._held.pop(name, 0)
+        self._passed_ms.pop(about, None)
+        self._passed_ms[about] = now_ms
+        if len(self._passed_ms) > _KNOWN_MAX:
+            oldest = next(iter(self._passed_ms))
+            del self._passed_ms[oldest]
+            self._held.pop(oldest, None)
+        return {**event, "repeated": held} if held else event
+
+    def _is_full(self, name: str, now_ms: float) -> bool:
+        began_ms, count = self._lines.get(name, (now_ms, 0))
+        if now_ms - began_ms >= REPEAT_S * 1000:
+            began_ms, count = now_ms, 0
+        self._lines[name] = (began_ms, count + 1)
+        return count >= EVENT_LINES_MAX
+
+
+def configure(settings: Settings, *, quiet: bool = False) -> None:
+    """Set up logging once, before any work; `quiet` is for commands whose own words are the story."""
+    level = _LEVELS[settings.logging.level]
+    processors: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        Repeats(lambda: time.monotonic() * 1000),
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        structlog.processors.format_exc_info,
+        _capped,
+    ]
+    processors += [
+        structlog.processors.JSONRenderer() if settings.logging.format == "json" else _as_text,
+        _without_keys,
+    ]
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(max(level, logging.ERROR) if quiet else level),
+        logger_factory=lambda *_: _Stderr(),
+        cache_logger_on_first_use=False,
+    )
+    root = logging.getLogger()
+    if not any(isinstance(handler, _Libraries) for handler in root.handlers):
+        root.addHandler(_Libraries(logging.WARNING))
+    # A body that cannot be read is its sender's mistake, and answered to the sender.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+
+
+def _capped(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    for name, value in event.items():
+        if name == "exception":
+            event[name] = _capped_trace(str(value))
+        elif isinstance(value, str) and len(value) > FIELD_CHARS_MAX:
+            event[name] = value[:FIELD_CHARS_MAX] + "…"
+    return event
+
+
+def _capped_trace(trace: str) -> str:
+    """Keep the end of a traceback: the error itself and where it was raised stand there. No line of it may crowd out the others."""
+    lines = [
+        line if len(line) <= TRACE_LINE_CHARS_MAX else line[:TRACE_LINE_CHARS_MAX] + "…" for line in trace.split("\n")
+    ]
+    kept, size = [], 0
+    for line in reversed(lines):
+        size += len(line) + 1
+        if size > FIELD_CHARS_MAX:
+            kept.append("…")
+            break
+        kept.append(line)
+    return "\n".join(reversed(kept))
+
+
+def _without_keys(logger: WrappedLogger, method: str, line: str) -> str:
+    return _KEYS.sub(r"\1***", line)
+
+
+def _as_text(logger: WrappedLogger, method: str, event: EventDict) -> str:
+    trace = event.pop("exception", None)
+    head = f"{event.pop('at')} {event.pop('level'):<7} {event.pop('event')}"
+    line = " ".join([head, *(f"{name}={clean(value)}" for name, value in event.items())])
+    return "\n".join([line, *(clean(row) for row in trace.split("\n"))]) if trace else line

@@ -1,0 +1,160 @@
+"""The progress of one batch in words: pure functions of a snapshot, and a plain line now and then.
+
+On a terminal it is one line that redraws itself (`progress_bar.py`). Both go to stderr, so that stdout stays the caller's.
+"""
+
+import sys
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from tidegate.cli.terminal import terminal
+from tidegate.core.nouns import Job, Usage
+from tidegate.core.states import JOB_ENDED, JobState
+
+RATE_OVER_S = 20.0
+# A shorter time says nothing of a pace.
+RATE_AFTER_S = 0.5
+LINE_EVERY_S = 5.0
+_DOING = {
+    JobState.VALIDATING: "reading the input",
+    JobState.IN_PROGRESS: "running",
+    JobState.CANCELLING: "cancelling",
+    JobState.FINALIZING: "closing",
+}
+
+
+class ProgressSnapshot(msgspec.Struct, frozen=True):
+    """What is known of a batch at one moment of a clock that never jumps."""
+
+    at_s: float
+    state: JobState
+    item_count: int
+    answered_count: int
+    failed_count: int
+    usage: Usage
+    trouble: str = ""
+
+    @property
+    def done_count(self) -> int:
+        return self.answered_count + self.failed_count
+
+    @property
+    def failures(self) -> str:
+        """How many have no answer, in words. Where the batch was stopped, most of them never ran."""
+        was_stopped = self.state in (JobState.CANCELLING, JobState.CANCELLED, JobState.EXPIRED)
+        return f"{self.failed_count:,} {'without an answer' if was_stopped else 'failed'}"
+
+
+def snapshot(job: Job, at_s: float, trouble: str = "") -> ProgressSnapshot:
+    """A job as the progress shows it: whatever was not answered counts as failed."""
+    failed_count = job.done_count - job.answered_count
+    # Lines that take the answer of another one get it at the end.
+    item_count = job.item_count if job.state in JOB_ENDED else job.run_count
+    return ProgressSnapshot(at_s, job.state, item_count, job.answered_count, failed_count, job.usage, trouble)
+
+
+class ProgressPace:
+    """How fast it goes: items per second over the last moments, so that a stall shows and an old burst does not."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def add(self, now: ProgressSnapshot) -> None:
+        self._seen.append((now.at_s, now.done_count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now.at_s - RATE_OVER_S:
+            self._seen.popleft()
+
+    @property
+    def per_s(self) -> float | None:
+        """None until there were two moments to compare that lie apart."""
+        if len(self._seen) < 2 or self._seen[-1][0] - self._seen[0][0] < RATE_AFTER_S:
+            return None
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        return max(0.0, (last - first) / (last_s - first_s))
+
+    def left_s(self, now: ProgressSnapshot) -> float | None:
+        """Return how long the rest takes at this pace; None while there is no pace yet."""
+        per_s = self.per_s
+        return (now.item_count - now.done_count) / per_s if per_s else None
+
+
+def words(now: ProgressSnapshot, pace: ProgressPace) -> str:
+    """The whole picture as one plain line: what matters most comes first, for a narrow terminal cuts the rest."""
+    return " · ".join(text for text, _ in facts(now, pace))
+
+
+def facts(now: ProgressSnapshot, pace: ProgressPace) -> list[tuple[str, str]]:
+    """Return what is shown, each part with its style."""
+    trouble = [(f"waiting: {terminal.clean(now.trouble)}", "yellow")] if now.trouble else []
+    if now.state is JobState.VALIDATING or not now.item_count:
+        return [(_DOING.get(now.state, str(now.state)), ""), *trouble]
+    share = 100 * now.done_count / now.item_count
+    found = [(f"{now.done_count:,}/{now.item_count:,}", ""), (f"{int(share)} %", "")]
+    if now.failed_count:
+        found.append((now.failures, "red"))
+    found += trouble
+    if now.state is not JobState.IN_PROGRESS:
+        found.append((_DOING.get(now.state, str(now.state)), ""))
+    elif pace.per_s is not None:
+        found.append((terminal.pace(pace.per_s), ""))
+        left_s = pace.left_s(now)
+        if left_s is not None and not now.trouble:
+            found.append((f"{terminal.duration(left_s)} left", ""))
+    if now.usage.input_tokens or now.usage.output_tokens:
+        tokens = f"tokens {terminal.short(now.usage.input_tokens)} in, {terminal.short(now.usage.output_tokens)} out"
+        found.append((tokens, ""))
+    return found
+
+
+class Display(Protocol):
+    def show(self, now: ProgressSnapshot) -> None:
+        """Draw this moment, or leave it."""
+
+    def say(self, text: str) -> None:
+        """Write a sentence that stays, above what is drawn."""
+
+    def explain(self, cause: str) -> None:
+        """Write why it waits, whole, where it is not shown so anyway; once for each cause."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+class LineDisplay:
+    """A plain line whenever the state changes, and when trouble comes and goes; now and then between."""
+
+    def __init__(self) -> None:
+        self._pace = ProgressPace()
+        self._shown: tuple[JobState, bool] | None = None
+        self._shown_s = 0.0
+
+    def show(self, now: ProgressSnapshot) -> None:
+        self._pace.add(now)
+        # How long it has lasted is part of a trouble's sentence, so its text alone is no news.
+        state = (now.state, bool(now.trouble))
+        if state == self._shown and now.at_s - self._shown_s < LINE_EVERY_S:
+            return
+        self._shown, self._shown_s = state, now.at_s
+        terminal.say(words(now, self._pace))
+
+    def say(self, text: str) -> None:
+        terminal.say(text)
+
+    def explain(self, cause: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def display() -> Display:
+    """The display that fits where stderr leads."""
+    if not sys.stderr.isatty():
+        return LineDisplay()
+    # What draws takes a while to load.
+    from tidegate.cli.terminal.progress_bar import BarDisplay
+
+    console = terminal.stderr()
+    return LineDisplay() if console.is_dumb_terminal else BarDisplay(console)

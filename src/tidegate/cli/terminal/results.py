@@ -1,0 +1,200 @@
+"""Puts result files where the caller wants them: whole or not at all, or straight into a stream.
+
+A stream is stdout, or a name that is none of a file of its own: a device, a pipe, /dev/stdout. Such a name is written through
+and never taken or removed: what has it is not ours.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate, count, repeat
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+
+from tidegate.cli.terminal import terminal
+from tidegate.core.errors import SettingsError
+from tidegate.core.ids import item_id
+
+if TYPE_CHECKING:
+    from tidegate.storage import Parts
+
+_STREAMS = ("/dev/", "/proc/")
+# The end of an item's id, which numbers it.
+ITEM_NUMBER_CHARS = 6
+# So many bytes tell whose results a file holds.
+BEGIN_BYTES = 64
+# Result lines that are put in order are in memory up to so many bytes.
+IN_MEMORY_BYTES = 32 << 20
+# So many of them are written at once.
+LINES_AT_ONCE = 256
+# How a result line of ours begins; a custom_id with other characters than these is decoded.
+_PLAIN_ID = re.compile(rb'\{"id":"[^"\\]*","custom_id":"([\x20\x21\x23-\x5b\x5d-\x7e]*)"')
+# The one place under /dev that holds ordinary files.
+_MEMORY = "/dev/shm/"
+
+
+class _NamedLine(msgspec.Struct):
+    custom_id: str | None = None
+
+
+_id = msgspec.json.Decoder(_NamedLine)
+
+
+async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0) -> AsyncIterator[bytes]:
+    """The bytes of a result file from one place up to another; without a file there are none."""
+    from tidegate.store.file_bytes import file_bytes
+
+    if file_id is not None and end > start:
+        async for chunk in file_bytes(parts.store, parts.blobs, file_id, start, end):
+            yield chunk
+
+
+def is_stream(path: Path) -> bool:
+    """Whether what is written under this name goes elsewhere."""
+    name = str(path.absolute())
+    return (name.startswith(_STREAMS) and not name.startswith(_MEMORY)) or (path.exists() and not path.is_file())
+
+
+def _meant(path: Path) -> Path:
+    """A link is a name that somebody chose for another place: the file there is the one that is meant."""
+    return path.resolve()
+
+
+def remove(path: Path) -> None:
+    """Take a file away that an earlier run may have left under this name."""
+    if not is_stream(path):
+        path.unlink(missing_ok=True)
+
+
+async def save(chunks: AsyncIterator[bytes], path: Path) -> int:
+    """Write beside the target, make it durable, then take its name: a reader never sees half a file. Says its size."""
+    if is_stream(path):
+        return await _write_through(chunks, path)
+    path = _meant(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    size_bytes = 0
+    try:
+        with temporary.open("xb") as stream:
+            async for chunk in chunks:
+                stream.write(chunk)
+                size_bytes += len(chunk)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise cannot_be_written(str(path), error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return size_bytes
+
+
+def set_aside(path: Path, job_ids: Sequence[str] = ()) -> None:
+    """Rename a file that holds anything but results of these batches, and say so: nothing is overwritten without a word."""
+    if is_stream(path) or not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb") as stream:
+        if begins_with(stream.read(BEGIN_BYTES), job_ids):
+            return
+    kept = next(one for number in count(1) if not (one := path.with_name(f"{path.name}.{number}.old")).exists())
+    _meant(path).rename(kept)
+    terminal.say(f"{path} held other results than this run's; they are now in {kept}.")
+
+
+def begins_with(content: bytes, job_ids: Sequence[str]) -> bool:
+    """Whether these bytes begin with a result of one of these batches."""
+    return content.startswith(tuple(b'{"id":"' + item_id(one, 0)[:-ITEM_NUMBER_CHARS].encode() for one in job_ids))
+
+
+def custom_id_of(line: bytes) -> str:
+    """Return the custom_id of a result line."""
+    found = _PLAIN_ID.match(line)
+    return found[1].decode() if found else _id.decode(line).custom_id or ""
+
+
+async def in_order(chunks: AsyncIterator[bytes], order: dict[str, int]) -> AsyncIterator[bytes]:
+    """Yield result lines in the order in which the input has their custom_ids; what it does not have comes last."""
+    ranks: list[int] = []
+    starts, rest = [0], b""
+    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as spool:
+        async for chunk in chunks:
+            spool.write(chunk)
+            block, cut, rest = (rest + chunk).rpartition(b"\n")
+            if not cut:
+                continue
+            lines = block.split(b"\n")
+            ranks += map(order.get, map(custom_id_of, lines), repeat(sys.maxsize))
+            starts += accumulate((len(line) + 1 for line in lines), initial=starts.pop())
+        placed = sorted(range(len(ranks)), key=ranks.__getitem__)
+        for first in range(0, len(placed), LINES_AT_ONCE):
+            yield b"".join([_cut_out(spool, starts, index) for index in placed[first : first + LINES_AT_ONCE]])
+
+
+def _cut_out(spool: IO[bytes], starts: Sequence[int], index: int) -> bytes:
+    spool.seek(starts[index])
+    return spool.read(starts[index + 1] - starts[index])
+
+
+async def save_nothing(path: Path) -> None:
+    """Leave an empty file under this name."""
+
+    async def nothing() -> AsyncIterator[bytes]:
+        chunks: tuple[bytes, ...] = ()
+        for chunk in chunks:
+            yield chunk
+
+    await save(nothing(), path)
+
+
+async def pour(chunks: AsyncIterator[bytes]) -> int:
+    """Write to stdout."""
+    return await _copy(chunks, sys.stdout.buffer, "stdout")
+
+
+async def _write_through(chunks: AsyncIterator[bytes], path: Path) -> int:
+    try:
+        stream = path.open("wb", buffering=0)
+    except OSError as error:
+        raise cannot_be_written(str(path), error) from error
+    with stream:
+        return await _copy(chunks, stream, str(path))
+
+
+async def _copy(chunks: AsyncIterator[bytes], stream: IO[bytes], name: str) -> int:
+    size_bytes = 0
+    try:
+        async for chunk in chunks:
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[stream.write(rest) :]
+            size_bytes += len(chunk)
+        stream.flush()
+    except BrokenPipeError:
+        # The reader closed the pipe: that is no fault, and the command's end handles it.
+        raise
+    except OSError as error:
+        raise cannot_be_written(name, error) from error
+    return size_bytes
+
+
+def cannot_be_written(name: str, error: OSError) -> SettingsError:
+    """The error of a place that takes no results, with what its user can do."""
+    why = error.strerror or str(error)
+    return SettingsError(
+        f"{name} cannot be written: {why}. The results are kept; make room, or choose another place, and run the same command again."
+    )
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

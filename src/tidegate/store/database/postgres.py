@@ -1,0 +1,364 @@
+"""PostgreSQL through asyncpg: a pool, a reserved connection for heartbeats, time-outs on everything, and reconnects.
+
+No session state is relied on, and everything happens inside transactions, so a transaction-mode pooler may stand between. The server
+has time-outs too: a process that is paused or cut off in the middle of a transaction must not hold a job's row for ever.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import islice
+from typing import Any, TypeVar
+
+import asyncpg
+
+from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
+from tidegate.store.database.driver import Body, Missing, Row
+from tidegate.store.database.postgres_clock import DOUBTFUL_CLOCK, PostgresClock
+from tidegate.store.database.queries import bulk_for_postgres, for_each_on_postgres, for_postgres, is_insert, statements
+from tidegate.store.database.schema import STAMPS
+
+T = TypeVar("T")
+
+_RETRIES_MAX = 8
+_BULK_TIMEOUT_S = 120
+_BULK_ROWS_MIN = 1_000
+_BULK_ROWS_MAX = 20_000
+_MIGRATION_TIMEOUT_S = 600
+_MIGRATION_POLL_S = 0.1
+_MIGRATION_LOCK = 7_308_327_417_365
+
+
+@cache
+def _sql(name: str) -> tuple[str, tuple[str, ...]]:
+    statement = statements()[name]
+    return for_postgres(statement), statement.parameters
+
+
+@cache
+def _bulk_sql(name: str, types: tuple[str, ...]) -> str:
+    return bulk_for_postgres(statements()[name], types)
+
+
+@cache
+def _each_sql(name: str, given: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    return for_each_on_postgres(statements()[name], given)
+
+
+_TYPES = {str: "text", int: "bigint", bytes: "bytea"}
+
+
+def _type_of(column: list[Any]) -> str:
+    """A column that holds nothing at all is one of numbers: no other may be empty."""
+    return next((_TYPES[type(value)] for value in column if value is not None), "bigint")
+
+
+class PostgresTx:
+    """A transaction on one connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def all(self, query: str, /, **parameters: Any) -> list[Row]:
+        sql, names = _sql(query)
+        if statements()[query].has_open_filters:
+            await self._connection.execute("set local plan_cache_mode = force_custom_plan")
+        return await self._connection.fetch(sql, *[parameters[key] for key in names])  # type: ignore[no-any-return]
+
+    async def one(self, query: str, /, **parameters: Any) -> Row | None:
+        sql, names = _sql(query)
+        return await self._connection.fetchrow(sql, *[parameters[key] for key in names])  # type: ignore[no-any-return]
+
+    async def dicts(self, query: str, /, **parameters: Any) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self.all(query, **parameters)]
+
+    async def many(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        async for some in self._in_parts(rows):
+            await self._connection.executemany(_sql(query)[0], some, timeout=_BULK_TIMEOUT_S)
+
+    async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
+        if not rows:
+            return []
+        if not is_insert(statements()[query]):
+            return await self._connection.fetchmany(_sql(query)[0], rows)  # type: ignore[no-any-return]
+        # One statement with arrays instead of one execution per row: a tenth of the server's work.
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        sql = _bulk_sql(query, tuple(map(_type_of, columns)))
+        return await self._connection.fetch(sql, *columns)  # type: ignore[no-any-return]
+
+    async def for_each(self, query: str, given: Mapping[str, Sequence[str]], /, **shared: Any) -> list[Row]:
+        sql, names = _each_sql(query, tuple(given))
+        return await self._connection.fetch(sql, *given.values(), *[shared[name] for name in names])  # type: ignore[no-any-return]
+
+    async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        async for some in self._in_parts(rows):
+            await self._connection.copy_records_to_table(table, columns=columns, records=some, timeout=_BULK_TIMEOUT_S)
+
+    async def _in_parts(self, rows: Iterable[Sequence[Any]]) -> AsyncIterator[list[Sequence[Any]]]:
+        """So many rows at once that the way there and back costs little and memory is bounded. Only really many rows are given more time:
+        a transaction that is paused here holds its locks for as long."""
+        left, is_allowed = iter(rows), False
+        while some := list(islice(left, _BULK_ROWS_MAX)):
+            if not is_allowed and len(some) > _BULK_ROWS_MIN:
+                await _allow_time(self._connection)
+                is_allowed = True
+            yield some
+
+
+class _DoubtfulClock(Exception):
+    """The database's clock is not where it was a moment ago: somebody must look at it first. Nothing was written."""
+
+
+class PostgresDriver:
+    dialect = "postgresql"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int,
+        statement_timeout_ms: int,
+        pooler: str,
+        steady_ms: Callable[[], float] | None = None,
+    ) -> None:
+        """`steady_ms` is a clock that cannot be set; without it the database's clock is believed whatever it shows."""
+        self._pool_size = pool_size
+        self._timeout_s = statement_timeout_ms / 1000
+        # Nearly every statement reads a few rows by index: planning it each time, or compiling it, takes longer than running it.
+        self._limits = {
+            "statement_timeout": str(statement_timeout_ms),
+            "idle_in_transaction_session_timeout": str(statement_timeout_ms),
+            "jit": "off",
+            "plan_cache_mode": "force_generic_plan",
+        }
+        self._pooled = pooler == "transaction"
+        self._prelude = ""
+        self._options: dict[str, Any] = {"dsn": url, "command_timeout": self._timeout_s, "timeout": self._timeout_s}
+        if self._pooled:
+            self._options["statement_cache_size"] = 0
+        self._pool: Any = None
+        self._heart: Any = None
+        self._opening = asyncio.Lock()
+        self._beating = asyncio.Lock()
+        self._clock = PostgresClock(steady_ms) if steady_ms is not None else None
+
+    async def write(self, body: Body[T]) -> T:
+        return await self._retried(lambda: self._write_in_pool(body, is_checked=self._is_clock_watched))
+
+    async def read(self, body: Body[T]) -> T:
+        return await self._retried(lambda: self._read_in_pool(body))
+
+    @property
+    def _is_clock_watched(self) -> bool:
+        return self._clock is not None and self._clock.is_watched
+
+    async def _write_unchecked(self, body: Body[T]) -> T:
+        """Run what corrects the clock, which must not wait until the clock is right."""
+        return await self._retried(lambda: self._write_in_pool(body, is_checked=False))
+
+    async def beat(self, body: Body[T]) -> T:
+        async def run() -> T:
+            async with self._beating:
+                if self._heart is None or self._heart.is_closed():
+                    await self._opened()
+                    self._heart = await asyncpg.connect(**self._options)
+                try:
+                    return await self._transact(self._heart, body, is_checked=self._is_clock_watched)
+                except BaseException:
+                    self._heart.terminate()
+                    raise
+
+        return await self._retried(run)
+
+    async def look_at_clock(self) -> None:
+        if self._clock is not None:
+            await self._clock.look(self._write_unchecked)
+
+    async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
+        async def look(connection: Any) -> Mapping[str, str] | None:
+            if is_settled and not await connection.fetchval(
+                "select pg_try_advisory_xact_lock_shared($1)", _MIGRATION_LOCK
+            ):
+                return None
+            return await _stamps(connection)
+
+        return await self._between_migrations(look, read_only=True)
+
+    async def migrate(self, missing: Missing) -> list[int]:
+        async def run(connection: Any) -> list[int] | None:
+            if not await connection.fetchval("select pg_try_advisory_xact_lock($1)", _MIGRATION_LOCK):
+                return None
+            await _allow_time(connection, _MIGRATION_TIMEOUT_S)
+            steps = missing(await _stamps(connection))
+            for step in steps:
+                await connection.execute(step.text, timeout=_MIGRATION_TIMEOUT_S)
+            return [step.version for step in steps]
+
+        return await self._between_migrations(run, read_only=False)
+
+    async def _between_migrations(self, act: Callable[[Any], Awaitable[T | None]], *, read_only: bool) -> T:
+        """Act in a transaction; None means that another process migrates, so ask again a little later.
+
+        Asking again, instead of waiting inside the transaction, leaves a pooler's few connections to the process that migrates.
+        """
+
+        async def run() -> T | None:
+            pool = await self._opened()
+            async with pool.acquire(timeout=self._timeout_s) as connection, connection.transaction(readonly=read_only):
+                return await act(connection)
+
+        for _ in range(int(_MIGRATION_TIMEOUT_S / _MIGRATION_POLL_S)):
+            result = await self._retried(run)
+            if result is not None:
+                return result
+            await asyncio.sleep(_MIGRATION_POLL_S)
+        raise StoreUnavailable(
+            f"another process has been migrating this database for {_MIGRATION_TIMEOUT_S} s. Look for it, then start again."
+        )
+
+    async def _read_in_pool(self, body: Body[T]) -> T:
+        pool = await self._opened()
+        async with pool.acquire(timeout=self._timeout_s) as connection:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                if self._prelude:
+                    await connection.execute(self._prelude)
+                return await body(PostgresTx(connection))
+
+    async def _write_in_pool(self, body: Body[T], *, is_checked: bool) -> T:
+        pool = await self._opened()
+        async with pool.acquire(timeout=self._timeout_s) as connection:
+            return await self._transact(connection, body, is_checked=is_checked)
+
+    async def _transact(self, connection: Any, body: Body[T], *, is_checked: bool) -> T:
+        """Run the body and commit. One question begins the transaction, sets time-outs where a pooler keeps none, and checks the clock:
+        nothing is written by a clock that has just been set."""
+        words = ["begin isolation level read committed", self._prelude, "select assert_clock()" if is_checked else ""]
+        try:
+            await connection.execute("; ".join(word for word in words if word))
+            result = await body(PostgresTx(connection))
+            await connection.execute("commit")
+        except BaseException as error:
+            # What cannot be rolled back here is so when the connection goes back to the pool, or ends.
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                await connection.execute("rollback")
+            if isinstance(error, asyncpg.PostgresError) and error.sqlstate == DOUBTFUL_CLOCK:
+                raise _DoubtfulClock from None
+            raise
+        return result
+
+    async def _opened(self) -> Any:
+        if self._pool is None:
+            async with self._opening:
+                if self._pool is None:
+                    await self._choose_limits()
+                    pool = await asyncpg.create_pool(
+                        min_size=1, max_size=self._pool_size, reset=_keep_session, **self._options
+                    )
+                    try:
+                        await _refuse_unsafe(pool)
+                    except BaseException:
+                        pool.terminate()
+                        raise
+                    self._pool = pool
+        return self._pool
+
+    async def _choose_limits(self) -> None:
+        """What ends a transaction whose process was paused, so that it does not hold a job's row for ever.
+
+        A process that stopped between the messages of one statement is not idle to the server, and a server that waits for a message
+        ignores the statement's time-out: only the transaction's own, which PostgreSQL has since 17, ends that one."""
+        connection = await asyncpg.connect(**self._options)
+        try:
+            if connection.get_server_version() >= (17,):
+                self._limits["transaction_timeout"] = self._limits["idle_in_transaction_session_timeout"]
+        finally:
+            connection.terminate()
+        if self._pooled:
+            self._prelude = "; ".join(f"set local {name} = {value}" for name, value in self._limits.items())
+        else:
+            self._options["server_settings"] = {"application_name": "tidegate", **self._limits}
+
+    async def _retried(self, run: Callable[[], Awaitable[T]]) -> T:
+        """A deadlock, a serialisation failure, a plan that a migration outdated or a clock in doubt has rolled back for certain: run
+        again. Anything else is for the caller to replay."""
+        for attempt in range(_RETRIES_MAX):
+            try:
+                return await run()
+            except _ROLLED_BACK:
+                if attempt == _RETRIES_MAX - 1:
+                    raise StoreUnavailable(
+                        "the database keeps refusing a transaction that collides with others"
+                    ) from None
+            except _DoubtfulClock:
+                if attempt == _RETRIES_MAX - 1:
+                    raise StoreUnavailable("the database's clock is set again and again: nothing is written") from None
+                await self.look_at_clock()
+            except asyncpg.DiskFullError as error:
+                raise StoreFull(f"PostgreSQL's disk is full ({error}). Free some space there.") from error
+            except _PASSING as error:
+                raise StoreUnavailable(
+                    f"PostgreSQL cannot be used now ({type(error).__name__}: {error}). Check that it runs and that store.url is right."
+                ) from error
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        if self._heart is not None:
+            self._heart.terminate()
+        if self._pool is not None:
+            try:
+                await asyncio.wait_for(self._pool.close(), self._timeout_s)
+            except (TimeoutError, asyncpg.PostgresError, OSError):
+                self._pool.terminate()
+
+
+_ROLLED_BACK = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
+_PASSING = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.QueryCanceledError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.PostgresIOError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.LockNotAvailableError,
+    ConnectionError,
+    OSError,
+    TimeoutError,
+)
+
+
+async def _keep_session(connection: Any) -> None:
+    """A connection that goes back to the pool holds nothing to reset: whatever a transaction sets or locks ends with it. What is still
+    open is rolled back before this is asked; the pool's own way would cost every transaction one more question."""
+
+
+async def _allow_time(connection: Any, seconds: int = _BULK_TIMEOUT_S) -> None:
+    """This one transaction may take long."""
+    names = ["statement_timeout"]
+    if connection.get_server_version() >= (17,):
+        names.append("transaction_timeout")
+    await connection.execute("; ".join(f"set local {name} = {seconds * 1000}" for name in names))
+
+
+async def _stamps(connection: Any) -> Mapping[str, str]:
+    # Read as a table: to_regclass would answer from a cache that waiting for the migration lock does not refresh.
+    present = "select 1 from pg_catalog.pg_tables where schemaname = current_schema() and tablename = 'meta'"
+    if await connection.fetchval(present) is None:
+        return {}
+    return dict(await connection.fetch(STAMPS))
+
+
+async def _refuse_unsafe(pool: Any) -> None:
+    """Refuse a database that may forget what it committed: it cannot keep our promises."""
+    async with pool.acquire() as connection, connection.transaction(readonly=True):
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            if await connection.fetchval("select current_setting($1)", setting) == "off":
+                raise StoreRefused(
+                    f"PostgreSQL runs with {setting} = off and may lose committed work in a crash. Turn it on."
+                )

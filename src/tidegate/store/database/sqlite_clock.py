@@ -1,0 +1,90 @@
+"""The embedded store's time: the processes that write to it keep it, by a clock of the machine that cannot be set.
+
+That clock is the same for all of them, and counts from the machine's start. Its relation to the store's time is written down, so that a
+process that starts later, before the machine does, goes on exactly where its predecessor was; after a restart of the machine nothing before
+the last note is lived again.
+"""
+
+from collections.abc import Callable
+
+from tidegate.core.store_clock import STEP_MS_MIN, Steady, going_on_from, is_to_follow
+from tidegate.store.database.clock import (
+    Boot,
+    ClockRow,
+    move_along,
+    read_clock,
+    say_followed,
+    say_stepped,
+    set_clock,
+    tick,
+)
+from tidegate.store.database.driver import Tx
+
+_TICK_MS = 10_000
+
+
+class EmbeddedClock:
+    """`wall_ms` is the machine's clock, which may be set; `steady_ms` counts from the start of the machine that `boot` names."""
+
+    def __init__(self, wall_ms: Callable[[], int], steady_ms: Callable[[], int], boot: str) -> None:
+        self.wall_ms = wall_ms
+        self._steady_ms = steady_ms
+        self._boot = boot
+        self._is_begun = False
+        self._stepped_at = 0
+        # One assignment changes both, so that other threads never read one without the other.
+        self._state = (wall_ms() - steady_ms(), Steady())
+
+    def now_ms(self) -> int:
+        """The store's time."""
+        base, steady = self._state
+        return steady.reading(self._steady_ms() + base)
+
+    async def look(self, tx: Tx) -> None:
+        """Take a step of the machine's clock out of the store's time, and go on where the last process was."""
+        row = await read_clock(tx)
+        here = Boot(self._boot, self._steady_ms())
+        if not self._is_begun:
+            now, step = self._first_reading(row, here)
+            self._is_begun = True
+        elif row.stepped_at != self._stepped_at and row.steady != self._state[1]:
+            # Another process that shares the store took the step out, or followed it.
+            self._state = (self.wall_ms() - here.ms, row.steady)
+            now, step = self.now_ms(), 0
+        else:
+            now, step = self.now_ms(), self.wall_ms() - here.ms - self._state[0]
+        self._stepped_at = row.stepped_at
+        if abs(step) >= STEP_MS_MIN:
+            steady = going_on_from(now, self._read_from(here))
+            self._state = (self._state[0], steady)
+            await set_clock(tx, steady, now, here)
+            say_stepped(step, steady)
+        elif is_to_follow(row.steady, now, row.stepped_at):
+            jump_ms = -row.behind_ms
+            await move_along(tx, jump_ms)
+            steady = going_on_from(now + jump_ms, self._read_from(here))
+            self._state = (self._state[0], steady)
+            await set_clock(tx, steady, now + jump_ms, here)
+            say_followed(jump_ms)
+        elif now - row.ticked_at >= _TICK_MS:
+            await tick(tx, now, here)
+
+    async def borrow(self, tx: Tx) -> None:
+        """Read the time as the process that writes does."""
+        row = await tx.one("clock_look")
+        if row is not None:
+            self._state = (self._state[0], ClockRow(*row).steady)
+
+    def _read_from(self, here: Boot) -> int:
+        """Read the machine's clock from what it shows now."""
+        wall = self.wall_ms()
+        self._state = (wall - here.ms, self._state[1])
+        return wall
+
+    def _first_reading(self, row: ClockRow, here: Boot) -> tuple[int, int]:
+        """The moment to begin at, and what the machine's clock was set by since somebody last looked."""
+        self._state = (self._state[0], row.steady)
+        shown = row.steady.reading(here.ms + self._state[0])
+        is_same_boot = row.boot_id != "" and row.boot_id == here.id
+        now = row.ticked_at + here.ms - row.boot_ms if is_same_boot else max(shown, row.ticked_at)
+        return (now, shown - now) if abs(shown - now) >= STEP_MS_MIN else (shown, 0)

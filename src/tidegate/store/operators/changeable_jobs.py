@@ -1,0 +1,11 @@
+"""The verbs that change one job, as one group: an operation runs them inside its own transaction."""
+
+from tidegate.store.jobs.job_controls import RunningJobs
+from tidegate.store.jobs.jobs import Jobs
+from tidegate.store.jobs.retries import Retries
+from tidegate.store.operators.operated import OperatedStore
+from tidegate.store.road.outcomes import Outcomes
+
+
+class ChangeableJobs(Jobs, RunningJobs, OperatedStore, Outcomes, Retries):
+    """Jobs, whose verbs need nothing of the Store but a transaction."""

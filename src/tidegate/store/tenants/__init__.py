@@ -1,0 +1,1 @@
+"""Verbs about what tenants have: keys, files and uploads, budgets, usage, webhooks."""

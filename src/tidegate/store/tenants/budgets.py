@@ -1,0 +1,259 @@
+"""Verbs about shared limits: budgets, slots in flight, and limits that upstreams report.
+
+Each is one short transaction over a few rows, locked in sorted order. A debit whose commit is unknown may be asked again: what the first
+one took is lost until it leaves its window, and nothing is ever granted twice. A settlement has a number and counts once. The arithmetic
+is the core's.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import structlog
+
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitRoom, Period, Settlement
+from tidegate.core.budgets.deal import deal, settle
+from tidegate.core.budgets.flights import mark_of
+from tidegate.core.budgets.ledger import Ledger
+from tidegate.core.budgets.money import MoneyLedger
+from tidegate.core.budgets.slots import fair_shares, next_holding
+from tidegate.core.errors import StoreUnavailable
+from tidegate.store.database.driver import Row, Tx
+from tidegate.store.database.table import Table, reads, writes
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+# What is done with locked ledgers at a moment: gives an answer, and which of them changed.
+Act = Callable[[Tx, Mapping[str, Ledger], int], Awaitable[tuple[T, set[str]]]]
+
+_IDS_PER_LOCK = 8
+_BEGIN_TRIES_MAX = 5
+_TURN_MS = 10_000
+_DAY_MS = 24 * 3600 * 1000
+DISCOVERED_KEEP_MS = 7 * _DAY_MS
+
+
+class StoredBudgets(Table):
+    async def debit_budgets(self, asks: Sequence[BudgetRequest], holder: str = "") -> list[Grant]:
+        """Grant what the budgets allow now: one grant per ask, from all of its budgets or from none. `holder` is whose calls they are."""
+
+        async def act(tx: Tx, ledgers: Mapping[str, Ledger], now: int) -> tuple[list[Grant], set[str]]:
+            grants = deal(asks, ledgers, now)
+            gave = {
+                budget.id for ask, grant in zip(asks, grants, strict=True) if grant.requests for budget in ask.budgets
+            }
+            short = [ask for ask, grant in zip(asks, grants, strict=True) if grant.requests < ask.requests]
+            forgot = await _forget_the_gone(tx, {one.id: ledgers[one.id] for ask in short for one in ask.budgets})
+            return grants, gave | forgot
+
+        budgets = {budget.id: budget for ask in asks for budget in ask.budgets}
+        return await self._with_ledgers(budgets, act, holder)
+
+    @reads
+    async def look_at_budgets(self, tx: Tx, asks: Sequence[BudgetRequest]) -> list[Grant]:
+        """Return what each of these would be granted now if it alone asked. It takes nothing and waits for no lock."""
+        packed: dict[str, bytes] = {}
+        for ids in few_at_a_time({budget.id for ask in asks for budget in ask.budgets}):
+            packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
+        row = await tx.one("now")
+        assert row is not None
+        return [
+            deal([ask], {one.id: _ledger(one, packed.get(one.id, b""), "") for one in ask.budgets}, row[0])[0]
+            for ask in asks
+        ]
+
+    @reads
+    async def budget_rooms(self, tx: Tx, budgets: Sequence[Budget]) -> list[LimitRoom]:
+        """Return what each limit of these budgets has left now. It takes nothing and waits for no lock."""
+        packed: dict[str, bytes] = {}
+        for ids in few_at_a_time({budget.id for budget in budgets}):
+            packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
+        row = await tx.one("now")
+        assert row is not None
+        return [
+            _ledger(budget, packed.get(budget.id, b""), "").room(budget, limit, row[0])
+            for budget in budgets
+            for limit in budget.limits
+            if limit.enabled
+        ]
+
+    async def settle_budgets(
+        self, settlements: Sequence[Settlement], writer: str, number: int, holder: str = ""
+    ) -> None:
+        """Replace what was reserved by what was used. `holder` is whose calls they were. A writer numbers what it sends from 1 on, and
+        each number counts once however often it is sent."""
+        budgets = {budget.id: budget for one in settlements for budget in one.budgets}
+
+        async def act(tx: Tx, ledgers: Mapping[str, Ledger], now: int) -> tuple[None, set[str]]:
+            if await tx.one("usage_writer", writer=writer, number=number) is None:
+                return None, set()
+            settle(settlements, ledgers, now)
+            return None, set(ledgers)
+
+        await self._with_ledgers(budgets, act, holder)
+
+    async def _with_ledgers(
+        self,
+        budgets: Mapping[str, Budget],
+        act: Act[T],
+        holder: str,
+    ) -> T:
+        """Act on these ledgers while no other process does, and write those that changed."""
+        for _ in range(_BEGIN_TRIES_MAX):
+            done = await self._change_ledgers(budgets, act, holder)
+            if done is not None:
+                return done[0]
+            await self._begin_budgets(budgets)
+        raise StoreUnavailable("the rows of budgets are removed as fast as they are made: look for what deletes them")
+
+    @writes
+    async def _change_ledgers(
+        self,
+        tx: Tx,
+        budgets: Mapping[str, Budget],
+        act: Act[T],
+        holder: str,
+    ) -> tuple[T, set[str]] | None:
+        """Return what `act` returned; None when a budget has no row yet."""
+        ledgers: dict[str, Ledger] = {}
+        now = 0
+        for ids in few_at_a_time(budgets):
+            for id, packed, at in await tx.all("budgets_lock", **ids):
+                ledgers[id] = _ledger(budgets[id], bytes(packed), holder)
+                now = max(now, at)
+        if len(ledgers) < len(budgets):
+            return None
+        answer, changed = await act(tx, ledgers, now)
+        for id, ledger in ledgers.items():
+            if ledger.is_damaged:
+                log.error("budget_ledger_unreadable", budget=id, advice="it counts as full for one period")
+                changed.add(id)
+        if changed:
+            rows = [(ledgers[id].pack(), ledgers[id].empty_at(), id) for id in sorted(changed)]
+            await tx.many("budget_write", rows)
+        return answer, changed
+
+    @writes
+    async def _begin_budgets(self, tx: Tx, budgets: Mapping[str, Budget]) -> None:
+        rows = [(id, budget.bound.value, budget.name, b"") for id, budget in sorted(budgets.items())]
+        await tx.many("budget_begin", rows)
+
+    async def prune_budgets(self, idle_ms: int, count_max: int) -> None:
+        """Forget budgets in which nothing counts, slots of processes that are gone, and limits that were reported long ago."""
+        # Two transactions: one that locks budgets locks nothing else.
+        await self._prune_ledgers(idle_ms, count_max)
+        await self._prune_slots(idle_ms, count_max)
+
+    @writes
+    async def _prune_ledgers(self, tx: Tx, idle_ms: int, count_max: int) -> None:
+        await tx.all("budgets_prune", idle_ms=idle_ms, count_max=count_max)
+
+    @writes
+    async def _prune_slots(self, tx: Tx, idle_ms: int, count_max: int) -> None:
+        await tx.all("slots_prune", idle_ms=idle_ms, count_max=count_max)
+        await tx.all("discovered_prune", keep_ms=DISCOVERED_KEEP_MS)
+
+    async def share_slots(
+        self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
+    ) -> dict[str, int]:
+        """How many calls this process may have in flight per name of `caps`: see the Limits port. None for who was declared gone."""
+        for _ in range(_BEGIN_TRIES_MAX):
+            shares = await self._share_slots(worker_id, wanted, in_use, caps)
+            if shares is not None:
+                return shares
+            await self._begin_slots(caps)
+        raise StoreUnavailable("the rows of slots are removed as fast as they are made: look for what deletes them")
+
+    @writes
+    async def _share_slots(
+        self, tx: Tx, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
+    ) -> dict[str, int] | None:
+        """Return this process's share of each name; None when a name has no row yet."""
+        if await tx.one("worker_alive", id=worker_id) is None:
+            return dict.fromkeys(caps, 0)
+        now = 0
+        found: set[str] = set()
+        for ids in few_at_a_time(caps):
+            for name, at in await tx.all("slots_lock", **ids):
+                found.add(name)
+                now = max(now, at)
+        if len(found) < len(caps):
+            return None
+        rows: list[Row] = []
+        for ids in few_at_a_time(caps):
+            rows += await tx.all("slots_held", **ids)
+        answers, changed = _share(worker_id, wanted, in_use, caps, rows, now // _TURN_MS)
+        if changed:
+            await tx.many("slot_write", changed)
+        return answers
+
+    @writes
+    async def _begin_slots(self, tx: Tx, names: Iterable[str]) -> None:
+        await tx.many("slots_anchor", [(name,) for name in sorted(names)])
+
+    @writes
+    async def put_discovered(self, tx: Tx, deployment: str, limit: Limit) -> None:
+        """Note a limit that a deployment reported just now; a side that it did not report stays as it was."""
+        await tx.all("discovered_put", deployment=deployment, requests=limit.requests, tokens=limit.tokens)
+
+    @reads
+    async def discovered(self, tx: Tx) -> dict[str, Limit]:
+        """Return the limits that deployments reported in the last week."""
+        rows = await tx.all("discovered_list", keep_ms=DISCOVERED_KEEP_MS)
+        return {row[0]: Limit(Period.MINUTE, row[1], row[2]) for row in rows}
+
+    @writes
+    async def store_name(self, tx: Tx, candidate: str) -> str:
+        """What this store is called, for ever: the first candidate that anyone brought. Two installations that use one Redis are kept
+        apart by it, because what one store lent must never be spent in another's name."""
+        await tx.all("store_name_put", value=candidate)
+        row = await tx.one("store_name_get")
+        assert row is not None
+        return str(row[0])
+
+
+def _ledger(budget: Budget, packed: bytes, holder: str) -> Ledger:
+    if not budget.in_money:
+        return Ledger.unpack(packed)
+    return MoneyLedger.unpack(packed).held_by(mark_of(holder))
+
+
+async def _forget_the_gone(tx: Tx, ledgers: Mapping[str, Ledger]) -> set[str]:
+    """Of budgets in money that someone found too little in: what processes had in flight there that are gone counts as spent from now
+    on. A process that waits for it learns so with its next question. Return those that changed."""
+    money = {id: ledger for id, ledger in ledgers.items() if isinstance(ledger, MoneyLedger)}
+    if not money:
+        return set()
+    living = {mark_of(row[0]) for row in await tx.all("holders_living")}
+    return {id for id, ledger in money.items() if ledger.forget_flights(living)}
+
+
+def few_at_a_time(ids: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Sorted ids as the parameters of one statement after the other; the last is filled up with an id that no row has."""
+    ordered = sorted(ids)
+    for first in range(0, len(ordered), _IDS_PER_LOCK):
+        some = ordered[first : first + _IDS_PER_LOCK]
+        some += [""] * (_IDS_PER_LOCK - len(some))
+        yield {f"id_{place}": id for place, id in enumerate(some)}
+
+
+def _share(
+    worker_id: str,
+    wanted: Mapping[str, int],
+    in_use: Mapping[str, int],
+    caps: Mapping[str, int],
+    rows: Sequence[Row],
+    turn: int,
+) -> tuple[dict[str, int], list[tuple[str, str, int, int]]]:
+    answers: dict[str, int] = {}
+    writes: list[tuple[str, str, int, int]] = []
+    for name in sorted(caps):
+        others = [row for row in rows if row[0] == name and row[1] != worker_id]
+        wants = {row[1]: int(row[3]) for row in others} | {worker_id: max(0, wanted.get(name, 0))}
+        fair = fair_shares(caps[name], wants, turn)[worker_id]
+        held_by_others = sum(row[2] for row in others)
+        answers[name], held = next_holding(caps[name], held_by_others, fair, max(0, in_use.get(name, 0)))
+        mine = next((row for row in rows if row[0] == name and row[1] == worker_id), None)
+        if (held, wants[worker_id]) != ((mine[2], mine[3]) if mine else (0, 0)):
+            writes.append((name, worker_id, held, wants[worker_id]))
+    return answers, writes
