@@ -11,6 +11,7 @@ import pytest
 
 from tests.contracts.limits_world import KINDS, LimitsWorld, limits_world
 from tests.contracts.store_world import DRIVERS, FAKE_CLOCK, WIPE, Clock, DatabaseClock, StoreWorld
+from tests.contracts.strangers import StrangerDriver
 from tests.support.postgres import PostgresServer
 from tests.support.store_verbs import postgres_driver
 from tidegate.store.database.sqlite import SqliteDriver
@@ -63,7 +64,7 @@ async def _opened(store_place: str | Path | None) -> AsyncIterator[StoreWorld]:
             yield made
         return
     clock = Clock()
-    store = Store(SqliteDriver(store_place, clock))
+    store = Store(SqliteDriver(store_place, clock) if store_place else StrangerDriver(None, clock))
     await store.migrate()
 
     async def same() -> Store:
