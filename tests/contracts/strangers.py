@@ -1,5 +1,5 @@
-"""A store in memory that tries every statement before it runs: with a stranger in the place of any one of its names, it must find and change
-nothing. So no statement reaches a row that its caller did not name, whatever a test itself looks at.
+"""A store in memory that tries every statement before it runs: with a stranger in the place of any one of its names, it must find and
+change nothing. So no statement reaches a row that its caller did not name, whatever a test itself looks at.
 
 A name is a parameter that rows must match. Two more kinds are tried: a bound of rows is tried with none, and a time for which things are
 kept is tried with one that nothing has been kept for.
@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import apsw
 
-from tidegate.store.driver import Body, Row
-from tidegate.store.queries import statements
-from tidegate.store.sqlite import SqliteDriver, SqliteTx
+from tidegate.store.database.driver import Body, Row
+from tidegate.store.database.queries import statements
+from tidegate.store.database.sqlite import SqliteDriver, SqliteTx
 
 T = TypeVar("T")
 

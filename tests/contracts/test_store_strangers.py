@@ -9,8 +9,8 @@ import pytest
 from tests.contracts.store_world import Clock
 from tests.contracts.strangers import NAMES, StrangerDriver
 from tests.support.store_verbs import told
-from tidegate.store import queries
-from tidegate.store.queries import Statement, statements
+from tidegate.store.database import queries
+from tidegate.store.database.queries import Statement, statements
 from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
