@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, MODEL, StoreWorld, line
+from tidegate.core.budgets.ahead import CallsAhead
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
 from tidegate.core.job_controls import JobControls
 from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage, WorkerDuty
@@ -129,14 +130,14 @@ async def test_a_run_is_forecast_from_what_its_own_model_servers_did(world: Stor
 
 async def test_calls_take_as_long_as_what_was_counted_before_lets_them(world: StoreWorld) -> None:
     four = Budget(LimitBound.KEY, "k", (Limit(Period.MINUTE, requests=4),))
-    assert await world.store.calls_take_ms([(four,)], 4) == 0
-    assert await world.store.calls_take_ms([], 1_000) == 0
+    assert await world.store.calls_take_ms([(four,)], CallsAhead(4)) == 0
+    assert await world.store.calls_take_ms([], CallsAhead(1_000)) == 0
     assert (await world.store.debit_budgets([BudgetRequest((four,), 4, 0)]))[0].requests == 4
-    taken = await world.store.calls_take_ms([(four,)], 5)
+    taken = await world.store.calls_take_ms([(four,)], CallsAhead(5))
     assert taken is not None
     assert 120_000 <= taken <= 125_000
     total = Budget(LimitBound.KEY, "total", (Limit(Period.LIFETIME, requests=4),))
-    assert await world.store.calls_take_ms([(total,)], 5) is None
+    assert await world.store.calls_take_ms([(total,)], CallsAhead(5)) is None
 
 
 async def test_processes_that_are_alive_are_counted(world: StoreWorld) -> None:

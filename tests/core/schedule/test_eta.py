@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.core.schedule import looks
 from tests.core.schedule.world import World, job
-from tidegate.core.budgets.ahead import calls_take_ms
+from tidegate.core.budgets.ahead import CallsAhead, calls_take_ms
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.schedule import Policy
@@ -105,8 +105,8 @@ def budget(name: str, *limits: Limit) -> tuple[Budget, ...]:
     return (Budget(LimitBound.DEPLOYMENT, name, limits),)
 
 
-def minutes_of(calls: int, *ways: tuple[Budget, ...], now: int = NOON) -> int | None:
-    taken = calls_take_ms(ways, {}, now, calls)
+def minutes_of(calls: int, *ways: tuple[Budget, ...], tokens_each: int = 0) -> int | None:
+    taken = calls_take_ms(ways, {}, NOON, CallsAhead(calls, tokens_each))
     return None if taken is None else taken // 60_000
 
 
@@ -126,6 +126,16 @@ def test_limits_say_how_soon_calls_can_be_over() -> None:
     assert not_before(Eta(5, 9), 7) == Eta(7, 9)
 
 
+def test_limits_in_tokens_count_where_it_is_known_what_calls_take() -> None:
+    tokens = budget("a", Limit(Period.MINUTE, tokens=100))
+    assert [minutes_of(calls, tokens, tokens_each=25) for calls in (4, 5, 8, 9)] == [0, 1, 1, 2]
+    # The tighter of requests and tokens counts, and a call that never fits goes alone and leaves a debt.
+    both = budget("a", Limit(Period.MINUTE, requests=2, tokens=100))
+    assert [minutes_of(5, both, tokens_each=each) for each in (0, 25, 100)] == [2, 2, 4]
+    assert minutes_of(3, tokens, tokens_each=250) in (5, 6)
+    assert minutes_of(5, budget("a", Limit(Period.LIFETIME, tokens=100)), tokens_each=25) is None
+
+
 def test_what_was_sent_before_counts_and_a_total_may_never_be_enough() -> None:
     total = budget("a", Limit(Period.LIFETIME, requests=10))
     assert minutes_of(10, total) == 0
@@ -134,7 +144,7 @@ def test_what_was_sent_before_counts_and_a_total_may_never_be_enough() -> None:
     ledger = Ledger()
     ledger.reserve(four[0].limits[0], NOON - 30_000, 4, 0)
     for calls in (1, 4):
-        taken = calls_take_ms([four], {four[0].id: ledger.pack()}, NOON, calls)
+        taken = calls_take_ms([four], {four[0].id: ledger.pack()}, NOON, CallsAhead(calls))
         assert taken is not None
         assert 29_000 <= taken <= 32_000
 

@@ -61,6 +61,7 @@ class Running:
     job: Job
     items: list[int]
     budgets: tuple[Budget, ...] = ()
+    tokens_each: int = 0
     done: int = 0
     served: float = 0.0
     ended_ms: float = 0
@@ -108,7 +109,7 @@ class Service:
                 number = min(ready, key=lambda number: jobs[number].served)
                 one = jobs[number]
                 if one.budgets:
-                    grant = (await self.world.store.debit_budgets([BudgetRequest(one.budgets, 1, 0)]))[0]
+                    grant = (await self.world.store.debit_budgets([BudgetRequest(one.budgets, 1, one.tokens_each)]))[0]
                     if not grant.requests:
                         waits[number] = clock.monotonic + max(1, grant.wait_ms)
                         continue
@@ -137,7 +138,11 @@ class Service:
             sums = (units, real_cost(usage), 1, took, took, usage.input_tokens)
             await tx.many("rate_add", [("m", "worker_x", *sums)])
             await tx.many("job_models_done", [(1, job.id, "m")])
-            tx._connection.execute("update jobs set answered_count = answered_count + 1 where id = ?", (job.id,))
+            tx._connection.execute(
+                "update jobs set answered_count = answered_count + 1, input_tokens = input_tokens + ?, "
+                "output_tokens = output_tokens + ? where id = ?",
+                (usage.input_tokens, usage.output_tokens, job.id),
+            )
             if one.done == job.item_count:
                 tx._connection.execute("update job_models set state = 'closed' where job_id = ?", (job.id,))
                 sleep = "update flows set state = 'asleep', changed_at = now_ms() where share_owner = ?"
@@ -249,6 +254,19 @@ async def test_a_key_of_four_a_minute(world: WorkerWorld, tmp_path: Path) -> Non
     service = Service(world, forecaster(world, tmp_path), 4)
     caller = await caller_of(world, "a", FOUR)
     one = await begun(world, caller, lines(service.chance, 30, 20, 200), FOUR)
+    begun_ms = world.clock.monotonic
+    await service.run(one)
+    assert one.ended_ms - begun_ms > 7 * 60_000
+    near(one)
+
+
+async def test_a_key_of_four_hundred_tokens_a_minute(world: WorkerWorld, tmp_path: Path) -> None:
+    service = Service(world, forecaster(world, tmp_path), 8, fixed_ms=1_000)
+    limit = Limit(Period.MINUTE, tokens=400)
+    caller = await caller_of(world, "a", limit)
+    one = await begun(world, caller, lines(service.chance, 60, 20, 20), limit)
+    used = service.usage(service.fixed_ms, 20)
+    one.tokens_each = used.input_tokens + used.output_tokens
     begun_ms = world.clock.monotonic
     await service.run(one)
     assert one.ended_ms - begun_ms > 7 * 60_000

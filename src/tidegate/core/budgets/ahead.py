@@ -2,10 +2,11 @@
 limit now.
 
 The ledgers are played forward: grants are taken as soon as they fit, as if no other call asked.
-Limits in tokens and in money are left out, because what calls will really use is not known. Pure.
+Limits in tokens count only where it was measured what such calls use. Limits in money are left out. Pure.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -17,18 +18,28 @@ from tidegate.core.budgets.ledger import Ledger
 _GRANTS_MAX = 120
 
 
-def calls_take_ms(ways: Sequence[Sequence[Budget]], packed: Mapping[str, bytes], now: int, calls: int) -> int | None:
+class CallsAhead(NamedTuple):
+    """Calls that are still to be sent, and how many tokens such calls took on average; 0: that is not known."""
+
+    left: int
+    tokens_each: int = 0
+
+
+def calls_take_ms(
+    ways: Sequence[Sequence[Budget]], packed: Mapping[str, bytes], now: int, calls: CallsAhead
+) -> int | None:
     """Return how long until so many calls may all be sent, None when they never may. `packed` are the ledgers by id; a way that nothing
     limits takes any number of calls at once."""
-    limited = [_requests_only(way) for way in ways]
-    if calls <= 0 or not limited or not all(limited):
+    count, tokens_each = calls
+    limited = [_foreseen(way, has_tokens=tokens_each > 0) for way in ways]
+    if count <= 0 or not limited or not all(limited):
         return 0
     ledgers = {budget.id: Ledger.unpack(packed.get(budget.id, b"")) for way in limited for budget in way}
-    at, left = now, calls
+    at, left = now, count
     for _ in range(_GRANTS_MAX):
         waits = []
         for way in limited:
-            grant = deal([BudgetRequest(way, left, 0)], ledgers, at)[0]
+            grant = deal([BudgetRequest(way, left, left * tokens_each)], ledgers, at)[0]
             left -= grant.requests
             if not left:
                 return at - now
@@ -36,17 +47,19 @@ def calls_take_ms(ways: Sequence[Sequence[Budget]], packed: Mapping[str, bytes],
         if min(waits) >= NEVER_MS:
             return None
         at += max(1, min(waits))
-    return (at - now) * calls // max(1, calls - left)
+    return (at - now) * count // max(1, count - left)
 
 
-def _requests_only(way: Sequence[Budget]) -> tuple[Budget, ...]:
-    """The budgets of a way that limit how many calls are sent, with those limits alone."""
+def _foreseen(way: Sequence[Budget], *, has_tokens: bool) -> tuple[Budget, ...]:
+    """The budgets of a way that limit how many calls are sent or, where that is known, their tokens; with those limits alone."""
     found = []
     for budget in way:
         limits = tuple(
-            replace(limit, tokens=None)
+            limit if has_tokens else replace(limit, tokens=None)
             for limit in budget.limits
-            if limit.enabled and limit.requests is not None and budget.kind is BudgetKind.CALLS
+            if limit.enabled
+            and budget.kind is BudgetKind.CALLS
+            and (limit.requests is not None or (has_tokens and limit.tokens is not None))
         )
         if limits:
             found.append(replace(budget, limits=limits))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tidegate.core.budgets.ahead import calls_take_ms
+from tidegate.core.budgets.ahead import CallsAhead, calls_take_ms
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.schedule.outlooks import Minute, ModelOutlook
 from tidegate.store.database.driver import Tx
@@ -35,7 +35,7 @@ class Forecasts(Table):
         return max(1, int(count))
 
     @reads
-    async def calls_take_ms(self, tx: Tx, ways: Sequence[tuple[Budget, ...]], calls: int) -> int | None:
+    async def calls_take_ms(self, tx: Tx, ways: Sequence[tuple[Budget, ...]], calls: CallsAhead) -> int | None:
         """Return how long until so many calls may all be sent over these ways, if no others are sent; None when they never may."""
         [(now,)] = await tx.all("now")
         packed: dict[str, bytes] = {}

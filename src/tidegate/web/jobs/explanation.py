@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tidegate.core import schedule
+from tidegate.core.budgets.ahead import CallsAhead
 from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetRequest, Grant, Limit, LimitBound, with_limits
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.nouns import Job
@@ -27,7 +28,7 @@ from tidegate.store.road.snapshots import SnapshotBounds
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
 from tidegate.web.jobs.error_groups import error_groups
-from tidegate.web.jobs.forecast import end_of
+from tidegate.web.jobs.forecast import calls_ahead, end_of
 from tidegate.web.jobs.reported_health import reported_troubles
 
 # Wider than a worker's own look, so that a batch far behind is found too.
@@ -140,7 +141,7 @@ class Explainer:
 
     async def _least_ms(self, job: Job, bound: Bindings, waits_ms: dict[str, int]) -> dict[str, int]:
         """Return the earliest end for each model. With several models one call each is assumed: the split is not counted."""
-        calls = job.run_count - job.done_count if len(bound) == 1 else 1
+        calls = calls_ahead(job) if len(bound) == 1 else CallsAhead(1)
         taken = {model: await self._store.calls_take_ms(ways, calls) for model, ways in bound.items()}
         return {model: max(taken[model] or 0, waits_ms.get(model, 0)) for model in bound}
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tidegate.core.budgets.ahead import CallsAhead
 from tidegate.core.budgets.budget import Limit, LimitBound, with_limits
 from tidegate.core.errors import ApiProblem, BlobError, StoreError
 from tidegate.core.input.lines import DEFAULT_MODELS, LineRules, decode_request, endpoint_of, path_of, prompt_of
@@ -49,7 +50,7 @@ class Forecaster:
         work_units = sum(one.total_units for one in outlook.models)
         caller = await self._caller_of(job)
         least_ms = await self.least_ms(
-            caller, job.run_count - job.done_count, [one.model for one in outlook.models], job.id, job.limits
+            caller, calls_ahead(job), [one.model for one in outlook.models], job.id, job.limits
         )
         if least_ms is None:
             return Forecast(work_units=work_units)
@@ -73,7 +74,7 @@ class Forecaster:
         return Caller(job.tenant_id, key_id=job.key_id, team=key["team"], user=key["user_name"], limits=limits)
 
     async def least_ms(
-        self, caller: Caller, calls: int, models: Sequence[str], job_id: str, job_limits: tuple[Limit, ...]
+        self, caller: Caller, calls: CallsAhead, models: Sequence[str], job_id: str, job_limits: tuple[Limit, ...]
     ) -> int | None:
         """How long so many calls take at the least under the limits of the batch, its tenant, team, user and key and, of one model, its
         servers; None when they can never all be sent."""
@@ -128,7 +129,7 @@ class Forecaster:
                     f"Measured by what {model} served lately, this batch cannot be done within {spoken(wanted.window_ms)}: "
                     f"it has about {in_words(outlook.total_units, 'token')} of work. Give it a longer completion_window, or split it."
                 )
-        least_ms = await self.least_ms(caller, calls, list(units_by_model), "new", wanted.limits)
+        least_ms = await self.least_ms(caller, CallsAhead(calls), list(units_by_model), "new", wanted.limits)
         if least_ms is None:
             return (
                 "Under the limits that bind it, this batch can never be done: they leave fewer than its about "
@@ -150,6 +151,13 @@ class Forecaster:
         if end < file.size_bytes:
             lines.pop()
         return lines
+
+
+def calls_ahead(job: Job) -> CallsAhead:
+    """The calls that a job still has to make, each with as many tokens as its answers took so far on average."""
+    answered = job.answered_count
+    tokens_each = (job.usage.input_tokens + job.usage.output_tokens) // answered if answered else 0
+    return CallsAhead(job.run_count - job.done_count, tokens_each)
 
 
 def sampled_count(lines: Sequence[bytes], size_bytes: int) -> int:

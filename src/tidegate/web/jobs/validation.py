@@ -13,6 +13,7 @@ from typing import IO
 
 import msgspec
 
+from tidegate.core.budgets.ahead import CallsAhead
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane, ingest_bytes
 from tidegate.core.job_shape import AS_WRITTEN, InputPart
@@ -153,7 +154,9 @@ class JobValidation:
         rooms = await self._rooms.of_caller(caller, wanted.limits)
         prompts = input_tokens(prompt_tokens(int(read_share * plan.prompt_bytes)))
         needs = (sum(load.items for load in loads), prompts.p50 + output.p50, cost.p50)
-        least_ms = await self._forecaster.least_ms(caller, needs[0], [one.model for one in loads], "new", wanted.limits)
+        least_ms = await self._forecaster.least_ms(
+            caller, CallsAhead(needs[0]), [one.model for one in loads], "new", wanted.limits
+        )
         return JobEstimate(
             (),
             plan.item_count,
