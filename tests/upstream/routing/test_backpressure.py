@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
+from tests.support.ports import HandClock
 from tests.upstream.calls.test_router import always, failure
 from tests.upstream.raw_server import RawServer
 from tests.upstream.world import RouterWorld, deployment
@@ -15,6 +17,7 @@ from tidegate.core.deployments import Resource
 from tidegate.core.errors import UpstreamError
 from tidegate.core.schedule import Reason
 from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.backpressure import Backpressure
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
@@ -160,3 +163,36 @@ async def test_a_resource_falls_back_while_its_model_is_left_alone(world: Router
             router.replace(places, named)
             assert router.free_slots("chat") > 0
             assert (await router.send(world.call("chat"))).deployment == "two"
+
+
+class Server:
+    """What back-pressure asks of one deployment, whose circuit is open."""
+
+    def __init__(self, name: str) -> None:
+        self.deployment = deployment("http://h/", name, models=("m",))
+        self.breaker = self
+        self.is_open = True
+        self.background_until_ms = 0.0
+
+    def rest_ends_ms(self, now_ms: float) -> float:
+        return now_ms + 6_000
+
+    def rest_until(self, until_ms: float) -> None:
+        """No rest of its own is asked for here."""
+
+    def rest_background_until(self, until_ms: float) -> None:
+        self.background_until_ms = until_ms
+
+
+def test_a_process_obeys_its_own_report_while_one_of_the_servers_is_there_and_not_about_others() -> None:
+    clock, servers = HandClock(), [Server("a"), Server("b")]
+    heard_of: Any = servers
+    pressure = Backpressure(LocalRests(clock), clock, DeploymentPolicy(), heard_of)
+    pressure.failed(heard_of[0])
+    servers[1] = Server("b")
+    pressure.obey()
+    assert [one.background_until_ms for one in servers] == [clock.monotonic + 6_000] * 2
+    pressure.failed(heard_of[0])
+    servers[:] = [Server("a"), Server("b")]
+    pressure.obey()
+    assert [one.background_until_ms for one in servers] == [0.0, 0.0]

@@ -1,0 +1,52 @@
+"""A body that is read whole takes room in memory as soon as its length is known, and gives it back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from starlette.types import Message
+
+from tests.support.ports import HandClock
+from tidegate.core.errors import ApiProblem
+from tidegate.web.http.body_room import BodyRoom
+from tidegate.web.http.intake import Intake
+
+pytestmark = pytest.mark.anyio
+
+OVER = ApiProblem(413, "too_large", "Send less.")
+
+
+class Sender:
+    """Sends a body in these pieces, and notes how much room is taken as each is asked for."""
+
+    def __init__(self, pieces: Sequence[bytes], declared: int | None) -> None:
+        self.room = BodyRoom(1_000, 1_000)
+        self.taken = list[int]()
+        self._pieces = list(pieces)
+        headers = {b"transfer-encoding": b"chunked"} if declared is None else {b"content-length": b"%d" % declared}
+        self.intake = Intake(self._receive, headers, HandClock(), self.room)
+
+    async def _receive(self) -> Message:
+        self.taken.append(self.room.held_bytes)
+        return {"type": "http.request", "body": self._pieces.pop(0), "more_body": bool(self._pieces)}
+
+
+@pytest.mark.parametrize(("declared", "taken"), [(6, [6, 6]), (None, [0, 4])])
+async def test_room_is_taken_by_what_a_body_says_of_itself_or_as_it_comes(
+    declared: int | None, taken: list[int]
+) -> None:
+    sender = Sender([b"abcd", b"ef"], declared)
+    assert await sender.intake.whole(6, OVER) == b"abcdef"
+    assert (sender.taken, sender.room.held_bytes) == (taken, 6)
+    for _ in range(2):
+        sender.intake.release()
+        assert sender.room.held_bytes == 0
+
+
+async def test_a_body_that_says_it_is_too_large_takes_no_room_and_is_not_read() -> None:
+    sender = Sender([b"abcdefg"], 7)
+    with pytest.raises(ApiProblem) as problem:
+        await sender.intake.whole(6, OVER)
+    assert problem.value is OVER
+    assert (sender.taken, sender.room.held_bytes) == ([], 0)
