@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
 import pytest
 
 from tests.faults.conftest import PATIENT
 from tests.support.processes import wait_until
 from tests.support.shims import Shims, preload_env
 from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, requests
+
+SMALL_DISK_BYTES = 24 << 20
 
 
 def slow(number: int) -> str:
@@ -64,6 +73,54 @@ def test_a_failed_fsync_voids_the_log(embedded: Site, shims: Shims) -> None:
     embedded.judge(batch_id, lines)
     logs = embedded.rows("select id from blobs where kind = 'answers'")
     assert len(logs) >= 2
+
+
+@pytest.fixture
+def on_a_small_disk(embedded: Site) -> Iterator[Site]:
+    embedded.data.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES},mode=700", "tmpfs", str(embedded.data)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr}")
+    try:
+        yield embedded
+    finally:
+        subprocess.run(["umount", "-l", str(embedded.data)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is mounted, which only root may do")
+def test_a_full_disk_is_freed_through_the_product(on_a_small_disk: Site) -> None:
+    """Deletes, cancels and a start go through where uploads are refused, also after a restart."""
+    site = on_a_small_disk
+    site.serve(more=PATIENT)
+    lines = requests(400, lambda number: "word " * 400)
+    ended = site.submit(requests(4))
+    site.until_status(ended, "completed")
+    waiting = site.create(site.upload(lines).json()["id"], not_before=int(time.time()) + 9999).json()["id"]
+    site.until_status(waiting, "in_progress")
+    unused = [site.upload(lines).json()["id"] for _ in range(2)]
+    wait_until(lambda: (site.data / "tidegate.db.reserve").stat().st_size >= 8 << 20, END_S, "the room to be kept")
+    _fill(site)
+    assert site.upload(lines).status_code == 507
+    client = site.client()
+    assert client.post(f"/v1/batches/{waiting}/cancel").status_code == 200
+    assert client.delete(f"/v1/batches/{ended}").status_code == 200
+    site.end_all()
+    _fill(site)
+    site.serve(more=PATIENT)
+    _fill(site)
+    assert site.upload(lines).status_code == 507
+    assert [site.client().delete(f"/v1/files/{one}").status_code for one in unused] == [200, 200]
+    assert site.upload(lines).status_code == 200, "what was deleted is room again, at once"
+
+
+def _fill(site: Site) -> None:
+    """Take all room that is left on the site's disk, to the last block."""
+    for size in (65_536, 4_096):
+        with (site.data / f"filler-{time.monotonic_ns()}").open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(size)) == size:
+                pass
+    assert shutil.disk_usage(site.data).free == 0
 
 
 def _until_calls_end(site: Site) -> int:

@@ -36,6 +36,9 @@ class FaultyDriver:
     async def beat(self, body: Body[T]) -> T:
         return await self._inner.beat(body)
 
+    async def free(self, body: Body[T]) -> T:
+        return await self.write(body)
+
     async def look_at_clock(self) -> None:
         await self._inner.look_at_clock()
 

@@ -31,6 +31,9 @@ class ProcessDriver:
     async def read(self, body: Body[T]) -> T:
         return await self._send(body, lambda: now(self._inner.read(body)))
 
+    async def free(self, body: Body[T]) -> T:
+        return await self.write(body)
+
     async def beat(self, body: Body[T]) -> T:
         done_s = 0.0
 

@@ -64,6 +64,9 @@ class Transactions(Protocol):
     async def beat(self, body: Body[T]) -> T:
         """Like write, on a connection that nothing else can use up."""
 
+    async def free(self, body: Body[T]) -> T:
+        """Like write, for what frees room: on a full disk it may use the room that is kept for it."""
+
 
 class Driver(Transactions, Protocol):
     dialect: str

@@ -171,6 +171,9 @@ class PostgresDriver:
 
         return await self._retried(run)
 
+    async def free(self, body: Body[T]) -> T:
+        return await self.write(body)
+
     async def look_at_clock(self) -> None:
         if self._clock is not None:
             await self._clock.look(self._write_unchecked)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import apsw
 
 from tidegate.core.errors import StoreFull, StoreRefused, StoreTaken, StoreUnavailable
+from tidegate.store.database.disk_reserve import DiskReserve
 from tidegate.store.database.driver import Body, Missing, Row, Tx
 from tidegate.store.database.queries import bulk_for_sqlite, is_insert, statements
 from tidegate.store.database.schema import STAMPS
@@ -119,6 +120,8 @@ class SqliteDriver:
         self._now_ms = now_ms.now_ms if isinstance(now_ms, EmbeddedClock) else now_ms
         self._wall_ms = now_ms.wall_ms if isinstance(now_ms, EmbeddedClock) else now_ms
         self._read_only = read_only
+        self._is_shared = is_shared
+        self._reserve = DiskReserve(path) if path is not None and not read_only else None
         self._lock_fd: int | None = None
         self._file_id: tuple[int, int] | None = None
         self._is_closed = False
@@ -130,6 +133,8 @@ class SqliteDriver:
         try:
             if not read_only:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if self._reserve is not None:
+                    self._reserve.make_room()
                 self._lock_fd = _lock_writers(path, is_shared=is_shared)
                 _make_private(path)
             self._writer = self._open(str(path), flags)
@@ -176,11 +181,14 @@ class SqliteDriver:
         return await self._run(1, self._read, body)
 
     async def beat(self, body: Body[T]) -> T:
-        return await self.write(body)
+        return await self.free(body)
+
+    async def free(self, body: Body[T]) -> T:
+        return await self._run(0, self._free, body)
 
     async def look_at_clock(self) -> None:
         if self._clock is not None:
-            await (self.read(self._clock.borrow) if self._read_only else self.write(self._clock.look))
+            await (self.read(self._clock.borrow) if self._read_only else self._run(0, self._look, self._clock.look))
 
     async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
         async def body(tx: Tx) -> Mapping[str, str]:
@@ -195,7 +203,7 @@ class SqliteDriver:
                 self._writer.execute(step.text).fetchall()
             return [step.version for step in steps]
 
-        return await self.write(body)
+        return await self.free(body)
 
     async def _run(self, thread: int, function: Callable[[Body[T]], T], body: Body[T]) -> T:
         if self._is_closed:
@@ -217,12 +225,38 @@ class SqliteDriver:
                 raise
         except apsw.FullError as error:
             raise StoreFull(
-                f"the store at {self._path} cannot be written: {error}. Free disk space; work goes on by itself."
+                f"the store at {self._path} cannot be written: {error}. Free disk space, or delete files and batches; "
+                "work goes on by itself."
             ) from error
         except _PASSING as error:
             raise StoreUnavailable(
                 f"the store at {self._path} cannot be written: {error}. Free disk space or check the directory; work goes on by itself."
             ) from error
+        return result
+
+    def _free(self, body: Body[T]) -> T:
+        """Write. While the disk is full, give the reserve up step by step, and take back afterwards what was not needed."""
+        try:
+            return self._write(body)
+        except StoreFull:
+            if self._reserve is None or (kept_bytes := self._reserve.size_bytes()) == 0:
+                raise
+            try:
+                return self._write_with(self._reserve, body)
+            finally:
+                self._reserve.take_back(kept_bytes)
+
+    def _write_with(self, reserve: DiskReserve, body: Body[T]) -> T:
+        while reserve.give_up():
+            with contextlib.suppress(StoreFull):
+                return self._write(body)
+        return self._write(body)
+
+    def _look(self, body: Body[T]) -> T:
+        """Look at the clock, and keep the reserve full. Only a server makes one: a run or a command ends soon."""
+        result = self._free(body)
+        if self._reserve is not None and not self._is_shared:
+            self._reserve.fill()
         return result
 
     def _refuse_if_gone(self) -> None:

@@ -1,7 +1,7 @@
 """What every group of verbs stands on: the driver, what makes a method a verb, and the two ways through an Idempotency-Key.
 
-A verb is a method whose first argument is the transaction. `@reads`, `@writes` and `@beats` open that transaction, so callers leave
-the argument out. The driver may run a verb several times, so it changes nothing but the database.
+A verb is a method whose first argument is the transaction. `@reads`, `@writes`, `@frees` and `@beats` open that transaction, so callers
+leave the argument out. The driver may run a verb several times, so it changes nothing but the database.
 """
 
 from collections.abc import Callable, Coroutine
@@ -53,7 +53,7 @@ class JoinedTransaction:
     async def write(self, body: Body[T]) -> T:
         return await body(self._tx)
 
-    read = beat = write
+    read = beat = free = write
 
 
 def reads(verb: Verb[A, P, T]) -> Call[A, P, T]:
@@ -71,13 +71,25 @@ def writes(verb: Verb[A, P, T]) -> Call[A, P, T]:
 
     @wraps(verb)
     def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        def body(tx: Tx) -> Coroutine[Any, Any, T]:
-            return verb(self, tx, *args, **kwargs)
-
-        witness = self._witness
-        return self._driver.write(_named(verb, body if witness is None else _witnessed(witness, body)))
+        return self._driver.write(_noted(self, verb, lambda tx: verb(self, tx, *args, **kwargs)))
 
     return call
+
+
+def frees(verb: Verb[A, P, T]) -> Call[A, P, T]:
+    """Run the verb like one that writes. It frees room, so on a full disk it may use the room that is kept for such verbs."""
+
+    @wraps(verb)
+    def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self._driver.free(_noted(self, verb, lambda tx: verb(self, tx, *args, **kwargs)))
+
+    return call
+
+
+def _noted(table: Table, verb: Callable[..., Any], body: Body[T]) -> Body[T]:
+    """Have the table's witness, if there is one, note what the body changes."""
+    witness = table._witness
+    return _named(verb, body if witness is None else _witnessed(witness, body))
 
 
 def _witnessed(witness: ChangeWitness, body: Body[T]) -> Body[T]:

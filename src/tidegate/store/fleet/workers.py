@@ -6,7 +6,7 @@ from tidegate.core.nouns import EVERY_JOB, Holding, WorkerDuty
 from tidegate.core.ports import ReportedWorker, WorkerReport
 from tidegate.core.states import JobState
 from tidegate.store.database.driver import Tx
-from tidegate.store.database.table import Table, beats, reads, writes
+from tidegate.store.database.table import Table, beats, frees, reads, writes
 
 ENDED_LATELY_MS = 600_000
 REPORTS_MAX = 1_000
@@ -46,12 +46,12 @@ class Workers(Table):
         """Return the incarnations whose heartbeats ran out, and the host of each."""
         return {row[0]: row[1] for row in await tx.all("workers_overdue", count_max=count_max)}
 
-    @writes
+    @frees
     async def declare_gone(self, tx: Tx, worker_id: str, *, leaving: bool = False) -> bool:
         """End an incarnation: because its heartbeat ran out, or because it leaves by itself."""
         return await tx.one("worker_gone", id=worker_id, leaving=int(leaving)) is not None
 
-    @writes
+    @frees
     async def prune_workers(self, tx: Tx, keep_ms: int) -> None:
         await tx.all("workers_prune", keep_ms=keep_ms)
 

@@ -32,7 +32,15 @@ from tidegate.core.wording import in_words
 from tidegate.failpoints import hit
 from tidegate.store.database.driver import Row, Tx
 from tidegate.store.database.rows import controls_columns, errors_text, file_from, job_from, searched_text
-from tidegate.store.database.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
+from tidegate.store.database.table import (
+    Table,
+    frees,
+    idempotent_object,
+    reads,
+    refuse_forgotten,
+    remember_object,
+    writes,
+)
 from tidegate.store.jobs.creation_quota import count_creation
 from tidegate.store.jobs.job_controls import check_not_before
 from tidegate.store.jobs.job_events import begin_events
@@ -172,7 +180,7 @@ class Jobs(Table):
             return [job_from(row) for row in await tx.dicts("job_search", **page)]
         return [job_from(row) for row in await tx.dicts(f"jobs_search{status_group(wanted)}", **page)]
 
-    @writes
+    @frees
     async def cancel_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
         """Ask a job to stop; asking twice is fine, asking a job that ended or is ending is a problem. None: no such job."""
         await tx.one("job_halt", id=job_id)
@@ -276,11 +284,11 @@ class Jobs(Table):
             await hit("deliveries_deleted")
         await self._forget_records(job_id)
 
-    @writes
+    @frees
     async def _forget_deliveries(self, tx: Tx, job_id: str) -> bool:
         return await forget_some_deliveries(tx, job_id)
 
-    @writes
+    @frees
     async def _forget_records(self, tx: Tx, job_id: str) -> None:
         rows = await tx.dicts("job_any", id=job_id)
         if not rows or JobState(rows[0]["state"]) not in JOB_ENDED:

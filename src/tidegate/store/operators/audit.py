@@ -11,7 +11,7 @@ import msgspec
 
 from tidegate.core.audit_chain import AuditEntry, ChainEnds, chained
 from tidegate.store.database.driver import Tx
-from tidegate.store.database.table import Table, reads, writes
+from tidegate.store.database.table import Table, frees, reads, writes
 
 _LIST_START = (1 << 62, "")
 
@@ -64,7 +64,7 @@ class AuditFilter(msgspec.Struct, frozen=True):
 
 
 class Audit(Table):
-    @writes
+    @frees
     async def prune_audit(self, tx: Tx, keep_ms: int, count_max: int) -> None:
         """Forget changes that are older than this, at most so many, from the beginning of the chain."""
         if not await _old_entries(tx, keep_ms, 1):

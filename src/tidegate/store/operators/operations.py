@@ -15,7 +15,7 @@ from tidegate.core.operations import RETRY, Impact, JobOperation, OperationFailu
 from tidegate.core.states import OperationState
 from tidegate.store.database.driver import Row, Tx
 from tidegate.store.database.rows import job_from
-from tidegate.store.database.table import JoinedTransaction, Table, reads, writes
+from tidegate.store.database.table import JoinedTransaction, Table, frees, reads, writes
 from tidegate.store.jobs.jobs import filter_columns
 from tidegate.store.jobs.retries import hold_retries
 from tidegate.store.operators.audit import AuditNote, AuditWitness, NotedChange, put_changes
@@ -84,7 +84,7 @@ class Operations(Table):
         rows = await tx.dicts("operation_page", created_at=start[0], id=start[1], count_max=count_max)
         return [_operation_from(row) for row in rows]
 
-    @writes
+    @frees
     async def cancel_operation(self, tx: Tx, operation_id: str) -> JobOperation | None:
         """Change no further job; asking twice is fine. None: no such operation."""
         await tx.one("operation_cancel", id=operation_id)
@@ -145,7 +145,7 @@ class Operations(Table):
         """End an operation that came to its last job; False when it was cancelled, or another worker has it."""
         return await tx.one("operation_end", id=operation_id, worker_id=worker_id) is not None
 
-    @writes
+    @frees
     async def prune_operations(self, tx: Tx, keep_ms: int) -> None:
         """Forget operations that ended so long ago."""
         if gone := await tx.all("operations_prune", keep_ms=keep_ms):

@@ -6,7 +6,15 @@ from tidegate.core.states import JobKind, JobState
 from tidegate.core.wording import in_words
 from tidegate.store.database.driver import Tx
 from tidegate.store.database.rows import job_from
-from tidegate.store.database.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
+from tidegate.store.database.table import (
+    Table,
+    frees,
+    idempotent_object,
+    reads,
+    refuse_forgotten,
+    remember_object,
+    writes,
+)
 from tidegate.store.jobs.jobs import cancel_open, over_quota, put_job
 from tidegate.store.road.ingests import start_ingested
 from tidegate.store.tenants.files import check_stored_bytes
@@ -49,7 +57,7 @@ class BackgroundResponses(Table):
         await remember_object(tx, caller.tenant_id, _ROUTE, asked.idempotency, start.job_id)
         return job_from((await tx.dicts("job_any", id=start.job_id))[0])
 
-    @writes
+    @frees
     async def delete_response(self, tx: Tx, tenant_id: str, job_id: str) -> bool:
         """Hide a response from its caller, and cancel it if it has not ended; False when there is none. `forget_job` removes it once it
         has ended."""

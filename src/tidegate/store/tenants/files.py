@@ -11,6 +11,7 @@ from tidegate.store.database.rows import file_from
 from tidegate.store.database.table import (
     Table,
     forget_object,
+    frees,
     idempotent_object,
     reads,
     refuse_forgotten,
@@ -35,12 +36,12 @@ class StoredFiles(Table):
     async def begin_blobs(self, tx: Tx, blob_ids: list[str], kind: str, worker_id: str) -> None:
         await tx.many("blob_put", [(blob_id, kind, worker_id) for blob_id in blob_ids])
 
-    @writes
+    @frees
     async def give_up_blob(self, tx: Tx, blob_id: str) -> bool:
         """Condemn a blob that its owner will not finish; False when it is in use after all, or condemned already."""
         return await tx.one("blob_condemn", id=blob_id) is not None
 
-    @writes
+    @frees
     async def condemn_uploads(self, tx: Tx, blob_ids: Sequence[str]) -> list[str]:
         """Condemn those of these uploads that no file is made of any more, and return them: their bytes may go at once."""
         return [one for one in sorted(blob_ids) if await tx.one("blob_condemn_upload", id=one) is not None]
@@ -118,7 +119,7 @@ class StoredFiles(Table):
         )
         return [file_from(row) for row in rows]
 
-    @writes
+    @frees
     async def delete_file(self, tx: Tx, tenant_id: str, file_id: str) -> bool:
         """Hide a file and let go of its bytes; False when there is none. An input that ingest still needs is refused."""
         # A job that is being created with this input holds the same lock: one of the two sees the other.
@@ -139,7 +140,7 @@ class StoredFiles(Table):
             await release_extents(tx, one)
         return True
 
-    @writes
+    @frees
     async def take_back_file(self, tx: Tx, tenant_id: str, file_id: str, key: str | None) -> bool:
         """Delete a file and what its Idempotency-Key remembers, as if it had not been uploaded; False when a job was made of it, or there
         is none."""
@@ -199,7 +200,7 @@ class StoredFiles(Table):
             if not await self._prune_some(keep_ms, count_max):
                 return
 
-    @writes
+    @frees
     async def _prune_some(self, tx: Tx, keep_ms: int, count_max: int) -> bool:
         """Forget one piece. Return whether there may be more keys or places."""
         await tx.all("files_prune", keep_ms=keep_ms, count_max=count_max)
@@ -222,12 +223,12 @@ class StoredFiles(Table):
             return None
         return int(rows[0]["recorded_to"])
 
-    @writes
+    @frees
     async def settle_blob(self, tx: Tx, blob_id: str) -> None:
         """Nothing more will be recorded from it by its owner: from now on its uses alone keep it."""
         await tx.all("blob_settle", id=blob_id)
 
-    @writes
+    @frees
     async def condemn_unused_blobs(self, tx: Tx, age_ms: int, soon_ms: int, count_max: int) -> int:
         """Condemn bytes that nothing needs: logs when they are old enough, others soon."""
         return len(await tx.all("blobs_condemn_unused", age_ms=age_ms, soon_ms=soon_ms, count_max=count_max))
@@ -238,7 +239,7 @@ class StoredFiles(Table):
         rows = await tx.all("blobs_condemned", age_ms=age_ms, soon_ms=soon_ms, count_max=count_max)
         return [row[0] for row in rows]
 
-    @writes
+    @frees
     async def forget_blob(self, tx: Tx, blob_id: str) -> None:
         """The bytes are gone, so the row may go."""
         await tx.all("blob_forget", id=blob_id)

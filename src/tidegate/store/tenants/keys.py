@@ -10,7 +10,7 @@ from tidegate.core.keys import PUBLIC_LENGTH
 from tidegate.core.nouns import FOREVER_MS, Caller
 from tidegate.store.database.driver import Tx
 from tidegate.store.database.rows import limits_from, limits_text
-from tidegate.store.database.table import Table, reads, writes
+from tidegate.store.database.table import Table, frees, reads, writes
 
 
 class KeyRights(msgspec.Struct, frozen=True):
@@ -137,7 +137,7 @@ class Keys(Table):
         rows = await tx.dicts("key_get", id=key_id)
         return rows[0] if rows else None
 
-    @writes
+    @frees
     async def end_session(self, tx: Tx, nonce: str, ends_at: int) -> None:
         """Let a session of the console end before its time."""
         await tx.all("session_end", nonce=nonce, ends_at=ends_at)
@@ -146,7 +146,7 @@ class Keys(Table):
     async def is_session_ended(self, tx: Tx, nonce: str) -> bool:
         return await tx.one("session_ended", nonce=nonce) is not None
 
-    @writes
+    @frees
     async def prune_sessions(self, tx: Tx, keep_ms: int) -> None:
         """Forget sessions that would be over anyhow, and have been for so long."""
         await tx.all("sessions_prune", keep_ms=keep_ms)
@@ -194,7 +194,7 @@ class Keys(Table):
     async def revoke_key(self, key_id: str) -> bool:
         return await self._wake_work(key_id) if await self._mark_revoked(key_id) else False
 
-    @writes
+    @frees
     async def _mark_revoked(self, tx: Tx, key_id: str) -> bool:
         return await tx.one("key_revoke", id=key_id) is not None
 
@@ -202,7 +202,7 @@ class Keys(Table):
         """Take a key away for good: it is shown nowhere, and what its jobs have not sent fails. False: there is none."""
         return await self._wake_work(key_id) if await self._mark_deleted(key_id) else False
 
-    @writes
+    @frees
     async def _mark_deleted(self, tx: Tx, key_id: str) -> bool:
         return await tx.one("key_delete", id=key_id, no_hash=b"") is not None
 
@@ -213,11 +213,11 @@ class Keys(Table):
             await self._wake_work(key_id)
         return deleted
 
-    @writes
+    @frees
     async def _mark_deleted_of(self, tx: Tx, org: str) -> list[str]:
         return sorted(row[0] for row in await tx.all("keys_delete_of", org=org, no_hash=b""))
 
-    @writes
+    @frees
     async def _wake_work(self, tx: Tx, key_id: str) -> bool:
         """Let what rests of a key's jobs, perhaps for long because a budget was spent, be looked at again: the key has changed."""
         await tx.all("key_slices_wake", key_id=key_id, forever=FOREVER_MS)

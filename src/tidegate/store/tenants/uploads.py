@@ -21,7 +21,15 @@ from tidegate.core.problems import no_such_upload, upload_not_pending
 from tidegate.core.states import UploadState
 from tidegate.core.wording import in_words
 from tidegate.store.database.driver import Tx
-from tidegate.store.database.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
+from tidegate.store.database.table import (
+    Table,
+    frees,
+    idempotent_object,
+    reads,
+    refuse_forgotten,
+    remember_object,
+    writes,
+)
 from tidegate.store.tenants.files import check_stored_bytes, show_file
 
 PENDING_MS = 3_600_000
@@ -140,7 +148,7 @@ class StoredUploads(Table):
         await show_file(tx, tenant_id, file)
         return await _upload(tx, tenant_id, upload_id) or refuse_forgotten(), unused
 
-    @writes
+    @frees
     async def cancel_upload(self, tx: Tx, tenant_id: str, upload_id: str) -> tuple[PartedUpload, list[str]]:
         """Give up a pending upload; return the blobs that are needed no more. One that is cancelled stays so."""
         await tx.one("tenant_lock", tenant_id=tenant_id)
@@ -157,7 +165,7 @@ class StoredUploads(Table):
         """Return pending uploads whose time is over, each with its tenant."""
         return [(row[0], row[1]) for row in await tx.all("uploads_overdue", count_max=count_max)]
 
-    @writes
+    @frees
     async def expire_upload(self, tx: Tx, tenant_id: str, upload_id: str) -> bool:
         """Let go of an upload whose time is over. False: it ended otherwise meanwhile."""
         await tx.one("tenant_lock", tenant_id=tenant_id)
@@ -166,7 +174,7 @@ class StoredUploads(Table):
         await _release_parts(tx, upload_id)
         return True
 
-    @writes
+    @frees
     async def prune_uploads(self, tx: Tx, keep_ms: int) -> None:
         """Forget uploads that ended long ago."""
         await tx.all("uploads_prune", keep_ms=keep_ms)

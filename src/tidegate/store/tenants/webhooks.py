@@ -24,7 +24,15 @@ from tidegate.core.webhooks import (
 from tidegate.core.wording import in_words
 from tidegate.failpoints import hit
 from tidegate.store.database.driver import Row, Tx
-from tidegate.store.database.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
+from tidegate.store.database.table import (
+    Table,
+    frees,
+    idempotent_object,
+    reads,
+    refuse_forgotten,
+    remember_object,
+    writes,
+)
 
 ENDPOINTS_MAX = 100
 # So many deliveries are deleted in one transaction: a tenth of a second of the store's time.
@@ -127,7 +135,7 @@ class Webhooks(Table):
             await hit("deliveries_deleted")
         return deleted
 
-    @writes
+    @frees
     async def _delete_endpoint(self, tx: Tx, tenant_id: str, endpoint_id: str) -> bool | None:
         """Delete some deliveries of an endpoint, and with the last of them the endpoint. None: there may be more."""
         if await _endpoint(tx, tenant_id, endpoint_id) is None:
@@ -256,7 +264,7 @@ class Webhooks(Table):
         gone = await tx.all("webhook_jobs_gone", keep_ms=keep_ms, count_max=count_max)
         return sorted({row[0] for row in gone})
 
-    @writes
+    @frees
     async def _drop_deliveries(self, tx: Tx, job_id: str) -> int:
         dropped = await tx.all("webhook_deliveries_drop", job_id=job_id, count_max=DELETED_AT_ONCE)
         await tx.all("webhook_endpoint_forget", job_id=job_id)
