@@ -146,8 +146,9 @@ def test_lines_may_name_different_endpoints(desk: Desk) -> None:
     assert failed["fetched"]["response"]["body"]["error"]["param"] == "body.file_url"
 
 
-def test_an_empty_file_is_an_empty_output(desk: Desk) -> None:
-    (desk.here / "empty.jsonl").write_text("")
+@pytest.mark.parametrize("text", ["", "\n", "\ufeff\r\n \t\n\n"])
+def test_a_file_without_requests_is_an_empty_output(desk: Desk, text: str) -> None:
+    (desk.here / "empty.jsonl").write_text(text)
     (desk.here / "results.jsonl").write_text("of another run\n")
     summary = summary_of(desk.done("run", "empty.jsonl", "-o", "results.jsonl", "--upstream", "http://h/v1", "--json"))
     assert (summary["total"], summary["failed"], summary["exit_code"]) == (0, 0, 0)

@@ -22,8 +22,11 @@ async def no_models(request: Request, peer: Peer) -> None:
         await peer.answer(400, b"")
     elif request.path == "/lists/v1/models":
         await peer.answer(200, b'{"object":"list","data":[{"id":"llama"},{"id":"qwen"}]}')
+    elif request.path.startswith("/moved"):
+        await peer.answer(302, b"", Location="https://elsewhere.example/v1/models?token=secret")
     else:
-        await peer.answer(501 if request.path.startswith("/none") else 404, b"no")
+        status = 501 if request.path.startswith("/none") else 503 if request.path.startswith("/loading") else 404
+        await peer.answer(status, b"no")
 
 
 @pytest.fixture
@@ -36,7 +39,13 @@ def strange_server() -> Iterator[str]:
     ("path", "words"),
     [
         ("/none/v1", ["status 501", "--upstream"]),
-        ("/wrong", ["status 404", "/v1"]),
+        ("/wrong", ["status 404", "Model servers have it under /v1: write --upstream http://HOST:PORT/v1"]),
+        ("/wrong/v1", ["status 404", "Is it the address of a model server? Fix --upstream"]),
+        ("/loading/v1", ["status 503", "If it is still starting, --wait waits for it"]),
+        (
+            "/moved/v1",
+            ["status 302", "It leads to https://elsewhere.example/v1/models, and redirects are not followed"],
+        ),
         ("/lists/v1", ["does not serve the model 'm'", "line 1 of requests.jsonl", "llama, qwen", "--model"]),
     ],
 )
@@ -46,6 +55,7 @@ def test_a_server_that_cannot_serve_this_is_told_before_the_first_call(
     desk.write_requests(3)
     proc = desk.done("run", "requests.jsonl", "--upstream", strange_server + path, "-o", "r.jsonl", code=2)
     assert all(word in proc.stderr() for word in [*words, "--no-check"]), proc.stderr()
+    assert "secret" not in proc.stderr()
     assert not (desk.here / "r.jsonl").exists()
 
 

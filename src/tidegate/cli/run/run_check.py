@@ -40,7 +40,7 @@ async def check_upstream(settings: Settings, router: "Router", source: input_fil
         key = "Fix api_key under models" if settings.models else "Name a key with --api-key env:NAME"
         raise SettingsError(f"The model server refuses us: {probes[0].message}. {key}.")
     if all(probe.reachable and probe.status != 200 for probe in probes):
-        raise SettingsError(_not_a_model_server(settings, urls, probes[0].status))
+        raise SettingsError(_not_a_model_server(settings, urls, probes[0]))
     if all(probe.reachable and not probe.models for probe in probes):
         raise SettingsError(
             f"{urls} answers, but not as a model server: {_sentence(probes[0].message or 'it lists no model')} "
@@ -58,13 +58,22 @@ def _named_by(settings: Settings) -> str:
     return "its url under models" if settings.models else "--upstream"
 
 
-def _not_a_model_server(settings: Settings, urls: str, status: int) -> str:
-    if status == 404:
+def _not_a_model_server(settings: Settings, urls: str, probe: "Probe") -> str:
+    return f"{urls} answers GET /v1/models with status {probe.status}. {_hint(settings, urls, probe)}; {_ANYWAY}"
+
+
+def _hint(settings: Settings, urls: str, probe: "Probe") -> str:
+    """What the author of the address can do about such an answer."""
+    named_by = _named_by(settings)
+    if 300 <= probe.status <= 399:
+        where = f"It leads to {probe.leads_to}" if probe.leads_to else "It leads nowhere"
+        return f"{where}, and redirects are not followed: write the final address in {named_by}"
+    if probe.status >= 500 and probe.status != 501:
+        return f"If it is still starting, --wait waits for it; otherwise fix {named_by}"
+    if probe.status == 404 and not urls.rstrip("/").endswith("/v1"):
         example = "url: http://HOST:PORT/v1" if settings.models else "--upstream http://HOST:PORT/v1"
-        hint = f"Model servers have it under /v1: write {example}"
-    else:
-        hint = f"Is it the address of a model server? Fix {_named_by(settings)}"
-    return f"{urls} answers GET /v1/models with status {status}. {hint}; {_ANYWAY}"
+        return f"Model servers have it under /v1: write {example}"
+    return f"Is it the address of a model server? Fix {named_by}"
 
 
 class AskedModels:

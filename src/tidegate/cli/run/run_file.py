@@ -69,7 +69,7 @@ def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
     targets = input_file.targets(_local_output(order, settings, passing), order.errors, source)
     if order.as_json and targets.results is None:
         raise SettingsError("--json and results on stdout would mix; send the results to a file with -o FILE.")
-    if not source.size_bytes:
+    if source.is_blank:
         return _finish_empty(order, targets, settings)
     run_options = _for_endpoint(order, _endpoint(order.run_options.endpoint, source))
     logs.configure(settings, quiet=True)
@@ -105,7 +105,7 @@ def _finish_empty(order: Order, targets: input_file.Targets, settings: Settings)
     if order.as_json:
         terminal.show_json(summary.of_nothing(targets))
     else:
-        terminal.say("done     0 of 0 items succeeded: the input is empty")
+        terminal.say("done     0 of 0 items succeeded: the input has no requests")
     return summary.ALL_SUCCEEDED
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tidegate.cli.terminal import terminal
 from tidegate.cli.terminal.results import is_stream
@@ -38,6 +39,7 @@ NO_CONTROLS = JobControls()
 MODELS_MAX = 1_000
 SERIES_CHARS = 32
 URL_CHARS_SHOWN = 80
+BOM = b"\xef\xbb\xbf"
 # So much of a chunk is looked at again with the next one, for a url that stands across their border.
 PATH_BYTES_MAX = 256
 _PATH = re.compile(rb'"url"\s{0,8}:\s{0,8}"(/[^"\\]{1,200})"')
@@ -65,7 +67,8 @@ _asking = msgspec.json.Decoder(_AskingLine)
 
 class Input(msgspec.Struct, frozen=True):
     """An input that lies on this disk: the caller's own file, or what came in on stdin. `endpoint` is that of the first line, or MIXED
-    where lines name different ones. `perhaps_models` are what look like names of models, also where they stand in a prompt."""
+    where lines name different ones; `is_blank`: there is no request in it. `perhaps_models` are what look like names of models, also
+    where they stand in a prompt."""
 
     path: Path
     name: str
@@ -77,6 +80,7 @@ class Input(msgspec.Struct, frozen=True):
     line_count: int = 0
     perhaps_models: frozenset[bytes] = frozenset()
     places: InputPlaces = AS_WRITTEN
+    is_blank: bool = False
 
 
 class RunOptions(msgspec.Struct, frozen=True):
@@ -184,8 +188,10 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
     head, tail, has_first_line = bytearray(), b"", False
     paths: set[bytes] = set()
     models: set[bytes] = set()
+    is_blank = True
     while chunk := stream.read(PIECE_BYTES):
         digest.update(chunk)
+        is_blank = is_blank and not (chunk if size_bytes else chunk.removeprefix(BOM)).strip()
         size_bytes += len(chunk)
         line_count += chunk.count(b"\n")
         if size_bytes > bytes_max:
@@ -208,7 +214,8 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
     if endpoint is not None and len(paths) > 1 and _names_several(path):
         endpoint = MIXED
     sha256 = digest.hexdigest()
-    return Input(path, name, sha256, size_bytes, endpoint, spool is not None, trouble, line_count, frozenset(models))
+    found = Input(path, name, sha256, size_bytes, endpoint, spool is not None, trouble, line_count, frozenset(models))
+    return replace(found, is_blank=is_blank)
 
 
 def _keep(chunk: bytes, spool: IO[bytes]) -> None:
@@ -274,7 +281,7 @@ def _asking_lines(path: Path) -> Iterator[tuple[int, _AskingLine]]:
 
 def _endpoint_of(head: bytes) -> tuple[str | None, str]:
     """The `url` of the first line, or what its author should know that lacks one."""
-    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
+    line = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
     try:
         url = msgspec.json.decode(line, type=_Line).url
     except (msgspec.MsgspecError, UnicodeDecodeError):

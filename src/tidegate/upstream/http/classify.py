@@ -84,7 +84,7 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
             return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms, code="upstream_overloaded")
         return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms)
     if 300 <= status <= 399:
-        where = headers.get("Location", "").split("?")[0][:200]
+        where = redirect_target(headers)
         return Refused(
             f"the upstream redirects ({status}) to {where or 'nowhere'}, and redirects are not followed: "
             "set the deployment's url to the final address",
@@ -96,6 +96,11 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
     if 400 <= status <= 499:
         return Refused(f"the upstream refused the request with status {status}", status=status, body=raw)
     return BrokenAnswer(f"the upstream ended with status {status}, which is no answer", status=status, body=raw)
+
+
+def redirect_target(headers: Mapping[str, str]) -> str:
+    """Return where a redirect leads, without what may be secret in it; empty when it does not say."""
+    return headers.get("Location", "").split("?")[0][:200]
 
 
 def failure(wrong: BaseException, *, sent: bool) -> UpstreamError:

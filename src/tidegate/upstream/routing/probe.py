@@ -14,6 +14,7 @@ import msgspec
 from tidegate.core.deployments import EngineKind, HttpLimits
 from tidegate.core.errors import Unavailable, UpstreamError
 from tidegate.core.ports import Clock
+from tidegate.upstream.http import classify
 from tidegate.upstream.routing.deployment_state import FAILING, DeploymentState
 
 PROBE_TIMEOUT_S = 5.0
@@ -60,7 +61,7 @@ class Listed(msgspec.Struct, frozen=True):
 class Probe(msgspec.Struct, frozen=True):
     """A deployment's answer to `GET /models`. `message` says what to do when it is not healthy.
 
-    Without `is_whole` there are more models than it listed.
+    Without `is_whole` there are more models than it listed. `leads_to` is where a redirect points.
     """
 
     deployment: str
@@ -71,6 +72,7 @@ class Probe(msgspec.Struct, frozen=True):
     message: str
     listed: Mapping[str, Listed] = msgspec.field(default_factory=dict)
     is_whole: bool = True
+    leads_to: str = ""
 
 
 class _Model(msgspec.Struct):
@@ -144,16 +146,22 @@ async def ask_models(state: DeploymentState, clock: Clock, timeout_s: float = PR
     # Anthropic lists twenty where it is not asked for more.
     endpoint = f"{MODELS_ENDPOINT}?limit=1000" if state.deployment.engine is EngineKind.ANTHROPIC else MODELS_ENDPOINT
     try:
-        status, _, body = await state.control.get(state.url(endpoint), timeout_s)
+        status, headers, body = await state.control.get(state.url(endpoint), timeout_s)
     except UpstreamError as wrong:
         return Probe(name, False, 0, (), clock.monotonic_ms() - began_ms, wrong.message)
     took_ms = clock.monotonic_ms() - began_ms
     models: tuple[str, ...] = ()
     listed: dict[str, Listed] = {}
     is_whole = True
-    message = ""
+    message = leads_to = ""
     if status in (401, 403):
         message = f"it says {status} to our key: check the deployment's api_key"
+    elif 300 <= status <= 399:
+        leads_to = classify.redirect_target(headers)
+        message = (
+            f"GET {MODELS_ENDPOINT} is redirected ({status}) to {leads_to or 'nowhere'}, and redirects are not followed: "
+            "set the deployment's url to the final address"
+        )
     elif status != 200:
         message = f"GET {MODELS_ENDPOINT} was answered with status {status}: check the deployment's url"
     else:
@@ -165,7 +173,7 @@ async def ask_models(state: DeploymentState, clock: Clock, timeout_s: float = PR
             message = (
                 f"GET {MODELS_ENDPOINT} did not answer with a list of models: is this an OpenAI-compatible server?"
             )
-    return Probe(name, True, status, models, took_ms, message, listed, is_whole)
+    return Probe(name, True, status, models, took_ms, message, listed, is_whole, leads_to)
 
 
 async def knows_model(state: DeploymentState, model: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
