@@ -281,6 +281,7 @@ def block_of(role: str, **block: Any) -> list[Any]:
         ({"output_config": {"effort": "max"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "grammar"}}}, "output_config.format.type"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -5}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"model": 7}, "model"),

@@ -118,12 +118,27 @@ def test_counts_move_when_all_is_over_and_results_are_told_apart(web: WebServer,
         "c": {"type": "canceled"},
         "d": {"type": "canceled"},
     }
+    assert client.post(f"{PATH}/{batch['id']}/cancel").status_code == 200, "asking twice is fine"
     gone = client.delete(f"{PATH}/{batch['id']}")
     assert gone.json() == {"id": batch["id"], "type": "message_batch_deleted"}
     for path in (f"{PATH}/{batch['id']}", f"{PATH}/{batch['id']}/results"):
         refused(client.get(path), 404, "not_found_error", "batch_not_found")
     assert client.get(f"/v1/batches/{job_id(batch)}").status_code == 404
     assert batch["id"] not in client.get(PATH).text
+
+
+def test_a_batch_that_ended_is_not_cancelled_and_told_so_in_the_words_of_this_api(
+    web: WebServer, client: httpx2.Client
+) -> None:
+    batch = made(client, "a")
+    stages.start(web, job_id(batch), 1)
+    stages.finish(web, job_id(batch), {0: line("a", {"status_code": 200, "request_id": "r", "body": {}})}, {})
+    stages.publish(web, job_id(batch), {}, Outcome.CANCELLED)
+    answer = client.post(f"{PATH}/{batch['id']}/cancel")
+    refused(answer, 409, "invalid_request_error", "batch_not_cancellable")
+    words = answer.json()["error"]["message"]
+    assert words.startswith("This message batch has ended")
+    assert "status '" not in words
 
 
 @pytest.mark.parametrize(

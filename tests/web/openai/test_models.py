@@ -179,3 +179,16 @@ def test_a_deployment_that_is_taken_away_while_it_is_asked_is_forgotten(world: G
     world.web.run(take_away())
     world.upstreams[0]._loop.call_soon_threadsafe(gate.set)
     assert listed(world) == {}
+
+
+def test_a_name_that_a_server_without_names_takes_is_found_though_it_is_not_listed(world: GatewayWorld) -> None:
+    async def takes_m(request: Request, peer: Peer) -> None:
+        is_known = request.path in ("/v1/models", "/v1/models/org%2Fm")
+        await peer.answer(200 if is_known else 404, b'{"object":"list","data":[{"id":"listed"}]}')
+
+    world.start(models={}, upstream={"url": world.upstream(takes_m).url})
+    assert list(listed(world)) == ["listed"]
+    assert world.client().get("/v1/models/org/m").json()["id"] == "org/m"
+    assert world.client().get("/v1/models/other").status_code == 404
+    key = world.web.make_key("ours", models=["listed"])
+    assert world.client(key).get("/v1/models/org/m").status_code == 404, "a key may not ask for what it may not use"

@@ -30,7 +30,9 @@ def request_to_openai(body: bytes, dialect: OpenAiDialect = OPENAI) -> Translate
     out["messages"] += _system(fields)
     out["messages"] += _messages(fields)
     limit = fields.need("max_tokens", int)
-    if limit < 1:
+    if limit < 0:
+        raise voice.malformed("max_tokens", "must be 1 or more")
+    if limit == 0:
         raise voice.unsupported("max_tokens", "`max_tokens` must be 1 or more here: a cache cannot be warmed this way.")
     out[dialect.output_limit] = limit
     _sampling(fields, out, dialect)

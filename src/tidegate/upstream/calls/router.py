@@ -4,6 +4,7 @@ This is the surface: it knows where names lead and puts the parts together. It d
 the engine decides what to do meanwhile; only a budget that frees within a moment is waited for.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -227,6 +228,11 @@ class Router:
     async def knows_by_name(self, model: str) -> bool:
         """Ask every deployment whether it knows a model that it does not list."""
         return any([await knows_model(state, model) for state in self._states.values()])
+
+    async def takes_by_name(self, model: str, timeout_s: float) -> bool:
+        """Ask every deployment that takes any name whether it knows a model that it does not list."""
+        asked = [one for one in self._states.values() if not one.deployment.models and one.deployment.queue is None]
+        return any(await asyncio.gather(*(knows_model(state, model, timeout_s) for state in asked)))
 
     async def close(self) -> None:
         await self._tides.close()

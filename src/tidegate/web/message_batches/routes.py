@@ -112,7 +112,10 @@ class MessageBatchRoutes:
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
         job = await self._job(request, caller)
-        cancelled = await self._reception.replayed(lambda: self._store.cancel_job(caller.tenant_id, job.id))
+        try:
+            cancelled = await self._reception.replayed(lambda: self._store.cancel_job(caller.tenant_id, job.id))
+        except ApiProblem as problem:
+            raise _not_cancellable(problem) from problem
         if cancelled is None:
             raise _no_such_batch(request)
         self._wakes.jobs.notify()
@@ -205,6 +208,16 @@ def _require_ended(job: Job) -> None:
             "This message batch has not ended. Wait until its processing_status is `ended`, or cancel it first.",
             param="message_batch_id",
         )
+
+
+def _not_cancellable(problem: ApiProblem) -> ApiProblem:
+    """The same refusal in the words of this API."""
+    return ApiProblem(
+        problem.status,
+        problem.code,
+        "This message batch has ended or is about to, so it cannot be canceled. Its results stay as they are.",
+        param="message_batch_id",
+    )
 
 
 def _no_such_batch(request: Request) -> ApiProblem:

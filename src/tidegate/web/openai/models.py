@@ -1,9 +1,9 @@
 """The models that callers may name, as OpenAI or Anthropic list them: those that the operator named, and what deployments say of them.
 
 A name that the operator gave is listed whatever its deployments say, for a server that is away or under another version comes back; what
-they say of it (since when, whose, how long a context) is listed too. A deployment without names adds those that it says it serves. All are
-asked through the control client, side by side, not often and never waited for long: one that was silent is not waited for again until it
-has answered. What a key may not use is not shown to it.
+they say of it (since when, whose, how long a context) is listed too. A deployment without names adds those that it says it serves, and is
+asked for one that it does not list. All are asked through the control client, side by side, not often and never waited for long: one that
+was silent is not waited for again until it has answered. What a key may not use is not shown to it.
 """
 
 import asyncio
@@ -73,12 +73,21 @@ class ModelRoutes:
     async def one(self, request: Request, caller: Caller) -> Response:
         name = unquote(request.path_params["model"])
         found = await self._found(caller)
+        if name not in found and await self._is_taken(name, caller):
+            found[name] = UNLISTED
         if name not in found:
             raise ApiProblem(
                 404, "model_not_found", "The model does not exist here: GET /v1/models lists those that do."
             )
         shown = self._anthropic if _is_anthropic(request) else self._model
         return json_answer(shown(name, found[name]))
+
+    async def _is_taken(self, name: str, caller: Caller) -> bool:
+        """Whether a server that was given no names takes this one, though it does not list it."""
+        if not (_is_name(name) and allows(caller.models, caller.resources, name, self._model_of)):
+            return False
+        async with self._places:
+            return await self._router.takes_by_name(name, ASK_TIMEOUT_S)
 
     def _model(self, name: str, listed: Listed) -> schemas.ModelObject:
         created_s = listed.created_s or self._created_s
@@ -141,12 +150,12 @@ class ModelRoutes:
             return
         self._silent.discard(place)
         if not probe.message:
-            named = [one for one in probe.listed.items() if one[0].isprintable() and _fits(one[0])]
+            named = [one for one in probe.listed.items() if _is_name(one[0])]
             self._listed[place] = dict(named[:MODELS_MAX])
 
 
-def _fits(name: str) -> bool:
-    return 0 < len(name.encode("utf-8", "replace")) <= MODEL_BYTES_MAX
+def _is_name(name: str) -> bool:
+    return name.isprintable() and 0 < len(name.encode("utf-8", "replace")) <= MODEL_BYTES_MAX
 
 
 def _is_anthropic(request: Request) -> bool:
