@@ -26,6 +26,8 @@ def _calls(case: Case, found: Finding) -> dict[int, list[Seen]]:
 # Codes of a 400 that the gateway gives in the model server's place, before anything is sent.
 OWN_REFUSALS = frozenset(
     {
+        "file_too_large",
+        "invalid_file_url",
         "invalid_request",
         "max_tokens_required",
         "missing_required_parameter",

@@ -144,6 +144,7 @@ def test_lines_may_name_different_endpoints(desk: Desk) -> None:
     failed = {str(one["custom_id"]): one for one in desk.results("results.errors.jsonl")}
     assert set(failed) == {"none", "fetched"}
     assert failed["fetched"]["response"]["body"]["error"]["param"] == "body.file_url"
+    desk.done("verify", str(summary_of(done)["batch"]), "--witness", str(desk.engine.calls_log))
 
 
 @pytest.mark.parametrize("text", ["", "\n", "\ufeff\r\n \t\n\n"])
