@@ -46,6 +46,8 @@ _PAUSE_FIRST_S = 0.05
 _PAUSE_S_MAX = 1.0
 _UNWANTED_COUNT_MAX = 1_000
 REMOVE_WAIT_S = 5.0
+# A coroutine that is thrown away with its loop (GeneratorExit) can await nothing any more; what it began is collected later.
+_ENDED_IN_THE_LOOP = (Exception, asyncio.CancelledError)
 # The trailer of a work file whose one item is the first line of its input.
 _FIRST_LINE = (1).to_bytes(4, "little")
 
@@ -72,7 +74,7 @@ class Reception:
         try:
             await self.replayed(lambda: self._store.begin_blob(blob_id, "upload", self._worker_id()))
             writer = await self._blobs.create(blob_id)
-        except BaseException:
+        except _ENDED_IN_THE_LOOP:
             await asyncio.shield(self.give_up(blob_id))
             raise
         return Upload(self, self._store, blob_id, writer, size_bytes_max, over or too_large(size_bytes_max))
@@ -166,14 +168,14 @@ class Reception:
             try:
                 await writer.write(line + _FIRST_LINE)
                 await writer.finish()
-            except BaseException:
+            except _ENDED_IN_THE_LOOP:
                 await writer.abort()
                 raise
             await hit("upload_blob_durable")
             job = await self.replayed(
                 lambda: self._store.create_response(caller, request, start, asked, terms, self._worker_id())
             )
-        except BaseException:
+        except _ENDED_IN_THE_LOOP:
             # Where the commit is unknown, the store keeps a blob that is in use.
             await asyncio.shield(self.give_up(blob_id))
             raise
