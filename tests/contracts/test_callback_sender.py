@@ -17,7 +17,7 @@ from tests.support.proxy import Proxy
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tidegate.backends import callback_sender
 from tidegate.backends.callback_sender import CallbackSender
-from tidegate.core.callback_targets import TargetRules
+from tidegate.core.callback_targets import CallbackReply, TargetRules
 
 ALLOWED = TargetRules(frozenset({"127.0.0.1", "hooks.example", "localhost"}), allow_http=True)
 PUBLIC_HTTP = TargetRules(allow_http=True)
@@ -51,7 +51,7 @@ async def test_a_receiver_gets_the_body_and_headers_once_and_nothing_else(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     async with RawServer() as receiver:
-        reply = await sender.post(f"{receiver.url}/a%2Fb%61?c=%20%7e", b'{"a":1}', HEADERS)
+        reply = await sender.post(f"{receiver.url}/a%2Fb%61?c=%20%7e", b'{"a":1}', HEADERS, owner="tenant")
     assert reply.is_success
     [request] = receiver.requests
     assert request.line == "POST /v1/a%2Fb%61?c=%20%7e HTTP/1.1"
@@ -72,7 +72,7 @@ async def test_each_send_has_a_connection_of_its_own_and_keeps_no_cookie(sender:
 
     async with RawServer(cookies) as receiver:
         for _ in range(2):
-            assert (await sender.post(receiver.url, b"{}", HEADERS)).status == 204
+            assert (await sender.post(receiver.url, b"{}", HEADERS, owner="tenant")).status == 204
     assert receiver.connection_count == 2
     assert not any("cookie" in name.lower() for request in receiver.requests for name in request.headers)
 
@@ -85,7 +85,7 @@ async def test_a_redirect_is_a_failure_and_is_not_followed(sender: CallbackSende
             await peer.answer(status, b"", Location=f"http://127.0.0.1:{elsewhere.port}/")
 
         async with RawServer(redirect) as receiver:
-            reply = await sender.post(receiver.url, b"{}", HEADERS)
+            reply = await sender.post(receiver.url, b"{}", HEADERS, owner="tenant")
     assert (reply.status, reply.is_success, reply.word) == (status, False, "http_3xx")
     assert not elsewhere.requests
 
@@ -104,7 +104,7 @@ async def test_retry_after_counts_in_seconds_or_from_the_receivers_own_date(
         await peer.answer(503, b"", Retry_After=text, Date="Wed, 21 Oct 2026 07:28:00 GMT")
 
     async with RawServer(busy) as receiver:
-        reply = await sender.post(receiver.url, b"{}", HEADERS)
+        reply = await sender.post(receiver.url, b"{}", HEADERS, owner="tenant")
     assert (reply.status, reply.retry_after_ms) == (503, retry_after_ms)
 
 
@@ -115,7 +115,7 @@ async def test_a_receiver_that_hangs_is_given_up(sender: CallbackSender, monkeyp
         await peer.until_gone()
 
     async with RawServer(hang) as receiver:
-        reply = await sender.post(receiver.url, b"{}", HEADERS)
+        reply = await sender.post(receiver.url, b"{}", HEADERS, owner="tenant")
         await eventually(lambda: receiver.open_count == 0, "the connection to be closed")
     assert reply.failure == "timed_out"
 
@@ -139,15 +139,15 @@ async def test_what_a_bad_wire_does_is_a_try_that_failed(
         wire = Proxy("127.0.0.1", receiver.port)
         try:
             url = f"http://{wire.address}/v1"
-            assert (await sender.post(url, b"{}", HEADERS)).is_success
+            assert (await sender.post(url, b"{}", HEADERS, owner="tenant")).is_success
             with monkeypatch.context() as short:
                 short.setattr(callback_sender, "TOTAL_S", 0.3)
                 WIRE_FAULTS[fault](wire)
-                reply = await sender.post(url, b"{}", HEADERS)
+                reply = await sender.post(url, b"{}", HEADERS, owner="tenant")
             assert (reply.is_success, reply.is_gone) == (False, False)
             assert reply.word in ("timed_out", "connection_failed", "invalid_answer"), reply.word
             wire.heal()
-            assert (await sender.post(url, b"{}", HEADERS)).is_success
+            assert (await sender.post(url, b"{}", HEADERS, owner="tenant")).is_success
         finally:
             wire.close()
 
@@ -162,7 +162,7 @@ async def test_a_head_that_trickles_is_given_up(sender: CallbackSender, monkeypa
             await asyncio.sleep(0.05)
 
     async with RawServer(trickle) as receiver:
-        assert (await sender.post(receiver.url, b"{}", HEADERS)).failure == "timed_out"
+        assert (await sender.post(receiver.url, b"{}", HEADERS, owner="tenant")).failure == "timed_out"
 
 
 @pytest.mark.parametrize("head", [b"Content-Length: 100000000000", b"Transfer-Encoding: chunked"])
@@ -181,7 +181,7 @@ async def test_an_endless_answer_is_not_read(
             sent += len(part)
 
     async with RawServer(endless) as receiver:
-        reply = await sender.post(receiver.url, b"{}", HEADERS)
+        reply = await sender.post(receiver.url, b"{}", HEADERS, owner="tenant")
         await eventually(lambda: receiver.open_count == 0, "the connection to be closed")
     assert reply.is_success
     # What the sockets of both ends hold is more than what is read.
@@ -198,7 +198,7 @@ async def test_a_receiver_may_end_a_short_answer(sender: CallbackSender) -> None
         await peer.send(b"cd")
 
     async with RawServer(answer) as receiver:
-        assert (await sender.post(receiver.url, b"{}", HEADERS)).is_success
+        assert (await sender.post(receiver.url, b"{}", HEADERS, owner="tenant")).is_success
         order.append("replied")
     assert order == ["ended", "replied"]
 
@@ -208,7 +208,7 @@ async def test_a_compressed_answer_is_not_unpacked(sender: CallbackSender) -> No
         await peer.answer(200, b"no gzip at all", Content_Encoding="gzip")
 
     async with RawServer(broken) as receiver:
-        assert (await sender.post(receiver.url, b"{}", HEADERS)).is_success
+        assert (await sender.post(receiver.url, b"{}", HEADERS, owner="tenant")).is_success
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ async def test_an_answer_that_is_no_http_is_a_failure(sender: CallbackSender, sa
         peer.close()
 
     async with RawServer(say) as receiver:
-        reply = await sender.post(receiver.url, b"{}", HEADERS)
+        reply = await sender.post(receiver.url, b"{}", HEADERS, owner="tenant")
     assert not reply.is_success
     assert reply.failure in ("bad_answer", "connection_failed")
 
@@ -236,7 +236,9 @@ async def test_a_receiver_that_is_away_is_a_failure(sender: CallbackSender) -> N
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    assert (await sender.post(f"http://127.0.0.1:{port}/", b"{}", HEADERS)).failure == "connection_failed"
+    assert (
+        await sender.post(f"http://127.0.0.1:{port}/", b"{}", HEADERS, owner="tenant")
+    ).failure == "connection_failed"
 
 
 async def test_a_certificate_must_be_trusted_and_bear_the_name(tmp_path: Path) -> None:
@@ -246,10 +248,12 @@ async def test_a_certificate_must_be_trusted_and_bear_the_name(tmp_path: Path) -
     sender = CallbackSender(ALLOWED, "Tidegate/test", answers("127.0.0.1"), ssl.create_default_context(cafile=cert))
     async with RawServer(tls=context) as receiver:
         url = f"https://hooks.example:{receiver.port}/hook"
-        assert (await stranger.post(url, b"{}", HEADERS)).failure == "tls_failed"
-        assert (await sender.post(url, b"{}", HEADERS)).is_success
+        assert (await stranger.post(url, b"{}", HEADERS, owner="tenant")).failure == "tls_failed"
+        assert (await sender.post(url, b"{}", HEADERS, owner="tenant")).is_success
         assert receiver.requests[0].headers["Host"] == f"hooks.example:{receiver.port}"
-        assert (await sender.post(url.replace("hooks.example", "localhost"), b"{}", HEADERS)).failure == "tls_failed"
+        assert (
+            await sender.post(url.replace("hooks.example", "localhost"), b"{}", HEADERS, owner="tenant")
+        ).failure == "tls_failed"
     await stranger.close()
     await sender.close()
 
@@ -268,7 +272,7 @@ async def test_a_certificate_must_be_trusted_and_bear_the_name(tmp_path: Path) -
 async def test_a_name_with_any_closed_address_is_not_called(addresses: tuple[str, ...]) -> None:
     async with RawServer() as receiver:
         sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", answers(*addresses))
-        reply = await sender.post("http://hooks.example.com/", b"{}", HEADERS)
+        reply = await sender.post("http://hooks.example.com/", b"{}", HEADERS, owner="tenant")
         await sender.close()
     assert reply.failure == "target_refused"
     assert not receiver.connection_count
@@ -291,19 +295,19 @@ async def test_a_file_is_read_whole_and_only_from_where_it_may_be(sender: Callba
             await peer.answer(200, b"RIFF" * 1_000, Content_Type="audio/wav")
 
     async with RawServer(serve) as host:
-        whole = await sender.fetch(f"{host.url}/file", 4_000)
+        whole = await sender.fetch(f"{host.url}/file", 4_000, owner="tenant")
         assert (whole.status, whole.media_type, whole.data) == (200, "audio/wav", b"RIFF" * 1_000)
         [request] = host.requests
         assert request.line.startswith("GET ")
         assert "authorization" not in {name.lower() for name in request.headers}
-        assert (await sender.fetch(f"{host.url}/file", 3_999)).failure == "too_large"
-        assert (await sender.fetch(f"{host.url}/endless", 1 << 20)).failure == "too_large"
-        assert (await sender.fetch(f"{host.url}/moved", 4_000)).status == 302
-        assert (await sender.fetch(f"{host.url}/packed", 4_000)).failure == "bad_answer"
-        assert (await sender.fetch(f"{host.url}/short", 4_000)).failure == "bad_answer"
+        assert (await sender.fetch(f"{host.url}/file", 3_999, owner="tenant")).failure == "too_large"
+        assert (await sender.fetch(f"{host.url}/endless", 1 << 20, owner="tenant")).failure == "too_large"
+        assert (await sender.fetch(f"{host.url}/moved", 4_000, owner="tenant")).status == 302
+        assert (await sender.fetch(f"{host.url}/packed", 4_000, owner="tenant")).failure == "bad_answer"
+        assert (await sender.fetch(f"{host.url}/short", 4_000, owner="tenant")).failure == "bad_answer"
         strict = CallbackSender(PUBLIC_HTTP, "Tidegate/test", answers("8.8.8.8", "127.0.0.1"))
         for url in ("http://hooks.example.com/", "http://169.254.169.254/", "file:///etc/passwd", "ftp://a.example/"):
-            assert (await strict.fetch(url, 4_000)).failure == "target_refused"
+            assert (await strict.fetch(url, 4_000, owner="tenant")).failure == "target_refused"
         await strict.close()
 
 
@@ -312,7 +316,9 @@ async def test_a_name_that_does_not_resolve_looks_like_a_closed_one() -> None:
         raise socket.gaierror(socket.EAI_NONAME, "unknown")
 
     sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", fail)
-    assert (await sender.post("http://nothing.example.com/", b"{}", HEADERS)).failure == "target_refused"
+    assert (
+        await sender.post("http://nothing.example.com/", b"{}", HEADERS, owner="tenant")
+    ).failure == "target_refused"
     await sender.close()
 
 
@@ -321,8 +327,10 @@ async def test_a_name_server_that_is_away_says_nothing_about_the_name() -> None:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", fail)
-    assert (await sender.post("http://hooks.example.com/", b"{}", HEADERS)).failure == "connection_failed"
-    assert (await sender.fetch("http://files.example.com/", 10)).failure == "connection_failed"
+    assert (
+        await sender.post("http://hooks.example.com/", b"{}", HEADERS, owner="tenant")
+    ).failure == "connection_failed"
+    assert (await sender.fetch("http://files.example.com/", 10, owner="tenant")).failure == "connection_failed"
     await sender.close()
 
 
@@ -346,7 +354,7 @@ async def test_a_name_is_resolved_once_for_each_send(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("the connection resolved the name again"))
     async with RawServer() as receiver:
         sender = CallbackSender(ALLOWED, "Tidegate/test", rebinding)
-        assert (await sender.post(f"http://hooks.example:{receiver.port}/", b"{}", HEADERS)).is_success
+        assert (await sender.post(f"http://hooks.example:{receiver.port}/", b"{}", HEADERS, owner="tenant")).is_success
         await sender.close()
     assert (asked, dialled) == (["hooks.example"], ["127.0.0.1"])
 
@@ -361,9 +369,9 @@ async def test_a_socket_is_made_only_for_an_address_that_passes(monkeypatch: pyt
         ]
 
     monkeypatch.setattr(sender, "_addresses", unchecked)
-    assert not (await sender.post("http://hooks.example.com/", b"{}", HEADERS)).is_success
+    assert not (await sender.post("http://hooks.example.com/", b"{}", HEADERS, owner="tenant")).is_success
     # An address as the URL's host needs no name server, and passes the same wall.
-    assert (await sender.post("http://127.0.0.1/", b"{}", HEADERS)).failure == "target_refused"
+    assert (await sender.post("http://127.0.0.1/", b"{}", HEADERS, owner="tenant")).failure == "target_refused"
     await sender.close()
 
 
@@ -375,14 +383,41 @@ async def test_one_host_gets_a_few_calls_at_a_time_and_others_go_on(sender: Call
         await peer.answer()
 
     async with RawServer(slow) as receiver, RawServer() as other:
-        waiting = [asyncio.create_task(sender.post(receiver.url, b"{}", HEADERS)) for _ in range(12)]
-        await eventually(lambda: receiver.open_count == callback_sender.PER_HOST_MAX, "the host's calls")
-        reply = await sender.post(f"http://localhost:{other.port}/", b"{}", HEADERS)
+        waiting = [asyncio.create_task(sender.post(receiver.url, b"{}", HEADERS, owner="tenant")) for _ in range(12)]
+        await eventually(lambda: receiver.open_count == callback_sender.PER_OWNER_MAX, "the owner's calls")
+        reply = await sender.post(f"http://localhost:{other.port}/", b"{}", HEADERS, owner="tenant")
         assert reply.is_success
         release.set()
         assert all(reply.is_success for reply in await asyncio.gather(*waiting))
+        assert receiver.open_count_highest == callback_sender.PER_OWNER_MAX
+    assert not sender._slots
+
+
+async def test_one_owners_receiver_that_hangs_holds_up_no_other_owner_at_the_same_host(sender: CallbackSender) -> None:
+    release = asyncio.Event()
+
+    async def hangs_at_one_path(request: Request, peer: Peer) -> None:
+        if request.path.endswith("/hangs"):
+            await release.wait()
+        await peer.answer()
+
+    async with RawServer(hangs_at_one_path) as receiver:
+        owners = [f"tenant-{number}" for number in range(6) for _ in range(2 * callback_sender.PER_OWNER_MAX)]
+        first = owners[: 2 * callback_sender.PER_OWNER_MAX]
+
+        def hanging(owners: list[str]) -> list[asyncio.Task[CallbackReply]]:
+            url = f"{receiver.url}/hangs"
+            return [asyncio.create_task(sender.post(url, b"{}", HEADERS, owner=one)) for one in owners]
+
+        waiting = hanging(first)
+        await eventually(lambda: receiver.open_count == callback_sender.PER_OWNER_MAX, "the owner's calls")
+        assert (await sender.post(f"{receiver.url}/well", b"{}", HEADERS, owner="other")).is_success
+        waiting += hanging(owners[len(first) :])
+        await eventually(lambda: receiver.open_count == callback_sender.PER_HOST_MAX, "the host's calls")
+        release.set()
+        assert all(reply.is_success for reply in await asyncio.gather(*waiting))
         assert receiver.open_count_highest == callback_sender.PER_HOST_MAX
-    assert not sender._hosts
+    assert not sender._slots
 
 
 async def test_a_slow_name_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +430,7 @@ async def test_a_slow_name_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         return ()
 
     sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", slow)
-    assert (await sender.post("http://slow.example.com/", b"{}", HEADERS)).failure == "timed_out"
+    assert (await sender.post("http://slow.example.com/", b"{}", HEADERS, owner="tenant")).failure == "timed_out"
     assert not answered, "it is given up while the name server is silent"
     given_up.set()
     await sender.close()
@@ -413,7 +448,7 @@ async def test_closing_waits_for_no_name_server_and_asks_none_again(monkeypatch:
 
     sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", slow)
     hosts = ("a.example.com", "b.example.com")
-    posts = [asyncio.create_task(sender.post(f"http://{host}/", b"{}", HEADERS)) for host in hosts]
+    posts = [asyncio.create_task(sender.post(f"http://{host}/", b"{}", HEADERS, owner="tenant")) for host in hosts]
     await eventually(lambda: asked, "the first name to be asked for")
     await sender.close()
     assert not go.is_set()

@@ -235,7 +235,7 @@ async def test_a_store_that_is_away_stops_nothing_for_good(
 
 async def test_a_send_that_breaks_counts_as_a_failed_try(world: DeliveryWorld) -> None:
     class Broken:
-        async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
+        async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, owner: str) -> CallbackReply:
             raise RuntimeError("a fault of ours")
 
     caller = await world.caller("acme")

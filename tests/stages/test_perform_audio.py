@@ -124,7 +124,7 @@ class SlowHosts:
         self.release = asyncio.Event()
         self.waiting = 0
 
-    async def fetch(self, url: str, size_bytes_max: int) -> FetchedFile:
+    async def fetch(self, url: str, size_bytes_max: int, *, owner: str) -> FetchedFile:
         if "//slow/" in url:
             self.waiting += 1
             await self.release.wait()

@@ -35,7 +35,9 @@ FETCH_S = 60.0
 DRAIN_S = 1.0
 ANSWER_BYTES_MAX = 64 << 10
 OK = 200
-PER_HOST_MAX = 5
+# A receiver that hangs holds up its owner's calls to that host, and no other owner's: it takes several owners to use up a host.
+PER_OWNER_MAX = 5
+PER_HOST_MAX = 20
 # A name server that a tenant runs may be slow. Its look-ups get threads of their own, so that files and others do not wait for them.
 RESOLVE_THREADS = 64
 
@@ -64,9 +66,9 @@ class CallbackSender:
         self._resolve = resolve
         self._threads = ThreadPoolExecutor(RESOLVE_THREADS, thread_name_prefix="callback-resolve")
         self._tls = tls
-        self._hosts: dict[str, _HostSlots] = {}
+        self._slots: dict[tuple[str, str | None], _CallSlots] = {}
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, owner: str) -> CallbackReply:
         """Send this once. A failure of any kind is a reply with a word for it."""
 
         async def send(target: Target) -> CallbackReply:
@@ -76,10 +78,10 @@ class CallbackSender:
                 await _drain(response)
                 return reply
 
-        reply = await self._within(url, TOTAL_S, send)
+        reply = await self._within(url, owner, TOTAL_S, send)
         return CallbackReply(failure=reply) if isinstance(reply, str) else reply
 
-    async def fetch(self, url: str, size_bytes_max: int) -> FetchedFile:
+    async def fetch(self, url: str, size_bytes_max: int, *, owner: str) -> FetchedFile:
         """Read a file once. A failure of any kind is a reply with a word for it."""
 
         async def read(target: Target) -> FetchedFile:
@@ -96,16 +98,17 @@ class CallbackSender:
                         return FetchedFile(failure=TOO_LARGE)
                 return FetchedFile(OK, "", response.headers.get("Content-Type", ""), bytes(data))
 
-        found = await self._within(url, FETCH_S, read)
+        found = await self._within(url, owner, FETCH_S, read)
         return FetchedFile(failure=found) if isinstance(found, str) else found
 
-    async def _within(self, url: str, total_s: float, act: Callable[[Target], Awaitable[T]]) -> T | str:
-        """Act on a target within its host's slots and a time; returns a word when that failed."""
+    async def _within(self, url: str, owner: str, total_s: float, act: Callable[[Target], Awaitable[T]]) -> T | str:
+        """Act on a target within its owner's and its host's slots and a time; returns a word when that failed."""
         try:
             target = read_target(url, self._rules)
         except TargetRefused:
             return TARGET_REFUSED
-        async with self._host_slot(target.host):
+        # The owner's own turn comes first: calls that wait for it hold none of the host's.
+        async with self._slot((target.host, owner), PER_OWNER_MAX), self._slot((target.host, None), PER_HOST_MAX):
             try:
                 async with asyncio.timeout(total_s):
                     return await act(target)
@@ -182,9 +185,9 @@ class CallbackSender:
         ]
 
     @contextlib.asynccontextmanager
-    async def _host_slot(self, host: str) -> AsyncIterator[None]:
-        """Hold one of the few calls that one host gets at a time."""
-        slots = self._hosts.setdefault(host, _HostSlots())
+    async def _slot(self, name: tuple[str, str | None], count_max: int) -> AsyncIterator[None]:
+        """Hold one of the few calls that a host gets at a time, in all or of one owner."""
+        slots = self._slots.setdefault(name, _CallSlots(count_max))
         slots.user_count += 1
         try:
             async with slots.free:
@@ -192,12 +195,12 @@ class CallbackSender:
         finally:
             slots.user_count -= 1
             if not slots.user_count:
-                del self._hosts[host]
+                del self._slots[name]
 
 
-class _HostSlots:
-    def __init__(self) -> None:
-        self.free = asyncio.Semaphore(PER_HOST_MAX)
+class _CallSlots:
+    def __init__(self, count_max: int) -> None:
+        self.free = asyncio.Semaphore(count_max)
         self.user_count = 0
 
 

@@ -199,15 +199,19 @@ class DiscoveredLimitsStore(Protocol):
 class Callbacks(Protocol):
     """The way to receivers that tenants name."""
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
-        """Send this once, to a public address or one that the operator allows. Whatever fails is a reply with a word for it."""
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, owner: str) -> CallbackReply:
+        """Send this once, to a public address or one that the operator allows. Whatever fails is a reply with a word for it.
+
+        Calls of one owner to a host take turns; they hold up no other owner's."""
 
 
 class FileSource(Protocol):
     """The way to files that tenants name by their address."""
 
-    async def fetch(self, url: str, size_bytes_max: int) -> FetchedFile:
-        """Read a file, from a public address or one that the operator allows. Whatever fails is a reply with a word for it."""
+    async def fetch(self, url: str, size_bytes_max: int, *, owner: str) -> FetchedFile:
+        """Read a file, from a public address or one that the operator allows. Whatever fails is a reply with a word for it.
+
+        Calls of one owner to a host take turns; they hold up no other owner's."""
 
 
 class RequestQueue(Protocol):

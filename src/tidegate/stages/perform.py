@@ -317,18 +317,18 @@ class Performer:
             self._fetches[owner] += 1
             try:
                 await kept_until_sent.enter_async_context(self._fetched_files)
-                file = await self._fetched(url)
+                file = await self._fetched(owner, url)
             finally:
                 self._fetches[owner] -= 1
                 if not self._fetches[owner]:
                     del self._fetches[owner]
             yield file
 
-    async def _fetched(self, url: str) -> AudioFile:
+    async def _fetched(self, owner: str, url: str) -> AudioFile:
         """Return the file at an address; AudioFault when it can never be read, Ambiguous when it may be later."""
         if self._files is None:
             raise audio.AudioFault("invalid_file_url", "Files are not fetched here: send a data: URL.", "file_url")
-        found = await self._files.fetch(url, audio.FILE_BYTES_MAX)
+        found = await self._files.fetch(url, audio.FILE_BYTES_MAX, owner=owner)
         if found.failure == TOO_LARGE:
             raise audio.too_large()
         if found.failure == TARGET_REFUSED:

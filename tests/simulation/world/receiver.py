@@ -116,7 +116,7 @@ class ProcessCallbacks:
         self._receiver = receiver
         self._process = process
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, owner: str) -> CallbackReply:
         is_calm = self._process.weather.clear
         slow_s = self._process.weather.dice.uniform(0.01, 0.5)
         return await self._process.ask(lambda: self._receiver.take(url, body, headers, is_calm=is_calm), slow_s)
