@@ -350,6 +350,9 @@ class StrangerDriver(SqliteDriver):
     async def write(self, body: Body[T]) -> T:
         return await super().write(lambda tx: body(StrangerTx(tx)))
 
+    async def free(self, body: Body[T]) -> T:
+        return await super().free(lambda tx: body(StrangerTx(tx)))
+
     async def read(self, body: Body[T]) -> T:
         return await super().read(lambda tx: body(StrangerTx(tx)))
 
