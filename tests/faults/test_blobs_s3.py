@@ -361,6 +361,29 @@ async def test_a_read_that_is_answered_with_404_once_goes_on(
     await blobs.close()
 
 
+@pytest.mark.parametrize("asked", ["put_async", "head_async"])
+async def test_an_upload_that_is_answered_with_404_once_goes_on(
+    settings: S3Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    blobs = S3Blobs(settings, tmp_path / "spool")
+    writer = await blobs.create(blob_id := new_id())
+    answer, misses = getattr(obstore, asked), [1]
+
+    async def missing_once(*given: Any, **more: Any) -> Any:
+        if misses:
+            misses.pop()
+            raise FileNotFoundError("Object at location x not found: status code: 404")
+        return await answer(*given, **more)
+
+    monkeypatch.setattr(obstore, asked, missing_once)
+    await upload(writer, b"0123456789")
+    assert misses == []
+    misses.append(1)
+    copy = await blobs.local_path(blob_id, tmp_path)
+    assert copy.read_bytes() == b"0123456789"
+    await blobs.close()
+
+
 class Careless(Objects):
     """Sends other bytes than it was given, to a store that keeps them faithfully."""
 

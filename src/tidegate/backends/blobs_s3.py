@@ -153,9 +153,10 @@ class S3Blobs:
         self._missed.pop(blob_id, None)
 
     async def _copy(self, blob_id: str, scratch: Path) -> Path:
-        size = await self.size(blob_id)
-        if size is None:
+        held = await self._objects.surely_head(object_key(blob_id))
+        if held is None:
             raise BlobMissing(f"there is no blob {blob_id}")
+        size = held.size_bytes
         # A name of its own: several jobs may read the same input at once, and each removes its copy.
         path = scratch / f"{blob_id}.{secrets.token_hex(8)}"
         partial = path.with_name(path.name + ".part")

@@ -132,29 +132,31 @@ class Objects:
             return None
         return HeldObject(meta["size"], (meta["e_tag"] or "").strip('"'))
 
+    async def surely_head(self, key: str) -> HeldObject | None:
+        """Look up an object that should be there. What is not is asked for twice, as by `read`."""
+        held = await self.head(key)
+        if held is None:
+            await asyncio.sleep(MISSING_PAUSE_MS / 1_000)
+            held = await self.head(key)
+        return held
+
     async def put(self, key: str, data: bytes, mode: "PutMode" = "overwrite") -> None:
         """One whole PUT. A condition that does not hold comes out as AlreadyExistsError or PreconditionError."""
-        try:
-            await self.persist(
-                f"writing {key}", lambda: obstore.put_async(self.store, key, data, mode=mode, use_multipart=False)
-            )
-        except BlobMissing as failure:
-            raise self._bucket_gone(f"writing {key}") from failure
+        await self._persist_in_bucket(
+            f"writing {key}", lambda: obstore.put_async(self.store, key, data, mode=mode, use_multipart=False)
+        )
 
     async def put_file(self, key: str, path: Path) -> None:
         """A local file, whole or not at all, in parts where it is long."""
-        try:
-            await self.persist(
-                f"writing {key}", lambda: obstore.put_async(self.store, key, path, chunk_size=PUT_BYTES_MAX)
-            )
-        except BlobMissing as failure:
-            raise self._bucket_gone(f"writing {key}") from failure
+        await self._persist_in_bucket(
+            f"writing {key}", lambda: obstore.put_async(self.store, key, path, chunk_size=PUT_BYTES_MAX)
+        )
 
     async def read(self, key: str, at: int, count: int) -> bytes:
         """Exactly these bytes; an object that ends before is BlobMissing. What is not there is asked for twice: a store or a proxy may say
         so for a moment, and a download would break off by it."""
         if count == 0:
-            if await self.head(key) is None:
+            if await self.surely_head(key) is None:
                 raise BlobMissing(f"there is no blob {key}")
             return b""
 
@@ -167,11 +169,7 @@ class Objects:
                 raise GenericError(f"{len(data)} bytes came instead of {count}")
             return data
 
-        try:
-            return await self.persist(f"reading {key}", get)
-        except BlobMissing:
-            await asyncio.sleep(MISSING_PAUSE_MS / 1_000)
-            return await self.persist(f"reading {key}", get)
+        return await self._persist_twice(f"reading {key}", get)
 
     async def chunks(self, key: str, at: int, count: int) -> AsyncIterator[bytes]:
         """These bytes by ranged reads, each repeated on its own: neither a break nor a slow reader ends the whole."""
@@ -203,10 +201,7 @@ class Objects:
                     break
             return found
 
-        try:
-            keys = await self.persist("listing", page)
-        except BlobMissing as failure:
-            raise self._bucket_gone("listing") from failure
+        keys = await self._persist_in_bucket("listing", page)
         return keys, len(keys) >= count_max
 
     async def verify(self, key: str, expected: Print) -> None:
@@ -215,7 +210,7 @@ class Objects:
         Most servers give an object the MD5 of its bytes (or of its parts' MD5s) as ETag, computed from what they
         received: when it is the one computed here while sending, the bytes are the same from end to end. Where the
         ETag is something else (encryption with a managed key, other servers), the object is read back and hashed."""
-        held = await self.head(key)
+        held = await self.surely_head(key)
         if held is None:
             raise WrongBytes(f"{key} is not there after it was written")
         await self._compare(key, held, expected)
@@ -291,6 +286,21 @@ class Objects:
                     raise self.unavailable(failure, doing) from failure
                 await asyncio.sleep(pause_s)
                 backoff_ms = min(2 * backoff_ms, BACKOFF_MAX_MS)
+
+    async def _persist_twice(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The same, and once more where the store says 404: it or a proxy may say so for a moment."""
+        try:
+            return await self.persist(doing, attempt)
+        except BlobMissing:
+            await asyncio.sleep(MISSING_PAUSE_MS / 1_000)
+            return await self.persist(doing, attempt)
+
+    async def _persist_in_bucket(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The same for a request that needs no object to be there: what stays missing is the bucket."""
+        try:
+            return await self._persist_twice(doing, attempt)
+        except BlobMissing as failure:
+            raise self._bucket_gone(doing) from failure
 
     async def _persist_small(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """The same for a request that a store which is there answers at once: a silent one is given up sooner."""
