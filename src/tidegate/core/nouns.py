@@ -322,7 +322,7 @@ class SlicePlan(msgspec.Struct, frozen=True):
 
 class IngestPlan(msgspec.Struct, frozen=True):
     """Everything that ingest found out about an input; slices are in work order. The first `sample_count` items are the job's canary; None
-    without one."""
+    without one. `file_bytes` are those of `prompt_bytes` that are letters of files and no text."""
 
     item_count: int
     model: str | None
@@ -333,6 +333,7 @@ class IngestPlan(msgspec.Struct, frozen=True):
     errors: list[LineError] = msgspec.field(default_factory=list)
     sample_count: int | None = None
     copied: CopiedItems = NO_COPIES
+    file_bytes: int = 0
 
 
 class IngestSource(msgspec.Struct, frozen=True):

@@ -146,3 +146,19 @@ def test_few_models_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known() == [True, True, False]
     learn("c")
     assert known() == [False, False, True]
+
+
+def test_a_photo_is_charged_as_an_image_and_not_by_its_letters() -> None:
+    """A megabyte of Base64 has some thousand tokens: limits and budgets that fit many such calls must not refuse one."""
+    photo = "data:image/jpeg;base64," + "QUJD" * 250_000
+    part = {"type": "image_url", "image_url": {"url": photo}}
+    message = {"role": "user", "content": [{"type": "text", "text": WORDS}, part]}
+    body = json.dumps({"model": "m", "max_tokens": 100, "messages": [message]}).encode()
+    call = Call("batch_x", 0, "/v1/chat/completions", "m", body, "k", 0)
+    estimator, text_bytes = TokenEstimator(), len(body) - 1_000_000
+    assert text_bytes < 5_000
+    assert estimator.tokens(call, Estimate.LIKELY) == pytest.approx(text_bytes / 4 + 2_500 + 100, abs=10)
+    assert estimator.tokens(call, Estimate.BOUND) == text_bytes + IMAGE_TOKENS_MAX + 100
+    assert estimator.most(call, PRICED) == Usage(text_bytes + IMAGE_TOKENS_MAX, 0, 100)
+    likely = estimator.likely(call, PRICED, estimator.most(call, PRICED))
+    assert likely.input_tokens == pytest.approx(0.5 * text_bytes + IMAGE_TOKENS, rel=0.1)

@@ -117,6 +117,16 @@ def test_how_a_prompt_is_written_down_changes_no_forecast(client: httpx2.Client,
     assert abs(plain - read) <= 0.02 * read
 
 
+def test_a_photo_is_estimated_as_an_image(client: httpx2.Client) -> None:
+    url = {"url": "data:image/png;base64," + "QUJD" * 25_000}
+    content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": url}]
+    said = validated(
+        client, b"".join(line(number, messages=[{"role": "user", "content": content}]) for number in range(3))
+    )
+    assert 3 * 1_500 < said["tokens"]["input"] < 3 * 2_000
+    assert said["tokens"]["output"]["p95"] == 30
+
+
 def test_copies_of_a_request_are_counted_apart_and_take_nothing(client: httpx2.Client) -> None:
     same = b"".join(
         line(number, messages=[{"role": "user", "content": "Say it."}], temperature=0) for number in range(5)

@@ -25,6 +25,7 @@ from tidegate.core.input.line_templates import (
 from tidegate.core.input.lines import InputLine, LineRules, check_line, is_utf8, too_long
 from tidegate.core.input.prefix_tree import KEY_BYTES, REFERENCE_BYTES_MAX, PrefixFamily, PrefixStem, branch_off
 from tidegate.core.nouns import LineError
+from tidegate.core.usage.inline_files import TEXT_BYTES_MAX, unread_bytes
 
 BOM = b"\xef\xbb\xbf"
 # Stands for an id that cannot be read; `hash` never gives it.
@@ -50,7 +51,7 @@ class Scan:
         self.input_count = 0
         # Of every good item: its line's place, size (with the newline) and number, a hash of its id, the stem that its prompt
         # stands on, the tokens that its answer may have, the size of what an engine reads before its prompt, the prompt's place
-        # in the line and its size, and the prompt's bytes behind the stem.
+        # in the line and its size, how many bytes of it are letters of files, and the prompt's bytes behind the stem.
         self.at = array("Q")
         self.size = array("I")
         self.line = array("I")
@@ -60,6 +61,7 @@ class Scan:
         self.fixed_size = array("I")
         self.prompt_at = array("I")
         self.prompt_size = array("I")
+        self.unread_size = array("I")
         self.keys = bytearray()
         # Of every bad line that becomes an item. Its id is hashed, too; NO_ID where it has none that can be read.
         self.bad_id_hash = array("q")
@@ -175,7 +177,7 @@ class Scan:
                 break
             room = self.rules.item_count_max - self.item_count - len(self.errors)
             if len(alike.ids) <= room and alike.good(self.rules):
-                self._keep_alike(alike)
+                self._keep_alike(alike, data)
             else:
                 # Something is wrong with one of them, or they are too many: find out which, one by one.
                 while at < alike.starts[-1]:
@@ -183,7 +185,7 @@ class Scan:
             at = alike.starts[-1]
         return at
 
-    def _keep_alike(self, alike: AlikeLine) -> None:
+    def _keep_alike(self, alike: AlikeLine, data: bytes) -> None:
         shape, starts, texts, prefixes, count = alike.shape, alike.starts, alike.texts, alike.prefixes, len(alike.ids)
         base, to_prompt = self._rest_at, len(shape.opening) + shape.between_size
         around = to_prompt + len(shape.tail) + 1
@@ -200,6 +202,13 @@ class Scan:
             id_sizes = [*map(len, alike.ids)]
             self.prompt_at.fromlist([to_prompt + id_size for id_size in id_sizes])
             self.prompt_size.fromlist([size - around - id_size for size, id_size in zip(sizes, id_sizes, strict=True)])
+        places = zip(starts, self.prompt_at[-count:], self.prompt_size[-count:], strict=False)
+        self.unread_size.fromlist(
+            [
+                unread_bytes(data[start + at : start + at + size]) if size > TEXT_BYTES_MAX else 0
+                for start, at, size in places
+            ]
+        )
         if not shape.stem.branches:
             self.stem.extend(array("I", (shape.stem.number,)) * count)
         else:
@@ -298,6 +307,7 @@ class Scan:
         self.fixed_size.append(len(checked.fixed))
         self.prompt_at.append(checked.prompt_at)
         self.prompt_size.append(checked.prompt_size)
+        self.unread_size.append(unread_bytes(prompt))
         self.keys += prompt[family.cut : family.cut + KEY_BYTES].ljust(KEY_BYTES, b"\0")
         if family.opening and (self._shapes_made < SHAPES_MADE_MAX or number % SHAPE_RETRY_EVERY == 0):
             self._make_shape(line, checked, family_number)

@@ -13,6 +13,7 @@ from tidegate.core.input.lines import LineRules, check_line
 from tidegate.core.input.scan import Scan
 from tidegate.core.nouns import IngestPlan, SlicePlan
 from tidegate.core.usage import estimate
+from tidegate.core.usage.inline_files import unread_bytes
 
 
 class WorkRun(NamedTuple):
@@ -43,13 +44,12 @@ def cut_slices(run: WorkRun, first: int, places: Sequence[int], scan: Scan) -> I
     if not numbers:
         return
     rules = scan.rules
-    columns = (scan.prompt_size, scan.fixed_size, scan.output_tokens)
-    prompt_size, fixed_size, output_tokens = (_Column(column, numbers) for column in columns)
+    columns = (scan.prompt_size, scan.fixed_size, scan.unread_size, scan.output_tokens)
+    prompt_size, fixed_size, unread_size, output_tokens = (_Column(column, numbers) for column in columns)
 
     def units(start: int, stop: int) -> int:
-        return estimate.work_units(
-            prompt_size.sum(start, stop) + fixed_size.sum(start, stop), output_tokens.sum(start, stop)
-        )
+        read = prompt_size.sum(start, stop) + fixed_size.sum(start, stop) - unread_size.sum(start, stop)
+        return estimate.work_units(read, output_tokens.sum(start, stop))
 
     place = 0
     while place < len(numbers):
@@ -97,7 +97,8 @@ def plan_of_line(line: bytes, rules: LineRules) -> IngestPlan:
     """The plan of an input that is one good line, with its newline; LineFault says why it is not good."""
     checked = check_line(line[:-1], rules)
     prompt_bytes = checked.prompt_size + len(checked.fixed)
-    units = estimate.work_units(prompt_bytes, checked.output_tokens)
+    unread = unread_bytes(line[checked.prompt_at : checked.prompt_at + checked.prompt_size])
+    units = estimate.work_units(prompt_bytes - unread, checked.output_tokens)
     return IngestPlan(
         1,
         checked.model,
@@ -105,6 +106,7 @@ def plan_of_line(line: bytes, rules: LineRules) -> IngestPlan:
         len(line),
         prompt_bytes,
         0,
+        file_bytes=unread,
     )
 
 

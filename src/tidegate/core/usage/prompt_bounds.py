@@ -6,9 +6,11 @@ body is read as pairs, so that of a name that comes twice both values count. Not
 """
 
 import json
+import re
 from typing import Any, NamedTuple
 
 from tidegate.core.json_size import has_too_many_values
+from tidegate.core.usage.inline_files import TEXT_BYTES_MAX, is_base64
 
 # Every text of one side is read together with one of the other.
 COMPARED = ("/v1/score", "/v1/rerank")
@@ -55,11 +57,16 @@ _FREE = frozenset(
 )
 
 
+_IMAGE_URL = re.compile(r"data:image/[\w.+-]{1,50};base64,")
+_NO_OPENING = re.compile("")
+
+
 class Hidden(NamedTuple):
-    """Tokens that the bytes of a body do not show: the most, and what is likely."""
+    """Tokens that the bytes of a body do not show: the most, and the likely. `shown_bytes` are letters of images, which are not read."""
 
     most: int = 0
     likely: int = 0
+    shown_bytes: int = 0
 
 
 NOTHING_HIDDEN = Hidden()
@@ -92,7 +99,7 @@ def hidden_tokens(body: bytes) -> Hidden:
     members = _members(body)
     if members is None:
         return Hidden(OTHER_TOKENS_MAX, OTHER_TOKENS)
-    images = 0
+    images = shown = 0
     others = sum(_of_servers(_folded(name), value) for name, value in members)
     objects = [_PromptPairs((name, value) for name, value in members if _folded(name) != "audio")]
     while objects:
@@ -100,12 +107,14 @@ def hidden_tokens(body: bytes) -> Hidden:
         kinds, found = _media(value)
         is_image = any("image" in one or "screenshot" in one for one in kinds)
         images, others = images + found * is_image, others + found * (not is_image)
+        shown += _image_letters(value) if is_image else 0
         for name, one in value:
             # An object under `input` has the arguments of a tool's call.
             is_free = _folded(name) in _FREE or (name == "input" and isinstance(one, _PromptPairs))
             if not is_free and _folded(name) not in _NAMES:
                 objects += _objects(one)
-    return Hidden(images * IMAGE_TOKENS_MAX + others * OTHER_TOKENS_MAX, images * IMAGE_TOKENS + others * OTHER_TOKENS)
+    most, likely = images * IMAGE_TOKENS_MAX + others * OTHER_TOKENS_MAX, images * IMAGE_TOKENS + others * OTHER_TOKENS
+    return Hidden(most, likely, shown)
 
 
 def _folded(name: str) -> str:
@@ -161,6 +170,25 @@ def _media(value: _PromptPairs) -> tuple[list[str], int]:
     named = [(_folded(name), one) for name, one in value if one and _folded(name) in _NAMES]
     count = sum(len(one) if isinstance(one, list) and not isinstance(one, _PromptPairs) else 1 for _, one in named)
     return [*kinds, *(name for name, _ in named)], max(len(kinds), count)
+
+
+def _image_letters(value: _PromptPairs) -> int:
+    """Return how many letters of Base64 the images of one object have, where the APIs have them."""
+    letters = 0
+    for name, one in value:
+        if name == "source" and isinstance(one, _PromptPairs) and ("type", "base64") in one:
+            letters += sum(_base64_size(text) for field, text in one if field == "data")
+        elif _folded(name) in ("image", "imageurl"):
+            urls = [text for field, text in one if field == "url"] if isinstance(one, _PromptPairs) else [one]
+            letters += sum(_base64_size(text, _IMAGE_URL) for text in urls)
+    return letters
+
+
+def _base64_size(text: Any, opening: re.Pattern[str] = _NO_OPENING) -> int:
+    """Return how many letters of Base64 a text is behind its opening; 0 when there are few, or it is anything else."""
+    found = opening.match(text) if isinstance(text, str) and text.isascii() else None
+    letters = text[found.end() :] if found else ""
+    return len(letters) if len(letters) > TEXT_BYTES_MAX and is_base64(letters.encode()) else 0
 
 
 def _is_text(source: Any) -> bool:

@@ -102,9 +102,9 @@ def write_work(source: int, target: int, scan: Scan, known: WorkInput, runs: lis
     not_run = (*_good(known.twice, scan), *known.same.numbers)
     left_out = sum(scan.prompt_size[one] + scan.fixed_size[one] for one in not_run)
     prompt_bytes = sum(scan.prompt_size) + sum(scan.fixed_size) - left_out
-    return IngestPlan(
-        item_count, scan.models[0] if scan.models else None, slices, at, prompt_bytes, shared, copied=copied
-    )
+    file_bytes = sum(scan.unread_size) - sum(scan.unread_size[one] for one in not_run)
+    model = scan.models[0] if scan.models else None
+    return IngestPlan(item_count, model, slices, at, prompt_bytes, shared, copied=copied, file_bytes=file_bytes)
 
 
 def _good(twice: dict[int, int], scan: Scan) -> list[int]:

@@ -1,7 +1,8 @@
 """How many tokens a call is charged before it is sent, by what the deployment's operator asked for.
 
     likely    prompt bytes over four, and what this model's answers used to take, at most what the caller allows
-    bound     prompt bytes, the most that images and files may have, and all that the caller allows: real tokens cannot be more
+    bound     prompt bytes but those of images, the most that images and files may have, and all that the caller allows: real tokens
+              cannot be more
 
 A caller who allows any number of tokens has no bound: such a call takes all that its smallest limit has, and so runs alone in it. This
 module looks into a body only for what bounds the answer and the prompt.
@@ -22,8 +23,9 @@ from tidegate.core.errors import Unbounded
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.usage.answer_bounds import output_tokens_max
 from tidegate.core.usage.estimate import prompt_tokens
+from tidegate.core.usage.inline_files import unread_bytes, without_files
 from tidegate.core.usage.prices import CostRange, bound
-from tidegate.core.usage.prompt_bounds import compared_bytes, hidden_tokens
+from tidegate.core.usage.prompt_bounds import COMPARED, compared_bytes, hidden_tokens
 
 UNKNOWN_OUTPUT_TOKENS = 256
 LEARNED_MAX = 1_000
@@ -76,7 +78,8 @@ class TokenEstimator:
             return WHOLE_BUDGET if allowed is None else _size_bytes(call) + allowed
         if call.tokens:
             return call.tokens
-        prompt = prompt_tokens(compared_bytes(call.endpoint, call.body)) + _audio_tokens(call)
+        read = compared_bytes(call.endpoint, call.body) - unread_bytes(call.body)
+        prompt = prompt_tokens(read) + _audio_tokens(call)
         if call.endpoint in SILENT:
             return prompt
         likely = int(self._output_tokens.get(call.model, UNKNOWN_OUTPUT_TOKENS) * call.items)
@@ -118,8 +121,8 @@ class TokenEstimator:
         counted = self._counted.get((deployment.name, call.model, is_wordy))
         if counted is not None:
             likely *= counted * COUNTED_MARGIN
-        # Most calls can use no more than their bytes, so nothing is hidden in them, and they are not looked through again.
-        hidden = hidden_tokens(call.body).likely if most.input_tokens > len(call.body) else 0
+        # Most calls can use as many tokens as they have bytes, so nothing is hidden in them, and they are not looked through again.
+        hidden = hidden_tokens(call.body).likely if most.input_tokens != len(call.body) else 0
         tokens = math.ceil(likely) + _audio_tokens(call) + hidden
         return Usage(min(tokens, most.input_tokens), 0, most.output_tokens)
 
@@ -144,7 +147,9 @@ class TokenEstimator:
 def _size_bytes(call: Call) -> int:
     """How much there is to read for the model: its tokens cannot be more."""
     audio_bytes = 0 if call.audio is None else len(call.audio.data)
-    return compared_bytes(call.endpoint, call.body) + hidden_tokens(call.body).most + audio_bytes
+    hidden = hidden_tokens(call.body)
+    shown = 0 if call.endpoint in COMPARED else hidden.shown_bytes
+    return compared_bytes(call.endpoint, call.body) - shown + hidden.most + audio_bytes
 
 
 def _audio_tokens(call: Call) -> int:
@@ -153,10 +158,10 @@ def _audio_tokens(call: Call) -> int:
 
 def _likely_tokens(call: Call) -> tuple[float, bool]:
     """How many tokens a prompt likely has, and whether it is mostly plain words: of the two kinds, counts differ."""
-    body = call.body
+    body = without_files(call.body)
     others = len(body.translate(None, _LETTERS))
     letters = len(body) - others
-    times = compared_bytes(call.endpoint, body) / max(1, len(body))
+    times = compared_bytes(call.endpoint, call.body) / max(1, len(call.body))
     return (letters * LETTER_TOKENS + others * OTHER_TOKENS) * times, letters > others
 
 

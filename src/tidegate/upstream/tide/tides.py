@@ -23,6 +23,8 @@ from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.engine_metrics import SGLANG, VLLM, MetricNames, Reading, metric_names, read, sample
 from tidegate.core.tide.prefill import PrefillRate
 from tidegate.core.tide.signals import Decision, Ended, EngineSample, Kind, Signals
+from tidegate.core.usage.estimate import PROMPT_BYTES_PER_TOKEN
+from tidegate.core.usage.inline_files import unread_bytes
 from tidegate.core.wording import in_words
 from tidegate.upstream.http.transport import Client
 from tidegate.upstream.tide.peers import GATEWAY_MS, Peers, Users
@@ -35,7 +37,6 @@ OWN_EVENTS_MS = 20.0
 # Calls that end faster than this say the same: what is learned of one in a moment holds for the others.
 LEARN_EVERY_MS = 5.0
 HAND_BACKS_MAX = 2
-PROMPT_BYTES_PER_TOKEN = 4
 # So many calls may stand ready at a deployment that lets fewer in: among them may be one that is short enough.
 READY_MAX = 16
 HELD_MAX = 1_000
@@ -418,7 +419,7 @@ def shares_engine(deployment: Deployment) -> bool:
 
 
 def prompt_tokens(body: bytes) -> int:
-    return max(1, len(body) // PROMPT_BYTES_PER_TOKEN)
+    return max(1, (len(body) - unread_bytes(body)) // PROMPT_BYTES_PER_TOKEN)
 
 
 def _names(deployment: Deployment) -> MetricNames | None:

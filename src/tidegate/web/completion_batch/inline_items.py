@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from tidegate.core.usage import estimate
+from tidegate.core.usage.inline_files import unread_bytes
 from tidegate.core.wording import in_words
 from tidegate.web.jobs.inline_list import InlineList, bad, invalid
 
@@ -171,7 +172,8 @@ def endpoint_of(fields: dict[str, Raw]) -> str:
 
 def estimated_tokens(fields: dict[str, Raw]) -> int:
     """How many tokens the prompt of a request will likely have."""
-    return estimate.prompt_tokens(sum(len(fields[name]) for name in _PROMPT_FIELDS if name in fields))
+    prompts = [bytes(fields[name]) for name in _PROMPT_FIELDS if name in fields]
+    return estimate.prompt_tokens(sum(len(text) - unread_bytes(text) for text in prompts))
 
 
 def _has_anthropic_blocks(messages: Raw) -> bool:

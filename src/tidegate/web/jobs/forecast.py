@@ -17,6 +17,7 @@ from tidegate.core.schedule import eta
 from tidegate.core.schedule.outlooks import ModelOutlook, Outlook
 from tidegate.core.states import JobState
 from tidegate.core.usage import estimate
+from tidegate.core.usage.inline_files import unread_bytes
 from tidegate.core.window import spoken
 from tidegate.core.wording import in_words
 from tidegate.store.database.rows import limits_from
@@ -192,7 +193,8 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
                 tokens_max=rules.max_tokens_max,
             )
         # As ingest counts: what the model reads, and not the JSON around it.
-        prompt_bytes = sum(len(part) for part in (prompt_of(body, path), body.tools, body.instructions, body.system))
+        parts = [bytes(part) for part in (prompt_of(body, path), body.tools, body.instructions, body.system)]
+        prompt_bytes = sum(len(part) - unread_bytes(part) for part in parts)
         units[model] = units.get(model, 0) + estimate.work_units(prompt_bytes, output)
         read_bytes += len(line) + 1
     return {model: count * size_bytes // max(1, min(read_bytes, size_bytes)) for model, count in units.items()}

@@ -152,7 +152,7 @@ class JobValidation:
             cost += cost_nano(read, answers, self._router.prices(load.model), shared_share)
             outlooks.append(outlook)
         rooms = await self._rooms.of_caller(caller, wanted.limits)
-        prompts = input_tokens(prompt_tokens(int(read_share * plan.prompt_bytes)))
+        prompts = input_tokens(prompt_tokens(int(read_share * (plan.prompt_bytes - plan.file_bytes))))
         needs = (sum(load.items for load in loads), prompts.p50 + output.p50, cost.p50)
         least_ms = await self._forecaster.least_ms(
             caller, CallsAhead(needs[0]), [one.model for one in loads], "new", wanted.limits
@@ -253,10 +253,10 @@ def _copy(chunk: bytes, copy: IO[bytes]) -> int:
 
 
 def _read_share(plan: IngestPlan, escaped: int) -> float:
-    """Return how much of its prompts' bytes a model reads: all but the escapes, of which lines that are not run have their part."""
+    """Return how much of its prompts' text a model reads: all but the escapes, of which lines that are not run have their part."""
     run_count = sum(one.count for one in plan.slices if one.model)
     unread = escaped * run_count / max(1, plan.item_count)
-    return max(_READ_SHARE_MIN, 1 - unread / max(1, plan.prompt_bytes))
+    return max(_READ_SHARE_MIN, 1 - unread / max(1, plan.prompt_bytes - plan.file_bytes))
 
 
 def _bad_lines(plan: IngestPlan, work_path: Path, count_max: int) -> list[LineError]:
@@ -285,7 +285,7 @@ def _loads(plan: IngestPlan) -> tuple[list[ModelLoad], int]:
     bad_count = items.pop("", 0)
     units.pop("", None)
     total = sum(units.values())
-    prompts = min(prompt_tokens(plan.prompt_bytes), total)
+    prompts = min(prompt_tokens(plan.prompt_bytes - plan.file_bytes), total)
     loads = []
     for model, count in items.items():
         input_tokens = prompts * units[model] // max(1, total)

@@ -1,0 +1,76 @@
+"""Files that stand in a request as Base64: a model reads what an image shows, not its letters.
+
+Only what stands where the APIs have files counts as one, under its own name in the JSON. The text of a prompt cannot look like that, for
+its quotes are escaped; and what is not surely a file is text.
+"""
+
+import re
+import string
+from collections.abc import Iterator
+
+from tidegate.core.usage.estimate import PROMPT_BYTES_PER_TOKEN
+
+# What a file likely has in tokens: that of a usual image, and a few more for longer recordings and documents.
+FILE_TOKENS = 1_500
+FILE_BYTES_PER_TOKEN = 1_000
+# A shorter text has no file that would count for less than its letters.
+TEXT_BYTES_MAX = PROMPT_BYTES_PER_TOKEN * FILE_TOKENS
+
+_BASE64 = f"{string.ascii_letters}{string.digits}+/=-_\\".encode()
+_MARK = b"base64"
+_SPEECH = b'"input_audio"'
+# What comes before a data URL, as far as it says that it is one: `"url":"data:image/png;base64`.
+_URL = re.compile(rb'"(?:url|image_url|image|file_data|audio_url|video_url)"\s*:\s*"data:[\w.+\\/;=-]{0,100};base64\Z')
+_URL_BYTES = 200
+_SOURCE = re.compile(rb'base64"\s*,\s*(?:"media_type"\s*:\s*"[\w.+\\/-]{0,100}"\s*,\s*)?"data"\s*:\s*"')
+_AUDIO = re.compile(rb'"input_audio"\s*:\s*\{\s*(?:"format"\s*:\s*"\w{0,10}"\s*,\s*)?"data"\s*:\s*"')
+
+
+def unread_bytes(text: bytes) -> int:
+    """Return how many bytes of this JSON are letters of files, beyond those that stand for the tokens that each file likely has."""
+    return sum(
+        max(0, stop - start - PROMPT_BYTES_PER_TOKEN * (FILE_TOKENS + (stop - start) // FILE_BYTES_PER_TOKEN))
+        for start, stop in _files(text)
+    )
+
+
+def without_files(text: bytes) -> bytes:
+    """Return this JSON with its files left empty."""
+    at, kept = 0, []
+    for start, stop in _files(text):
+        kept.append(text[at:start])
+        at = stop
+    return b"".join((*kept, text[at:])) if kept else text
+
+
+def is_base64(text: bytes) -> bool:
+    return not text.translate(None, _BASE64)
+
+
+def _files(text: bytes) -> Iterator[tuple[int, int]]:
+    """Find where the letters of each file begin and end, in their order."""
+    if len(text) <= TEXT_BYTES_MAX or (_MARK not in text and _SPEECH not in text):
+        return
+    at = 0
+    while (start := _next_start(text, at)) is not None:
+        stop = text.find(b'"', start)
+        if stop < 0:
+            return
+        if is_base64(text[start:stop]):
+            yield start, stop
+        at = stop
+
+
+def _next_start(text: bytes, at: int) -> int | None:
+    """Return where the letters of the next file behind `at` begin."""
+    speech = _AUDIO.search(text, at) if _SPEECH in text else None
+    end = len(text) if speech is None else speech.start()
+    mark = text.find(_MARK, at, end)
+    while mark >= 0:
+        behind = mark + len(_MARK)
+        if text.startswith(b",", behind) and _URL.search(text, max(at, behind - _URL_BYTES), behind):
+            return behind + 1
+        if source := _SOURCE.match(text, mark):
+            return source.end()
+        mark = text.find(_MARK, behind, end)
+    return None if speech is None else speech.end()
