@@ -267,8 +267,10 @@ async def test_a_response_has_its_line_and_its_trailer_as_work(desk: Desk) -> No
     assert await desk.blobs.read(job.work_blob_id, 0, len(work)) == work
     assert await desk.response("k") == job
     assert await desk.left() == ([job.work_blob_id], [job.work_blob_id]), "the bytes that came twice are gone"
-    with pytest.raises(ApiProblem):
-        await desk.response("k", replace(TERMS, interactive_after_ms=5))
+    await desk.response("soon", replace(TERMS, interactive_after_ms=5))
+    for key, after_ms in (("k", 5), ("soon", 6), ("soon", None)):
+        with pytest.raises(ApiProblem):
+            await desk.response(key, replace(TERMS, interactive_after_ms=after_ms))
     assert (await desk.response()).id != job.id
 
 

@@ -391,6 +391,18 @@ def test_a_callback_about_an_item_whose_result_is_gone_has_its_ids(
     }
 
 
+def test_a_callback_about_a_batch_that_is_there_shows_it_and_its_items(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = ended(web, client)
+    bodies = CallbackBodies(web.store, web.blobs, 1 << 20)
+    of_batch = LeasedDelivery("evt", "whk", "", batch_id, "batch.completed", 0, 0, "", (), 0, "")
+    shown = json.loads(web.run(bodies.event_body(of_batch)))
+    assert (shown["event"], shown["payload"]["batchId"], "deleted" in shown) == ("BATCH_UPDATE", batch_id, False)
+    of_item = msgspec.structs.replace(of_batch, event_type="item.completed", item=0)
+    shown = json.loads(web.run(bodies.event_body(of_item)))
+    assert (shown["event"], shown["payload"]["itemId"]) == ("ITEM_UPDATE", item_id(batch_id, 0))
+    assert shown["payload"]["response"] is not None
+
+
 def test_a_create_that_goes_on_reading_its_events(web: WebServer, client: httpx2.Client) -> None:
     same = {"Idempotency-Key": "goes-on"}
     batch_id = ended(web, client, **same)

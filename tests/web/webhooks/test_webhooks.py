@@ -87,6 +87,20 @@ def test_the_secret_is_shown_when_it_is_made_and_never_again(client: httpx2.Clie
     assert client.get(path(endpoint)).status_code == 404
 
 
+def test_no_secret_is_shown_of_an_endpoint_that_is_deleted_meanwhile(
+    web: WebServer, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = made(client)
+    rotate = web.store.rotate_webhook_secret
+
+    async def late(tenant_id: str, endpoint_id: str, *rest: Any) -> Any:
+        assert await web.store.delete_webhook_endpoint(tenant_id, endpoint_id)
+        return await rotate(tenant_id, endpoint_id, *rest)
+
+    monkeypatch.setattr(web.store, "rotate_webhook_secret", late)
+    is_error(client.post(path(endpoint, "/rotate_secret")), {"status": 404})
+
+
 BAD: list[tuple[Any, dict[str, Any]]] = [
     ("{", {"status": 400, "code": "invalid_json"}),
     ("", {"status": 400, "code": "invalid_json"}),
