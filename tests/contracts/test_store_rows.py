@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.store_world import LEASE_MS, MODEL, START_MS, StoreWorld, plan_of
+from tests.contracts.store_world import LEASE_MS, MODEL, START_MS, StoreWorld, plan_of, tries
 from tests.contracts.test_store_publish import closed
+from tests.contracts.test_store_slices import lost_before
 from tests.contracts.test_store_usage import TODAY
 from tests.support.store_verbs import told
-from tidegate.core.nouns import Job, JobEnd
+from tidegate.core.nouns import Job, JobEnd, JobFlush, WorkerDuty
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
@@ -174,3 +175,103 @@ async def test_a_delivery_of_a_worker_that_is_gone_is_due_though_others_live(wor
     assert not await world.store.any_webhook_due()
     assert await world.store.declare_gone(lost, leaving=True)
     assert await world.store.any_webhook_due()
+
+
+async def test_only_suspects_that_this_worker_can_run_are_counted(world: StoreWorld) -> None:
+    """The more owners a slice lost, the worse it is; those that lost fewer than the worst do not count."""
+    caller, ours = await world.caller(), await world.worker()
+    mine: dict[str, Any] = {"share_owner": "owner:ours"}
+    suspect, milder, paused, theirs = [
+        await world.running(caller, 1, 1, **mine),
+        await world.running(caller, 1, **mine),
+        await world.running(caller, 1, **mine),
+        await world.running(caller, 1),
+    ]
+    for job, count in ((theirs, 5), (paused, 4), (suspect, 3), (milder, 2)):
+        await lost_before(world, job, count)
+    await world.store.pause_job(caller.tenant_id, paused.id)
+    worker_id = world.id("worker")
+    await world.store.enlist_worker(worker_id, "host", "1", LEASE_MS, WorkerDuty(share_owner="owner:ours"))
+    [ours_seen] = await told(world.store, "snapshot_now", search_max=9, worker_id=worker_id)
+    [all_seen] = await told(world.store, "snapshot_now", search_max=9, worker_id=ours)
+    assert (ours_seen[2:4], all_seen[2:4]) == ((3, 2), (5, 1))
+
+
+async def test_slices_that_lost_an_owner_lately_are_searched(world: StoreWorld) -> None:
+    job, worker = await world.running(await world.caller(), 1, 1), await world.worker()
+
+    async def recent(search_max: int) -> int:
+        [seen] = await told(world.store, "snapshot_now", search_max=search_max, worker_id=worker)
+        return int(seen[4])
+
+    await lost_before(world, job, 2)
+    assert [await recent(search_max) for search_max in (1, 2)] == [0, 2]
+    await world.clock.advance(9_999)
+    assert await recent(2) == 2
+    await world.clock.advance(1)
+    assert await recent(2) == 0
+
+
+async def test_a_slice_in_the_middle_of_a_job_is_cut_at_an_item(world: StoreWorld) -> None:
+    worker, job = await world.worker(), await world.running(await world.caller(), 3, 5)
+    _, held = await world.lease(worker, job)
+    assert await world.store.release_tail(job.id, 3, held.token, 5)
+    rows = await told(world.store, "slices_unfinished", job_id=job.id)
+    assert [row[:2] for row in rows] == [(0, 3), (3, 2), (5, 3)]
+
+
+async def test_a_step_that_fails_rests_twice_as_long_each_time_up_to_32_times(world: StoreWorld) -> None:
+    job, worker = await world.job(await world.caller()), await world.worker(10**9)
+    rests = []
+    for _ in range(8):
+        token = world.token()
+        assert await world.store.take_step(job.id, JobState.VALIDATING, worker, token)
+        await world.store.drop_step(job.id, token, 10)
+        rests.append((await row_of(world, job))["step_not_before"] - world.clock.now)
+        await world.clock.advance(rests[-1])
+    assert rests == [10, 20, 40, 80, 160, 320, 320, 320]
+
+
+async def test_items_that_wait_are_counted_by_reason_and_those_that_are_done_are_not(world: StoreWorld) -> None:
+    job, worker = await world.running(await world.caller(), 4), await world.worker()
+    [held] = await world.lease(worker, job)
+    waiting = [tries(0, reason="a"), tries(1, reason="b"), tries(2, reason="b"), tries(3, reason="a")]
+    await world.record(JobFlush(job.id, attempts=[(held.token, one) for one in waiting]))
+    await world.answer(await world.log(), job, 3, token=held.token)
+    assert await told(world.store, "attempts_waiting", job_id=job.id) == [("a", 1), ("b", 2)]
+
+
+async def test_lines_within_a_range_begin_in_it_and_are_of_one_file(world: StoreWorld) -> None:
+    job, worker = await world.running(await world.caller(), 4), await world.worker()
+    [held] = await world.lease(worker, job)
+    await world.answer(await world.log(), job, 0, 1, 2, token=held.token)
+    await world.record(world.errors(await world.log("errors"), job, 3, token=held.token))
+    places = {number: at for number, (_, at, _) in (await world.outcomes(job)).items()}
+
+    async def within(start: int, end_at: int, is_output: int = 1) -> list[int]:
+        span = {"start": start, "end_at": end_at, "is_output": is_output}
+        return [row[0] for row in await told(world.store, "outcomes_within", job_id=job.id, **span)]
+
+    assert await within(places[1], places[2]) == [1]
+    assert await within(0, places[2] + 1) == [0, 1, 2]
+    assert await within(0, 10**6, is_output=0) == [3]
+
+
+async def test_usage_is_of_the_days_that_are_asked_for(world: StoreWorld) -> None:
+    place = {"tenant_id": "t", "key_id": "k", "model": "m", "deployment": "d", "team": "", "user_name": ""}
+    await told(world.store, "usage_interactive_add", **place, **AMOUNTS)
+    for statement in ("usage_by_job", "usage_by_day"):
+        for from_day, to_day, count in ((TODAY, TODAY + 1, 1), (TODAY - 1, TODAY, 0), (TODAY + 1, TODAY + 2, 0)):
+            span = EVERYTHING | {"from_day": from_day, "to_day": to_day}
+            assert len(await told(world.store, statement, **span)) == count
+
+
+async def test_when_flows_of_a_model_changed_says_nothing_of_other_models_and_of_ones_own(world: StoreWorld) -> None:
+    first, second = await world.caller("a"), await world.caller("b")
+    await world.running(first, 1)
+    mine = {"model": MODEL, "share_owner": tenant_owner(second.tenant_id)}
+    await world.clock.advance(5)
+    await world.running(second, 1)
+    await world.ingested(await world.job(first), plan_of(1, model="other"))
+    assert await told(world.store, "flows_changed", **mine) == [(START_MS,)]
+    assert await told(world.store, "flows_changed", model="none", share_owner="x") == [(0,)]

@@ -389,3 +389,35 @@ def test_rows_to_lock_are_picked_apart() -> None:
     writing = [one for one in locking if re.search(r"^(?:update|delete) ", one.sql, re.MULTILINE)]
     assert len(writing) == 5
     assert [one.name for one in writing if not one.sql.startswith("with ")] == []
+
+
+# What PostgreSQL holds until a transaction ends, beside the rows that are written. An embedded store writes one transaction at a time.
+HELD = {
+    "blob_hold": "for update",
+    "budgets_lock": "for update",
+    "budgets_prune": "for update skip locked",
+    "clock_lock_budgets": "for update",
+    "file_lock": "for update",
+    "flow_halt": "for update",
+    "flow_hold": "for update skip locked",
+    "job_halt": "for update",
+    "job_lock": "for no key update",
+    "job_open_for_lease": "for key share",
+    "job_open_to_begin": "for no key update",
+    "mode_override_lock": "for update",
+    "slice_tokens": "for update",
+    "slices_lease": "for update skip locked",
+    "slices_reclaim": "for update skip locked",
+    "slots_lock": "for update",
+    "slots_prune": "for update of s skip locked",
+    "tenant_lock": "for update",
+    "webhook_deliveries_lease": "for update skip locked",
+    "webhook_endpoint_lock": "for no key update",
+    "webhook_events_put": "for key share of e",
+}
+
+
+def test_a_statement_holds_the_rows_that_it_is_known_to_hold() -> None:
+    holds = re.compile(r"\bfor (?:no key update|update|key share)(?: of \w+)?(?: skip locked)?")
+    found = {name: holds.findall(for_postgres(statement)) for name, statement in statements().items()}
+    assert {name: clauses for name, clauses in found.items() if clauses} == {name: [one] for name, one in HELD.items()}
