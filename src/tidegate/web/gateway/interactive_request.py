@@ -66,13 +66,6 @@ async def interactive_request_of(request: Request, endpoint: str, bytes_max: int
             "Send the body as JSON, with the header `Content-Type: application/json`.",
             param="Content-Type",
         )
-    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-        raise ApiProblem(
-            415,
-            "unsupported_media_type",
-            "Send the body as it is: a compressed one is not read.",
-            param="Content-Encoding",
-        )
     intake: Intake = request.scope["tidegate.intake"]
     over = ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
     body = await intake.whole(bytes_max, over)

@@ -38,6 +38,7 @@ _SINGLE = (
     b"x-api-key",
     b"x-tidegate-control",
 )
+_PLAIN_ENCODINGS = (b"", b"identity")
 _ALWAYS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -135,6 +136,13 @@ def _check_head(scope: Scope) -> None:
                 "unsupported_transfer_encoding",
                 "Send the body as it is, chunked or with a Content-Length: no other Transfer-Encoding is read.",
                 param="Transfer-Encoding",
+            )
+        if name == b"content-encoding" and value.strip().lower() not in _PLAIN_ENCODINGS:
+            raise ApiProblem(
+                415,
+                "unsupported_media_type",
+                "Send the body as it is: a compressed one is not read.",
+                param="Content-Encoding",
             )
         seen.add(name)
     if size_bytes > HEADER_BYTES_MAX or count > HEADER_COUNT_MAX:
