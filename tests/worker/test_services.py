@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.worker.world import WorkerWorld, options
+from tests.support.store_verbs import lease_slices
+from tests.worker.world import WorkerWorld, chat_lines, options
 from tidegate import metrics
 from tidegate.backends.system import LocalWake
 from tidegate.core.errors import StoreUnavailable
+from tidegate.core.nouns import KeepTimes
+from tidegate.core.states import JobState
+from tidegate.stages.ship import Ship
 from tidegate.stages.tend import compact_extents, retention
 from tidegate.worker import runners, shipping, upkeep
 from tidegate.worker.runners import Runners
@@ -52,17 +56,20 @@ class Found:
         self._is_waiting = is_waiting
         self.lost_workers: Any = SimpleNamespace(tend=self._reclaims, is_waiting=self._waits)
         self.flows: Any = SimpleNamespace(tend=self._wakes)
-        self._reclaimed, self._woken = reclaimed, woken
+        self.reclaimed, self._woken = reclaimed, woken
+        self.is_away = False
 
     async def _reclaims(self, sweep_ms: int) -> int:
-        if self._reclaimed < 0:
+        if self.reclaimed < 0:
             raise StoreUnavailable("away")
-        return self._reclaimed
+        return self.reclaimed
 
     async def _wakes(self) -> int:
         return self._woken
 
     async def _waits(self) -> bool:
+        if self.is_away:
+            raise StoreUnavailable("still away")
         return self._is_waiting
 
 
@@ -73,7 +80,7 @@ async def test_what_a_sweep_frees_or_wakes_is_leased_at_once(pauses: list[float]
     kinds = {"reclaimed": reclaimed, "refreshed": woken}
     before = {kind: told("sweep_rows_total", kind=kind) for kind in kinds}
     runs = told("sweep_runs_total", status="success")
-    await go_round(Sweeping(found.lost_workers, found.flows, wake, 5_000))
+    await go_round(Sweeping(found.lost_workers, found.flows, wake, 5_000, 6_000))
     assert rung.is_set() is bool(reclaimed or woken)
     assert {kind: told("sweep_rows_total", kind=kind) - before[kind] for kind in kinds} == {
         kind: 2 * count for kind, count in kinds.items()
@@ -84,15 +91,32 @@ async def test_what_a_sweep_frees_or_wakes_is_leased_at_once(pauses: list[float]
 
 async def test_a_log_that_may_still_be_delivered_is_looked_for_ten_times_as_often(pauses: list[float]) -> None:
     found = Found(is_waiting=True)
-    await go_round(Sweeping(found.lost_workers, found.flows, LocalWake().listen(), 5_000))
+    await go_round(Sweeping(found.lost_workers, found.flows, LocalWake().listen(), 5_000, 6_000))
     assert pauses == [0.5, 0.5]
 
 
 async def test_a_sweep_that_fails_is_counted_and_left_to_the_supervisor() -> None:
     found, before = Found(-1), told("sweep_runs_total", status="error")
     with pytest.raises(StoreUnavailable):
-        await Sweeping(found.lost_workers, found.flows, LocalWake().listen(), 5_000).run()
+        await Sweeping(found.lost_workers, found.flows, LocalWake().listen(), 5_000, 6_000).run()
     assert told("sweep_runs_total", status="error") == before + 1
+
+
+async def test_workers_may_beat_before_a_sweep_when_the_store_is_back(pauses: list[float]) -> None:
+    """All of them look lost then. Declared gone, they would lose slices of which they hold the answers."""
+    found = Found(-1)
+    sweeping = Sweeping(found.lost_workers, found.flows, LocalWake().listen(), 5_000, 6_000)
+    runs = told("sweep_runs_total", status="success")
+    with pytest.raises(StoreUnavailable):
+        await sweeping.run()
+    found.is_away = True
+    with pytest.raises(StoreUnavailable):
+        await sweeping.run()
+    assert pauses == [], "it is not back yet"
+    found.is_away, found.reclaimed = False, 0
+    await go_round(sweeping)
+    assert pauses == [6.0, 5.0]
+    assert told("sweep_runs_total", status="success") == runs + 1
 
 
 async def test_everything_is_kept_up_once_in_twelve_sweeps(
@@ -120,13 +144,37 @@ async def test_everything_is_kept_up_once_in_twelve_sweeps(
 @pytest.mark.parametrize("closed", [0, 1])
 async def test_a_job_that_is_closed_is_published_at_once(world: WorkerWorld, pauses: list[float], closed: int) -> None:
     async def close_drained(grace_ms: int) -> int:
-        assert grace_ms == 34_000
         return closed
 
     due, ship = asyncio.Event(), SimpleNamespace(close_drained=close_drained)
     await go_round(Closing(world.store, ship, due, 34_000, 250))  # type: ignore[arg-type]
     assert due.is_set() is bool(closed)
     assert pauses == [0.25, 0.25]
+
+
+async def test_a_job_is_closed_under_its_workers_only_when_the_store_answered_for_the_whole_grace(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the store was away no worker could bring it the answers that it holds."""
+    job = await world.started(chat_lines(1))
+    assert await lease_slices(world.store, await world.worker(), job.id, "m", 1, "t")
+    await world.store.cancel_job(job.tenant_id, job.id)
+    world.clock.advance(3_600_000)
+    now_s, looks = 0.0, list[JobState]()
+
+    async def sleep(_: float) -> None:
+        nonlocal now_s
+        looks.append((await world.look(job)).state)
+        now_s += 17.0
+        if len(looks) == 3:
+            raise asyncio.CancelledError
+
+    loop = SimpleNamespace(time=lambda: now_s)
+    patched = {"sleep": sleep, "get_running_loop": lambda: loop}
+    monkeypatch.setattr(shipping, "asyncio", SimpleNamespace(**vars(asyncio) | patched))
+    ship = Ship(world.store, world.blobs, world.entropy, world.scratch, KeepTimes())
+    await go_round(Closing(world.store, ship, asyncio.Event(), 34_000, 250))
+    assert looks == [JobState.CANCELLING, JobState.CANCELLING, JobState.FINALIZING]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,14 @@ from tidegate.stages.tend import deadlines
 from tidegate.store.store import Store
 from tidegate.worker.registration import Registration
 
+_NEVER_MS = 10**15
+
 
 class Closing:
-    """Lets jobs expire, and closes those of which nothing is in flight any more."""
+    """Lets jobs expire, and closes those of which nothing is in flight any more.
+
+    A store that comes back gives workers the whole grace once more: they hold answers that it has not heard of, and a job that is closed
+    would refuse them."""
 
     def __init__(self, store: Store, ship: Ship, publish_due: asyncio.Event, grace_ms: int, poll_ms: int) -> None:
         """`grace_ms` is how long workers may take to let go of a job that closes."""
@@ -21,9 +26,13 @@ class Closing:
         self._poll_ms = poll_ms
 
     async def run(self) -> None:
+        """Go round until the store fails; run again, it begins to count anew."""
+        loop = asyncio.get_running_loop()
+        met_s = loop.time()
         while True:
             await deadlines.tend(self._store)
-            if await self._ship.close_drained(self._grace_ms):
+            is_grace_over = (loop.time() - met_s) * 1000 >= self._grace_ms
+            if await self._ship.close_drained(self._grace_ms if is_grace_over else _NEVER_MS):
                 self._publish_due.set()
             await asyncio.sleep(self._poll_ms / 1000)
 

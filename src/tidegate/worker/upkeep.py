@@ -3,6 +3,7 @@
 import asyncio
 
 from tidegate import metrics
+from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ports import Blobs, Entropy, Listener
 from tidegate.stages.tend import compact_extents, retention
 from tidegate.stages.tend.flows import FlowUpkeep
@@ -16,15 +17,34 @@ _UPKEEP_EVERY = 12
 
 
 class Sweeping:
-    """Frees what lost workers held, and puts flows to sleep or wakes them."""
+    """Frees what lost workers held, and puts flows to sleep or wakes them.
 
-    def __init__(self, lost_workers: LostWorkers, flows: FlowUpkeep, lease_wake: Listener, sweep_ms: int) -> None:
+    While the store was away no worker could beat. When it is back the living get `beats_ms` to do so before any is declared gone: their
+    slices would be leased again although they hold the answers."""
+
+    def __init__(
+        self, lost_workers: LostWorkers, flows: FlowUpkeep, lease_wake: Listener, sweep_ms: int, beats_ms: int
+    ) -> None:
+        self._beats_ms = beats_ms
+        self._was_away = False
         self._lost_workers = lost_workers
         self._flows = flows
         self._lease_wake = lease_wake
         self._sweep_ms = sweep_ms
 
     async def run(self) -> None:
+        if self._was_away:
+            # A question, to know that the store is back.
+            await self._lost_workers.is_waiting()
+            await asyncio.sleep(self._beats_ms / 1000)
+            self._was_away = False
+        try:
+            await self._go_round()
+        except StoreUnavailable:
+            self._was_away = True
+            raise
+
+    async def _go_round(self) -> None:
         while True:
             reclaimed = await self._sweep()
             woken = await self._flows.tend()

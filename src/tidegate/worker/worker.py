@@ -104,7 +104,7 @@ class Worker:
         quick, long = (Ship(store, blobs, entropy, options.scratch, options.keep, turns) for turns in (QUICK, LONG))
         self._closing = Closing(store, quick, publish_due, grace_ms + 2 * options.heartbeat_ms, poll_ms)
         self._publishing = Publishing(quick, long, me, publish_due, ports.wakes.jobs, poll_ms)
-        self._sweeping = Sweeping(lost_workers, flows, lease_wake, options.sweep_ms)
+        self._sweeping = Sweeping(lost_workers, flows, lease_wake, options.sweep_ms, 3 * options.heartbeat_ms)
         garbage = Garbage(store, blobs, clock, options.keep)
         self._upkeep = Upkeep(store, blobs, entropy, me, garbage, flows, options)
         operate = OperateStage(store, entropy, ports.wakes, job_verbs(entropy, options.keep.failed_ms))
