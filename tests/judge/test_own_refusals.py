@@ -1,22 +1,31 @@
-"""The judge knows every refusal that the gateway gives in the model server's place, so it misses no call for one."""
+"""Requests that the gateway refuses in the model server's place: the judge asks no witness for them."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
+import pytest
+
 import tidegate
 from tidegate.judge.rules_calls import OWN_REFUSALS
 
+# What carries the code of such a refusal, as its first argument.
+FAULTS = ("AudioFault", "BodyFault", "FieldFault")
 
-def test_every_fault_of_an_audio_request_is_a_refusal_of_our_own() -> None:
-    codes = {
-        str(call.args[0].value)
+
+def codes_of(fault: str) -> set[str]:
+    calls = [
+        node
         for path in Path(tidegate.__file__).parent.rglob("*.py")
-        if "AudioFault" in (text := path.read_text())
-        for call in ast.walk(ast.parse(text))
-        if isinstance(call, ast.Call)
-        and ast.unparse(call.func).endswith("AudioFault")
-        and isinstance(call.args[0], ast.Constant)
-    }
-    assert {"invalid_file_url", "file_too_large"} <= codes <= OWN_REFUSALS
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == fault
+    ]
+    return {str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant)}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_judge_knows_every_code(fault: str) -> None:
+    codes = codes_of(fault)
+    assert "invalid_request" in codes, "this test would see nothing"
+    assert codes - OWN_REFUSALS == set()

@@ -26,11 +26,15 @@ def _calls(case: Case, found: Finding) -> dict[int, list[Seen]]:
 # Codes of a 400 that the gateway gives in the model server's place, before anything is sent.
 OWN_REFUSALS = frozenset(
     {
+        "duplicate_parameter",
         "file_too_large",
         "invalid_file_url",
         "invalid_request",
+        "invalid_schema",
         "max_tokens_required",
+        "media_not_allowed",
         "missing_required_parameter",
+        "parameter_not_allowed",
         "request_exceeds_limit",
         "unsupported_endpoint",
         "unsupported_parameter",
