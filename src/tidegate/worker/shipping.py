@@ -14,7 +14,7 @@ _NEVER_MS = 10**15
 class Closing:
     """Lets jobs expire, and closes those of which nothing is in flight any more.
 
-    A store that comes back gives workers the whole grace once more: they hold answers that it has not heard of, and a job that is closed
+    A store that comes back gives workers the whole grace once more: they hold answers that it does not have yet, and a job that is closed
     would refuse them."""
 
     def __init__(self, store: Store, ship: Ship, publish_due: asyncio.Event, grace_ms: int, poll_ms: int) -> None:
@@ -26,7 +26,7 @@ class Closing:
         self._poll_ms = poll_ms
 
     async def run(self) -> None:
-        """Go round until the store fails; run again, it begins to count anew."""
+        """Go round until the store fails; run again, it counts the grace from there."""
         loop = asyncio.get_running_loop()
         met_s = loop.time()
         while True:
