@@ -141,11 +141,15 @@ async def test_limits_that_are_away_are_asked_until_they_have_entered_what_they_
 ) -> None:
     """No later call settles: without being asked again, the money of the last one would stay set aside for ever."""
 
+    is_back = asyncio.Event()
+
     class Away(Counting):
         tries = 0
 
         async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
             await super().settle_grants(settlements)
+            if self.tries == 3:
+                await is_back.wait()
             self.tries += 1
             if self.tries < 4:
                 raise LimitsUnavailable("the store is away")
@@ -161,6 +165,7 @@ async def test_limits_that_are_away_are_asked_until_they_have_entered_what_they_
         settlements.add(one)
         await eventually(lambda: limits.tries == 3, "the third try")
         assert spent.until_ms(one.budgets) == until_ms
+        is_back.set()
         await eventually(lambda: limits.tries == 4, "the try that is answered")
         await settlements.close(5)
     assert limits.settled == [one], "it is handed over once"
