@@ -1,0 +1,110 @@
+"""What is said to be durable was synced: its bytes after the last was written, and the directory after its name was made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tidegate.backends import one_host
+from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.backends.disk import AppendFile, make_directories, try_write
+
+pytestmark = pytest.mark.anyio
+
+BLOB = "blob_" + "a" * 22
+
+
+class Syncs:
+    """Every sync: of a directory the names in it, of a file its size."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen = list[tuple[Path, int | frozenset[str]]]()
+        for name in ("fsync", "fdatasync"):
+            monkeypatch.setattr(os, name, self._note)
+
+    def _note(self, fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        self.seen.append((path, frozenset(os.listdir(path)) if path.is_dir() else os.fstat(fd).st_size))
+
+    def names(self, directory: Path) -> frozenset[str]:
+        """The names that survive in a directory."""
+        found = [names for path, names in self.seen if path == directory and isinstance(names, frozenset)]
+        return found[-1] if found else frozenset()
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> Syncs:
+    return Syncs(monkeypatch)
+
+
+def test_every_new_directory_has_a_name_that_survives(tmp_path: Path, syncs: Syncs) -> None:
+    make_directories(tmp_path / "a" / "b")
+    assert syncs.names(tmp_path) == {"a"}
+    assert syncs.names(tmp_path / "a") == {"b"}
+    syncs.seen.clear()
+    make_directories(tmp_path / "a" / "b")
+    assert syncs.names(tmp_path / "a") == {"b"}, "the process that made it may have died before it synced it"
+
+
+def test_lines_are_synced_before_they_count(tmp_path: Path, syncs: Syncs) -> None:
+    log = AppendFile(tmp_path / "log")
+    assert syncs.names(tmp_path) == {"log"}
+    for data, size in ((b"one\n", 4), (b"two\n", 8)):
+        log.append(data)
+        assert syncs.seen[-1] == (tmp_path / "log", size)
+        assert log.durable_bytes == size
+
+
+def test_a_directory_is_tried_with_a_sync_of_a_file_and_of_its_name(tmp_path: Path, syncs: Syncs) -> None:
+    try_write(tmp_path, "probe")
+    assert syncs.seen == [(tmp_path / "probe", 6), (tmp_path, frozenset({"probe"}))]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_marked_for_good(tmp_path: Path, syncs: Syncs) -> None:
+    os.close(one_host.claim(tmp_path, "here"))
+    assert syncs.seen == [(tmp_path / one_host.MARK, 5), (tmp_path, frozenset({one_host.MARK}))]
+
+
+async def test_a_blob_has_all_its_bytes_before_it_has_its_name(tmp_path: Path, syncs: Syncs) -> None:
+    blobs = LocalBlobs(tmp_path / "blobs")
+    writer = await blobs.create(BLOB)
+    await writer.write(b"12345")
+    syncs.seen.clear()
+    await writer.finish()
+    [(file, size), (directory, names)] = syncs.seen
+    assert (file.name == BLOB, size) == (False, 5)
+    assert isinstance(names, frozenset)
+    assert BLOB in names
+    assert directory == file.parent
+    await blobs.close()
+
+
+async def test_a_file_that_is_adopted_is_synced_before_it_moves_and_gone_from_where_it_was(
+    tmp_path: Path, syncs: Syncs
+) -> None:
+    blobs = LocalBlobs(tmp_path / "blobs")
+    source = tmp_path / "made"
+    source.write_bytes(b"12345")
+    await blobs.adopt(BLOB, source)
+    assert (source, 5) in syncs.seen
+    assert "made" not in syncs.names(tmp_path)
+    [place] = {path for path, names in syncs.seen if isinstance(names, frozenset) and BLOB in names}
+    assert (place / BLOB).read_bytes() == b"12345"
+    await blobs.close()
+
+
+async def test_what_a_killed_process_wrote_is_synced_before_it_is_relied_on(tmp_path: Path, syncs: Syncs) -> None:
+    blobs = LocalBlobs(tmp_path / "blobs")
+    writer = await blobs.create(BLOB)
+    await writer.write(b"one\ntwo")
+    await writer.finish()
+    syncs.seen.clear()
+    assert await blobs.recover(BLOB) == 4
+    [(file, size), (directory, names)] = syncs.seen
+    assert (file.name, size, directory) == (BLOB, 7, file.parent)
+    assert isinstance(names, frozenset)
+    assert BLOB in names
+    await blobs.close()
