@@ -14,6 +14,7 @@ from tests.contracts.test_store_usage import TODAY
 from tests.support.store_verbs import told
 from tidegate.core.nouns import Job, JobEnd, JobFlush, WorkerDuty
 from tidegate.core.schedule.share_owner import tenant_owner
+from tidegate.core.schedule.snapshot import Pick, Why
 from tidegate.core.states import JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
 from tidegate.store.database.driver import Tx
@@ -275,3 +276,44 @@ async def test_when_flows_of_a_model_changed_says_nothing_of_other_models_and_of
     await world.ingested(await world.job(first), plan_of(1, model="other"))
     assert await told(world.store, "flows_changed", **mine) == [(START_MS,)]
     assert await told(world.store, "flows_changed", model="none", share_owner="x") == [(0,)]
+
+
+async def test_a_new_job_has_counted_nothing(world: StoreWorld) -> None:
+    row = await row_of(world, await world.job(await world.caller()))
+    counts = ("item", "answered", "failed", "expired", "cancelled", "unused")
+    tokens, sizes = ("input", "cached", "output", "reasoning"), ("output", "error", "work", "prompt", "shared_prefix")
+    names = [f"{one}_count" for one in counts] + [f"{one}_tokens" for one in tokens] + [f"{one}_bytes" for one in sizes]
+    assert {name: row[name] for name in (*names, "step_not_before", "step_failures")} == dict.fromkeys(
+        (*names, "step_not_before", "step_failures"), 0
+    )
+
+
+async def test_a_model_of_which_nothing_is_left_is_not_opened_by_a_pause(world: StoreWorld) -> None:
+    job = await world.running(await world.caller(), 1)
+    await told(world.store, "job_models_close", job_id=job.id)
+    await told(world.store, "job_models_hold", job_id=job.id)
+    assert await told(world.store, "job_models_resume", job_id=job.id) == []
+
+
+async def test_a_job_of_one_item_that_failed_has_failed_as_a_whole(world: StoreWorld) -> None:
+    job, _, token = await closed(world, answered=0, failed=1, rest=0)
+    await world.store.publish_job(await world.look(job), token, end=JobEnd(None))
+    assert (await row_of(world, job))["final_failed_ppm"] == 1_000_000
+
+
+async def test_a_job_that_was_paused_before_it_began_is_not_leased(world: StoreWorld) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    job = await world.running(caller, 1)
+    await world.store.pause_job(caller.tenant_id, job.id)
+    assert await world.lease(worker, job) == []
+    await world.store.resume_job(caller.tenant_id, job.id)
+    assert len(await world.lease(worker, job)) == 1
+
+
+async def test_the_last_slices_of_a_job_are_kept_while_a_culprit_is_searched_for(world: StoreWorld) -> None:
+    job = await world.running(await world.caller(), *([1] * 6))
+    await lost_before(world, job, 1, slice_count=1)
+    taken = await world.store.lease_picks(
+        await world.worker(), [(Pick(job.id, MODEL, 9, Why.FAIR), "t")], keeps_rest=True
+    )
+    assert [piece.first for piece in taken] == [0, 1, 2, 3]
