@@ -320,11 +320,13 @@ async def check_stored_bytes(tx: Tx, caller: Caller, quotas: Quotas | None, size
         return
     [(total,)] = await tx.all("tenant_bytes", tenant_id=caller.tenant_id)
     stored = int(total)
-    if stored + size_bytes > quotas.stored_bytes_max:
+    most = quotas.stored_bytes_max
+    if stored + size_bytes > most:
+        advice = "Delete files that you no longer need." if size_bytes <= most else "It never fits: split it."
         raise ApiProblem(
             429,
             "storage_quota_exceeded",
-            f"Your files take {stored:,} of {quotas.stored_bytes_max:,} bytes. Delete files that you no longer need.",
+            f"Your files take {stored:,} of {most:,} bytes, and this takes {size_bytes:,} more. {advice}",
             param="file",
             retry_after_s=3600,
         )
