@@ -298,7 +298,7 @@ async def test_stored_bytes_stop_at_their_limit(world: StoreWorld) -> None:
     assert problem.value.retry_after_s
     with pytest.raises(ApiProblem, match=r"600 of 1,000 bytes, and this takes 401 more\. Delete files"):
         await world.file(caller, size_bytes=401, quotas=quotas)
-    with pytest.raises(ApiProblem, match="this takes 1,001 more. It never fits: split it"):
+    with pytest.raises(ApiProblem, match=r"this takes 1,001 more\. It never fits: split it"):
         await world.file(caller, size_bytes=1_001, quotas=quotas)
     await world.file(caller, size_bytes=400, quotas=quotas)
     await world.file(await world.caller("stranger"), size_bytes=1_000, quotas=quotas)
