@@ -260,6 +260,30 @@ async def test_ended_batches_that_cost_or_failed_are_listed_the_most_first(world
     assert await page(2) == expected[:2]
 
 
+async def test_pages_of_batches_that_ended_in_one_way_go_on_behind_the_last_one(world: StoreWorld) -> None:
+    caller, store, worker = await world.caller(), world.store, await world.worker()
+    late = await world.job(caller, window_ms=5)
+    made = [(await cancelled(world, caller)).id for _ in range(3)]
+    await world.clock.advance(10)
+    assert await store.expire_job(late.id)
+    assert await store.end_unstarted(late.id)
+    made.append((await cancelled(world, caller)).id)
+    response = await Ask(world).accept(world, caller, worker)
+    await store.cancel_job(caller.tenant_id, response.id)
+    assert await store.close_job(response.id, 0)
+    token = world.token()
+    assert await store.take_step(response.id, JobState.FINALIZING, worker, token)
+    await store.publish_job(await world.look(response), token, end=JobEnd(None))
+    assert (await world.look(response)).state is JobState.CANCELLED
+    found, own = list[str](), list[str]()
+    for number in range(5):
+        wish, after = JobFilter(status="cancelled"), found[-1] if number else None
+        page = await store.search_every_job(None, wish, after=after, count_max=1)
+        found += [job.id for job, _ in page or ()]
+        own += [job.id for job in await store.search_jobs(caller.tenant_id, wish, after=after, count_max=1) or ()]
+    assert found == own == newest_first(made)
+
+
 async def test_the_runs_of_a_file_are_shown_the_newest_first(world: StoreWorld) -> None:
     caller = await world.caller()
     file, made = await world.file(caller), list[str]()
