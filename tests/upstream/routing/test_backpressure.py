@@ -172,13 +172,13 @@ class Server:
         self.deployment = deployment("http://h/", name, models=("m",))
         self.breaker = self
         self.is_open = True
-        self.background_until_ms = 0.0
+        self.until_ms = self.background_until_ms = 0.0
 
     def rest_ends_ms(self, now_ms: float) -> float:
         return now_ms + 6_000
 
     def rest_until(self, until_ms: float) -> None:
-        """No rest of its own is asked for here."""
+        self.until_ms = until_ms
 
     def rest_background_until(self, until_ms: float) -> None:
         self.background_until_ms = until_ms
@@ -196,3 +196,12 @@ def test_a_process_obeys_its_own_report_while_one_of_the_servers_is_there_and_no
     servers[:] = [Server("a"), Server("b")]
     pressure.obey()
     assert [one.background_until_ms for one in servers] == [0.0, 0.0]
+
+
+def test_a_process_obeys_the_rest_that_a_server_asked_of_another_one() -> None:
+    clock, servers = HandClock(), [Server("a"), Server("b")]
+    rests, heard_of = LocalRests(clock), list[Any](servers)
+    rests.publish("a", 3_000)
+    Backpressure(rests, clock, DeploymentPolicy(), heard_of).obey()
+    assert [one.until_ms for one in servers] == [clock.monotonic + 3_000, 0.0]
+    assert [one.background_until_ms for one in servers] == [0.0, 0.0], "it says nothing of the model"
