@@ -292,7 +292,7 @@ class Two:
     def watched(self) -> Iterator[list[str]]:
         """How the store is asked meanwhile: a name for each transaction. Keys are asked for once in a while, which is nobody's id."""
         driver, asked = self.web.store._driver, []
-        kept = {name: getattr(driver, name) for name in ("read", "write")}
+        kept = {name: getattr(driver, name) for name in ("read", "write", "free")}
 
         def watch(name: str) -> Any:
             def run(body: Any) -> Any:

@@ -348,7 +348,7 @@ def test_no_one_is_told_to_be_signed_out_while_the_store_is_gone(
         raise StoreUnavailable("the database is away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(console.web.store._driver, "write", gone)
+        patched.setattr(console.web.store._driver, "free", gone)
         answer = reader.post("/console/sign-out", data={"csrf": token})
     assert (answer.status_code, "set-cookie" in answer.headers) == (503, False)
     assert reader.get("/console").status_code == 200
