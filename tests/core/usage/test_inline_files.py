@@ -76,6 +76,13 @@ def test_small_files_count_by_their_letters() -> None:
     assert unread_bytes(text) == 0
 
 
+@pytest.mark.parametrize("end", ["", '"input_audio"', '"input_audio": {"data": "AAAA"}'])
+def test_a_body_of_many_small_files_is_gone_through_once(end: str) -> None:
+    """Were the rest of the body looked through for each of them, this would not end within the time of a test."""
+    many = ('{"url":"data:image/png;base64,AA"},' * 300_000 + "[" + end).encode()
+    assert unread_bytes(many) == 0
+
+
 @pytest.mark.parametrize("cut", [1, 100, 400_000])
 def test_a_file_without_an_end_is_text(cut: int) -> None:
     assert unread_bytes(body(IMAGES[0])[: -len(PHOTO) // 2 - cut]) == 0

@@ -17,13 +17,12 @@ FILE_BYTES_PER_TOKEN = 1_000
 TEXT_BYTES_MAX = PROMPT_BYTES_PER_TOKEN * FILE_TOKENS
 
 _BASE64 = f"{string.ascii_letters}{string.digits}+/=-_\\".encode()
-_MARK = b"base64"
-_SPEECH = b'"input_audio"'
-# What comes before a data URL, as far as it says that it is one: `"url":"data:image/png;base64`.
-_URL = re.compile(rb'"(?:url|image_url|image|file_data|audio_url|video_url)"\s*:\s*"data:[\w.+\\/;=-]{0,100};base64\Z')
-_URL_BYTES = 200
-_SOURCE = re.compile(rb'base64"\s*,\s*(?:"media_type"\s*:\s*"[\w.+\\/-]{0,100}"\s*,\s*)?"data"\s*:\s*"')
-_AUDIO = re.compile(rb'"input_audio"\s*:\s*\{\s*(?:"format"\s*:\s*"\w{0,10}"\s*,\s*)?"data"\s*:\s*"')
+# What comes right before the letters: a data URL, a source of Anthropic's, a recording.
+_OPENING = re.compile(
+    rb'"(?:url|image_url|image|file_data|audio_url|video_url)"\s*:\s*"data:[\w.+\\/;=-]{0,100};base64,'
+    rb'|"base64"\s*,\s*(?:"media_type"\s*:\s*"[\w.+\\/-]{0,100}"\s*,\s*)?"data"\s*:\s*"'
+    rb'|"input_audio"\s*:\s*\{\s*(?:"format"\s*:\s*"\w{0,10}"\s*,\s*)?"data"\s*:\s*"'
+)
 
 
 def unread_bytes(text: bytes) -> int:
@@ -48,29 +47,14 @@ def is_base64(text: bytes) -> bool:
 
 
 def _files(text: bytes) -> Iterator[tuple[int, int]]:
-    """Find where the letters of each file begin and end, in their order."""
-    if len(text) <= TEXT_BYTES_MAX or (_MARK not in text and _SPEECH not in text):
+    """Find where the letters of each file begin and end, in their order. No byte is looked at for more than one of them."""
+    if len(text) <= TEXT_BYTES_MAX:
         return
     at = 0
-    while (start := _next_start(text, at)) is not None:
-        stop = text.find(b'"', start)
-        if stop < 0:
+    while opening := _OPENING.search(text, at):
+        start = opening.end()
+        at = text.find(b'"', start)
+        if at < 0:
             return
-        if is_base64(text[start:stop]):
-            yield start, stop
-        at = stop
-
-
-def _next_start(text: bytes, at: int) -> int | None:
-    """Return where the letters of the next file behind `at` begin."""
-    speech = _AUDIO.search(text, at) if _SPEECH in text else None
-    end = len(text) if speech is None else speech.start()
-    mark = text.find(_MARK, at, end)
-    while mark >= 0:
-        behind = mark + len(_MARK)
-        if text.startswith(b",", behind) and _URL.search(text, max(at, behind - _URL_BYTES), behind):
-            return behind + 1
-        if source := _SOURCE.match(text, mark):
-            return source.end()
-        mark = text.find(_MARK, behind, end)
-    return None if speech is None else speech.end()
+        if is_base64(text[start:at]):
+            yield start, at
