@@ -1,15 +1,19 @@
-"""A prompt that stands out, at every door and in everything that can go wrong with it: no log line has it, at any level.
+"""A prompt that stands out, at every door and in everything that can go wrong with it: no log line has it, at any level, and no span.
 
-A real process at the debug level, with a model server that quotes what it was sent in its errors, as many do.
+A real process at the debug level, with a model server that quotes what it was sent in its errors, as many do. No page of the console has
+it for an operator whose key may not read requests and responses.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.collector import Collector
+from tests.support.console import console_pages
 from tests.support.engine import Engine
 from tests.support.processes import Processes
 from tests.support.tidegate import Site, chat_line
@@ -48,12 +52,19 @@ BAD_LINES = (
 )  # fmt: skip
 
 
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as made:
+        yield made
+
+
 @pytest.mark.timeout(300)
-def test_no_prompt_is_ever_logged(processes: Processes, tmp_path: Path) -> None:
+def test_no_prompt_is_ever_logged_traced_or_shown(processes: Processes, tmp_path: Path, collector: Collector) -> None:
     quoting = Upstream(quotes_the_prompt)
     site = Site("embedded", processes, tmp_path, Engine(processes, tmp_path / "engine"), {})
     site.configure(models={name: {"deployments": [{"url": quoting.url}]} for name in MODELS})
     site.env |= {
+        **collector.env,
         "TIDEGATE_LOGGING_LEVEL": "debug",
         "TIDEGATE_RETRY_BACKOFF_MS": "20",
         "TIDEGATE_RETRY_ATTEMPTS_MAX": "2",
@@ -63,10 +74,20 @@ def test_no_prompt_is_ever_logged(processes: Processes, tmp_path: Path) -> None:
     try:
         _run_batches(site)
         _ask_every_door(site)
+        key = site.operate("keys", org="ops", scopes=["admin:write"])["key"]
+        pages = console_pages(site.url, key)
+        collector.until("process-batch")
     finally:
         quoting.close()
     said = server.stdout() + server.stderr()
     assert CANARY not in said, [line for line in said.splitlines() if CANARY in line]
+    # Of a line that is refused, its url is named: that is no prompt.
+    shown = {address: text.replace(f"&#39;/{CANARY}&#39;", "") for address, text in pages.items()}
+    assert [address for address, text in shown.items() if CANARY in address + text] == []
+    assert any("/items" in address for address in pages), sorted(pages)
+    spans = collector.spans()
+    assert [span for span in spans if CANARY in str(span)] == []
+    assert {"process-batch", "create-batch", "chat garbage"} <= {span.name for span in spans}
     for event in ("job_failed", "job_completed"):
         assert event in said, f"nothing told of {event}: the search would prove nothing"
 

@@ -1,7 +1,7 @@
 """Secrets that stand out, in every place that can hold one, and everything that can go wrong with each: none is ever said.
 
-Real processes at the debug level. What they print, answer, count, write into results and show of their settings is searched for each
-secret, as it is and as others write it (base64, percent signs).
+Real processes at the debug level. What they print, answer, count, trace, write into results and show of their settings or in the console is
+searched for each secret, as it is and as others write it (base64, percent signs).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
+from tests.support.collector import Collector
+from tests.support.console import console_pages
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes
 from tests.support.tidegate import TIDEGATE, Site, chat_line, operator_headers
@@ -24,7 +26,7 @@ from tests.web.upstream import Upstream
 # One for each place; what is said names the place.
 PLACES = (
     "api-key-env", "api-key-environ", "api-key-file", "api-key-literal", "pepper", "redis", "postgres", "s3-id", "s3-secret",
-    "header-of-a-caller", "wrong-key", "wrong-token",
+    "header-of-a-caller", "wrong-key", "wrong-token", "collector",
 )  # fmt: skip
 CANARY = {place: f"CANARY+{place}/7f3a" for place in PLACES}
 ASK = {"messages": [{"role": "user", "content": "Say hi."}]}
@@ -71,11 +73,12 @@ class Told:
 
 
 class Installation:
-    def __init__(self, processes: Processes, directory: Path) -> None:
+    def __init__(self, processes: Processes, directory: Path, collector: Collector) -> None:
         self.processes = processes
         self.directory = directory
         self.engine = Engine(processes, directory / "engine")
         self.quoting = Upstream(quotes_the_key)
+        self.collector = collector
         self.told = Told()
         key_file = directory / "upstream.key"
         key_file.write_text(CANARY["api-key-file"] + "\n")
@@ -91,6 +94,8 @@ class Installation:
             "TIDEGATE_AUTH_PEPPER": CANARY["pepper"] * 2,
             "TIDEGATE_REDIS_URL": f"redis://:{quote(CANARY['redis'], safe='')}@127.0.0.1:1/0",
             "TIDEGATE_RETRY_BACKOFF_MS": "20",
+            **collector.env,
+            "OTEL_EXPORTER_OTLP_HEADERS": f"x-own=value,authorization={quote(CANARY['collector'], safe='')}",
             "CANARY_ENV": CANARY["api-key-env"],
             "CANARY_ENVIRON": CANARY["api-key-environ"],
         }
@@ -114,9 +119,10 @@ class Installation:
 
 @pytest.fixture(scope="module")
 def installation(module_processes: Processes, module_directory: Path) -> Iterator[Installation]:
-    made = Installation(module_processes, module_directory)
-    yield made
-    made.quoting.close()
+    with Collector() as collector:
+        made = Installation(module_processes, module_directory, collector)
+        yield made
+        made.quoting.close()
 
 
 @pytest.mark.timeout(300)
@@ -129,7 +135,10 @@ def test_no_secret_is_ever_said(installation: Installation) -> None:
         for path in ("/metrics", "/readyz", "/healthz", "/v1/models", "/v1/models/quoted", "/v1/files", "/v1/batches"):
             told.hear(client.get(path))
     _be_refused(one, told)
+    _look_at_the_console(one, told)
     _ask_commands(one)
+    for number, span in enumerate(one.collector.spans()):
+        told.by[f"span {number} {span.name}"] = str(span)
     for number, proc in enumerate(one.processes.started):
         told.by[f"process {number} {' '.join(proc.args[1:3])}"] = proc.stdout() + proc.stderr()
     assert (
@@ -137,7 +146,10 @@ def test_no_secret_is_ever_said(installation: Installation) -> None:
         == []
     )
     said = "".join(told.by.values())
-    for word in ("upstream_key_rejected", "127.0.0.1:1", "redis", "invalid_api_key", "batch_cancelled", "said well"):
+    for word in (
+        *("upstream_key_rejected", "127.0.0.1:1", "redis", "invalid_api_key", "batch_cancelled", "said well"),
+        *("process-batch", "chat quoted", "<title>"),
+    ):
         assert word in said, f"nothing told of {word}: the search would prove nothing"
 
 
@@ -191,6 +203,15 @@ def _be_refused(one: Installation, told: Told) -> None:
         for headers in wrong:
             for method, path in (("GET", "/v1/files"), ("POST", "/v1/messages"), ("POST", "/admin/v1/keys")):
                 told.hear(client.request(method, path, headers=headers, json={} if method == "POST" else None))
+
+
+def _look_at_the_console(one: Installation, told: Told) -> None:
+    """Every page of a key that may read requests and responses too: in these, no prompt is a secret."""
+    scopes = ["admin:read", "admin:write", "admin:content"]
+    key = one.keys["key of an operator"] = str(one.site.operate("keys", org="ops", scopes=scopes)["key"])
+    for address, text in console_pages(one.site.url, key).items():
+        told.by[f"page {address}"] = text
+    one.collector.until("process-batch")
 
 
 def _ask_commands(one: Installation) -> None:

@@ -28,6 +28,25 @@ def test_an_answer_that_says_nothing_of_its_end_is_complete(body: Any) -> None:
     assert read_line(line(body)).response_status() == "completed"
 
 
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("context_length_exceeded", "context_length_exceeded"),
+        ("x" * 64, "x" * 64),
+        ("x" * 65, "http_422"),
+        ("You said: a secret", "http_422"),
+        ("", "http_422"),
+        (None, "http_422"),
+        (7, "http_422"),
+    ],
+)
+def test_only_what_looks_like_a_code_is_the_code_of_a_refusal(code: Any, found: str) -> None:
+    """A text there may quote the request, and codes are shown to operators who may not read requests."""
+    body = {"error": {"code": code, "message": "m"}}
+    text = {"id": "i", "custom_id": "c", "response": {"status_code": 422, "body": body}, "error": None}
+    assert read_line(json.dumps(text).encode()).failure_code() == found
+
+
 def test_a_line_without_an_answer_has_no_other_end() -> None:
     text = json.dumps({"id": "i", "custom_id": "c", "response": None, "error": {"code": "x", "message": "y"}})
     assert read_line(text.encode()).response_status() == "completed"

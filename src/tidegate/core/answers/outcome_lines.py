@@ -23,6 +23,7 @@ DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _ID = re.compile(rb'\{"id":"(?P<id>batch_req_[0-9a-zA-Z_]{1,64})"', re.ASCII)
 # It stands behind the id, or first.
 _CUSTOM_ID_AT_MAX = 64
+_CODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
 _CUSTOM_ID = re.compile(rb'[{,]"custom_id":(?P<text>"(?:[^"\\\x00-\x1f]|\\.)*")', re.ASCII)
 
 
@@ -92,9 +93,10 @@ class OutcomeLine(msgspec.Struct):
         return status if status in _RESPONSE_ENDS else COMPLETED
 
     def failure_code(self) -> str:
-        """The code that a line of the error file is found by; `http_` and the status where a model server named none."""
+        """The code that a line of the error file is found by; `http_` and the status where a model server named none, or wrote a text
+        there, which may quote the request."""
         failure = self.failure()
-        if failure is not None and failure.code:
+        if failure is not None and failure.code and _CODE.fullmatch(failure.code):
             return failure.code
         return f"http_{self.response.status_code}" if self.response is not None else ""
 
