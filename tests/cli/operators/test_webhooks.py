@@ -43,6 +43,7 @@ def test_an_operator_lists_tests_and_replays(desk: Desk, receiver: Receiver) -> 
         wait_until(disabled, WAIT_S, "the endpoint to be disabled")
         [failed] = desk.told("webhooks", "list", "--failed", "--json")
         assert (failed["attempts"], failed["failure"]) == (1, "http_4xx")
+        assert desk.told("webhooks", "list", "--failed", "--all", "--json") == [{"org": "default", **failed}]
         desk.done("webhooks", "test", made["id"], code=1)
         statuses["now"] = 204
         assert desk.told("webhooks", "test", made["id"], "--json")["status_code"] == 204
@@ -50,6 +51,11 @@ def test_an_operator_lists_tests_and_replays(desk: Desk, receiver: Receiver) -> 
         assert desk.told("webhooks", "replay", "--failed", "--json") == [failed["delivery"]]
         wait_until(lambda: len(receiver.got) > sent, WAIT_S, "the event to come again")
         wait_until(lambda: desk.told("webhooks", "list", "--json")[0]["state"] == "enabled", WAIT_S, "the endpoint")
+        theirs = serving.client()
+        theirs.headers["Authorization"] = f"Bearer {desk.told('keys', 'create', '--org', 'acme', '--json')['key']}"
+        other = theirs.post("/v1/webhook_endpoints", json={**shape, "name": "theirs"}).json()
+        every = desk.told("webhooks", "list", "--all", "--json")
+        assert {(one["org"], one["id"]) for one in every} == {("acme", other["id"]), ("default", made["id"])}
     logs = serving.proc.stdout() + serving.proc.stderr()
     assert made["signing_secret"] not in logs
     assert not re.search(r"whsec_\w", logs)
@@ -66,6 +72,8 @@ def test_what_cannot_be_is_refused_in_words(desk: Desk) -> None:
         (("replay",), "--failed"),
         (("replay", "evt_x.whk_y"), "no delivery"),
         (("list", "--org", "nobody"), "nobody"),
+        (("list", "--all", "--org", "acme"), "without --org"),
+        (("list", "--all", "--server", "http://127.0.0.1:1"), "on the server's machine"),
     ):
         assert says in desk.done("webhooks", *arguments, code=2).logs(), arguments
     for arguments in (("list",), ("list", "--failed")):

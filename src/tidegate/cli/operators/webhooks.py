@@ -1,6 +1,6 @@
 """`tidegate webhooks`: look at webhook endpoints and at deliveries that failed, test an endpoint, send deliveries again."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -13,6 +13,9 @@ from tidegate.core.states import DeliveryState
 from tidegate.core.webhooks import EVENT_TYPES, WebhookDelivery, WebhookEndpoint
 from tidegate.core.wording import in_words
 from tidegate.settings import Settings
+
+if TYPE_CHECKING:
+    from tidegate.store.store import Store
 
 PAGE_COUNT_MAX = 100
 
@@ -32,6 +35,7 @@ class _Replayed(msgspec.Struct):
 @app.command("list")
 def list_webhooks(
     failed: Annotated[bool, typer.Option("--failed", help="List deliveries that failed for good instead.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Of every organization; on the server's machine only.")] = False,
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
@@ -41,19 +45,24 @@ def list_webhooks(
 ) -> None:
     """List webhook endpoints, or the deliveries that failed.
 
-    Example: tidegate webhooks list --failed
+    Example: tidegate webhooks list --failed --all
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
+    if every and (org is not None or settings.remote.url):
+        raise SettingsError(
+            "--all is for every organization on the server's machine: use it without --org and --server."
+        )
     if failed:
-        rows = uvloop.run(_failed(settings, org))
+        rows = uvloop.run(_every_failed(settings) if every else _failed(settings, org))
         nothing = "No delivery has failed."
     else:
-        rows = uvloop.run(_endpoints(settings, org))
+        rows = uvloop.run(_every_endpoint(settings) if every else _endpoints(settings, org))
         nothing = "There are no webhook endpoints. Make one: POST /v1/webhook_endpoints."
     if as_json:
         terminal.show_json(rows)
     elif not rows:
-        more = "" if settings.remote.url or org is not None else " --org NAME lists those of another organization."
+        is_whole = every or settings.remote.url or org is not None
+        more = "" if is_whole else " --org NAME lists those of another organization, --all those of every one."
         terminal.say(nothing + more)
     else:
         terminal.show_table(list(rows[0]), [list(row.values()) for row in rows])
@@ -161,12 +170,26 @@ async def _endpoints(settings: Settings, org: str | None) -> list[dict[str, obje
             for one in await remote.pages("/v1/webhook_endpoints", org)
         ]
     async with server_client.reading(settings) as parts:
-        tenant_id, found = await server_client.tenant(parts, org), list[WebhookEndpoint]()
-        while page := await parts.store.list_webhook_endpoints(
-            tenant_id, found[-1].id if found else None, PAGE_COUNT_MAX
-        ):
-            found += page
+        found = await _endpoints_of(parts.store, await server_client.tenant(parts, org))
         return [_endpoint_facts(one) for one in found]
+
+
+async def _every_endpoint(settings: Settings) -> list[dict[str, object]]:
+    async with server_client.reading(settings) as parts:
+        found, after = list[dict[str, object]](), None
+        while orgs := await parts.store.list_orgs(after=after, count_max=PAGE_COUNT_MAX):
+            for one in orgs:
+                endpoints = await _endpoints_of(parts.store, one["id"])
+                found += [{"org": one["name"], **_endpoint_facts(endpoint)} for endpoint in endpoints]
+            after = str(orgs[-1]["id"])
+        return found
+
+
+async def _endpoints_of(store: "Store", tenant_id: str) -> list[WebhookEndpoint]:
+    found = list[WebhookEndpoint]()
+    while page := await store.list_webhook_endpoints(tenant_id, found[-1].id if found else None, PAGE_COUNT_MAX):
+        found += page
+    return found
 
 
 async def _failed(settings: Settings, org: str | None) -> list[dict[str, object]]:
@@ -188,6 +211,15 @@ async def _failed(settings: Settings, org: str | None) -> list[dict[str, object]
             found += page
             after = (page[-1].event_id, page[-1].endpoint_id)
         return [_delivery_facts(one) for one in found]
+
+
+async def _every_failed(settings: Settings) -> list[dict[str, object]]:
+    async with server_client.reading(settings) as parts:
+        found, after = list[tuple[WebhookDelivery, str]](), None
+        while page := await parts.store.list_every_delivery(None, DeliveryState.FAILED, after, PAGE_COUNT_MAX):
+            found += page
+            after = (page[-1][0].event_id, page[-1][0].endpoint_id)
+        return [{"org": org, **_delivery_facts(one)} for one, org in found]
 
 
 async def _test(settings: Settings, org: str | None, endpoint_id: str, event: str) -> int:
