@@ -232,6 +232,16 @@ def test_an_empty_delta_opens_no_block_and_a_thought_under_two_names_is_said_onc
     assert message["stop_reason"] == "end_turn"
 
 
+def test_calls_of_one_number_are_told_apart_by_their_ids() -> None:
+    """Some servers number each of several calls 0."""
+    first = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    second = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": '{"x"'}}
+    rest = {"id": "c3", "function": {"arguments": ": 2}"}}
+    stream = [chunk(call(**one)) for one in (first, second, rest)]
+    message = assemble_anthropic(run(StreamToAnthropic(), [*stream, chunk(finish="tool_calls"), b"data: [DONE]\n\n"]))
+    assert [(block["id"], block["input"]) for block in message["content"]] == [("c1", {"x": 1}), ("c2", {"x": 2})]
+
+
 @pytest.mark.parametrize("endless", [b"data: " + b"x" * 50, b"x" * 50, b"data: x\n" * 8, b"event: " + b"y" * 50])
 def test_an_event_without_end_is_given_up_and_not_kept(endless: bytes) -> None:
     for translator in (StreamToAnthropic(event_bytes_max=200), StreamToOpenai(1, event_bytes_max=200)):

@@ -24,6 +24,7 @@ class StreamToAnthropic:
         self._block = -1
         self._open = ""
         self._tool = -1
+        self._tool_id = ""
         self._finish: str | None = None
         self._sequence: str | None = None
         self._called = False
@@ -117,12 +118,13 @@ class StreamToAnthropic:
         index = call.get("index", 0) if isinstance(call, dict) else None
         if type(index) is not int or not isinstance(function, dict):
             raise StreamBroken("the upstream's stream has a tool call without a function or an index")
-        if index != self._tool:
-            name, named = function.get("name"), call.get("id")
+        name, named = function.get("name"), call.get("id")
+        # Some servers number each of several calls 0; some send an id with every part of one call, but the name once.
+        if index != self._tool or (name and named and named != self._tool_id):
             if index < self._tool or not isinstance(name, str) or not isinstance(named, str):
                 raise StreamBroken("the upstream's stream goes on with a tool call that is over or never began")
             self._stop_block(out)
-            self._tool, self._called = index, True
+            self._tool, self._tool_id, self._called = index, named, True
             self._ensure("tool_use", {"type": "tool_use", "id": named, "name": name, "input": {}}, out)
         elif self._open != "tool_use":
             raise StreamBroken("the upstream's stream goes on with a tool call that is over")
