@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
-from tests.support.tidegate import Site, requests
+from tests.support.tidegate import Site, behaving, requests
 
 pytestmark = pytest.mark.soak
 
@@ -107,6 +107,37 @@ def test_kills_in_the_middle_of_a_large_batch(make_shipped: MakeShipped) -> None
     )
     assert results.errors == []
     assert backs_s[-1] <= BACK_S_MAX
+
+
+@pytest.mark.timeout(900)
+def test_kills_under_long_calls(make_shipped: MakeShipped) -> None:
+    """Items of 4 to 6 s, of which some lost several workers in the end: none runs alone soon after a restart, which would stop all others
+    for the time of three calls. There are more items than the lives of all processes take, so that some never lost a worker."""
+    calls, kills, life_s = 64, 9, 15.0
+    shipped = make_shipped(calls)
+    lines = requests(2_000, lambda number: behaving(f"latency={4_000 + number * 37 % 2_000}") + f" {number}")
+    proc = shipped.begin()
+    batch_id = shipped.submit(lines)
+    shipped.until_done(batch_id, 2 * calls)
+    rate = _rate(shipped, batch_id, life_s - BACK_S_MAX)
+    shares = []
+    for _ in range(kills):
+        _kill(proc)
+        began_s = time.monotonic()
+        proc = shipped.relieve()
+        time.sleep(max(0.0, began_s + BACK_S_MAX - time.monotonic()))
+        shares.append(_rate(shipped, batch_id, life_s - BACK_S_MAX) / rate)
+        print(f"from {BACK_S_MAX:g} s to {life_s:g} s after a restart: {shares[-1]:.2f} of {rate:.1f}/s")
+    shipped.until_status(batch_id, "completed", timeout_s=END_S)
+    results = shipped.judge(batch_id, lines, repeats_max=kills * 4 * calls)
+    assert results.errors == []
+    assert min(shares) >= RATE_SHARE_MIN
+
+
+def _rate(site: Site, batch_id: str, seconds: float) -> float:
+    before, began_s = _done(site, batch_id), time.monotonic()
+    time.sleep(seconds)
+    return (_done(site, batch_id) - before) / (time.monotonic() - began_s)
 
 
 def _kill(proc: Proc) -> None:

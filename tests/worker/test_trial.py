@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -127,7 +128,7 @@ async def suspected(world: WorkerWorld, job: Job, lost_count: int) -> None:
 async def test_a_single_suspect_is_the_only_one_in_flight_and_the_store_knows_before(
     live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trials, "FIRST_REST_S", 0.0)
+    monkeypatch.setattr(trials, "FIRST_ROUNDS", 0)
     script = Script(live, "m")
     company = await live.started(chat_lines(6))
     job = await live.started(chat_lines(1))
@@ -148,28 +149,51 @@ async def test_a_single_suspect_is_the_only_one_in_flight_and_the_store_knows_be
         assert await live.rows(_MARK) == []
 
 
-async def test_a_suspect_that_was_never_lost_alone_does_not_stop_a_worker_that_has_just_begun(
-    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_lost_alone", [False, True])
+async def test_a_suspect_does_not_stop_a_worker_that_has_just_begun(
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch, *, is_lost_alone: bool
 ) -> None:
     """Or a machine that keeps dying would stand still for several calls after each start."""
-    rest_s, call_s = 0.4, 0.02
-    monkeypatch.setattr(trials, "FIRST_REST_S", rest_s)
+    rounds, calls = 8, Counter[str]()
+    monkeypatch.setattr(trials, "FIRST_ROUNDS", rounds)
+    monkeypatch.setattr(trials, "_LOOK_AGAIN_S", 0.05)
     script = Script(live, "m")
-    company = await live.started(chat_lines(400), slice_items=4)
-    job = await live.started(chat_lines(1))
+    company = await live.started(chat_lines(600), slice_items=4)
+    job = await (lost_alone(live) if is_lost_alone else live.started(chat_lines(1)))
     await suspected(live, job, ALONE_AFTER)
-    begun_s: dict[str, float] = {}
+    before: list[int] = []
+    most = 0
 
     async def slow(call: Call) -> Answer:
-        begun_s.setdefault(call.job_id, asyncio.get_running_loop().time())
-        await asyncio.sleep(call_s)
+        nonlocal most
+        most = max(most, script.in_flight)
+        if call.job_id == job.id:
+            before.append(calls[company.id])
+        await asyncio.sleep(0.02)
+        calls[call.job_id] += 1
         return Answer(200, BODY, Usage(), "here")
 
     script.answers = slow
     async with working(live, script):
         for one in (job, company):
             await live.completed(one)
-    assert begun_s[job.id] - begun_s[company.id] >= rest_s * 0.9
+    [worked] = before
+    assert rounds * most <= worked < 600, "it has worked for a while, and there was more to do"
+
+
+async def test_a_worker_with_long_calls_runs_an_item_alone_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few of its calls have ended until then."""
+    lonely = Lonely(monkeypatch)
+    now_s = asyncio.get_running_loop().time()
+    lonely.trial._begun_s = now_s - trials.REST_S_MAX + 0.5
+    lonely.leased_work.expect(slice_of(1))
+    suspect = lonely.held("suspect", ALONE_AFTER)
+    lonely.begin(suspect)
+    assert 0 < suspect.rests_ms <= 500
+    assert not lonely.leased_work._is_shut
+    lonely.trial._begun_s = now_s - trials.REST_S_MAX
+    lonely.begin(lonely.held("suspect", ALONE_AFTER))
+    assert lonely.leased_work._is_shut
 
 
 async def lost_alone(live: WorkerWorld) -> Job:
@@ -184,8 +208,11 @@ async def lost_alone(live: WorkerWorld) -> Job:
     return job
 
 
-async def test_an_item_that_no_model_server_answered_is_no_check(live: WorkerWorld) -> None:
+async def test_an_item_that_no_model_server_answered_is_no_check(
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was not sent, for a spent budget or a server that is away, so its worker survived nothing."""
+    monkeypatch.setattr(trials, "FIRST_ROUNDS", 0)
     script = Script(live, "m")
     company = await live.started(chat_lines(6))
     job = await lost_alone(live)
@@ -204,7 +231,10 @@ async def test_an_item_that_no_model_server_answered_is_no_check(live: WorkerWor
     assert marks[:2] == [(company.id, (company.id, 0)), (job.id, (job.id, 0))]
 
 
-async def test_another_item_is_run_alone_before_a_suspect_that_was_lost_alone(live: WorkerWorld) -> None:
+async def test_another_item_is_run_alone_before_a_suspect_that_was_lost_alone(
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "FIRST_ROUNDS", 0)
     script = Script(live, "m")
     company = await live.started(chat_lines(6))
     job = await lost_alone(live)
@@ -344,7 +374,7 @@ async def test_a_suspect_that_nothing_can_be_held_against_runs_unchecked(monkeyp
 async def test_an_item_that_was_never_lost_alone_needs_no_check_and_what_is_dropped_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trials, "FIRST_REST_S", 0.0)
+    monkeypatch.setattr(trials, "FIRST_ROUNDS", 0)
     lonely = Lonely(monkeypatch)
     lonely.begin(lonely.held("suspect", ALONE_AFTER))
     await lonely.run(lambda: (None, False) in lonely.told)
@@ -366,7 +396,7 @@ async def test_an_item_that_was_never_lost_alone_needs_no_check_and_what_is_drop
 async def test_a_single_item_goes_alone_from_so_many_losses_on_until_it_is_given_up(
     monkeypatch: pytest.MonkeyPatch, lost_count: int, alone_losses: int, is_alone: bool
 ) -> None:
-    monkeypatch.setattr(trials, "FIRST_REST_S", 0.0)
+    monkeypatch.setattr(trials, "FIRST_ROUNDS", 0)
     lonely = Lonely(monkeypatch)
     lonely.begin(lonely.held("suspect", lost_count, alone_losses))
     assert (lonely.leased_work.take_item() is None) == is_alone
@@ -376,7 +406,7 @@ async def test_a_single_item_goes_alone_from_so_many_losses_on_until_it_is_given
 async def test_between_two_items_that_run_alone_a_worker_works_for_several_times_as_long_as_the_first_stopped_it(
     monkeypatch: pytest.MonkeyPatch, share: int
 ) -> None:
-    monkeypatch.setattr(trials, "FIRST_REST_S", 0.0)
+    monkeypatch.setattr(trials, "FIRST_ROUNDS", 0)
     monkeypatch.setattr(trials, "REST_SHARE", share)
     lonely = Lonely(monkeypatch)
     first, second, company = lonely.held("first", ALONE_AFTER), lonely.held("second", ALONE_AFTER), slice_of(1)

@@ -11,8 +11,9 @@ each loss halves it. A single item that lost many owners is run alone: nothing e
 it before the item is sent. Only losses of that kind can fail an item, and from the second on only if another item was run alone in
 between and survived. So workers that are killed from outside fail no item.
 
-What runs alone stops everything else. So a worker works for a while before it runs an item alone that was never lost alone, and between two
-of these for several times as long as the last one stopped it; the item goes back until then. With nothing else to do it runs at once.
+What runs alone stops everything else. So a worker that has other work gives a tenth of its time to it: it first ends nine times as many
+calls as a trial takes the place of, and works between two trials for nine times as long as the last one stopped it, at most a minute each
+time. The item goes back until then. With nothing else to do it runs at once.
 """
 
 import asyncio
@@ -37,8 +38,11 @@ log = structlog.get_logger()
 
 # A single suspect that lost fewer owners runs beside others: running it alone stops all other calls of its worker.
 ALONE_AFTER = 4
-FIRST_REST_S, REST_S_MAX = 5.0, 60.0
+REST_S_MAX = 60.0
 REST_SHARE = 9
+# A trial takes the time of three calls: those in flight end, then the item of the comparison runs, then the suspect.
+FIRST_ROUNDS = REST_SHARE * 3
+_LOOK_AGAIN_S = 1.0
 _POLL_S = 0.02
 _CHECK_WAIT_S = 2.0
 # For so long only an item that is no suspect is looked for: with two culprits, each would be the other's check.
@@ -75,6 +79,7 @@ class Trial:
         self.wants_check = False
         self._takes_suspect = False
         self._alone_wanted = asyncio.Event()
+        self._begun_s: float | None = None
         self._rests_until_s: float | None = None
         self._shut_at_s = 0.0
 
@@ -131,16 +136,27 @@ class Trial:
 
     def _stop_others_for(self, only: LeasedSliceState) -> None:
         now_s = asyncio.get_running_loop().time()
-        if self._rests_until_s is None:
-            self._rests_until_s = now_s + FIRST_REST_S
-        rests_s = self._rests_until_s - now_s
-        if rests_s > 0 and not _alone_losses(only) and self._leased_work.slice_count > 1:
+        rests_s = self._rests_s(now_s)
+        if rests_s > 0 and self._leased_work.slice_count > 1:
             self._group.discard(only)
             only.rest(rests_s * 1000)
             return
         self._alone, self._shut_at_s = only, now_s
         self._leased_work.shut()
         self._alone_wanted.set()
+
+    def _rests_s(self, now_s: float) -> float:
+        """How long this worker works on before it runs an item alone, estimated from its pace."""
+        if self._rests_until_s is not None:
+            return self._rests_until_s - now_s
+        if self._begun_s is None:
+            self._begun_s = now_s
+        worked_s = now_s - self._begun_s
+        ended, wanted = self._leased_work.ended_count, FIRST_ROUNDS * max(1, self._leased_work.in_flight_most)
+        if ended >= wanted:
+            return 0.0
+        left_s = worked_s * (wanted / ended - 1) if ended else 0.0
+        return min(max(left_s, _LOOK_AGAIN_S), REST_S_MAX - worked_s)
 
     def end_slice(self, state: LeasedSliceState) -> bool:
         """This slice has nothing more to do here. True when the whole group has ended: the next one may be larger."""
@@ -162,6 +178,7 @@ class Trial:
 
     async def run(self) -> None:
         """Run alone what must go alone, for ever."""
+        self._begun_s = asyncio.get_running_loop().time()
         while True:
             await self._alone_wanted.wait()
             self._alone_wanted.clear()
