@@ -22,8 +22,7 @@ from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Call
 from tidegate.simulate.engine.model import EngineLimits, ModelledEngine, ModelledEvent, ModelledRequest
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.http.send_permit import SendPermit
-from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
+from tidegate.upstream.http.transport import HttpReply, SendPermit, UpstreamRequest
 from tidegate.upstream.routing.slots import Capacity
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"

@@ -320,10 +320,10 @@ def proxies() -> Iterator[Proxies]:
 
 
 @pytest.fixture
-def wired_database(postgres_url: str, postgres_server: PostgresServer, proxies: Proxies) -> WiredDatabase:
-    """A fresh, empty database behind a proxy of its own."""
+def wired_database(migrated_postgres_url: str, postgres_server: PostgresServer, proxies: Proxies) -> WiredDatabase:
+    """A fresh database with the schema of the product, behind a proxy of its own."""
     wire = proxies.open(postgres_server.port)
-    return WiredDatabase(postgres_url.replace(f":{postgres_server.port}/", f":{wire.port}/"), wire)
+    return WiredDatabase(migrated_postgres_url.replace(f":{postgres_server.port}/", f":{wire.port}/"), wire)
 
 
 @pytest.fixture(scope="session")

@@ -596,7 +596,15 @@ repair_actions = _counters(
 # ---- the tide and the deployments
 
 tide_calls_limit = _gauges(
-    "tide_calls_limit", "Calls that batch work may have in flight at a deployment now.", deployment=()
+    "tide_calls_limit",
+    "Calls that the tide lets this process have in flight at a deployment now, for batch work. Those of several processes together may be "
+    "more than tidegate_tide_calls_max, which holds over all of them.",
+    deployment=(),
+)
+tide_calls_max = _gauges(
+    "tide_calls_max",
+    "The most calls that batch work of all processes may have in flight at a deployment, by its settings.",
+    deployment=(),
 )
 tide_prompt_tokens_limit = _gauges(
     "tide_prompt_tokens_limit",

@@ -61,6 +61,8 @@ log = structlog.get_logger()
 _PREDECESSORS_MAX = 100
 TRACES_STOP_S = 3.0
 NOTICE_TIMEOUT_S = 2.0
+# What a run reads inside its own process, with 512 bytes for each line: about 80,000 lines of 1 kB.
+RUN_INPUT_BYTES_MAX = 128 << 20
 # Without one every batch would wait for ever: better to say so at the start.
 NO_MODEL_SERVER = (
     "No model server is known: name one with --upstream http://HOST:PORT/v1, list models in a --config file, or add one "
@@ -259,6 +261,9 @@ async def working(settings: Settings, names: Sequence[str] = ()) -> AsyncIterato
     `names` are those of the run, its jobs' name first. Over an embedded store no other process runs under one of them, and this one runs
     nothing else, for other runs there may have other model servers. Without names it is a worker of all."""
     failpoints.arm(settings.failpoints)
+    if not settings.store.is_postgresql:
+        # This event loop has no callers who would wait, so an input need not wait for a process of its own to start.
+        settings = replace(settings, ingest=replace(settings.ingest, small_bytes_max=RUN_INPUT_BYTES_MAX))
     has_owner = bool(names) and not settings.store.is_postgresql
     async with _traced(), opened(settings, is_alone=not has_owner) as alone, _noticed(alone) as parts:
         share_owner = run_owner(parts.tenant_id, names[0]) if has_owner else None

@@ -9,6 +9,8 @@ import pytest
 
 from tidegate.backends import one_host
 from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.backends.blobs_s3 import S3Blobs
+from tidegate.backends.blobs_s3_client import S3Settings
 from tidegate.backends.disk import AppendFile, make_directories, try_write
 
 pytestmark = pytest.mark.anyio
@@ -107,4 +109,30 @@ async def test_what_a_killed_process_wrote_is_synced_before_it_is_relied_on(tmp_
     assert (file.name, size, directory) == (BLOB, 7, file.parent)
     assert isinstance(names, frozenset)
     assert BLOB in names
+    await blobs.close()
+
+
+async def test_what_a_killed_process_left_for_a_bucket_is_synced_before_it_is_relied_on(
+    tmp_path: Path, syncs: Syncs
+) -> None:
+    blobs = S3Blobs(S3Settings("bucket"), tmp_path / "spool")
+    (tmp_path / "spool" / BLOB).write_bytes(b"one\ntwo")
+    syncs.seen.clear()
+    assert await blobs.left_logs() == [BLOB]
+    assert syncs.seen == [(tmp_path / "spool" / BLOB, 7)]
+    await blobs.close()
+
+
+async def test_lines_for_a_bucket_are_synced_before_they_are_taken(tmp_path: Path, syncs: Syncs) -> None:
+    async def blob_id() -> str:
+        return BLOB
+
+    blobs = S3Blobs(S3Settings("bucket"), tmp_path / "spool")
+    assert syncs.names(tmp_path) == {"spool"}
+    log = await blobs.open_log(blob_id)
+    for data, size in ((b"one\n", 4), (b"two\n", 8)):
+        await log.append(data)
+        assert syncs.seen[-1] == (tmp_path / "spool" / BLOB, size)
+    assert syncs.names(tmp_path / "spool") == {BLOB}
+    await log.close()
     await blobs.close()

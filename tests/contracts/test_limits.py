@@ -7,7 +7,17 @@ import asyncio
 import pytest
 
 from tests.contracts.limits_world import LimitsWorld, budget, minute, until_sent
-from tidegate.core.budgets.budget import NEVER_MS, BudgetRequest, Limit, LimitBound, Period, Settlement
+from tests.support.processes import wait_until_async
+from tidegate.core.budgets.budget import (
+    NEVER_MS,
+    Budget,
+    BudgetKind,
+    BudgetRequest,
+    Limit,
+    LimitBound,
+    Period,
+    Settlement,
+)
 from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
 
@@ -122,18 +132,65 @@ async def test_callers_that_go_away_leave_the_rest_in_order(limits: LimitsWorld)
     assert limits.sent == 3 * 6
 
 
-async def test_an_unknown_commit_loses_budget_and_mints_none(limits: LimitsWorld) -> None:
+@pytest.mark.parametrize("fate", ["lost_before", "lost_after"])
+async def test_a_debit_whose_fate_is_unknown_takes_nothing_and_mints_none(limits: LimitsWorld, fate: str) -> None:
     process, driver = await limits.faulty_process()
     one = budget("gpu", minute(10, 1_000))
     assert (await limits.send(process, one, 2, 200)).requests == 2
-    driver.lost_after = 1
+    setattr(driver, fate, 1)
     with pytest.raises(LimitsUnavailable):
         await process.debit([BudgetRequest((one,), 3, 300)])
     sound = await limits.process()
-    await until_sent(limits, [sound], one, 7)
+    await until_sent(limits, [sound, process], one, 10)
     await limits.exhaust([sound, process], one)
-    assert limits.sent in (7, 10), "three were lost, unless whoever lent them could give them back"
+    assert limits.sent == 10
     limits.judge(10)
+
+
+@pytest.mark.parametrize("lost", [(1, 0), (1, 2), (2, 0)], ids=["debit", "release before", "release after"])
+@pytest.mark.parametrize("kind", [BudgetKind.CALLS, BudgetKind.MONEY])
+async def test_a_lifetime_gets_back_what_an_unknown_debit_took(
+    limits: LimitsWorld, kind: BudgetKind, lost: tuple[int, int]
+) -> None:
+    """Once, however often it is released, though nothing else is ever asked, and though the process is another incarnation by then."""
+    process, driver = await limits.faulty_process()
+    limit = Limit(Period.LIFETIME, nano=1_000) if kind is BudgetKind.MONEY else Limit(Period.LIFETIME, tokens=1_000)
+    one = Budget(LimitBound.KEY, "key", (limit,), kind)
+
+    async def fits(amount: int) -> bool:
+        """Whether another process would be granted so much; it is given back."""
+        [grant] = await sound.debit([BudgetRequest((one,), 1, amount, amount)])
+        if grant.requests:
+            await sound.settle_grants([Settlement(grant.id, (one,), 1, grant.tokens, 0, grant.nano)])
+        return bool(grant.requests)
+
+    sound = await limits.process()
+    [grant] = await process.debit([BudgetRequest((one,), 1, 400, 400)])
+    assert grant.requests == 1
+    driver.lost_after, driver.then_lost_before = lost
+    with pytest.raises(LimitsUnavailable):
+        await process.debit([BudgetRequest((one,), 1, 500, 500)])
+    await wait_until_async(lambda: fits(600), 30, "the debit to be released")
+    assert (driver.lost_before, driver.lost_after) == (0, 0)
+    await process.debit([BudgetRequest((budget("other", minute(1)),), 1, 0)])
+    assert await fits(600)
+    await asyncio.sleep(0.3 if limits.redis_url else 0)
+    assert not await fits(601), "it came back once"
+
+
+async def test_what_was_granted_to_a_caller_that_went_away_comes_back(limits: LimitsWorld) -> None:
+    process, sound = await limits.process(), await limits.process()
+    for turns in range(1, 8):
+        one = Budget(LimitBound.KEY, f"key {turns}", (Limit(Period.LIFETIME, nano=1_000),), BudgetKind.MONEY)
+        gone = asyncio.create_task(process.debit([BudgetRequest((one,), 1, 0, 700)]))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await process.debit([BudgetRequest((budget("other", minute(99)),), 1, 0)])
+        await process.settle_grants([])
+        [grant] = await sound.debit([BudgetRequest((one,), 1, 0, 1_000)])
+        assert grant.requests == 1
 
 
 @pytest.mark.parametrize("fate", ["lost_before", "lost_after"])

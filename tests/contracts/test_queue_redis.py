@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from tests.support.redis import RedisServer
-from tidegate.backends.queue_redis import DEAD_MAX, RedisQueue
+from tidegate.backends.queue_redis import (
+    DEAD_MAX,
+    DEAD_MS,
+    REMEMBERED_MS,
+    SORTED_MAX,
+    SWEPT_MAX,
+    RedisQueue,
+)
 from tidegate.core.deployments import Queue, Secret
 from tidegate.core.queues import Found, Put, QueueAway, QueueKind, QueueRequest, Sorted, Withdrawal
 
@@ -43,6 +50,14 @@ class Place:
 
     async def push(self, *messages: bytes) -> None:
         await self.redis.lpush(self.queue.results, *messages)
+
+    async def markers(self) -> tuple[bytes | None, bytes | None]:
+        """What the processor reads of a request: that it is wanted, and that it is not."""
+        return await self.redis.get(f"request-active:{ID}"), await self.redis.get(f"request-cancel:{ID}")
+
+    async def ends_within(self, key: str, ms: int) -> bool:
+        """Whether a key is forgotten after so long, give or take the time that a busy machine needs."""
+        return bool(ms - 60_000 < await self.redis.pttl(key) <= ms)
 
     async def dead(self) -> list[bytes]:
         return list(await self.redis.lrange(self.queue.results + ":dead", 0, -1))
@@ -190,9 +205,16 @@ async def test_dead_letters_do_not_grow_without_end(place: Place) -> None:
 async def test_an_id_that_stands_behind_the_payload_is_found_too(place: Place) -> None:
     queue = place.process()
     await queue.put(SOME)
-    message = json.dumps({"payload": "{}", "status_code": 200, "id": SOME.id}).encode()
-    await place.push(message)
-    assert (await look(queue)).found == (Found(SOME.id, QueueKind.ANSWERED, message),)
+    for payload, is_found in (("{}", True), ("x" * (262_144 - len(_id_last(""))), True), ("x" * 262_144, False)):
+        message = _id_last(payload)
+        await place.push(message)
+        assert (await look(queue)).found == ((Found(SOME.id, QueueKind.ANSWERED, message),) if is_found else ())
+        await queue.discard([SOME.id])
+        await queue.put(SOME)
+
+
+def _id_last(payload: str) -> bytes:
+    return json.dumps({"payload": payload, "status_code": 200, "id": SOME.id}).encode()
 
 
 async def test_a_result_above_the_bound_is_named_and_not_read(place: Place) -> None:
@@ -218,6 +240,124 @@ async def test_what_was_taken_is_marked_as_the_processor_reads_it(place: Place) 
     assert await place.redis.get(f"request-cancel:{SOME.id}") == b"t1"
     assert await place.process().put(SOME) is Put.OUT
     assert await place.redis.get(f"request-cancel:{SOME.id}") is None
+
+
+async def test_a_request_is_marked_as_wanted_from_its_laying_down_until_it_is_over(place: Place) -> None:
+    queue = place.process()
+    ends: list[Callable[[], Awaitable[object]]] = [
+        lambda: queue.discard([ID]),
+        lambda: queue.withdraw(ID),
+        lambda: queue.acknowledge([ID]),
+    ]
+    for end in ends:
+        await place.redis.set(f"request-cancel:{ID}", "t1")
+        assert await queue.put(SOME) is Put.LAID
+        assert await place.markers() == (b"t1", None), "it was stopped once, and is wanted again"
+        for key in (f"request-active:{ID}", f"{place.queue.results}:sent:{ID}"):
+            assert 0 < await place.redis.pttl(key) <= SOME.keep_ms
+        await end()
+        assert await place.markers() == (None, None)
+
+
+async def test_a_request_that_is_over_is_not_marked_as_stopped_either(place: Place) -> None:
+    queue = place.process()
+    for settle in (queue.discard, queue.acknowledge):
+        await queue.put(SOME)
+        await place.take()
+        assert await queue.withdraw(ID) is Withdrawal.TAKEN
+        assert await place.markers() == (b"t1", b"t1")
+        await settle([ID])
+        assert await place.markers() == (None, None)
+
+
+async def test_who_adopts_a_request_does_not_make_it_last_longer(place: Place) -> None:
+    one, two, sent = place.process(), place.process(), f"{place.queue.results}:sent:{ID}"
+    await one.put(SOME)
+    await place.redis.pexpire(sent, 30_000)
+    await two.put(SOME)
+    assert 0 < await place.redis.pttl(sent) <= 30_000
+    await place.take()
+    await two.withdraw(ID)
+    assert 0 < await place.redis.pttl(f"request-cancel:{ID}") <= 30_000, "the mark ends with the request"
+
+
+async def test_a_request_whose_result_is_there_is_not_marked_as_stopped(place: Place) -> None:
+    queue = place.process()
+    await queue.put(SOME)
+    await place.take()
+    await place.push(result())
+    await look(queue)
+    assert await queue.withdraw(ID) is Withdrawal.TAKEN
+    assert await place.markers() == (b"t1", None)
+
+
+async def test_a_request_is_withdrawn_and_no_other_of_the_same_deadline(place: Place) -> None:
+    queue = place.process()
+    other = QueueRequest(f"other-{ID}", b'{"internal":{"request_token":"t2"}}', SOME.score, "t2", 60_000)
+    await queue.put(other)
+    await queue.put(SOME)
+    assert await queue.withdraw(other.id) is Withdrawal.WITHDRAWN
+    assert await place.take() == [SOME.message], "which comes first among those of one deadline"
+
+
+async def test_a_request_that_was_recorded_is_known_for_a_while_and_not_laid_down_again(place: Place) -> None:
+    one, two = place.process(), place.process()
+    await one.put(SOME)
+    await one.acknowledge([ID])
+    assert await place.ends_within(f"{place.queue.results}:sent:{ID}", REMEMBERED_MS)
+    await place.take()
+    assert await two.put(SOME) is Put.RECORDED
+    assert await place.take() == []
+    assert (await look(two)).found == ()
+    assert (await look(two, lost=True)).found == (Found(ID, QueueKind.RECORDED),)
+
+
+async def test_results_are_read_a_bounded_number_of_bytes_at_a_time_and_at_least_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.backends.queue_redis.READ_BYTES_MAX", 1_000)
+    queue = place.process()
+    ids = [f"{number}-{ID}" for number in range(4)]
+    sizes = [1_001, 500, 500, 200]
+    for request_id, size in zip(ids, sizes, strict=True):
+        await queue.put(QueueRequest(request_id, b"{}", SOME.score, "t", 60_000))
+        await place.push(result(request_id, "x" * (size - len(result(request_id, "")))))
+
+    async def read(*wanted: str) -> list[str]:
+        return [one.request_id for one in (await queue.collect(wanted, BYTES_MAX, look=False)).found]
+
+    assert await read(*ids) == ids[:1], "one too large for a read is read alone"
+    assert await read(*ids[1:]) == ids[1:3], "both fit to the last byte"
+    assert await read(*ids[3:]) == ids[3:]
+    await queue.discard(ids)
+
+
+async def test_results_are_sorted_a_bounded_number_at_a_time(place: Place) -> None:
+    queue = place.process()
+    await place.push(*(b"rubbish" for _ in range(SORTED_MAX + 1)))
+    assert [((seen := await look(queue)).garbage, seen.has_more) for _ in range(2)] == [(SORTED_MAX, True), (1, False)]
+
+
+async def test_dead_letters_are_kept_for_days_however_they_became_such(place: Place) -> None:
+    queue, dead = place.process(), f"{place.queue.results}:dead"
+    await place.push(b"rubbish")
+    await look(queue)
+    assert await place.ends_within(dead, DEAD_MS)
+    await place.redis.lpush(dead, *(b"older" for _ in range(DEAD_MAX)))
+    await place.redis.persist(dead)
+    await place.redis.hset(f"{place.queue.results}:kept", "late", "a result")
+    assert await queue.sweep() == 1
+    assert await place.ends_within(dead, DEAD_MS)
+    kept = await place.dead()
+    assert (len(kept), kept[0], kept[1]) == (DEAD_MAX, b"a result", b"older")
+
+
+async def test_a_sweep_looks_at_a_bounded_number_of_results(place: Place) -> None:
+    queue = place.process()
+    await place.redis.hset(
+        f"{place.queue.results}:kept", mapping={str(number): "late" for number in range(SWEPT_MAX + 1)}
+    )
+    assert [await queue.sweep() for _ in range(3)] == [SWEPT_MAX, 1, 0]
 
 
 async def test_who_adopted_a_request_keeps_it_whatever_its_first_owner_does(place: Place) -> None:

@@ -25,6 +25,7 @@ from tidegate.core.budgets.budget import (
 from tidegate.store import limits
 from tidegate.store.database.driver import Tx
 from tidegate.store.store import Store
+from tidegate.store.tenants.budgets import DebitAttempt
 
 pytestmark = pytest.mark.anyio
 
@@ -330,12 +331,30 @@ async def test_what_is_asked_at_once_is_debited_in_pieces_and_an_ask_is_never_sp
     monkeypatch.setattr(limits, "_ASKS_PER_DEBIT_MAX", 4)
     pieces, debit = list[int](), world.store.debit_budgets
 
-    async def counted(asks: Sequence[BudgetRequest], holder: str = "") -> list[Grant]:
+    async def counted(asks: Sequence[BudgetRequest], holder: str, attempt: DebitAttempt) -> list[Grant]:
         pieces.append(len(asks))
-        return await debit(asks, holder)
+        return await debit(asks, holder, attempt)
 
     monkeypatch.setattr(world.store, "debit_budgets", counted)
     shared, ask = limits.StoreLimits(world.store, "here"), BudgetRequest((budget("gpu", minute(20)),), 1, 0)
     grants = await asyncio.gather(*(shared.debit([ask] * count) for count in (3, 2, 2, 5)))
     assert pieces == [3, 4, 5]
     assert [sum(grant.requests for grant in some) for some in grants] == [3, 2, 2, 5]
+
+
+@pytest.mark.parametrize("was_committed", [True, False])
+async def test_a_debit_is_released_once_and_never_entered_afterwards(world: StoreWorld, was_committed: bool) -> None:
+    one = budget("key", Limit(Period.LIFETIME, tokens=10), bound=LimitBound.KEY)
+    ask = BudgetRequest((one,), 1, 7)
+    attempt = DebitAttempt([ask], "a process", 1, "holder")
+    assert await granted(world.store, one, 1, 3) == 1
+    if was_committed:
+        await world.store.debit_budgets([ask], "holder", attempt)
+        assert await granted(world.store, one, 1, 7) == 0
+    else:
+        attempt.note([Grant("lost", 1, 7, 0)])
+    for _ in range(2):
+        await world.store.release_debit(attempt)
+    await world.store.debit_budgets([ask], "holder", attempt)
+    assert await granted(world.store, one, 1, 7) == 1
+    assert await granted(world.store, one, 1, 1) == 0

@@ -50,7 +50,7 @@ async def test_a_statement_that_looks_past_a_name_is_noticed(monkeypatch: pytest
     await store.migrate()
     await told(store, "tenant_put", id="t1", name="acme")
     assert await told(store, "tenant_lock", tenant_id="t1")
-    forgetful = queries.Statement("tenant_lock", "", "select id from tenants", ("tenant_id",), (), False)
+    forgetful = queries.Statement("tenant_lock", "", "select id from tenants", ("tenant_id",), (), False, False)
     monkeypatch.setitem(statements(), "tenant_lock", forgetful)
     with pytest.raises(AssertionError, match="tenant_lock looks past its tenant_id"):
         await told(store, "tenant_lock", tenant_id="t1")

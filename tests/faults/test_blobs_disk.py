@@ -24,7 +24,7 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.disk import sync_directory
 from tidegate.core.errors import BlobMissing, BlobUnavailable, StoreRefused
 
-SYNC = "tidegate.backends.blobs_local_writer.sync_directory"
+SYNC = "tidegate.backends.blobs_local.sync_directory"
 ADVICE = {"enospc": "free some space", "edquot": "quota", "erofs": "read-only", "eio": "dmesg"}
 
 

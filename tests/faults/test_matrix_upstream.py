@@ -100,6 +100,8 @@ SCRIPTS = {
     **{f"group {name}": embeds(spoil) for name, spoil in GROUPS.items()},
     "nan": answers(b'{"choices":[{"logprob":NaN}]}'),
     "twice": answers(b'{"choices":[{}],"choices":[{"text":"other"}]}'),
+    "number": answers(b'{"choices":[{}],"x":%b}' % (b"7" * 5_000)),
+    "status": answers(b"{}", 999),
     "headers": floods_headers,
     "gigabyte": never_ends,
     "hints": floods_early_hints,
@@ -209,7 +211,7 @@ def test_38_what_is_no_answer_is_tried_once_more_and_fails_its_item(matrix: Matr
     matrix.check(GARBAGE_CASES)
 
 
-@pytest.mark.parametrize("model", ["nan", "twice"])
+@pytest.mark.parametrize("model", ["nan", "twice", "number", "status"])
 def test_38_json_that_readers_disagree_about_is_no_answer_and_is_kept(matrix: Matrix, model: str) -> None:
     assert matrix.fails(model, BROKEN, 2)["tidegate"]["raw"]
 

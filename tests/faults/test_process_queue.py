@@ -72,9 +72,9 @@ class Queued:
 
 
 @pytest.fixture
-def queue_site(processes: Processes, tmp_path: Path, slow_engine: Engine, postgres_url: str) -> Iterator[Site]:
+def queue_site(processes: Processes, tmp_path: Path, slow_engine: Engine, migrated_postgres_url: str) -> Iterator[Site]:
     """PostgreSQL, and blobs in a directory that all its processes share."""
-    yield Site("cluster", processes, tmp_path, slow_engine, {"TIDEGATE_STORE_URL": postgres_url})
+    yield Site("cluster", processes, tmp_path, slow_engine, {"TIDEGATE_STORE_URL": migrated_postgres_url})
     processes.close()
 
 

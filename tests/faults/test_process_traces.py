@@ -10,49 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.support.collector import Collector, values_of
 from tests.support.processes import wait_until
-from tests.support.receiver import Got, Receiver
+from tests.support.receiver import Got
 from tests.support.tidegate import END_S, Site, behaving, requests
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-class Collector(Receiver):
-    @property
-    def env(self) -> dict[str, str]:
-        return {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": self.url.removesuffix("/hook"),
-            "OTEL_EXPORTER_OTLP_HEADERS": "x-own=value",
-            "OTEL_SERVICE_NAME": "tidegate-test",
-            "OTEL_BSP_SCHEDULE_DELAY": "100",
-        }
-
-    def spans(self, name: str) -> list[Any]:
-        """The spans with this name that have come so far, in any order."""
-        found = []
-        for got in list(self.got):
-            assert got.path == "/v1/traces"
-            assert got.headers["x-own"] == "value"
-            for resource in ExportTraceServiceRequest.FromString(got.body).resource_spans:
-                assert _values(resource.resource.attributes)["service.name"] == "tidegate-test"
-                found += [span for scope in resource.scope_spans for span in scope.spans if span.name == name]
-        return found
-
-    def until(self, name: str, count: int = 1) -> list[Any]:
-        wait_until(lambda: len(self.spans(name)) >= count, END_S, f"{count} spans {name}")
-        return self.spans(name)
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     with Collector() as made:
         yield made
-
-
-def _values(attributes: Any) -> dict[str, Any]:
-    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}
 
 
 def test_a_job_is_one_span_over_processes_of_which_one_was_killed(cluster: Site, collector: Collector) -> None:
@@ -69,7 +39,7 @@ def test_a_job_is_one_span_over_processes_of_which_one_was_killed(cluster: Site,
     batch = cluster.ended(batch_id).batch
     [created] = collector.until("create-batch")
     [root] = collector.until("process-batch")
-    values = _values(root.attributes)
+    values = values_of(root.attributes)
     assert values["batch.id"] == batch_id
     assert values["file.id"] == file_id
     assert values["tenant.id"]
@@ -91,14 +61,14 @@ def test_a_job_is_one_span_over_processes_of_which_one_was_killed(cluster: Site,
     # Those of the killed worker may be lost; it ended in the first half.
     calls = collector.until("chat m", 8)
     assert all(one.links[0].span_id == root.span_id and one.trace_id != root.trace_id for one in calls)
-    answered = _values(next(one for one in calls if one.status.code == 0).attributes)
+    answered = values_of(next(one for one in calls if one.status.code == 0).attributes)
     assert answered["gen_ai.operation.name"] == "chat"
     assert answered["gen_ai.request.model"] == "m"
     assert answered["gen_ai.usage.output_tokens"] > 0
     assert answered["http.response.status_code"] == 200
     assert answered["batch.item.number"] in range(16)
     refused = next(one for one in calls if one.status.code == 2)
-    assert _values(refused.attributes)["error.type"] == refused.status.message != ""
+    assert values_of(refused.attributes)["error.type"] == refused.status.message != ""
     assert b"say 1" not in b"".join(got.body for got in collector.got)
 
 
@@ -122,15 +92,15 @@ def test_interactive_calls_and_background_responses_go_on_in_the_trace_of_their_
     assert set(calls) == {"whole", "refused", "stream", "left"}
     for span in calls.values():
         assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace_id, parent_id)
-        assert _values(span.attributes)["tenant.id"]
+        assert values_of(span.attributes)["tenant.id"]
     for kind in ("whole", "stream"):
-        values = _values(calls[kind].attributes)
+        values = values_of(calls[kind].attributes)
         assert values["gen_ai.provider.name"] == "openai"
         assert values["gen_ai.usage.input_tokens"] > 0 < values["gen_ai.usage.output_tokens"]
         assert values["http.response.status_code"] == 200
         assert values["tidegate.deployment"]
-    assert _values(calls["stream"].attributes)["gen_ai.response.time_to_first_chunk"] > 0
-    assert _values(calls["refused"].attributes)["http.response.status_code"] == 400
+    assert values_of(calls["stream"].attributes)["gen_ai.response.time_to_first_chunk"] > 0
+    assert values_of(calls["refused"].attributes)["http.response.status_code"] == 400
 
     response = client.post("/v1/responses", json={"model": "m", "input": "later", "background": True}, headers=traced)
     assert response.status_code == 200, response.text
@@ -138,7 +108,7 @@ def test_interactive_calls_and_background_responses_go_on_in_the_trace_of_their_
     [root] = collector.until("process-batch")
     assert (created.trace_id.hex(), created.parent_span_id.hex()) == (trace_id, parent_id)
     assert (root.trace_id, root.parent_span_id) == (created.trace_id, created.span_id)
-    values = _values(root.attributes)
+    values = values_of(root.attributes)
     assert (values["batch.kind"], values["batch.status"]) == ("response", "completed")
     assert values["batch.id"].removeprefix("batch_") == response.json()["id"].removeprefix("resp_")
     later = [span for span in collector.until("chat m", 5) if span.links]
@@ -147,7 +117,7 @@ def test_interactive_calls_and_background_responses_go_on_in_the_trace_of_their_
 
 
 def _call_kind(span: Any) -> str:
-    values = _values(span.attributes)
+    values = values_of(span.attributes)
     if values.get("error.type") == "ReaderLeft":
         return "left"
     if "error.type" in values:
@@ -171,7 +141,7 @@ def test_a_call_that_items_share_has_a_span_with_theirs(embedded: Site, collecto
 
     def all_of_them() -> tuple[dict[bytes, Any], list[Any]] | None:
         spans = collector.spans("embeddings m")
-        items = {span.span_id: span for span in spans if "batch.item.number" in _values(span.attributes)}
+        items = {span.span_id: span for span in spans if "batch.item.number" in values_of(span.attributes)}
         return (items, [span for span in spans if span.span_id not in items]) if len(items) == len(lines) else None
 
     found = wait_until(all_of_them, END_S, "the spans of all items")
@@ -181,11 +151,11 @@ def test_a_call_that_items_share_has_a_span_with_theirs(embedded: Site, collecto
     together: list[bytes] = []
     for span in shared:
         members = [span.parent_span_id, *(link.span_id for link in span.links)]
-        assert len(members) == _values(span.attributes)["batch.item.count"] > 1
+        assert len(members) == values_of(span.attributes)["batch.item.count"] > 1
         assert span.trace_id == items[span.parent_span_id].trace_id
         together += members
     assert len(set(together)) == len(together)
-    grouped = {span_id for span_id, span in items.items() if "batch.item.is_grouped" in _values(span.attributes)}
+    grouped = {span_id for span_id, span in items.items() if "batch.item.is_grouped" in values_of(span.attributes)}
     assert grouped == set(together)
 
 
@@ -195,7 +165,7 @@ def test_a_failed_job_says_so_and_a_collector_that_is_gone_costs_nothing(embedde
         embedded.until_status(embedded.submit(["not json"]), "failed")
         [root] = collector.until("process-batch")
     assert root.status.code == 2
-    assert _values(root.attributes)["error.type"] == root.status.message != ""
+    assert values_of(root.attributes)["error.type"] == root.status.message != ""
     assert embedded.ended(embedded.submit(requests(3))).batch["status"] == "completed"
     proc.wait_for_line("traces_lost")
     begun_s = time.monotonic()

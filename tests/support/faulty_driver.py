@@ -12,13 +12,15 @@ T = TypeVar("T")
 
 
 class FaultyDriver:
-    """A driver whose next transactions get lost: before they begin, or after they were committed."""
+    """A driver whose next transactions get lost: before they begin, or after they were committed. After a commit that got lost,
+    `then_lost_before` more are lost before they begin."""
 
     def __init__(self, inner: Driver) -> None:
         self._inner = inner
         self.dialect = inner.dialect
         self.lost_before = 0
         self.lost_after = 0
+        self.then_lost_before = 0
 
     async def write(self, body: Body[T]) -> T:
         if self.lost_before:
@@ -27,6 +29,7 @@ class FaultyDriver:
         result = await self._inner.write(body)
         if self.lost_after:
             self.lost_after -= 1
+            self.lost_before, self.then_lost_before = self.then_lost_before, 0
             raise StoreUnavailable("the connection broke after the commit was sent")
         return result
 

@@ -53,7 +53,7 @@ def start_web(tmp_path: Path) -> Iterator[Any]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def web_on_both(request: pytest.FixtureRequest, start_web: Any, web_settings: dict[str, Any]) -> WebServer:
     """The same test on both stores, each time with a server of its own."""
-    url = request.getfixturevalue("postgres_url") if request.param == "postgresql" else None
+    url = request.getfixturevalue("migrated_postgres_url") if request.param == "postgresql" else None
     server: WebServer = start_web(url, **web_settings)
     return server
 

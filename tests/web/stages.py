@@ -10,7 +10,18 @@ import httpx2
 from tests.support.store_verbs import lease_slices, start_job
 from tests.web.calls import create, upload
 from tests.web.server import WebServer, fresh_id
-from tidegate.core.nouns import Finished, IngestPlan, JobEnd, JobFlush, JobStart, Placed, SlicePlan, UnrunLines, Usage
+from tidegate.core.nouns import (
+    Attempts,
+    Finished,
+    IngestPlan,
+    JobEnd,
+    JobFlush,
+    JobStart,
+    Placed,
+    SlicePlan,
+    UnrunLines,
+    Usage,
+)
 from tidegate.core.states import JobState, Outcome
 
 MODEL = "m"
@@ -49,8 +60,14 @@ def running(web: WebServer, client: httpx2.Client, item_count: int, **asked: Any
     return batch_id
 
 
-def finish(web: WebServer, job_id: str, answers: dict[int, bytes], errors: dict[int, bytes] | None = None) -> None:
-    """Some items got their outcome; with the last one the job goes on to finalizing."""
+def finish(
+    web: WebServer,
+    job_id: str,
+    answers: dict[int, bytes],
+    errors: dict[int, bytes] | None = None,
+    tried: dict[int, int] | None = None,
+) -> None:
+    """Some items got their outcome; with the last one the job goes on to finalizing. `tried`: how often items were tried before."""
 
     async def go() -> None:
         token = f"token-of-{job_id}"
@@ -66,6 +83,9 @@ def finish(web: WebServer, job_id: str, answers: dict[int, bytes], errors: dict[
                 for n, line in lines.items()
             ]
             parts.append((entries, await blob(web, kind, b"".join(lines.values())) if lines else None))
+        attempts = [(token, Attempts(number, count, 0, "throttled")) for number, count in (tried or {}).items()]
+        if attempts:
+            await web.store.record_outcomes([JobFlush(job_id, attempts=attempts)], [], [])
         flush = JobFlush(job_id, parts[0][0], parts[0][1], parts[1][0], parts[1][1])
         await web.store.record_outcomes([flush], [], [])
 

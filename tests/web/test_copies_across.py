@@ -50,8 +50,8 @@ class TwoApis:
 
 
 @pytest.fixture
-def apis(processes: Processes, tmp_path: Path, postgres_url: str) -> Iterator[TwoApis]:
-    two = TwoApis(processes, tmp_path, postgres_url)
+def apis(processes: Processes, tmp_path: Path, migrated_postgres_url: str) -> Iterator[TwoApis]:
+    two = TwoApis(processes, tmp_path, migrated_postgres_url)
     yield two
     for client in two.clients:
         client.close()

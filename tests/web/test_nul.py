@@ -80,8 +80,8 @@ def test_lines_with_it_are_the_batch_s_affair(client: httpx2.Client) -> None:
     assert answer.status_code == 200
 
 
-def test_an_operators_cursor(start_web: Any, postgres_url: str) -> None:
-    web: WebServer = start_web(postgres_url=postgres_url)
+def test_an_operators_cursor(start_web: Any, migrated_postgres_url: str) -> None:
+    web: WebServer = start_web(postgres_url=migrated_postgres_url)
     with web.client(web.make_key("acme", scopes=["admin:read"])) as operator:
         for query in ("after=%00", "org=a%00"):
             answer = operator.get(f"/admin/v1/keys?{query}")

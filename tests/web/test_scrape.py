@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 
 import httpx2
@@ -130,12 +131,13 @@ def test_a_scrape_shows_the_tide_of_the_deployments_that_there_are(start_web: Ca
 
     def shown() -> dict[str, float]:
         page = server.client().get("/metrics").text
-        lines = [line for line in page.splitlines() if line.startswith("tidegate_tide_") and "_limit{" in line]
+        lines = [line for line in page.splitlines() if re.match(r"tidegate_tide_\w+_(limit|max){", line)]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     decision = server.router.tide_limits()["gpu"]
     assert shown() == {
         'tidegate_tide_calls_limit{deployment="gpu"}': decision.calls,
+        'tidegate_tide_calls_max{deployment="gpu"}': server.router.status()[0].capacity,
         'tidegate_tide_prompt_tokens_limit{deployment="gpu"}': decision.prompt_tokens,
     }, "also of a tide that has not changed since it began"
 

@@ -605,6 +605,40 @@ async def test_what_an_unexpected_error_meets_while_older_results_wait_is_writte
     assert sum(ledger.committed) == 2
 
 
+@pytest.mark.parametrize("error", [BlobUnavailable("no space left"), StoreUnavailable("no blob can be begun")])
+async def test_what_cannot_be_written_while_older_results_wait_is_kept_and_written_once_it_can_be(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
+    ledger, refused = Halting(), list[bytes]()
+    append = ledger.append
+
+    async def breaks(data: bytes) -> None:
+        refused.append(data)
+        raise error
+
+    def begun() -> bool:
+        return ledger.begun == 1
+
+    def is_refused_again() -> bool:
+        return len(refused) >= 3
+
+    async with noting(ledger, FlushLimits(0, 1, 1_000, 1_500)) as recorder:
+        recorder.record(plain(0))
+        await until(begun, "the first commit")
+        monkeypatch.setattr(ledger, "append", breaks)
+        recorder.record(plain(1, 20))
+        recorder.record(plain(2, 30))
+        await until(is_refused_again, "more tries")
+        assert len(set(refused)) == 1, "the same lines, however many came since"
+        assert ledger.begun == 1, "the commit under way goes on"
+        monkeypatch.setattr(ledger, "append", append)
+        for _ in range(3):
+            ledger.commits.release()
+        await recorder.drain()
+    assert (sum(ledger.committed), ledger.appended_bytes) == (3, 60)
+
+
 async def test_a_store_that_falls_silent_as_the_next_log_is_begun_keeps_no_line_from_the_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -71,8 +71,7 @@ class CountedBlobs:
 
     async def counted(self, operation: str, doing: Awaitable[T]) -> T:
         try:
-            with tracing.storage(operation):
-                done = await doing
+            done = await (doing if tracing.ACTIVE is None else _timed(operation, doing))
         except BlobError as error:
             self._failed(operation, error)
             raise
@@ -86,6 +85,11 @@ class CountedBlobs:
     def _count(self, operation: str, status: str) -> None:
         component = "garbage-collector" if operation == "delete" else self._component
         metrics.blob_operations.of(operation, component, status).inc()
+
+
+async def _timed(operation: str, doing: Awaitable[T]) -> T:
+    with tracing.storage(operation):
+        return await doing
 
 
 class _CountedWriter:

@@ -25,6 +25,7 @@ TidegateError
 │   │   └── Unbounded         nothing says what it can cost, and a budget in money binds it: nothing was sent
 │   ├── Ambiguous             5xx, 408, broken or timed-out connection after sending: may have been billed
 │   ├── BrokenAnswer          2xx that is not an answer
+│   │   └── AnswerTooLong     longer than we take: about the request and our limit, never the deployment's health
 │   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item is not to blame
 │   ├── HandedBack            cut by us, for an interactive call or with the item that led its group: send it again later
 │   └── PoolExhausted         our own connection ceiling: no deployment's health is harmed
@@ -205,6 +206,10 @@ class Ambiguous(UpstreamError):
 class BrokenAnswer(UpstreamError):
     reason = "invalid_upstream_response"
     billed = True
+
+
+class AnswerTooLong(BrokenAnswer):
+    pass
 
 
 class KeyRejected(UpstreamError):

@@ -181,16 +181,14 @@ class Guards:
     def __init__(
         self, rules: Sequence[PolicyRule] = (), reached_by: Mapping[str, tuple[str, ...]] | None = None
     ) -> None:
-        self._rules = tuple(rules)
+        self.rules = tuple(rules)
         self._reached_by = {} if reached_by is None else reached_by
         self._pool = SearchPool()
-        self._steps = {id(rule): self._steps_of(rule) for rule in self._rules}
+        self._steps = {id(rule): self._steps_of(rule) for rule in self.rules}
         self._known: dict[tuple[str, str, tuple[str, ...]], Guard | None] = {}
 
     def of(self, tenant: str, key_id: str | None, model: str) -> Guard | None:
         """What binds a call of this tenant, by its name, and this key to this model or resource; None when nothing does."""
-        if not self._rules:
-            return None
         # What a resource leads to may change while this process runs.
         kind = (tenant, key_id or "", self._reached_by.get(model) or (model,))
         if kind not in self._known:
@@ -207,7 +205,7 @@ class Guards:
         self._pool.close()
 
     def _made(self, tenant: str, key_id: str, names: tuple[str, ...]) -> Guard | None:
-        bound = [rule for rule in self._rules if rule.bounds.bind(tenant, key_id, names)]
+        bound = [rule for rule in self.rules if rule.bounds.bind(tenant, key_id, names)]
         before = [step for rule in bound for step in self._steps[id(rule)][0]]
         after = [step for rule in bound for step in self._steps[id(rule)][1]]
         judging = [rule for rule in bound if self._steps[id(rule)][1]]

@@ -26,6 +26,12 @@ class TenantPolicy(msgspec.Struct, frozen=True):
     user_parallel_max: int = 0
     key_parallel_max: int = 0
 
+    @property
+    def binds_calls(self) -> bool:
+        """Whether this limits calls at all: by a budget, or by how many may go at once."""
+        limits = (self.limits, self.team_limits, self.user_limits, self.key_limits)
+        return any(limits) or bool(self.parallel_max or self.user_parallel_max or self.key_parallel_max)
+
     def budgets(
         self,
         tenant_id: str,
@@ -91,6 +97,8 @@ class Tenants:
         self._settings = settings
         self._known = {name: self._policy(entry) for name, entry in settings.tenants.items()}
         self._other = self._policy(TenantEntry())
+        # Most settings bind no tenant: then nothing is asked of them for each call.
+        self.bind_calls = any(policy.binds_calls for policy in (self._other, *self._known.values()))
         self.in_flight_caps.clear()
         self.in_flight_caps.update(
             (name, entry.in_flight_units_max)

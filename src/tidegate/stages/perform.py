@@ -394,7 +394,7 @@ class Performer:
         if isinstance(error, Overspent):
             metrics.policy_refusals.of(metrics.endpoint_of(leased.endpoint), error.code).inc()
             return _failed(leased, item, error.code, _sentence(error.message))
-        if isinstance(error, Refused) or error.status >= 400:
+        if isinstance(error, Refused) or 400 <= error.status <= 599:
             body = results.http_error_body(error.status, error.body, error.message, error.code)
             name = item_id(leased.job_id, item.number)
             return _ItemEnd(Outcome.FAILED, results.response_line(name, item.custom_id, error.status, body))

@@ -1,20 +1,24 @@
 """The Limits port answered by the store: the truth about budgets and slots, and the default.
 
-Debits that several callers of one process ask at the same time go in one transaction; settlements too. A caller that goes away takes
-nothing with it but its own grant, which dies unused. Settlements that could not be entered, or may have been, are sent again under their
-number before any others: the store counts them once, so nothing is given back twice and no money stays set aside for ever.
+Debits that several callers of one process ask at the same time go in one transaction; settlements too. The grant of a caller that went away
+is given back. A debit whose commit is unknown is released, under its number, before the next one, or soon when there is none. Settlements
+that could not be entered, or may have been, are sent again under their number before any others: the store counts them once. So nothing is
+given back twice, and neither money nor tokens stay set aside for ever.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from tidegate.core.budgets.budget import BudgetRequest, Grant, Settlement
 from tidegate.core.budgets.deal import check
 from tidegate.core.errors import LimitsUnavailable, StoreUnavailable
 from tidegate.store.store import Store
+from tidegate.store.tenants.budgets import DebitAttempt
 
 _ASKS_PER_DEBIT_MAX = 1_000
 _SETTLEMENTS_MAX = 10_000
+_RELEASE_AGAIN_S = 1.0
 
 
 class StoreLimits:
@@ -26,7 +30,11 @@ class StoreLimits:
         self._writer = writer
         self._holder = holder
         self._asked: list[tuple[Sequence[BudgetRequest], asyncio.Future[list[Grant]]]] = []
+        self._asked_more = asyncio.Event()
         self._debiting: asyncio.Task[None] | None = None
+        self._debit_number = -1
+        # The last debit, while it is unknown whether it was committed.
+        self._doubtful: DebitAttempt | None = None
         self._settling = asyncio.Lock()
         self._to_settle: list[Settlement] = []
         # What was sent under the last number, until it is known to be entered.
@@ -41,13 +49,17 @@ class StoreLimits:
             check(ask)
         answer: asyncio.Future[list[Grant]] = asyncio.get_running_loop().create_future()
         self._asked.append((asks, answer))
+        self._asked_more.set()
         if self._debiting is None or self._debiting.done():
             self._debiting = asyncio.create_task(self._debit_all())
         return await answer
 
     async def _debit_all(self) -> None:
         """One transaction after the other, each for everything that was asked meanwhile."""
-        while self._asked:
+        while self._asked or self._doubtful is not None:
+            if not self._asked:
+                await self._release_soon()
+                continue
             some: list[tuple[Sequence[BudgetRequest], asyncio.Future[list[Grant]]]] = []
             count = 0
             while self._asked and (not some or count + len(self._asked[0][0]) <= _ASKS_PER_DEBIT_MAX):
@@ -55,7 +67,7 @@ class StoreLimits:
                 count += len(some[-1][0])
             waiting = [(asks, answer) for asks, answer in some if not answer.done()]
             try:
-                grants = await self._store.debit_budgets([ask for asks, _ in waiting for ask in asks], self._holder())
+                grants = await self._debit_once([ask for asks, _ in waiting for ask in asks])
             except BaseException as error:
                 for _, answer in waiting:
                     if not answer.done():
@@ -65,8 +77,48 @@ class StoreLimits:
                 continue
             for asks, answer in waiting:
                 mine, grants = grants[: len(asks)], grants[len(asks) :]
-                if not answer.done():
+                if answer.done():
+                    self._to_settle += [
+                        Settlement(grant.id, ask.budgets, grant.requests, grant.tokens, 0, grant.nano)
+                        for ask, grant in zip(asks, mine, strict=True)
+                        if grant.requests
+                    ]
+                else:
                     answer.set_result(mine)
+
+    async def _debit_once(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
+        # The number of a later debit would pass for that of the doubtful one.
+        await self._release()
+        self._debit_number += 2
+        attempt = DebitAttempt(asks, f"{self._writer} debits", self._debit_number, self._holder())
+        try:
+            return await self._store.debit_budgets(asks, attempt.holder, attempt)
+        except StoreUnavailable:
+            self._doubtful = attempt if attempt.grants else None
+            raise
+
+    async def _release(self) -> None:
+        if self._doubtful is None:
+            return
+        try:
+            await self._store.release_debit(self._doubtful)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            # It would fail each time, and nothing behind it would ever be asked.
+            self._doubtful = None
+            raise
+        self._doubtful = None
+
+    async def _release_soon(self) -> None:
+        """Release the doubtful debit, or wait a little: for the store, or for a debit that does it first."""
+        self._asked_more.clear()
+        try:
+            await self._release()
+        except StoreUnavailable:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RELEASE_AGAIN_S):
+                    await self._asked_more.wait()
 
     async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
         self._to_settle = [*self._to_settle, *settlements][-_SETTLEMENTS_MAX:]

@@ -21,6 +21,7 @@ from tidegate.store.operators.changeable_jobs import ChangeableJobs
 from tidegate.store.operators.operations import Operations
 from tidegate.store.road.forecasts import Forecasts
 from tidegate.store.road.ingests import Ingests
+from tidegate.store.road.outcomes import Outcomes
 from tidegate.store.road.responses import BackgroundResponses
 from tidegate.store.road.slices import Slices
 from tidegate.store.road.snapshots import Snapshots
@@ -43,6 +44,7 @@ class Store(
     JobEvents,
     Keys,
     Operations,
+    Outcomes,
     BackgroundResponses,
     Canaries,
     FleetReports,

@@ -31,6 +31,7 @@ _OF_DEPLOYMENTS = (
     metrics.upstream_in_flight,
     metrics.model_in_flight,
     metrics.tide_calls_limit,
+    metrics.tide_calls_max,
     metrics.tide_prompt_tokens_limit,
 )
 
@@ -108,6 +109,7 @@ class Gauges:
                 metrics.model_in_flight.of(model).inc(one.in_flight)
         for name, limit in self._router.tide_limits().items():
             metrics.tide_calls_limit.of(name).inc(limit.calls)
+            metrics.tide_calls_max.of(name).set(limit.calls_max)
             metrics.tide_prompt_tokens_limit.of(name).inc(limit.prompt_tokens)
 
     def _show_process(self) -> None:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from tidegate import metrics
 from tidegate.settings import Settings
 from tidegate.web.gauges import Gauges
-from tidegate.web.http.host import HostChecked
+from tidegate.web.http.door import HostChecked
 from tidegate.web.http.loopback import FORWARDED, is_local_program, is_loopback
 from tidegate.web.http.serving import ListenLimits, listening
 

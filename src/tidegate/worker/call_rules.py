@@ -34,6 +34,8 @@ class KeyStates:
         self._clock = clock
         self._model_of = model_of
         self._states: dict[str, KeyState] = {}
+        # Most keys forbid nothing: that is seen once an answer, not for each item.
+        self._open: frozenset[str] = frozenset()
         self._asked_ms = -math.inf
 
     async def ask(self, worker_id: str) -> None:
@@ -43,6 +45,7 @@ class KeyStates:
         rows = await self._store.key_states(worker_id)
         if asked_ms >= self._asked_ms:
             self._states = {row.key_id: _state(row, asked_ms) for row in rows}
+            self._open = frozenset(key_id for key_id, state in self._states.items() if _forbids_nothing(state))
             self._asked_ms = asked_ms
 
     def knows(self, key_id: str | None) -> bool:
@@ -65,6 +68,8 @@ class KeyStates:
         state = self._states.get(leased.key_id)
         if state is None or now_ms >= self._asked_ms + BELIEVED_MS:
             return UNKNOWN
+        if leased.key_id in self._open:
+            return None
         return judge(state, self._model_of.get(leased.model, leased.model), leased.model, int(now_ms))
 
 
@@ -99,7 +104,7 @@ class LeasedCallRules:
         if state.bound_number == number and state.key is key:
             return
         budgets = self._policies.budgets(leased)
-        if key is not None:
+        if key is not None and key.limits:
             budgets = with_limits(budgets, LimitBound.KEY, key.key_id, key.limits)
         parallel = self._policies.parallel(leased, 0 if key is None else key.parallel_max)
         state.bind(key, budgets, parallel, number)
@@ -118,7 +123,7 @@ class LeasedCallRules:
         return rules_for(self._policies.fields_of, leased.model)
 
     def guard(self, leased: LeasedSlice) -> Guard | None:
-        return self._guards.of(leased.tenant, leased.key_id, leased.model)
+        return self._guards.of(leased.tenant, leased.key_id, leased.model) if self._guards.rules else None
 
     def retry(self, leased: LeasedSlice) -> RetryPolicy:
         policy = self._policies.retry(leased.model)
@@ -126,6 +131,11 @@ class LeasedCallRules:
 
     def price(self, deployment: str) -> Price | None:
         return self._policies.price(deployment)
+
+
+def _forbids_nothing(key: KeyState) -> bool:
+    """Whether no call can be denied under this key until it is asked for again."""
+    return not (key.deleted or key.revoked or key.models or key.resources) and key.expires_at_ms is None
 
 
 def _state(row: KeyRow, asked_ms: float) -> KeyState:

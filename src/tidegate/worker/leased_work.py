@@ -148,6 +148,14 @@ class LeasedWork:
         self.admitted: tuple[LeasedSliceState, Item] | None = None
         self.lease_until_ms = 0.0
         self.in_flight = 0
+        # The most that were ever in flight from here at once, and how many calls have ended.
+        self.in_flight_most = 0
+        self.ended_count = 0
+
+    @property
+    def is_lease_safe(self) -> bool:
+        """Whether the store surely counts this incarnation as alive: what is leased now is ours."""
+        return self._clock.monotonic_ms() < self.lease_until_ms
 
     @property
     def is_open(self) -> bool:
@@ -273,6 +281,8 @@ class LeasedWork:
         state.in_flight += 1
         state.sent_to = max(state.sent_to, item.number + 1)
         self.in_flight += 1
+        if self.in_flight > self.in_flight_most:
+            self.in_flight_most = self.in_flight
         stock.goes(now_ms)
 
     # ---- one item at a time
@@ -391,6 +401,7 @@ class LeasedWork:
         """Note that a call ended, however it ended. Its runner takes the next item itself, so no other runner is woken."""
         state.in_flight -= 1
         self.in_flight -= 1
+        self.ended_count += 1
         self._stocks[state.slice.model].in_flight -= 1
 
     def put_back(self, state: LeasedSliceState, item: Item, wait_ms: float) -> None:

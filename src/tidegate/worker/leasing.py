@@ -91,7 +91,7 @@ class Leaser:
         """Lease what there is room for; False when there was nothing to take, no room, or nothing of it could be read."""
         self._leased_work.wake()
         self._room.give_back_resting()
-        if not self._me.is_safe():
+        if not self._leased_work.is_lease_safe:
             return False
         worker_id = self._me.id
         long_waiting = await self._room.long_waiting()

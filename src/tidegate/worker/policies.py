@@ -56,11 +56,15 @@ class OperatorPolicies(Policies):
         return self._tenants.of(tenant).weight
 
     def budgets(self, leased: LeasedSlice) -> tuple[Budget, ...]:
+        if not (self._tenants.bind_calls or leased.limits):
+            return ()
         return self._tenants.of(leased.tenant).budgets(
             leased.tenant_id, leased.user, leased.key_id, leased.job_id, leased.limits, leased.team
         )
 
     def parallel(self, leased: LeasedSlice, key_max: int) -> tuple[tuple[str, int], ...]:
+        if not (self._tenants.bind_calls or key_max):
+            return ()
         return self._tenants.of(leased.tenant).parallel(leased.tenant_id, leased.user, leased.key_id, key_max)
 
     def price(self, deployment: str) -> Price | None:

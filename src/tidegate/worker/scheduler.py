@@ -18,7 +18,7 @@ from tidegate.core import schedule
 from tidegate.core.nouns import ModelPace
 from tidegate.core.policies import Policies
 from tidegate.core.ports import Clock
-from tidegate.core.schedule import deadline, fair
+from tidegate.core.schedule import ranking
 from tidegate.core.schedule.policy import ModeOverride
 from tidegate.store.road.snapshots import SnapshotBounds
 from tidegate.store.store import Store
@@ -94,14 +94,14 @@ class WaitGauges:
         for job in snapshot.jobs:
             model = snapshot.models.get(job.model)
             if model is not None and job.model in read and (job.rate or model.rate):
-                slack_ms = deadline.slack_ms(job, model, snapshot.now, deadline.pace(model, 1.0, policy))
+                slack_ms = ranking.slack_ms(job, model, snapshot.now, ranking.deadline_pace(model, 1.0, policy))
                 slacks_ms[job.model] = min(slack_ms, slacks_ms.get(job.model, math.inf))
         gaps = {name: gap for name, gap in self._gaps.items() if name in kept}
         waiting = {(job.model, job.share_owner) for job in snapshot.jobs}
         for name in read:
             flows = [flow for flow in snapshot.flows if flow.model == name and (name, flow.share_owner) in waiting]
             if flows:
-                gaps[name] = fair.gap(flows, snapshot.models[name].ratio)
+                gaps[name] = ranking.counter_gap(flows, snapshot.models[name].ratio)
         self._show(slacks_ms, gaps)
 
     def clear(self) -> None:

@@ -65,8 +65,8 @@ def followed(proc: Proc, count: int) -> None:
     wait_until(there, EVERYWHERE_S, f"{proc} to follow {count} changes")
 
 
-def test_every_process_follows(desk: Desk, processes: Processes, postgres_url: str) -> None:
-    cluster = Cluster(desk, postgres_url)
+def test_every_process_follows(desk: Desk, processes: Processes, migrated_postgres_url: str) -> None:
+    cluster = Cluster(desk, migrated_postgres_url)
     other = Engine(processes, desk.here / "other")
     # The command has no key in its environment and need not: those who call have it.
     cluster.did("deployments", "add", "gpu", "--model", "m", "--url", other.url, "--api-key", "env:THE_KEY")
@@ -97,7 +97,7 @@ def test_every_process_follows(desk: Desk, processes: Processes, postgres_url: s
 
 
 @pytest.mark.soak
-def test_a_drained_deployment_gets_no_new_calls_from_any_process(desk: Desk, postgres_url: str) -> None:
+def test_a_drained_deployment_gets_no_new_calls_from_any_process(desk: Desk, migrated_postgres_url: str) -> None:
     """What two workers have in flight there ends there; the rest waits or goes elsewhere. A process that starts later knows it too."""
     landing = asyncio.Event()
 
@@ -106,7 +106,7 @@ def test_a_drained_deployment_gets_no_new_calls_from_any_process(desk: Desk, pos
             await landing.wait()
         await peer.answer()
 
-    cluster = Cluster(desk, postgres_url)
+    cluster = Cluster(desk, migrated_postgres_url)
     with Upstream(script) as one, Upstream(answers()) as two:
         cluster.did("deployments", "add", "gpu/1", "--model", "m", "--url", one.url, "--set", "max_in_flight=6")
         for process in (cluster.proc, *cluster.workers):
@@ -141,8 +141,8 @@ def test_a_drained_deployment_gets_no_new_calls_from_any_process(desk: Desk, pos
         assert (len(one.posts), len(two.posts)) == (14, 54)
 
 
-def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, postgres_url: str) -> None:
-    cluster = Cluster(desk, postgres_url)
+def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, migrated_postgres_url: str) -> None:
+    cluster = Cluster(desk, migrated_postgres_url)
     cluster.did("deployments", "add", "gpu", "--model", "m", "--url", desk.engine.url, "--api-key", "env:NOT_THERE")
     cluster.did(
         "deployments", "add", "tls", "--model", "m", "--url", "https://h/v1", "--set", "tls={ca_file: /no/such/file}"
@@ -160,7 +160,7 @@ def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, postgres_url: str) ->
     assert cluster.ended(batch)["request_counts"]["completed"] == 4
 
 
-def test_what_holds_for_a_model_holds_over_every_process(desk: Desk, postgres_url: str) -> None:
+def test_what_holds_for_a_model_holds_over_every_process(desk: Desk, migrated_postgres_url: str) -> None:
     """Its calls in flight are counted over both workers, and each tries its items as often as was said."""
     landing = asyncio.Event()
     flying, highest = 0, 0
@@ -174,7 +174,7 @@ def test_what_holds_for_a_model_holds_over_every_process(desk: Desk, postgres_ur
             flying -= 1
         await peer.answer(500 if b"fail" in request.body else 200)
 
-    cluster = Cluster(desk, postgres_url)
+    cluster = Cluster(desk, migrated_postgres_url)
     with Upstream(script) as upstream:
         cluster.did("deployments", "add", "gpu", "--model", "m", "--url", upstream.url, "--set", "max_in_flight=32")
         cluster.did("models", "add", "m", "--set", "in_flight_max=3", "--set", "retry={attempts_max: 1}")

@@ -29,28 +29,28 @@ def streamed(url: str, key: str) -> Iterator[str]:
             yield from (line for line in answer.iter_lines() if line)
 
 
-def test_a_revoked_key_cuts_the_streams_of_every_process(desk: Desk, postgres_url: str) -> None:
+def test_a_revoked_key_cuts_the_streams_of_every_process(desk: Desk, migrated_postgres_url: str) -> None:
     with Upstream(endless) as upstream:
         (desk.here / "c.yaml").write_text(f"models: {{m: {{deployments: [{{url: '{upstream.url}'}}]}}}}")
         usual = ("--config", "c.yaml")
         # Without a server on this machine a command writes to the database itself.
-        made = desk.told("keys", "create", "--org", "acme", *usual, "--json", TIDEGATE_STORE_URL=postgres_url)
+        made = desk.told("keys", "create", "--org", "acme", *usual, "--json", TIDEGATE_STORE_URL=migrated_postgres_url)
         found = []
         for _ in range(2):
-            proc = desk.start("api", "--port", "0", *usual, TIDEGATE_STORE_URL=postgres_url)
+            proc = desk.start("api", "--port", "0", *usual, TIDEGATE_STORE_URL=migrated_postgres_url)
             found.append(proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1))
         streams = [streamed(url, made["key"]) for url in found]
         for stream in streams:
             assert "hi" in next(stream)
-        desk.done("keys", "revoke", made["id"], *usual, TIDEGATE_STORE_URL=postgres_url)
+        desk.done("keys", "revoke", made["id"], *usual, TIDEGATE_STORE_URL=migrated_postgres_url)
         for stream in streams:
             assert "invalid_api_key" in list(stream)[-1]
         wait_until(lambda: all(post.gone.is_set() for post in upstream.posts), 20, "the server to see them gone")
 
 
-def test_a_key_that_no_api_process_would_take_is_not_made(desk: Desk, postgres_url: str) -> None:
+def test_a_key_that_no_api_process_would_take_is_not_made(desk: Desk, migrated_postgres_url: str) -> None:
     """Each data directory has a pepper of its own, unless the settings name one for all."""
-    store: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url}
+    store: dict[str, Any] = {"TIDEGATE_STORE_URL": migrated_postgres_url}
     made = desk.told("keys", "create", "--org", "acme", "--json", **store)
     refused = desk.done("keys", "create", "--org", "acme", "--data", "elsewhere", code=2, **store)
     assert "Set auth.pepper" in refused.stderr()
@@ -59,9 +59,11 @@ def test_a_key_that_no_api_process_would_take_is_not_made(desk: Desk, postgres_u
     desk.done("keys", "revoke", made["id"], "--data", "elsewhere", **store)
 
 
-def test_an_api_process_whose_pepper_is_not_that_of_the_keys_does_not_start(desk: Desk, postgres_url: str) -> None:
+def test_an_api_process_whose_pepper_is_not_that_of_the_keys_does_not_start(
+    desk: Desk, migrated_postgres_url: str
+) -> None:
     """It would reject every key; a worker, which judges none, starts."""
-    store: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url}
+    store: dict[str, Any] = {"TIDEGATE_STORE_URL": migrated_postgres_url}
     made = desk.told("keys", "create", "--org", "acme", "--json", **store)
     for _ in range(2):
         refused = desk.done("api", "--port", "0", "--data", "elsewhere", code=2, **store)
@@ -75,10 +77,10 @@ def test_an_api_process_whose_pepper_is_not_that_of_the_keys_does_not_start(desk
 
 
 def test_of_two_api_processes_with_peppers_of_their_own_the_one_that_made_the_first_key_goes_on(
-    desk: Desk, postgres_url: str
+    desk: Desk, migrated_postgres_url: str
 ) -> None:
     """While there are no keys both start. No caller of the other one is blamed for a key that is right."""
-    store: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url}
+    store: dict[str, Any] = {"TIDEGATE_STORE_URL": migrated_postgres_url}
     urls = []
     for data in ("first", "second"):
         proc = desk.start("api", "--port", "0", "--data", data, **store)

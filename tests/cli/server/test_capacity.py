@@ -136,8 +136,8 @@ def test_the_mode_is_switched_with_and_without_a_server(desk: Desk) -> None:
     assert (status(desk, "show")["mode"], status(desk, "show")["mode_switched"]) == ("smart_v1", False)
 
 
-def test_the_mode_is_switched_over_postgresql(desk: Desk, postgres_url: str) -> None:
-    env: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url}
+def test_the_mode_is_switched_over_postgresql(desk: Desk, migrated_postgres_url: str) -> None:
+    env: dict[str, Any] = {"TIDEGATE_STORE_URL": migrated_postgres_url}
     desk.done("migrate", **env)
     desk.done("scheduler", "set", "slice_v1", **env)
     assert desk.told("scheduler", "show", "--json", **env)["mode"] == "slice_v1"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.json_size import NODES_MAX
+from tidegate.core.json_limits import NODES_MAX
 from tidegate.core.policy.body_texts import FILE_CHARS_MIN, BodyTexts, is_api_word, readings
 
 ELSEWHERE = "it refers to a file elsewhere"

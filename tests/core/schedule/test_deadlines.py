@@ -7,57 +7,57 @@ from msgspec.structs import replace
 
 from tests.core.schedule import looks
 from tests.core.schedule.world import World, job
-from tidegate.core.schedule import JobView, ModelView, Policy, Why, deadline
+from tidegate.core.schedule import JobView, ModelView, Policy, Why, ranking
 
 MODEL = ModelView("m", 10, None, 0, {}, 100.0)
 VIEW = JobView("j", "m", "t", "default", 0, 100_000, None, 5_000, 5_000, 0, 100, None, None)
 
 
 def test_slack_is_time_left_less_work_over_the_expected_rate() -> None:
-    pace = deadline.pace(MODEL, 0.5, Policy())
-    assert deadline.slack_ms(VIEW, MODEL, 0, pace) == 0
-    assert deadline.slack_ms(replace(VIEW, rate=100.0), MODEL, 0, pace) == 50_000
-    assert deadline.slack_ms(VIEW, MODEL, 10_000, pace) == -10_000
-    assert deadline.urgent([VIEW], MODEL, 0, pace) == []
-    assert deadline.urgent([VIEW], MODEL, 10_000, pace) == [VIEW]
+    pace = ranking.deadline_pace(MODEL, 0.5, Policy())
+    assert ranking.slack_ms(VIEW, MODEL, 0, pace) == 0
+    assert ranking.slack_ms(replace(VIEW, rate=100.0), MODEL, 0, pace) == 50_000
+    assert ranking.slack_ms(VIEW, MODEL, 10_000, pace) == -10_000
+    assert ranking.urgent_jobs([VIEW], MODEL, 0, pace) == []
+    assert ranking.urgent_jobs([VIEW], MODEL, 10_000, pace) == [VIEW]
 
 
 def test_a_begin_by_is_a_deadline_for_the_first_slice_until_it_has_passed() -> None:
-    pace = deadline.pace(MODEL, 1.0, Policy())
+    pace = ranking.deadline_pace(MODEL, 1.0, Policy())
     hurried = replace(VIEW, left_units=100, begin_by=500)
-    assert deadline.slack_ms(hurried, MODEL, 0, pace) == -1_500
-    assert deadline.urgent([hurried], MODEL, 0, pace) == [hurried]
-    assert deadline.due_at(hurried, 0) == 500
-    assert deadline.urgent([hurried], MODEL, 501, pace) == []
-    assert deadline.urgent([replace(hurried, begin_by=9_000)], MODEL, 0, pace) == []
+    assert ranking.slack_ms(hurried, MODEL, 0, pace) == -1_500
+    assert ranking.urgent_jobs([hurried], MODEL, 0, pace) == [hurried]
+    assert ranking.due_at(hurried, 0) == 500
+    assert ranking.urgent_jobs([hurried], MODEL, 501, pace) == []
+    assert ranking.urgent_jobs([replace(hurried, begin_by=9_000)], MODEL, 0, pace) == []
 
 
 def test_the_last_slice_hurries_while_there_is_time_for_its_turn() -> None:
     busy = replace(MODEL, in_flight_units=300)
-    pace = deadline.pace(busy, 1.0, Policy())
+    pace = ranking.deadline_pace(busy, 1.0, Policy())
     last = replace(VIEW, left_units=100, rate=100.0, expires_at=6_500)
-    assert deadline.slack_ms(last, MODEL, 0, pace) == 5_500
-    assert deadline.slack_ms(last, busy, 0, pace) == -500
-    assert deadline.urgent([last], busy, 0, pace) == [last]
+    assert ranking.slack_ms(last, MODEL, 0, pace) == 5_500
+    assert ranking.slack_ms(last, busy, 0, pace) == -500
+    assert ranking.urgent_jobs([last], busy, 0, pace) == [last]
 
 
 def test_a_hopeless_job_is_not_urgent() -> None:
-    pace = deadline.pace(MODEL, 0.1, Policy(urgent_share=0.5))
+    pace = ranking.deadline_pace(MODEL, 0.1, Policy(urgent_share=0.5))
     late = replace(VIEW, left_units=5_000, expires_at=60_000)
-    assert deadline.urgent([late], MODEL, 0, pace) == []
-    assert deadline.is_hopeless(late, 0, pace)
-    assert deadline.urgent([replace(late, expires_at=95_000)], MODEL, 0, pace) != []
+    assert ranking.urgent_jobs([late], MODEL, 0, pace) == []
+    assert ranking.is_hopeless(late, 0, pace)
+    assert ranking.urgent_jobs([replace(late, expires_at=95_000)], MODEL, 0, pace) != []
 
 
 @given(st.integers(0, 200_000), st.integers(1, 50_000), st.floats(0.01, 1), st.none() | st.floats(0.1, 200))
 @looks.tried
 def test_urgent_is_negative_slack_that_is_not_hopeless(now: int, left: int, share: float, rate: float | None) -> None:
-    pace = deadline.pace(MODEL, share, Policy())
+    pace = ranking.deadline_pace(MODEL, share, Policy())
     view = replace(VIEW, left_units=left, rate=rate)
-    slack = deadline.slack_ms(view, MODEL, now, pace)
-    found = deadline.urgent([view], MODEL, now, pace) == [view]
+    slack = ranking.slack_ms(view, MODEL, now, pace)
+    found = ranking.urgent_jobs([view], MODEL, now, pace) == [view]
     if abs(slack) > 1:
-        assert found == (slack < 0 and not deadline.is_hopeless(view, now, pace))
+        assert found == (slack < 0 and not ranking.is_hopeless(view, now, pace))
 
 
 def crowd(policy: Policy, urgent: int, deadline_ms: int, slots: int, workers: int = 1) -> World:

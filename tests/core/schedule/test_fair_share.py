@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.core.schedule import looks
 from tests.core.schedule.test_modes import slices
 from tests.core.schedule.world import World, job
-from tidegate.core.schedule import Mode, Policy, Snapshot, Why, choose, fair
+from tidegate.core.schedule import Mode, Policy, Snapshot, Why, choose, ranking
 from tidegate.core.schedule.snapshot import FlowView, JobView
 
 SHARING = [Mode.FAIR_SHARE, Mode.SMART]
@@ -87,12 +87,12 @@ def test_one_small_job_behind_a_million_items_gets_the_next_slice(mode: Mode) ->
 @looks.tried
 def test_sharing_a_gap_between_workers_changes_no_order(flows: list[tuple[float, int]], workers: int) -> None:
     views = [FlowView("m", f"t{number}", 1.0, served, out) for number, (served, out) in enumerate(flows)]
-    alone, shared = fair.counters(views, 1.0, 1), fair.counters(views, 1.0, workers)
+    alone, shared = ranking.flow_counters(views, 1.0, 1), ranking.flow_counters(views, 1.0, workers)
     assert sorted(alone, key=lambda share_owner: (alone[share_owner], share_owner))[0] in {
         share_owner for share_owner in shared if shared[share_owner] == min(shared.values())
     }
     spread = max(shared.values()) - min(shared.values())
-    assert spread <= fair.gap(views, 1.0) / workers + 1e-3
+    assert spread <= ranking.counter_gap(views, 1.0) / workers + 1e-3
 
 
 @given(looks.snapshots(), looks.policies, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10**6)), max_size=4))
@@ -129,7 +129,7 @@ def test_the_flow_that_was_served_least_is_first(snapshot: Snapshot) -> None:
         min(1, snapshot.slices_max),
     )
     choice = choose(one, policy)
-    told = fair.counters([flow for flow in one.flows if flow.model == "m0"], one.models["m0"].ratio, 1)
+    told = ranking.flow_counters([flow for flow in one.flows if flow.model == "m0"], one.models["m0"].ratio, 1)
     for pick in choice.picks:
         [share_owner] = {job.share_owner for job in one.jobs if job.job_id == pick.job_id}
         assert pick.why is Why.FAIR

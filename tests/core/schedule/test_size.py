@@ -11,23 +11,23 @@ from tests.core.schedule import looks
 from tests.core.schedule.test_deadlines import VIEW
 from tests.core.schedule.test_modes import slices
 from tests.core.schedule.world import World, job
-from tidegate.core.schedule import Policy, Why, choose, size
+from tidegate.core.schedule import Policy, Why, choose, ranking
 
 
 @pytest.mark.parametrize(
     ("units", "name"), [(1, "xs"), (2_560, "xs"), (2_561, "s"), (25_601, "m"), (256_001, "l"), (2_560_001, "xl")]
 )
 def test_size_classes_are_the_documented_ones(units: int, name: str) -> None:
-    assert size.size_class(units) == name
+    assert ranking.size_class(units) == name
 
 
 @given(st.integers(0, 10**7), st.integers(0, 10**7), st.integers(0, 10**9))
 @looks.tried
 def test_rank_is_remaining_less_a_bounded_credit(left: int, created_at: int, now: int) -> None:
     policy = Policy()
-    rank = size.rank(replace(VIEW, left_units=left, created_at=created_at), now, policy)
+    rank = ranking.size_rank(replace(VIEW, left_units=left, created_at=created_at), now, policy)
     assert max(0, left - policy.age_units_max) <= rank <= left
-    later = size.rank(replace(VIEW, left_units=left, created_at=created_at), now + 1_000, policy)
+    later = ranking.size_rank(replace(VIEW, left_units=left, created_at=created_at), now + 1_000, policy)
     assert later <= rank
 
 

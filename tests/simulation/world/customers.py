@@ -34,7 +34,7 @@ from tidegate.core.nouns import Caller, Job, JobRequest, NewFile, Usage
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import work_units
 from tidegate.core.webhooks import EVENT_TYPES, SECRET_BYTES, EndpointShape
-from tidegate.store.road.flow_accounting import real_cost
+from tidegate.store.road.outcomes import real_cost
 from tidegate.store.store import Store
 from tidegate.store.tenants.keys import KeyRights
 

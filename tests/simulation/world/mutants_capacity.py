@@ -4,13 +4,13 @@ from typing import Any
 
 from tests.simulation.world.planting import Mutant, lua, patch, sql
 from tidegate.core.budgets.counting import Span
-from tidegate.core.schedule import deadline, fair
+from tidegate.core.schedule import ranking
 from tidegate.settings.tenants import TenantPolicy
 from tidegate.store.limits import StoreLimits
 from tidegate.store.tenants import budgets
 from tidegate.upstream.budgets import token_estimator
 from tidegate.upstream.budgets.budget_client import BudgetClient
-from tidegate.upstream.http.send_permit import SendPermit
+from tidegate.upstream.http.transport import SendPermit
 from tidegate.upstream.routing import deployment_state
 from tidegate.upstream.routing.routes import NameRoute
 
@@ -83,7 +83,9 @@ CAPACITY: dict[str, Mutant] = {
         "shares",
         "the flow that was served most goes next",
         patch(
-            fair, "counters", lambda flows, ratio, workers: {flow.share_owner: -float(flow.served) for flow in flows}
+            ranking,
+            "flow_counters",
+            lambda flows, ratio, workers: {flow.share_owner: -float(flow.served) for flow in flows},
         ),
     ),
     "woken_with_credit": Mutant(
@@ -111,5 +113,5 @@ CAPACITY: dict[str, Mutant] = {
         "Redis deals out one request more than its tokens pay for",
         lua("take", "math.floor(number(2) / each)", "math.ceil(number(2) / each)"),
     ),
-    "no_urgency": Mutant("race", "deadlines make nothing urgent", patch(deadline, "urgent", lambda *arguments: [])),
+    "no_urgency": Mutant("race", "deadlines make nothing urgent", patch(ranking, "urgent_jobs", lambda *arguments: [])),
 }

@@ -12,7 +12,7 @@ from tidegate.core.translate import answers, usage
 from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.store.road import slices
 from tidegate.upstream.calls import exchange
-from tidegate.upstream.calls.named_calls import NamedCalls
+from tidegate.upstream.calls.call_path import NamedCalls
 from tidegate.upstream.grouping import groups
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.tide import tides

@@ -26,10 +26,8 @@ from tidegate.core.grouping.chat import BATCH_ENDPOINT
 from tidegate.core.ids import split_item_id
 from tidegate.core.nouns import Usage
 from tidegate.core.usage.estimate import prompt_tokens
-from tidegate.upstream.http.in_flight import InFlightCall
-from tidegate.upstream.http.send_permit import SendPermit
-from tidegate.upstream.http.streams import Stream
-from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
+from tidegate.upstream.http.connections import InFlightCall
+from tidegate.upstream.http.transport import HttpReply, SendPermit, Stream, UpstreamRequest
 
 HANG_S = 6.0
 CONNECTIONS_MAX = 1_000

@@ -30,7 +30,7 @@ _TINY = (
     (store_clock, "FOLLOW_AFTER_MS", 2_000),
     (controller, "HAND_BACK_TOKENS_MIN", 20),
     (prefill, "MARGIN", 20.0),
-    (trial, "FIRST_REST_S", 2.0),
+    (trial, "FIRST_ROUNDS", 4),
     (trial, "REST_S_MAX", 5.0),
     (webhooks, "_WAITS_S", (0.2, 0.5, 1, 1, 2, 2, 2, 2, 2)),
     (compact_extents, "PIECES_MAX", PIECES_MAX),

@@ -21,7 +21,7 @@ from tests.simulation.world.trace import Trace
 from tests.simulation.world.witness import MARK, User, Visit, Witnessed
 from tidegate.core.errors import ApiProblem, HandedBack, UpstreamError
 from tidegate.core.nouns import Call, Caller
-from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.upstream.calls.exchange import UpstreamResponse
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.web.gateway.dialects import Dialect
 

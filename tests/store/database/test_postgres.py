@@ -240,6 +240,19 @@ async def test_more_rows_than_go_at_once_all_arrive(postgres_url: str) -> None:
         assert [row[::2] for row in await store.outcomes_page("j", 0, 2 * count)] == [(n, 2 * n) for n in range(count)]
 
 
+@pytest.mark.parametrize("pooler", ["none", "transaction"])
+async def test_a_transaction_of_many_rows_is_given_more_time(postgres_url: str, pooler: str) -> None:
+    """As long a transaction as it takes to write them, longer than any other may be."""
+
+    async def body(tx: Tx) -> None:
+        columns = ("job_id", "number", "outcome", "at", "size_bytes")
+        await tx.copy("outcomes", columns, (("j", number, "failed", 0, 1) for number in range(1_001)))
+        await tx._connection.execute("select pg_sleep(2.5)", timeout=60)  # type: ignore[attr-defined]
+
+    async with opened(postgres_url, timeout_ms=2_000, pooler=pooler) as (_, driver):
+        await driver.write(body)
+
+
 async def test_behind_a_transaction_pooler_every_way_of_asking_works(postgres_url: str) -> None:
     port = int(postgres_url.rsplit(":", 1)[1].split("/")[0])
     pooler = Pooler("127.0.0.1", port)

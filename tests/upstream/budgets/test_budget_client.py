@@ -14,7 +14,7 @@ from tests.upstream.limits import LASTS_MS, MemoryLimits
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, LimitRoom, Period, SideRoom
 from tidegate.core.errors import LimitsUnavailable, Withheld
 from tidegate.upstream.budgets.budget_client import CONTENDED_ASK_MAX, BudgetClient
-from tidegate.upstream.http.send_permit import SendPermit
+from tidegate.upstream.http.transport import SendPermit
 
 pytestmark = pytest.mark.anyio
 

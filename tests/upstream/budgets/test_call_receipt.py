@@ -16,7 +16,7 @@ from tidegate.core.usage.prices import CostRange, cost
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.budgets.call_receipt import CallEnd, CallReceipt
 from tidegate.upstream.budgets.token_estimator import TokenEstimator
-from tidegate.upstream.http.send_permit import SendPermit
+from tidegate.upstream.http.transport import SendPermit
 
 pytestmark = pytest.mark.anyio
 
@@ -39,13 +39,15 @@ class NotingLimits(LedgerLimits):
 class Till:
     """One budget, and calls that are paid from it."""
 
-    def __init__(self, budgets: tuple[Budget, ...], place: Deployment) -> None:
+    def __init__(self, budgets: tuple[Budget, ...], place: Deployment, body: bytes = BODY) -> None:
         self.world = RouterWorld()
+        self._body = body
         self.limits = NotingLimits(self.world.clock)
         self.client = BudgetClient(self.limits, self.world.clock)
         self.budgets = budgets
         self.place = place
         self.used: list[Usage] = []
+        self.estimator = TokenEstimator()
 
     async def permit(self, tokens: int = 0, cost: CostRange = CostRange()) -> SendPermit:  # noqa: B008 - a constant
         permit = await self.client.reserve_permit(self.client.terms(self.budgets), tokens, is_bound=False, cost=cost)
@@ -53,10 +55,10 @@ class Till:
         return permit
 
     def receipt(self, permit: SendPermit, *, is_batch: bool = False) -> CallReceipt:
-        call = self.world.call(body=BODY, budgets=self.budgets)
+        call = self.world.call(body=self._body, budgets=self.budgets)
         return CallReceipt(
             self.client,
-            TokenEstimator(),
+            self.estimator,
             call,
             permit,
             self.place,
@@ -120,6 +122,21 @@ async def test_a_caller_that_leaves_before_anything_came_pays_what_may_have_been
         assert len(till.used) == 1
         settled.append(settlement.used_nano)
     assert settled[0] == settled[1] > settled[2] > 0
+
+
+async def test_the_letters_of_an_image_are_not_paid_as_text_where_an_answer_reports_nothing() -> None:
+    photo = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,%b"}}' % (b"A" * 400_000)
+    body = b'{"model":"m","max_tokens":10,"messages":[{"role":"user","content":[%b]}]}' % photo
+    for is_left in (True, False):
+        till = Till(money(90_000), deployment("http://one/v1", price=PRICE), body)
+        receipt = till.receipt(await till.permit(cost=CostRange(2_000 * TOKEN, 51_000 * TOKEN)))
+        if is_left:
+            receipt.settle_left(is_stream=True)
+        else:
+            receipt.settle_answer(None, 40)
+        settlement = await till.settled()
+        assert 1_000 < till.used[0].input_tokens < 3_000
+        assert 0 < settlement.used_nano < settlement.reserved_nano
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
@@ -190,3 +207,21 @@ async def test_an_item_whose_answer_is_empty_wrote_no_tokens() -> None:
     answer = b'{"choices":[{"index":0,"message":{"role":"assistant","content":""}}]}'
     till.receipt(await till.permit(100), is_batch=True).settle_whole(Usage(20, 0, 0), answer)
     assert (await till.settled()).used_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("budgets", "tokens_max", "learned"),
+    [((), 0, False), ((), 5_000, True), (TENANT, 0, True)],
+    ids=["no limit", "tokens in flight", "a budget"],
+)
+async def test_only_calls_under_a_limit_teach_how_much_an_answer_takes(
+    budgets: tuple[Budget, ...], tokens_max: int, learned: bool
+) -> None:
+    till = Till(budgets, deployment("http://one/v1", tokens_in_flight_max=tokens_max))
+    permit = await till.permit(100) if budgets else SendPermit(till.world.clock, (), "", 0, 1e12)
+    call = till.world.call(body=BODY.replace(b'"max_tokens":10', b'"n":1'))
+    before = till.estimator.tokens(call, Estimate.LIKELY)
+    till.receipt(permit).settle_answer(Usage(5, 0, 3))
+    assert (till.estimator.tokens(call, Estimate.LIKELY) < before) is learned
+    assert till.used == [Usage(5, 0, 3)]
+    await till.client.close()

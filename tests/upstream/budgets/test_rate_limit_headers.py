@@ -1,6 +1,7 @@
 """Limits that upstreams tell in headers: every form that is in use, hostile ones, and what the router makes of them."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
 from tests.upstream.world import RouterWorld, deployment
-from tidegate.core.budgets.budget import Limit, Period
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period
 from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import Throttled, Withheld
 from tidegate.core.nouns import Answer
@@ -310,38 +311,53 @@ async def test_tokens_that_are_left_count_likewise() -> None:
             assert await all_sent(router, world, 1) == 1
 
 
-async def test_calls_in_flight_are_not_in_the_figure_and_count_too() -> None:
-    quota = Quota()
-    numbers = [quota.count(10) for _ in range(8)]
-    quota.note(QuotaLeft(requests=10, tokens=1_000), numbers[0], 10, 0.0)
-    assert quota.opens_at_ms() == 0.0
-    assert [quota.count(10) for _ in range(3)][-1] == 11
-    assert quota.opens_at_ms() == 60_000.0, "7 went out with it and 3 since"
-    quota.note(QuotaLeft(requests=4, requests_renew_ms=500), numbers[7], 10, 100.0)
-    assert quota.opens_at_ms() == 0.0, "a later answer knows better"
-
-
 def test_what_is_left_is_kept_for_requests_and_for_tokens_apart() -> None:
     limit = Limit(Period.MINUTE, requests=10, tokens=1_000)
     quota = Quota()
     assert (quota.spent_of(limit, 3, 50), quota.opens_at_ms(10**9)) == ((3, 150), 0.0)
     assert quota.spent_of(Limit(Period.MINUTE, requests=10), 3, 50) == (3, 0)
     assert quota.spent_of(Limit(Period.MINUTE, tokens=100), 3, 50) == (0, 100)
-    quota.note(QuotaLeft(), quota.count(100), 100, 0.0)
+    quota.note(QuotaLeft(), 0, 100, 0.0)
     assert quota.spent_of(limit, 3, 50) == (3, 150), "an answer that says nothing changes nothing"
-    quota.note(QuotaLeft(tokens=300, tokens_renew_ms=700), quota.count(100), 100, 50.0)
+    quota.note(QuotaLeft(tokens=300, tokens_renew_ms=700), 0, 100, 50.0)
     assert [quota.opens_at_ms(tokens) for tokens in (300, 301)] == [0.0, 750.0]
     quota.count(100)
     assert [quota.opens_at_ms(tokens) for tokens in (200, 201)] == [0.0, 750.0]
     assert quota.spent_of(limit, 3, 50) == (3, 800)
-    later = quota.count(100)
-    quota.count(100)
     # Two are on their way that this figure does not know of, one of them after the call that brought it.
-    quota.note(QuotaLeft(requests=1, requests_renew_ms=900, tokens=400, tokens_renew_ms=700), later, 100, 100.0)
+    quota.count(100)
+    quota.count(100)
+    quota.note(QuotaLeft(requests=1, requests_renew_ms=900, tokens=400, tokens_renew_ms=700), 1, 100, 100.0)
     assert quota.spent_of(limit, 3, 50) == (10, 700)
     assert [quota.opens_at_ms(tokens) for tokens in (1, 301)] == [1_000.0, 1_000.0]
-    quota.note(QuotaLeft(requests=5), quota.sent, 100, 200.0)
+    quota.note(QuotaLeft(requests=5), 0, 100, 200.0)
     assert [quota.opens_at_ms(tokens) for tokens in (300, 301)] == [0.0, 800.0]
     assert quota.spent_of(limit, 3, 50) == (5, 700)
-    quota.note(QuotaLeft(requests=10, tokens=5_000), quota.sent, 100, 300.0)
+    quota.note(QuotaLeft(requests=10, tokens=5_000), 0, 100, 300.0)
     assert quota.spent_of(limit, 3, 50) == (0, 0), "more may be left than we know of"
+
+
+async def test_nothing_goes_out_when_its_server_reports_nothing_left_while_it_waits_for_its_permit() -> None:
+    world = RouterWorld()
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    class SlowLimits(MemoryLimits):
+        async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
+            asked.set()
+            await go_on.wait()
+            return await super().debit(asks)
+
+    async def script(request: Request, peer: Peer) -> None:
+        await peer.answer(200, CHAT, **{"x-ratelimit-limit-requests": "5", "x-ratelimit-remaining-requests": "0"})
+
+    tenant = (Budget(LimitBound.TENANT, "acme", (Limit(Period.MINUTE, 100),)),)
+    async with RawServer(script) as server:
+        capacity = Capacity(SlowLimits(world.clock))
+        async with world.router(deployment(server.url), policy=AT_ONCE, capacity=capacity) as router:
+            waits = asyncio.ensure_future(router.send(world.call(budgets=tenant)))
+            await asked.wait()
+            await router.send(world.call())
+            go_on.set()
+            with pytest.raises(Withheld) as caught:
+                await waits
+    assert (caught.value.code, len(server.posts)) == ("upstream_rests", 1)

@@ -21,8 +21,7 @@ from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.limits import StoreLimits
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.http.send_permit import SendPermit
-from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
+from tidegate.upstream.http.transport import HttpReply, SendPermit, UpstreamRequest
 from tidegate.upstream.routing.slots import Capacity
 
 MINUTE_MS = 60_000

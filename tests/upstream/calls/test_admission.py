@@ -16,7 +16,7 @@ from tidegate.upstream.calls import admission as admissions
 from tidegate.upstream.calls.admission import Admission
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped
-from tidegate.upstream.routing.breaker import BreakerState
+from tidegate.upstream.routing.health import BreakerState
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

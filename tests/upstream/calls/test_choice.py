@@ -10,11 +10,10 @@ from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import Ambiguous
 from tidegate.core.nouns import Call
-from tidegate.upstream.calls.choice import choose, shut_beside
+from tidegate.upstream.calls.availability import View, choose, shut_beside
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped
-from tidegate.upstream.calls.view import View
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute, stick
 from tidegate.upstream.routing.slots import Capacity, Slots

@@ -14,16 +14,18 @@ import msgspec
 import pytest
 
 from tests.upstream.limits import MemoryLimits
-from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, answers_with
-from tests.upstream.world import RouterWorld, deployment
+from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, answers_with, eventually
+from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core import retry
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import HttpLimits, Resource
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Answer, Call
 from tidegate.upstream.calls.router import Router
+from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.calls.translation import Shaped
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
-from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy
+from tidegate.upstream.routing.health import BreakerPolicy, RetryBudgetPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
@@ -80,6 +82,26 @@ async def test_a_retry_goes_to_the_deployment_that_has_not_failed_it(world: Rout
             assert answer.deployment == "second"
             assert (await asyncio.gather(router.send(world.call()), return_exceptions=True))[0] != answer
     assert (len(first.posts), len(second.posts)) == (2, 1), "a new call still finds the first one, which is not shut"
+
+
+async def test_beside_a_users_call_a_deployment_with_an_open_circuit_is_probed(world: RouterWorld) -> None:
+    """The call itself goes to the healthy one."""
+
+    async def fails(request: Request, peer: Peer) -> None:
+        await peer.answer(500 if request.body else 200, b"{}")
+
+    policy = DeploymentPolicy(breaker=BreakerPolicy(consecutive_failures_max=1, probe_interval_ms=1_000))
+    async with RawServer(fails) as first, RawServer() as second:
+        places = (deployment(first.url, "first", weight=100.0), deployment(second.url, "second"))
+        async with world.router(*places, policy=policy) as router:
+            with pytest.raises(UpstreamError):
+                await router.send(world.call())
+            traffic = Traffic(lambda engine: Shaped(CHAT_ENDPOINT, b"user"), False)
+            assert (await router.open(world.call(), traffic)).deployment.name == "second"
+            assert first.requests == first.posts, "no probe is due"
+            world.clock.advance(1_000)
+            assert (await router.open(world.call(), traffic)).deployment.name == "second"
+            await eventually(lambda: len(first.requests) == len(first.posts) + 1, "the probe")
 
 
 async def test_where_all_have_failed_a_call_it_is_tried_again_all_the_same(world: RouterWorld) -> None:

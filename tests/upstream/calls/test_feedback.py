@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from tests.upstream.world import RouterWorld, deployment, secret
 from tidegate.core.errors import (
     Ambiguous,
+    AnswerTooLong,
     BrokenAnswer,
     KeyRejected,
     Overspent,
@@ -24,7 +25,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.nouns import Call
 from tidegate.upstream.budgets.budget_client import EXCEEDS_LIMIT
-from tidegate.upstream.calls.feedback import Feedback
+from tidegate.upstream.calls.admission import Feedback
 from tidegate.upstream.routing.deployment_state import DeploymentState
 
 pytestmark = pytest.mark.anyio
@@ -118,6 +119,7 @@ async def test_others_hear_of_longer_rests_and_of_failures_that_are_about_the_se
             one.learn(Throttled("busy", status=429, retry_after_ms=wait_ms))
         assert one.published == [("one", 3_000), ("one", 4_000)]
         one.learn(Refused("no", status=400))
+        one.learn(AnswerTooLong("long", status=200))
         assert one.pressed == []
         for error in (Unavailable("away"), Ambiguous("lost"), BrokenAnswer("no JSON"), KeyRejected("no", status=401)):
             one.learn(error)

@@ -8,7 +8,7 @@ import pytest
 from tests.support.engine import Engine
 from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core.deployments import HttpLimits
-from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, UpstreamError
+from tidegate.core.errors import Ambiguous, AnswerTooLong, BrokenAnswer, KeyRejected, Refused, Throttled, UpstreamError
 from tidegate.core.nouns import Call
 from tidegate.upstream.calls.router import Router
 
@@ -50,8 +50,8 @@ FAULTS: list[tuple[str, type[UpstreamError]]] = [
     ("null", BrokenAnswer),
     ("nochoices", BrokenAnswer),
     ("error200", BrokenAnswer),
-    ("huge=3000000", BrokenAnswer),
-    ("bomb=30000000", BrokenAnswer),
+    ("huge=3000000", AnswerTooLong),
+    ("bomb=30000000", AnswerTooLong),
 ]
 
 

@@ -114,11 +114,34 @@ def test_more_cached_than_prompt_tokens_are_not_believed() -> None:
         (b'{"usage":{"prompt_tokens":1},"choices":[{}],"usage":{"prompt_tokens":900}}', "twice"),
         (b'{"choices":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "shape"),
         (b'{"choices":[{}],"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deep"),
+        (b'{"choices":[{}],"x":' + b"[" * 900 + b"]" * 900 + b"}", "deep"),
+        (b'{"choices":[{}],"x":' + b'{"y":' * 900 + b"1" + b"}" * 900 + b"}", "deep"),
+        (b'{"choices":[{}],"x":' + b"7" * 4_301 + b"}", "digits"),
+        (b'{"choices":[{}],"x":[-' + b"7" * 100_000 + b"]}", "digits"),
+        (b'{"usage":5,"choices":[{}],"x":' + b"7" * 5_000 + b"}", "digits"),
     ],
 )
 def test_what_is_not_an_answer_is_refused_and_says_why(body: bytes, why: str) -> None:
     with pytest.raises(answer.NotAnAnswer, match=why):
         answer.read(CHAT, body)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"7" * 4_300,
+        b"0." + b"7" * 9_000,
+        b'"' + b"7" * 9_000 + b'"',
+        b"[" + b"1234567890123456," * 9_000 + b"0]",
+        b"[" * 256 + b"]" * 256,
+        b"[" + b'{"x":[{}]},' * 9_000 + b"0]",
+        b'"' + b"[{" * 9_000 + b'"',
+    ],
+)
+def test_what_usual_readers_take_is_an_answer(value: bytes) -> None:
+    body = b'{"choices":[{}],"x":%s}' % value
+    assert answer.read(CHAT, body) == (body, Usage())
+    json.loads(body)
 
 
 def test_the_same_name_deeper_down_is_not_a_double() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import PoolExhausted, SettingsError
-from tidegate.upstream.http.connection_slots import ConnectionSlots
+from tidegate.upstream.http.connections import ConnectionSlots
 
 pytestmark = pytest.mark.anyio
 

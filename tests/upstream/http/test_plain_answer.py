@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.deployments import HttpLimits
-from tidegate.upstream.http.plain_answer import read_plain_answer
+from tidegate.upstream.http.connections import read_plain_answer
 
 LIMITS = HttpLimits()
 VLLM = (

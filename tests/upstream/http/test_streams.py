@@ -10,8 +10,8 @@ import pytest
 
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import Ambiguous, BrokenAnswer
-from tidegate.upstream.http.in_flight import InFlightCall, TimeoutSweep
-from tidegate.upstream.http.streams import Stream
+from tidegate.upstream.http.connections import InFlightCall, TimeoutSweep
+from tidegate.upstream.http.transport import Stream
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,15 @@ from tests.support.certificates import self_signed, shown_by_server
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import deployment, line_to, secret
 from tidegate.core.deployments import Deployment, EngineKind, HttpLimits, Tls
-from tidegate.core.errors import Ambiguous, BrokenAnswer, PoolExhausted, SettingsError, Unavailable, UpstreamError
+from tidegate.core.errors import (
+    Ambiguous,
+    AnswerTooLong,
+    BrokenAnswer,
+    PoolExhausted,
+    SettingsError,
+    Unavailable,
+    UpstreamError,
+)
 from tidegate.upstream.http.connections import make_room_for_connections
 from tidegate.upstream.http.transport import AiohttpTransport, HttpReply, UpstreamRequest
 
@@ -398,7 +406,7 @@ async def test_a_gzip_bomb_is_cut_after_decompression_without_filling_memory() -
 
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     error = await fails(script, HttpLimits(response_bytes_max=4 << 20))
-    assert type(error) is BrokenAnswer
+    assert type(error) is AnswerTooLong
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 64 * 1024
 
 
@@ -420,7 +428,7 @@ async def test_a_huge_answer_is_cut_while_it_comes() -> None:
             await peer.send(b"x" * 65_536)
             sent += 65_536
 
-    assert type(await fails(endless, HttpLimits(response_bytes_max=1 << 20))) is BrokenAnswer
+    assert type(await fails(endless, HttpLimits(response_bytes_max=1 << 20))) is AnswerTooLong
     assert sent < 64 << 20
 
 

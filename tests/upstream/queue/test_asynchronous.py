@@ -28,8 +28,14 @@ from tidegate.core.errors import (
     UpstreamError,
 )
 from tidegate.core.ids import item_id
-from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
-from tidegate.upstream.http.transport import AiohttpTransport, Client, HttpReply, UpstreamRequest
+from tidegate.upstream.http.transport import (
+    AiohttpTransport,
+    Client,
+    HttpReply,
+    PermitExpired,
+    SendPermit,
+    UpstreamRequest,
+)
 from tidegate.upstream.queue.asynchronous import Office, QueueTransport
 
 pytestmark = pytest.mark.anyio

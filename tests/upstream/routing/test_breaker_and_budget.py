@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.upstream.routing.breaker import Breaker, BreakerPolicy, BreakerState
-from tidegate.upstream.routing.retry_budget import RetryBudget, RetryBudgetPolicy
+from tidegate.upstream.routing.health import Breaker, BreakerPolicy, BreakerState, RetryBudget, RetryBudgetPolicy
 
 
 def opened(now_ms: float = 0) -> Breaker:

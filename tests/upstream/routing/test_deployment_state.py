@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.upstream.world import deployment
 from tidegate.core.budgets.budget import Limit, Period
-from tidegate.core.errors import Ambiguous, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
+from tidegate.core.errors import Ambiguous, AnswerTooLong, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
 from tidegate.upstream.budgets.rate_limit_headers import QuotaLeft, RateLimitHeaders
 from tidegate.upstream.routing.deployment_state import (
     CALLS_REMEMBERED_MAX,
@@ -128,7 +128,7 @@ def test_a_worker_that_would_send_asks_for_slots_under_each_cap_of_its_model() -
     assert {one.name: one.wanted() for one in slots.slots()} == {"model:m": 1, "model:other": 0, "global": 1}
 
 
-@pytest.mark.parametrize("kind", [Throttled, Refused])
+@pytest.mark.parametrize("kind", [Throttled, Refused, AnswerTooLong])
 def test_an_answer_that_is_no_fault_of_the_server_opens_no_circuit(kind: type[UpstreamError]) -> None:
     state = state_of()
     assert not any(state.failed(kind("no", status=429), f"k{number}", NOW_MS, 0.0) for number in range(50))
@@ -178,12 +178,25 @@ def test_nothing_is_free_before_the_moment_at_which_a_rest_ends(against: str) ->
     elif against == "background":
         state.rest_background_until(NOW_MS + 100)
     else:
-        state.quota.note(QuotaLeft(requests=0, requests_renew_ms=100), 0, 0, NOW_MS)
+        state.note_quota(QuotaLeft(requests=0, requests_renew_ms=100), 0, 0, NOW_MS)
     assert [state.free_slots(NOW_MS + ms) for ms in (0, 99, 100)] == [0, 0, free]
     assert [state.ready_in_ms(NOW_MS + ms) for ms in (0, 99.5, 100, 101)] == (
         [0, 0, 0, 0] if against == "background" else [100, 1, 0, 0]
     )
     assert state.takes_interactive("user")
+
+
+def test_calls_in_flight_are_not_in_the_figure_that_an_answer_reports_and_count_too() -> None:
+    state = state_of()
+    numbers = [state.count_sent(10) for _ in range(8)]
+    state.note_quota(QuotaLeft(), numbers[0], 10, 0.0)
+    assert state.quota is None, "an answer that says nothing changes nothing"
+    state.note_quota(QuotaLeft(requests=10, tokens=1_000), numbers[0], 10, 0.0)
+    assert state.quota_opens_at_ms() == state.ready_at_ms() == 0.0
+    assert [state.count_sent(10) for _ in range(3)][-1] == 11
+    assert state.quota_opens_at_ms() == state.ready_at_ms() == 60_000.0, "7 went out with it and 3 since"
+    state.note_quota(QuotaLeft(requests=4, requests_renew_ms=500), numbers[7], 10, 100.0)
+    assert state.quota_opens_at_ms() == 0.0, "a later answer knows better"
 
 
 def test_while_users_come_batch_work_leaves_them_an_eighth_and_what_they_wait_for() -> None:

@@ -12,8 +12,8 @@ from tests.support.ports import HandClock
 from tests.upstream.raw_server import eventually
 from tidegate.core.errors import Throttled, Unavailable
 from tidegate.upstream.http.transport import HttpReply
-from tidegate.upstream.routing.breaker import Breaker, BreakerPolicy
 from tidegate.upstream.routing.deployment_state import FAILING
+from tidegate.upstream.routing.health import Breaker, BreakerPolicy
 from tidegate.upstream.routing.probe import UNANNOUNCED_EVERY, SideProbes, probe
 
 pytestmark = pytest.mark.anyio

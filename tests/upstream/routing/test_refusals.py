@@ -13,7 +13,7 @@ from tests.upstream.raw_server import CHAT, Peer, RawServer, Request
 from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import Throttled, UpstreamError
-from tidegate.upstream.routing.refusals import LAST_CALLS, WAITING_MAX, Refusals
+from tidegate.upstream.routing.health import LAST_CALLS, WAITING_MAX, Refusals
 
 pytestmark = pytest.mark.anyio
 

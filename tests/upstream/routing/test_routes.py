@@ -119,3 +119,15 @@ def test_prefixes_stick_by_weight_and_move_on_only_from_one_that_has_too_much() 
     for _ in range(3):
         heavy.begin_background()
     assert stick(fit, group) is light, "of five, two"
+
+
+def test_a_name_takes_whom_its_fallbacks_take_until_they_are_gone() -> None:
+    batch, users = state_of("batch", "a", serves=Serves.BATCH), state_of("users", "b", serves=Serves.INTERACTIVE)
+    routes = Routes()
+    routes.assign([batch, users], [Resource("chat", "a", fallbacks=("b",)), Resource("talk", "b", fallbacks=("a",))])
+    chat, talk = routes.of("chat"), routes.of("talk")
+    assert [(one.takes_background, one.takes_interactive) for one in (chat, talk)] == [(True, True)] * 2
+    routes.assign([batch, users], [Resource("chat", "a"), Resource("talk", "b")])
+    assert [(one.takes_background, one.takes_interactive) for one in (chat, talk)] == [(True, False), (False, True)]
+    routes.assign([], [])
+    assert [(one.takes_background, one.takes_interactive) for one in (chat, talk)] == [(False, False)] * 2

@@ -287,10 +287,10 @@ async def test_no_sliding_minute_holds_more_than_the_limit_and_none_is_left_unus
         async with RawServer(script) as server, contextlib.AsyncExitStack() as stack:
             place = deployment(server.url, limits=(Limit(Period.MINUTE, 20),))
             routers = []
-            for _ in range(4):
+            for number in range(4):
                 world = RouterWorld()
                 world.clock = clock_world.clock
-                capacity = Capacity(StoreLimits(kept, "here"))
+                capacity = Capacity(StoreLimits(kept, f"process {number}"))
                 routers.append(
                     (world, await stack.enter_async_context(world.router(place, policy=AT_ONCE, capacity=capacity)))
                 )

@@ -77,12 +77,12 @@ class Split:
 
 
 @pytest.fixture
-def site(processes: Processes, tmp_path: Path, postgres_url: str) -> Iterator[Site]:
+def site(processes: Processes, tmp_path: Path, migrated_postgres_url: str) -> Iterator[Site]:
     engine = Engine(processes, tmp_path / "engine", mode="modelled")
     # The engine shows nothing of itself: only another process can tell of a user.
     hidden = f"http://127.0.0.1:{free_port()}/metrics"
     place = {"url": engine.url, "engine": "vllm", "max_in_flight": 8, "metrics_url": hidden}
-    made = Site("cluster", processes, tmp_path, engine, {"TIDEGATE_STORE_URL": postgres_url})
+    made = Site("cluster", processes, tmp_path, engine, {"TIDEGATE_STORE_URL": migrated_postgres_url})
     made.configure(models={"m": {"deployments": [place]}})
     yield made
     # Before the database goes.
@@ -90,11 +90,11 @@ def site(processes: Processes, tmp_path: Path, postgres_url: str) -> Iterator[Si
 
 
 @pytest.mark.timeout(300)
-def test_a_notice_closes_the_workers_tide_while_the_store_says_nothing(site: Site, postgres_url: str) -> None:
+def test_a_notice_closes_the_workers_tide_while_the_store_says_nothing(site: Site, migrated_postgres_url: str) -> None:
     split = Split(site, notices=True)
 
     async def alone_with_notices() -> None:
-        admin = await asyncpg.connect(postgres_url)
+        admin = await asyncpg.connect(migrated_postgres_url)
         # What is said before both listen is lost, and here no poll makes up for it.
         while await admin.fetchval(LISTENING) < 2:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)

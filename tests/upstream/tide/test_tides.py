@@ -27,7 +27,7 @@ from tidegate.core.schedule import Reason
 from tidegate.core.tide.signals import Decision, Signals
 from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.upstream.calls.exchange import UpstreamResponse
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped

@@ -134,10 +134,10 @@ def users(url: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def shore(processes: Processes, tmp_path: Path, postgres_url: str) -> Iterator[Shore]:
+def shore(processes: Processes, tmp_path: Path, migrated_postgres_url: str) -> Iterator[Shore]:
     engine = Engine(processes, tmp_path / "engine", mode="modelled")
     place = {"url": engine.url, "engine": "vllm", "max_in_flight": CEILING}
-    site = Site("cluster", processes, tmp_path, engine, {"TIDEGATE_STORE_URL": postgres_url, **SETTINGS})
+    site = Site("cluster", processes, tmp_path, engine, {"TIDEGATE_STORE_URL": migrated_postgres_url, **SETTINGS})
     site.configure(models={"m": {"deployments": [place]}})
     yield Shore(site)
     # Before the database goes.

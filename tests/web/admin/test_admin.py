@@ -87,6 +87,13 @@ def test_a_page_of_a_list_has_a_bound(desk: AdminDesk, path: str, count_max: int
     assert f"from 1 to {count_max:,}" in refused.text
 
 
+@pytest.mark.parametrize("name", ["audit", "batches", "budgets", "deliveries", "keys", "operations", "orgs"])
+def test_a_page_begins_behind_something_that_is_there(desk: AdminDesk, name: str) -> None:
+    for after in ("x", ABSENT, "org_" + 22 * "0", "4611686018427387904"):
+        refused = desk.reader.get(f"/admin/v1/{name}", params={"after": after})
+        is_error(refused, {"status": 400, "code": "invalid_parameter", "param": "after"})
+
+
 def test_each_change_is_noted_with_who_and_what(desk: AdminDesk) -> None:
     assert desk.audit() == []
     path = f"/admin/v1/batches/{desk.our_batch}"

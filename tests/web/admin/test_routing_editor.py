@@ -12,6 +12,7 @@ from tidegate.core.errors import ApiProblem
 from tidegate.settings.capacity import ModelDeployment, ModelSettings, ResourceEntry
 from tidegate.settings.groups import Settings
 from tidegate.store.database.sqlite import SqliteDriver
+from tidegate.store.fleet import routing
 from tidegate.store.store import Store
 from tidegate.web.admin.deployments import RoutingEditor, RoutingWish
 
@@ -47,3 +48,97 @@ async def test_an_entry_of_the_settings_is_not_removed_and_one_that_nobody_knows
         with pytest.raises(ApiProblem) as problem:
             await editor.do(trail, "remove", kind, RoutingWish(name))
         assert (problem.value.status, problem.value.code) == refusal
+
+
+class Unchecked:
+    """Writes each change, and notes none."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def noting(self, *_: str) -> Store:
+        return self._store
+
+
+def trail_to(editor: RoutingEditor) -> Any:
+    return Unchecked(editor._store)
+
+
+async def refused(editor: RoutingEditor, verb: str, kind: str, wish: RoutingWish) -> tuple[int, str, str]:
+    with pytest.raises(ApiProblem) as problem:
+        await editor.do(trail_to(editor), verb, kind, wish)
+    return problem.value.status, problem.value.code, problem.value.message
+
+
+def served_at(model: str) -> dict[str, Any]:
+    return {"model": model, "url": "http://added/v1"}
+
+
+async def test_a_model_that_a_resource_leads_to_keeps_its_last_deployment(editor: RoutingEditor) -> None:
+    trail = trail_to(editor)
+    for name in ("one", "two"):
+        await editor.do(trail, "add", "deployment", RoutingWish(name, set=served_at("m")))
+    await editor.do(trail, "add", "resource", RoutingWish("chat", set={"model": "named", "fallbacks": ["m"]}))
+    await editor.do(trail, "remove", "deployment", RoutingWish("one"))
+    status, code, message = await refused(editor, "remove", "deployment", RoutingWish("two"))
+    assert (status, code) == (409, "still_in_use")
+    assert "'chat' leads to 'm'" in message
+    await editor.do(trail, "remove", "deployment", RoutingWish("two", force=True))
+    assert [one.name for one in await editor.list() if one.origin == "added"] == ["chat"]
+    await editor.do(trail, "remove", "resource", RoutingWish("chat"))
+
+
+async def test_a_resource_that_another_leads_to_stays_unless_it_is_forced(editor: RoutingEditor) -> None:
+    trail = trail_to(editor)
+    await editor.do(trail, "add", "resource", RoutingWish("back", set={"model": "named"}))
+    await editor.do(trail, "add", "resource", RoutingWish("front", set={"model": "named", "fallbacks": ["back"]}))
+    status, code, message = await refused(editor, "remove", "resource", RoutingWish("back"))
+    assert (status, code) == (409, "still_in_use")
+    assert "'front' leads to 'back'" in message
+    await editor.do(trail, "add", "deployment", RoutingWish("one", set=served_at("own")))
+    await editor.do(trail, "add", "resource", RoutingWish("own", set={"model": "own"}))
+    await editor.do(trail, "remove", "resource", RoutingWish("own"))
+    await editor.do(trail, "remove", "deployment", RoutingWish("one"))
+    await editor.do(trail, "remove", "resource", RoutingWish("front"))
+    await editor.do(trail, "remove", "resource", RoutingWish("back"))
+    assert [one.name for one in await editor.list() if one.origin == "added"] == []
+
+
+async def test_no_more_is_added_than_may_be_kept_and_what_is_there_may_still_change(
+    editor: RoutingEditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trail = trail_to(editor)
+    monkeypatch.setattr(routing, "ENTRIES_MAX", 1)
+    await editor.do(trail, "add", "deployment", RoutingWish("one", set=served_at("m")))
+    wish = RoutingWish("two", set=served_at("m"))
+    assert (await refused(editor, "add", "deployment", wish))[:2] == (409, "too_many_entries")
+    with pytest.raises(ApiProblem) as problem:
+        await editor.set_state(trail, "drain", "one")
+    assert (problem.value.status, problem.value.code) == (409, "too_many_entries")
+    await editor.do(trail, "change", "deployment", RoutingWish("one", set={"weight": 2}))
+    [changed] = [one for one in await editor.list() if one.origin == "added"]
+    assert changed.document == {**served_at("m"), "weight": 2}
+
+
+async def test_of_two_who_drain_a_deployment_at_once_the_second_looks_again(
+    editor: RoutingEditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, read = editor._store, editor._store.routing
+
+    async def late() -> Any:
+        seen = await read()
+        monkeypatch.setattr(store, "routing", read)
+        await editor.set_state(trail_to(editor), "drain", "named")
+        return seen
+
+    monkeypatch.setattr(store, "routing", late)
+    with pytest.raises(ApiProblem) as problem:
+        await editor.set_state(trail_to(editor), "refresh", "named")
+    assert (problem.value.status, problem.value.code) == (409, "changed_meanwhile")
+    done = await editor.set_state(trail_to(editor), "drain", "named")
+    assert done == await editor.set_state(trail_to(editor), "drain", "named"), "twice changes nothing"
+    await editor.set_state(trail_to(editor), "refresh", "named")
+    [shown] = [one for one in await editor.list() if one.kind == "deployment"]
+    assert shown.is_drained, "to be tried again is not to be resumed"
+    await editor.set_state(trail_to(editor), "resume", "named")
+    assert not [one for one in await editor.list() if one.is_drained]

@@ -314,7 +314,7 @@ def test_what_became_of_items_and_of_the_batch(web: WebServer, client: httpx2.Cl
     named = names(web, batch_id)
     stages.start(web, batch_id, 3)
     assert got(client, batch_id, includesItems="false")["status"] == "PENDING"
-    stages.finish(web, batch_id, {2: result(batch_id, 2, named[0])})
+    stages.finish(web, batch_id, {2: result(batch_id, 2, named[0])}, tried={2: 3, 0: 1})
     batch = got(client, batch_id, includesItems="false")
     assert (batch["status"], batch["completed"], batch["running"], batch["pending"]) == ("RUNNING", 1, 2, 0)
     assert batch["completedPercentage"] == 33
@@ -341,6 +341,7 @@ def test_what_became_of_items_and_of_the_batch(web: WebServer, client: httpx2.Cl
     ]
     assert [item["errorMessage"] for item in items] == [None, "No.", "worker_lost: Why."]
     assert all(item["completedAt"] for item in items)
+    assert [item["retryCount"] for item in items] == [3, 1, 0]
     for item in items:
         assert client.get(f"{PLACE}/{batch_id}/{item['itemId']}").json() == item
     refused(client.post(f"{PLACE}/{batch_id}/cancel"), 409, "BATCH_NOT_CANCELLABLE", "batch_id")

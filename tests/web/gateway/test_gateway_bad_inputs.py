@@ -15,7 +15,7 @@ from tests.web.corpus import cases
 from tests.web.gateway_world import GatewayWorld
 from tests.web.test_bad_inputs import body_of
 from tests.web.upstream import answers
-from tidegate.core.json_size import NODES_MAX
+from tidegate.core.json_limits import NODES_MAX
 from tidegate.web.gateway.gateway import ENDPOINTS
 
 OPENAI = [endpoint for endpoint in ENDPOINTS if endpoint != "/v1/messages"]

@@ -18,7 +18,7 @@ from tests.web.upstream import STREAM_END, STREAM_HEAD, chunk, chunked, event, s
 from tidegate.core.answers.stream_assembly import WholeAnswer
 from tidegate.core.translate import StreamToAnthropic
 from tidegate.settings.guards import GuardrailEntry, HookEntry
-from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.upstream.calls.exchange import UpstreamResponse
 from tidegate.web.gateway.guarding import _collected
 
 DONE = b"data: [DONE]\n\n"

@@ -20,7 +20,7 @@ from tests.upstream.raw_server import Peer, Request
 from tests.web.calls import is_error, upload
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
 from tidegate.core.errors import ApiProblem
-from tidegate.web.http.body_room import BodyRoom
+from tidegate.web.http.intake import BodyRoom
 
 MIB = 1 << 20
 LARGE = {**ASK, "messages": [{"role": "user", "content": "x" * (900 << 10)}]}

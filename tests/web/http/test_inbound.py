@@ -325,7 +325,7 @@ def test_an_answer_that_is_still_being_taken_is_not_cut_off_to_make_room(world: 
             silent.connect_ex(("127.0.0.1", world.web.port))
         wait_until(lambda: closed_to_make_room() > before, timeout_s=20, what="idle connections to be closed")
         reader.settimeout(20)
-        received = b""
+        received = bytearray()
         while not received.endswith(said[-20:]):
             piece = reader.recv(1 << 20)
             assert piece, "the answer was cut off"

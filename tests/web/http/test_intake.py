@@ -9,8 +9,7 @@ from starlette.types import Message
 
 from tests.support.ports import HandClock
 from tidegate.core.errors import ApiProblem
-from tidegate.web.http.body_room import BodyRoom
-from tidegate.web.http.intake import Intake
+from tidegate.web.http.intake import BodyRoom, Intake
 
 pytestmark = pytest.mark.anyio
 

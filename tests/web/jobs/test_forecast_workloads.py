@@ -25,7 +25,7 @@ from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.usage.prices import Price, cost, nano_of
 from tidegate.settings import Tenants, load
-from tidegate.store.road.flow_accounting import real_cost
+from tidegate.store.road.outcomes import real_cost
 from tidegate.store.tenants.keys import KeyRights
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.jobs.validation import JobValidation

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from tests.web.calls import create, is_error, upload
-from tests.web.server import WebServer
+from tests.web.server import WebServer, model_at
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
@@ -55,12 +55,15 @@ def test_embeddings_have_no_text_to_check(client: httpx2.Client) -> None:
 
 
 def test_a_key_must_be_allowed_the_stronger_model(start_web: object) -> None:
-    web: WebServer = start_web()  # type: ignore[operator]
+    web: WebServer = start_web(models={name: model_at() for name in ("m", "gpt-huge")})  # type: ignore[operator]
     with web.client(web.make_key("ours", models=("m",))) as client:
         ask = {"input_file_id": upload(client), "endpoint": "/v1/chat/completions", "completion_window": "24h"}
         answers = {"schema": SCHEMA, "escalate_to": "gpt-huge"}
         said = client.post("/v1/batches", json=ask | {"answers": answers})
         is_error(said, {"status": 404, "code": "model_not_found", "param": "answers.escalate_to"})
+        assert "key does not allow" in said.json()["error"]["message"]
         # What would be refused is said before anything is made, too.
         report = client.post("/v1/batches", json=ask | {"answers": answers, "validate_only": True}).json()
         assert "model_not_found" in {one["code"] for one in report["refused"]} or report["errors"]["data"]
+        allowed = client.post("/v1/batches", json=ask | {"answers": answers | {"escalate_to": "m"}})
+        assert allowed.status_code == 200, allowed.text

@@ -12,4 +12,3 @@ for i = 2, #ARGV do
     end
     redis.call('DEL', 'request-active:' .. ARGV[i], 'request-cancel:' .. ARGV[i])
 end
-return 1

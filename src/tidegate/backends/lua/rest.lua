@@ -8,4 +8,3 @@ if till > (tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or '0') or 0) then
     redis.call('HSET', KEYS[1], ARGV[1], till)
     redis.call('PUBLISH', ARGV[3], 'rest')
 end
-return 1

@@ -15,6 +15,13 @@ from tidegate.core.nouns import Usage
 TOKENS_MAX = 1 << 40
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] | None
+# Python's own reader, and with it many programs that read result files, refuses an integer of more digits.
+DIGITS_MAX = 4_300
+# A number that is longer has nothing but digits between two places that are half as far apart.
+_DIGITS_STEP = DIGITS_MAX // 2
+# Readers may have used up a part of their stack, and a result line is deeper than its answer.
+_OPENERS_MAX = 512
+_DEPTH_LEFT = 400
 _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 
 
@@ -145,6 +152,7 @@ def read(endpoint: str, body: bytes) -> tuple[bytes, Usage]:
         _check_no_error(decoded.error)
     if body.count(b'"usage"') > 1 or (shape.essential and body.count(shape.quoted) > 1):
         _check_read_once(body, shape.essential)
+    _check_readable(body)
     if b"\n" in body or b"\r" in body:
         body = body.strip().translate(_LINE_ENDS_TO_SPACES)
     return body, _NO_USAGE if usage is None else usage_of(usage)
@@ -193,6 +201,25 @@ def _check_no_error(error: msgspec.Raw) -> None:
 def _field_only(wrong: msgspec.ValidationError) -> str:
     # msgspec names types and paths, never values, except for the name of an unknown tag or key: none is used here.
     return str(wrong)[:200]
+
+
+def _check_readable(body: bytes) -> None:
+    """Refuse valid JSON that usual readers cannot read: in a result file it would cost them all other answers, too."""
+    if body.count(b"[") + body.count(b"{") > _OPENERS_MAX:
+        try:
+            _decode_raw(b"[" * _DEPTH_LEFT + body + b"]" * _DEPTH_LEFT)
+        except RecursionError:
+            raise NotAnAnswer("the upstream's answer is nested too deeply") from None
+    if len(body) > DIGITS_MAX and _may_have_long_number(body):
+        try:
+            json.loads(body)
+        except ValueError:
+            raise NotAnAnswer(f"the upstream's answer has a number of more than {DIGITS_MAX:,} digits") from None
+
+
+def _may_have_long_number(body: bytes) -> bool:
+    places = range(0, len(body) - _DIGITS_STEP, _DIGITS_STEP)
+    return any(body[at : at + _DIGITS_STEP + 1].isdigit() for at in places)
 
 
 def _check_utf8(body: bytes) -> None:

@@ -53,11 +53,11 @@ def text_bytes(value: Any) -> int:
     return size
 
 
-def estimated(reported: Usage | None, request_bytes: int, answer_bytes: int) -> Usage:
+def estimated(reported: Usage | None, likely_input_tokens: int, answer_bytes: int) -> Usage:
     """Return what was used: what the answer reported, and an estimate by its text for the rest."""
     reported = reported or Usage()
     return Usage(
-        reported.input_tokens or prompt_tokens(request_bytes),
+        reported.input_tokens or likely_input_tokens,
         reported.cached_tokens,
         reported.output_tokens + prompt_tokens(answer_bytes),
         reported.reasoning_tokens,

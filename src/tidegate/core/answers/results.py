@@ -21,7 +21,7 @@ INTERACTIVE_MEMBER = b'"service_tier":"%b"' % INTERACTIVE_TIER.encode()
 
 def response_line(name: str, custom_id: bytes, status: int, body: bytes) -> bytes:
     """What the upstream answered to this item, good or bad. `body` is one line of JSON, `custom_id` the caller's own JSON text."""
-    return escape_line_breaks(
+    line = (
         b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":"req_%b","body":%b},"error":null}\n'
         % (
             name.encode(),
@@ -31,6 +31,7 @@ def response_line(name: str, custom_id: bytes, status: int, body: bytes) -> byte
             body,
         )
     )
+    return line if line.isascii() else escape_line_breaks(line)
 
 
 def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: str) -> bytes:

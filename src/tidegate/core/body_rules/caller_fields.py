@@ -34,7 +34,7 @@ from tidegate.core.body_rules.body_names import (
 )
 from tidegate.core.body_rules.plain_body import HARMLESS
 from tidegate.core.deployments import EngineKind
-from tidegate.core.json_size import TOO_MANY, has_too_many_values
+from tidegate.core.json_limits import TOO_MANY, has_too_many_values
 
 PATH_CHARS_MAX = 200
 # A body with more names than any request needs is refused, so that it cannot keep a process busy.

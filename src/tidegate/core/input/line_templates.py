@@ -12,8 +12,9 @@ import msgspec
 from msgspec import Raw
 
 from tidegate.core.input.line_faults import LineFault, check_exactly
-from tidegate.core.input.lines import InputLine, LineRules, check_depth, count_openers, decode_request, endpoint_of
+from tidegate.core.input.lines import InputLine, LineRules, check_depth, decode_request, endpoint_of
 from tidegate.core.input.prefix_tree import KEY_BYTES, PrefixStem
+from tidegate.core.json_limits import count_openers
 
 # The bytes that an id may have without being decoded: printable ASCII but for the quote and the backslash.
 PLAIN = bytes(sorted(set(range(0x20, 0x7F)) - set(b'"\\')))

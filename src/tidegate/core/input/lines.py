@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from tidegate.core.input.line_faults import NUMBER_DIGITS_MAX, BodyFault, LineFault, check_exactly, explain, shown
 from tidegate.core.job_shape import AS_WRITTEN, InputPart, InputPlaces, ParameterLevel
-from tidegate.core.json_size import outside_strings
+from tidegate.core.json_limits import is_deeper_than, is_utf8
 from tidegate.core.usage import estimate
 
 MODEL_BYTES_MAX = 256
@@ -198,7 +198,6 @@ _READ_KEYS = frozenset(
 )
 _ESCAPED_LETTER = re.compile(rb"\\u00[567]")
 _ODD_NUMBER = re.compile(rb"[0-9.](?:[eE]\+?[0-9]{3}|[0-9.]{%d})" % NUMBER_DIGITS_MAX)
-_ONE_BRACKET_KIND = bytes.maketrans(b"{}", b"[]")
 
 
 def endpoint_of(path: str) -> Endpoint:
@@ -277,33 +276,9 @@ def too_long(line_bytes_max: int) -> LineFault:
     return LineFault("line_too_long", message)
 
 
-def is_utf8(text: bytes) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def count_openers(text: bytes) -> int:
-    """How many brackets open in `text`; depth cannot be more. (`replace` finds bytes many times faster than `count`.)"""
-    return 2 * len(text) - len(text.replace(b"{", b"")) - len(text.replace(b"[", b""))
-
-
 def check_depth(line: bytes, depth_max: int) -> None:
-    """Refuse deep nesting before any parser sees it; only a line with many brackets pays for an exact answer."""
-    if count_openers(line) <= depth_max:
-        return
-    level = b"".join(outside_strings(line, b"{}[]")).translate(_ONE_BRACKET_KIND)
-    # Each round takes the innermost brackets away, so there are as many rounds as levels.
-    for _ in range(depth_max):
-        inner = level.replace(b"[]", b"")
-        if len(inner) == len(level):
-            return
-        level = inner
-    if b"[]" in level:
+    """Refuse deep nesting before any parser sees it."""
+    if is_deeper_than(line, depth_max):
         message = f"This line is nested deeper than {depth_max} levels: flatten it."
         raise LineFault("invalid_json_line", message)
 

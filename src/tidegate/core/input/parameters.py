@@ -12,8 +12,9 @@ import msgspec
 from msgspec import Raw
 
 from tidegate.core.input.line_faults import LineFault, check_exactly, shown
-from tidegate.core.input.lines import DEFAULT_MODELS, LineRules, check_depth, check_line, endpoint_of, is_utf8, path_of
+from tidegate.core.input.lines import DEFAULT_MODELS, LineRules, check_depth, check_line, endpoint_of, path_of
 from tidegate.core.job_shape import ParameterLevel
+from tidegate.core.json_limits import is_utf8
 
 PARAMETERS_MAX = 64
 PARAMETERS_BYTES_MAX = 64 << 10

@@ -22,8 +22,9 @@ from tidegate.core.input.line_templates import (
     LineTemplate,
     shape_of,
 )
-from tidegate.core.input.lines import InputLine, LineRules, check_line, is_utf8, too_long
+from tidegate.core.input.lines import InputLine, LineRules, check_line, too_long
 from tidegate.core.input.prefix_tree import KEY_BYTES, REFERENCE_BYTES_MAX, PrefixFamily, PrefixStem, branch_off
+from tidegate.core.json_limits import is_utf8
 from tidegate.core.nouns import LineError
 from tidegate.core.usage.inline_files import TEXT_BYTES_MAX, unread_bytes
 

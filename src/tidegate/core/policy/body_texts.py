@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from tidegate.core.api_words import FIELDS, KINDS, NUMBERED, WORDS
-from tidegate.core.json_size import has_too_many_values
+from tidegate.core.json_limits import has_too_many_values
 
 UNESCAPED_TIMES_MAX = 4
 # One piece at a time: what Python does with a text at once, it does without letting others run.

@@ -10,8 +10,7 @@ from operator import attrgetter
 import msgspec
 from msgspec.structs import replace
 
-from tidegate.core.schedule import fair
-from tidegate.core.schedule.deadline import DeadlinePace
+from tidegate.core.schedule import ranking
 from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.queues import QueueView, ordered
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Pick, Snapshot, Turn, Why
@@ -50,7 +49,7 @@ class Ground(msgspec.Struct):
     lined_up: dict[Key, list[JobView]] = msgspec.field(default_factory=dict)
     due: dict[Key, list[JobView]] = msgspec.field(default_factory=dict)
     rounds: dict[Key, Heap] = msgspec.field(default_factory=dict)
-    paces: dict[float, DeadlinePace] = msgspec.field(default_factory=dict)
+    paces: dict[float, ranking.DeadlinePace] = msgspec.field(default_factory=dict)
     least_served: dict[str, list[tuple[float, str, Flow]]] = msgspec.field(default_factory=dict)
     dealt: int = 0
 
@@ -67,6 +66,7 @@ class Deal:
         self._queue_units: dict[Key, int] = {}
         self._queue_names: dict[tuple[str, ...], list[str]] = {}
         self._queues: dict[tuple[str, ...], list[QueueView]] = {}
+        self._has_caps = policy.in_flight_units_max > 0 or bool(policy.in_flight_units_by_tenant)
         self.has_priorities = any(map(_PRIORITY, snapshot.jobs))
         self._place_flows()
 
@@ -77,9 +77,9 @@ class Deal:
                 by_model.setdefault(view.model, []).append(view)
         for model, views in by_model.items():
             ground = self.grounds[model]
-            counters = fair.counters(views, ground.view.ratio, self.snapshot.workers)
+            counters = ranking.flow_counters(views, ground.view.ratio, self.snapshot.workers)
             ground.flows = {
-                view.share_owner: Flow(view.share_owner, fair.weight_of(view), counters[view.share_owner])
+                view.share_owner: Flow(view.share_owner, ranking.weight_of(view), counters[view.share_owner])
                 for view in views
             }
             ground.weights = ground.view.weights or sum(flow.weight for flow in ground.flows.values())
@@ -107,6 +107,8 @@ class Deal:
 
     def capped(self, job: JobView) -> bool:
         """Whether its share owner has as much in flight as it may. One with nothing out may always have one slice, however large."""
+        if not self._has_caps:
+            return False
         most = self.policy.in_flight_units_max_of(job.share_owner)
         if most <= 0:
             return False
@@ -153,7 +155,7 @@ class Deal:
         else:
             ground.large_owners.discard(job.share_owner)
         flow.dealt += count
-        flow.counter += count * fair.cost(job.slice_units, ground.view.ratio, flow.weight)
+        flow.counter += count * ranking.slice_cost(job.slice_units, ground.view.ratio, flow.weight)
         key = (job.job_id, job.model, why)
         self.picked[key] = self.picked.get(key, 0) + count
 

@@ -13,8 +13,8 @@ from tidegate.core.nouns import Job
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker
 from tidegate.core.schedule.endings import NONE_FAILED, FailedItems, why_ended
 from tidegate.core.schedule.forecast import FlowForecast
+from tidegate.core.schedule.ranking import size_class
 from tidegate.core.schedule.reasons import Reason
-from tidegate.core.schedule.size import size_class
 from tidegate.core.schedule.snapshot import Why
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.window import spoken

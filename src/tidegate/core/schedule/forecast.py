@@ -3,7 +3,7 @@ here."""
 
 import msgspec
 
-from tidegate.core.schedule import deadline, fair
+from tidegate.core.schedule import ranking
 from tidegate.core.schedule.outlooks import ModelOutlook
 from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.reasons import reason_of
@@ -35,23 +35,23 @@ def forecasts(snapshot: Snapshot, choice: Choice, policy: Policy, job_id: str) -
 
 def forecast_not_ready(outlook: ModelOutlook, policy: Policy) -> FlowForecast:
     """How a job fares on a model of which no look shows it, because all that is left of it is out or put off."""
-    share = fair.share_of(outlook.weight, outlook.weights)
+    share = ranking.share_of(outlook.weight, outlook.weights)
     return FlowForecast(outlook.model, policy.mode, None, None, share, max(1, outlook.flow_count), None, False)
 
 
 def _forecast(snapshot: Snapshot, choice: Choice, policy: Policy, job: JobView) -> FlowForecast:
     model = snapshot.models.get(job.model)
     flows = [flow for flow in snapshot.flows if flow.model == job.model]
-    weight = next((fair.weight_of(flow) for flow in flows if flow.share_owner == job.share_owner), 1.0)
-    weights = (model.weights if model else 0.0) or sum(fair.weight_of(flow) for flow in flows)
-    share = fair.share_of(weight, weights)
+    weight = next((ranking.weight_of(flow) for flow in flows if flow.share_owner == job.share_owner), 1.0)
+    weights = (model.weights if model else 0.0) or sum(ranking.weight_of(flow) for flow in flows)
+    share = ranking.share_of(weight, weights)
     rule = next((pick.why for pick in choice.picks if (pick.job_id, pick.model) == (job.job_id, job.model)), None)
     slack: int | None = None
     hopeless = False
     if model is not None and (model.rate or job.rate):
-        pace = deadline.pace(model, share, policy)
-        slack = int(max(deadline.slack_ms(job, model, snapshot.now, pace), -1e15))
-        hopeless = slack < 0 and deadline.is_hopeless(job, snapshot.now, pace)
+        pace = ranking.deadline_pace(model, share, policy)
+        slack = int(max(ranking.slack_ms(job, model, snapshot.now, pace), -1e15))
+        hopeless = slack < 0 and ranking.is_hopeless(job, snapshot.now, pace)
     reason = reason_of(choice, job.model, job.share_owner, job.job_id)
     flow_count = max(1, len(flows), model.flow_count if model else 0)
     return FlowForecast(job.model, policy.mode, rule, reason, share, flow_count, slack, hopeless)

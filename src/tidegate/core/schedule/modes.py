@@ -1,4 +1,4 @@
-"""The named modes, each a composition of layers, and `choose`: a bounded look in, picks with their reasons out.
+"""The named modes, the layers that they are composed of, and `choose`: a bounded look in, picks with their reasons out.
 
 fifo_v1            the oldest job takes all the room it can use, then the next
 slice_v1           jobs take turns, a slice each
@@ -11,25 +11,26 @@ In every mode a closed model is passed over, caps hold, and no room is left empt
 """
 
 from collections.abc import Callable, Mapping
-from heapq import heapify, heappop, heapreplace
-from itertools import groupby
+from functools import partial
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain, groupby
 from operator import attrgetter
 from types import MappingProxyType
 
-from tidegate.core.schedule.deal import Deal, Flow, Ground
-from tidegate.core.schedule.layers import (
-    Layer,
-    Offer,
-    Rounds,
-    by_age,
-    fair_longest_waiting,
-    fair_smallest,
-    fast_lane,
-    urgent_lane,
-)
+import msgspec
+
+from tidegate.core.schedule import ranking
+from tidegate.core.schedule.deal import Deal, Flow, Ground, Heap
 from tidegate.core.schedule.policy import Mode, Policy
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.schedule.snapshot import Choice, JobView, ModelView, Skip, Snapshot, Why
+
+Offer = tuple[JobView, Why]
+Layer = Callable[[Deal, Ground], Offer | None]
+
+_oldest = attrgetter("created_at", "job_id")
+# More slices than one choice deals: turns of an owner's lower priorities come behind all those of its highest.
+_TIER = 1 << 32
 
 
 def choose(snapshot: Snapshot, policy: Policy) -> Choice:
@@ -155,3 +156,173 @@ def _passed_over(deal: Deal) -> list[Skip]:
                 reason = Reason.BEHIND_IN_FLOW if flow.dealt else Reason.FAIR_SHARE
             skips.append(Skip(model, share_owner, "", reason))
     return skips
+
+
+# ---- layers: each offers the job that its rule would take next, or nothing
+
+
+def _rounds(deal: Deal, jobs: list[JobView]) -> Heap:
+    """Jobs as a heap of turns: each owner's highest priority first; of those, who had fewest slices in this choice, who waits longest, and
+    who ranks first."""
+    line = enumerate(deal.line_up(jobs, by_age))
+    heap = [(_TIER * deal.tier(job), ranking.waiting_since(job), place, job) for place, job in line]
+    heapify(heap)
+    return heap
+
+
+class Rounds(msgspec.Struct):
+    """Round robin over jobs: the one that had fewest slices in this choice, and of those the one that waits longest."""
+
+    grounds: tuple[Ground, ...]
+    heaps: dict[str, Heap] = msgspec.field(default_factory=dict)
+
+    def build(self, deal: Deal) -> None:
+        jobs = deal.jobs_by_queue(self.grounds)
+        self.heaps = {queue: _rounds(deal, queued) for queue, queued in jobs.items()}
+
+    def next(self, deal: Deal) -> Offer | None:
+        if not self.heaps:
+            self.build(deal)
+        for queue in deal.queues(*self.grounds):
+            heap = self.heaps[queue]
+            while heap:
+                dealt, since, place, job = heappop(heap)
+                if deal.open(deal.grounds[job.model]) and deal.takeable(job):
+                    heappush(heap, (dealt + 1, since, place, job))
+                    return job, Why.FAIR
+        return None
+
+
+class ScheduleLane(msgspec.Struct):
+    """A rule with a bounded share: of the flows that have a job for it, the one that was served least. Queues do not matter to it."""
+
+    why: Why
+    share: float
+    look: Callable[[Deal, Ground, Flow], list[JobView]]
+    found: dict[str, list[tuple[float, str, Flow, list[JobView]]]] = msgspec.field(default_factory=dict)
+
+    def __call__(self, deal: Deal, ground: Ground) -> Offer | None:
+        if self.share <= 0:
+            return None
+        heap = self.found.get(ground.view.model)
+        if heap is None:
+            heap = [
+                (flow.counter, share_owner, flow, jobs)
+                for share_owner, flow in ground.flows.items()
+                if (jobs := self.look(deal, ground, flow))
+            ]
+            heapify(heap)
+            self.found[ground.view.model] = heap
+        while heap:
+            counter, share_owner, flow, jobs = heap[0]
+            # Counters only grow while one choice is made, so an entry that is out of date belongs further down.
+            if counter != flow.counter:
+                heapreplace(heap, (flow.counter, share_owner, flow, jobs))
+                continue
+            job = next((job for job in jobs if self._may(deal, job)), None)
+            if job is not None:
+                # Who is next and does not fit waits for the share to shrink: smaller slices of others do not slip by.
+                return (job, self.why) if deal.within(ground, self.why, self.share, job) else None
+            heappop(heap)
+        return None
+
+    def _may(self, deal: Deal, job: JobView) -> bool:
+        # Of a job that must begin, the first slice is what hurries: the next look tells whether it hurries on.
+        return deal.takeable(job) and not (job.begin_by is not None and deal.was_dealt(job))
+
+
+def urgent_lane(policy: Policy) -> ScheduleLane:
+    return ScheduleLane(Why.URGENT, policy.urgent_share, _urgent)
+
+
+def fast_lane(policy: Policy) -> ScheduleLane:
+    return ScheduleLane(Why.FAST_LANE, policy.fast_lane_share if policy.fast_lane else 0.0, _small)
+
+
+def _urgent(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
+    pace = ground.paces.get(flow.weight)
+    if pace is None:
+        pace = ranking.deadline_pace(ground.view, ranking.share_of(flow.weight, ground.weights), deal.policy)
+        ground.paces[flow.weight] = pace
+    queues = flow.jobs.values()
+    jobs = next(iter(queues)) if len(queues) == 1 else chain.from_iterable(queues)
+    return ranking.urgent_jobs(jobs, ground.view, deal.now, pace)
+
+
+def _small(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
+    small = [job for queued in flow.jobs.values() for job in queued if ranking.is_small(job, deal.policy)]
+    if deal.has_priorities:
+        small = [job for job in small if deal.tier(job) == 0]
+    return deal.line_up(small, _by_size) if small else []
+
+
+def fair_share(deal: Deal, ground: Ground, head: Callable[[Deal, Flow, Ground, str], Offer | None]) -> Offer | None:
+    """The best queue's flow that was served least, and of that flow the job that `head` says."""
+    for queue in deal.queues(ground):
+        heap = ground.least_served.get(queue)
+        if heap is None:
+            heap = [
+                (flow.counter, share_owner, flow) for share_owner, flow in ground.flows.items() if queue in flow.jobs
+            ]
+            heapify(heap)
+            ground.least_served[queue] = heap
+        while heap:
+            counter, share_owner, flow = heap[0]
+            if counter != flow.counter:
+                heapreplace(heap, (flow.counter, share_owner, flow))
+                continue
+            offer = head(deal, flow, ground, queue)
+            if offer is not None:
+                return offer
+            # Rooms and caps only shrink meanwhile: what has nothing to give now has nothing later.
+            heappop(heap)
+    return None
+
+
+def longest_waiting(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
+    """Of a flow, its jobs in turn: the one that waits longest for its next slice."""
+    key = (flow.share_owner, queue)
+    if key not in ground.rounds:
+        ground.rounds[key] = _rounds(deal, flow.jobs[queue])
+    heap = ground.rounds[key]
+    while heap:
+        dealt, since, place, job = heap[0]
+        if deal.takeable(job):
+            heapreplace(heap, (dealt + 1, since, place, job))
+            return job, Why.FAIR
+        heappop(heap)
+    return None
+
+
+def smallest(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
+    """Of a flow's highest priority, the job that size and age put first. A large one that had no slice for too long goes before it, at
+    most every second slice of the flow."""
+    key = (flow.share_owner, queue)
+    if key not in ground.lined_up:
+        ground.lined_up[key] = deal.prioritised(deal.line_up(flow.jobs[queue], _by_size))
+        ground.due[key] = ranking.due_large(flow.jobs[queue], deal.now, deal.policy)
+    job = _first(deal, ground.lined_up[key])
+    if job is None:
+        return None
+    if ground.due[key] and flow.share_owner not in ground.large_owners:
+        due = (one for one in ground.due[key] if one.priority == job.priority and not deal.was_dealt(one))
+        large = next(filter(deal.takeable, due), job)
+        if large is not job:
+            return large, Why.LARGE
+    return job, Why.FAIR
+
+
+def _first(deal: Deal, line: list[JobView]) -> JobView | None:
+    return next(filter(deal.takeable, line), None)
+
+
+def by_age(deal: Deal, jobs: list[JobView]) -> list[JobView]:
+    return sorted(jobs, key=_oldest)
+
+
+def _by_size(deal: Deal, jobs: list[JobView]) -> list[JobView]:
+    return ranking.ranked_by_size(jobs, deal.now, deal.policy)
+
+
+fair_longest_waiting: Layer = partial(fair_share, head=longest_waiting)
+fair_smallest: Layer = partial(fair_share, head=smallest)

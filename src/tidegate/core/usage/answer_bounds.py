@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.core.json_size import has_too_many_values
+from tidegate.core.json_limits import has_too_many_values
 
 # Names that one server or another takes for the length of an answer, and for the number of answers.
 LENGTHS = (

@@ -27,6 +27,8 @@ _OPENING = re.compile(
 
 def unread_bytes(text: bytes) -> int:
     """Return how many bytes of this JSON are letters of files, beyond those that stand for the tokens that each file likely has."""
+    if len(text) <= TEXT_BYTES_MAX:
+        return 0
     return sum(
         max(0, stop - start - PROMPT_BYTES_PER_TOKEN * (FILE_TOKENS + (stop - start) // FILE_BYTES_PER_TOKEN))
         for start, stop in _files(text)

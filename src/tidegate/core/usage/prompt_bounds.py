@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from tidegate.core.json_size import has_too_many_values
+from tidegate.core.json_limits import has_too_many_values
 from tidegate.core.usage.inline_files import TEXT_BYTES_MAX, is_base64
 
 # Every text of one side is read together with one of the other.

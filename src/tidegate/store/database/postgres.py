@@ -16,7 +16,7 @@ import asyncpg
 from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
 from tidegate.store.database.driver import Body, Missing, Row
 from tidegate.store.database.postgres_clock import DOUBTFUL_CLOCK, PostgresClock
-from tidegate.store.database.queries import bulk_for_postgres, for_each_on_postgres, for_postgres, is_insert, statements
+from tidegate.store.database.queries import bulk_for_postgres, for_each_on_postgres, for_postgres, statements
 from tidegate.store.database.schema import STAMPS
 
 T = TypeVar("T")
@@ -28,6 +28,8 @@ _BULK_ROWS_MAX = 20_000
 _MIGRATION_TIMEOUT_S = 600
 _MIGRATION_POLL_S = 0.1
 _MIGRATION_LOCK = 7_308_327_417_365
+_TRANSACTION_TIMEOUT_SINCE = (17,)
+_SAFE_WHEN_ON = ("fsync", "synchronous_commit", "full_page_writes")
 
 
 @cache
@@ -80,7 +82,7 @@ class PostgresTx:
     async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
         if not rows:
             return []
-        if not is_insert(statements()[query]):
+        if not statements()[query].is_insert:
             return await self._connection.fetchmany(_sql(query)[0], rows)  # type: ignore[no-any-return]
         # One statement with arrays instead of one execution per row: a tenth of the server's work.
         columns = [list(column) for column in zip(*rows, strict=True)]
@@ -137,6 +139,8 @@ class PostgresDriver:
         self._options: dict[str, Any] = {"dsn": url, "command_timeout": self._timeout_s, "timeout": self._timeout_s}
         if self._pooled:
             self._options["statement_cache_size"] = 0
+        else:
+            self._options["server_settings"] = {"application_name": "tidegate", **self._limits}
         self._pool: Any = None
         self._heart: Any = None
         self._opening = asyncio.Lock()
@@ -162,7 +166,7 @@ class PostgresDriver:
             async with self._beating:
                 if self._heart is None or self._heart.is_closed():
                     await self._opened()
-                    self._heart = await asyncpg.connect(**self._options)
+                    self._heart = await self._connect()
                 try:
                     return await self._transact(self._heart, body, is_checked=self._is_clock_watched)
                 except BaseException:
@@ -254,9 +258,12 @@ class PostgresDriver:
         if self._pool is None:
             async with self._opening:
                 if self._pool is None:
-                    await self._choose_limits()
                     pool = await asyncpg.create_pool(
-                        min_size=1, max_size=self._pool_size, reset=_keep_session, **self._options
+                        min_size=1,
+                        max_size=self._pool_size,
+                        init=self._limit_session,
+                        reset=_keep_session,
+                        **self._options,
                     )
                     try:
                         await _refuse_unsafe(pool)
@@ -266,21 +273,27 @@ class PostgresDriver:
                     self._pool = pool
         return self._pool
 
-    async def _choose_limits(self) -> None:
-        """What ends a transaction whose process was paused, so that it does not hold a job's row for ever.
-
-        A process that stopped between the messages of one statement is not idle to the server, and a server that waits for a message
-        ignores the statement's time-out: only the transaction's own, which PostgreSQL has since 17, ends that one."""
+    async def _connect(self) -> Any:
         connection = await asyncpg.connect(**self._options)
         try:
-            if connection.get_server_version() >= (17,):
-                self._limits["transaction_timeout"] = self._limits["idle_in_transaction_session_timeout"]
-        finally:
+            await self._limit_session(connection)
+        except BaseException:
             connection.terminate()
+            raise
+        return connection
+
+    async def _limit_session(self, connection: Any) -> None:
+        """Set what ends a transaction whose process was paused, so that it does not hold a job's row for ever.
+
+        A process that stopped between the messages of one statement is not idle to the server, and a server that waits for a message
+        ignores the statement's time-out: only the transaction's own ends that one. An older server refuses a connection that names it."""
+        is_known = connection.get_server_version() >= _TRANSACTION_TIMEOUT_SINCE
+        limit = self._limits["idle_in_transaction_session_timeout"]
         if self._pooled:
-            self._prelude = "; ".join(f"set local {name} = {value}" for name, value in self._limits.items())
-        else:
-            self._options["server_settings"] = {"application_name": "tidegate", **self._limits}
+            limits = self._limits | ({"transaction_timeout": limit} if is_known else {})
+            self._prelude = "; ".join(f"set local {name} = {value}" for name, value in limits.items())
+        elif is_known:
+            await connection.execute(f"set transaction_timeout = {limit}")
 
     async def _retried(self, run: Callable[[], Awaitable[T]]) -> T:
         """A deadlock, a serialisation failure, a plan that a migration outdated or a clock in doubt has rolled back for certain: run
@@ -343,10 +356,11 @@ async def _keep_session(connection: Any) -> None:
 
 async def _allow_time(connection: Any, seconds: int = _BULK_TIMEOUT_S) -> None:
     """This one transaction may take long."""
-    names = ["statement_timeout"]
-    if connection.get_server_version() >= (17,):
-        names.append("transaction_timeout")
-    await connection.execute("; ".join(f"set local {name} = {seconds * 1000}" for name in names))
+    words = [f"set local statement_timeout = {seconds * 1000}"]
+    if connection.get_server_version() >= _TRANSACTION_TIMEOUT_SINCE:
+        # Its clock runs since the transaction began, and another limit does not move it: it must be stopped and started again.
+        words += ["set local transaction_timeout = 0", f"set local transaction_timeout = {seconds * 1000}"]
+    await connection.execute("; ".join(words))
 
 
 async def _stamps(connection: Any) -> Mapping[str, str]:
@@ -359,9 +373,11 @@ async def _stamps(connection: Any) -> Mapping[str, str]:
 
 async def _refuse_unsafe(pool: Any) -> None:
     """Refuse a database that may forget what it committed: it cannot keep our promises."""
+    asked = ", ".join(f"current_setting('{setting}')" for setting in _SAFE_WHEN_ON)
     async with pool.acquire() as connection, connection.transaction(readonly=True):
-        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-            if await connection.fetchval("select current_setting($1)", setting) == "off":
-                raise StoreRefused(
-                    f"PostgreSQL runs with {setting} = off and may lose committed work in a crash. Turn it on."
-                )
+        found = await connection.fetchrow(f"select {asked}")
+    for setting, value in zip(_SAFE_WHEN_ON, found, strict=True):
+        if value == "off":
+            raise StoreRefused(
+                f"PostgreSQL runs with {setting} = off and may lose committed work in a crash. Turn it on."
+            )

@@ -23,7 +23,8 @@ _MOVE = re.compile(r"^-- moves: (\w+): (\w+) -> (\w+)$")
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """One text of SQL. With `has_open_filters` some of its filters may be left out, so that no one plan is good for all that is asked."""
+    """One text of SQL; with `is_insert` it adds one row. With `has_open_filters` some of its filters may be left out, so that no one plan
+    is good for all that is asked."""
 
     name: str
     comment: str
@@ -31,6 +32,7 @@ class Statement(msgspec.Struct, frozen=True):
     parameters: tuple[str, ...]
     moves: tuple[tuple[str, str, str], ...]
     has_open_filters: bool
+    is_insert: bool
 
 
 @cache
@@ -53,7 +55,8 @@ def statements() -> dict[str, Statement]:
         has_open_filters = _OPEN_FILTER.search(sql) is not None
         if name in found:
             raise ValueError(f"two statements are called {name}")
-        found[name] = Statement(name, "\n".join(comments), sql, parameters, moves, has_open_filters)  # type: ignore[arg-type]
+        is_insert = sql.startswith("insert")
+        found[name] = Statement(name, "\n".join(comments), sql, parameters, moves, has_open_filters, is_insert)  # type: ignore[arg-type]
 
     for page in pages:
         for line in page.read_text("utf-8").splitlines():
@@ -75,10 +78,6 @@ def for_postgres(statement: Statement) -> str:
     numbers = {parameter: index for index, parameter in enumerate(statement.parameters, start=1)}
     revealed = _REVEALED.sub(r"\1", statement.sql)
     return _PARAMETER.sub(lambda match: f"${numbers[match.group(1)]}", revealed)
-
-
-def is_insert(statement: Statement) -> bool:
-    return statement.sql.startswith("insert")
 
 
 def bulk_for_sqlite(statement: Statement, row_count: int) -> tuple[str, int]:

@@ -19,7 +19,7 @@ import apsw
 from tidegate.core.errors import StoreFull, StoreRefused, StoreTaken, StoreUnavailable
 from tidegate.store.database.disk_reserve import DiskReserve
 from tidegate.store.database.driver import Body, Missing, Row, Tx
-from tidegate.store.database.queries import bulk_for_sqlite, is_insert, statements
+from tidegate.store.database.queries import bulk_for_sqlite, statements
 from tidegate.store.database.schema import STAMPS
 from tidegate.store.database.sqlite_clock import EmbeddedClock
 
@@ -62,7 +62,7 @@ class SqliteTx:
         self._connection.executemany(statements()[query].sql, rows)
 
     async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
-        if not is_insert(statements()[query]):
+        if not statements()[query].is_insert:
             return self._run_each(query, rows)
         # Each step of a statement lets other threads run and must then wait for its turn again, so few large statements cost the
         # event loop far less than many small ones. When not every row was new, the slow way says which were.

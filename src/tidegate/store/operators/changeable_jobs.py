@@ -4,8 +4,8 @@ from tidegate.store.jobs.job_controls import RunningJobs
 from tidegate.store.jobs.jobs import Jobs
 from tidegate.store.jobs.retries import Retries
 from tidegate.store.operators.operated import OperatedStore
-from tidegate.store.road.outcomes import Outcomes
+from tidegate.store.road.publishing import PublishedJobs
 
 
-class ChangeableJobs(Jobs, RunningJobs, OperatedStore, Outcomes, Retries):
+class ChangeableJobs(Jobs, RunningJobs, OperatedStore, PublishedJobs, Retries):
     """Jobs, whose verbs need nothing of the Store but a transaction."""

@@ -1,34 +1,28 @@
-"""Verbs about what became of items: recording outcomes while a job runs, and publishing it at its end.
+"""Verbs about what became of items: one flush, one transaction.
 
-The job's row is locked first. Everything else (extents, counters, usage, offsets, accounting) comes only from the rows that were new.
+The job's row is locked first. Everything else (extents, counters, usage, offsets, charges) comes only from the rows that were new, so a
+replay adds and charges nothing.
 """
 
-from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import accumulate
+from operator import itemgetter
 
+import msgspec
 from msgspec.structs import replace
 
-from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import Finished, Job, JobEnd, JobFlush, LineError, Recorded, Rewrite, UnrunLines, Usage
-from tidegate.core.states import JOB_ENDED, JobState, Outcome
+from tidegate.core.errors import LostRace
+from tidegate.core.nouns import Finished, JobFlush, Placed, Recorded, Usage
+from tidegate.core.states import JobState, Outcome
 from tidegate.store.database.driver import Row, Tx
-from tidegate.store.database.rows import errors_text, job_from, tries_text
+from tidegate.store.database.rows import tries_text
 from tidegate.store.database.table import Table, reads, writes
 from tidegate.store.jobs.canaries import SampleEnd, end_sample, let_go
 from tidegate.store.jobs.job_controls import stop_job_over
 from tidegate.store.jobs.job_events import record_lines
-from tidegate.store.jobs.retry_files import show_merged
-from tidegate.store.road.flow_accounting import FlowAccounting
-from tidegate.store.road.log_lines import Logs, ResultFile
-from tidegate.store.road.result_parts import cut_results
-from tidegate.store.tenants.files import hold_blobs, release_extents
-from tidegate.store.tenants.webhooks import put_events
 
-ABANDONED = LineError(
-    "abandoned",
-    "An operator gave up publishing this batch: its files hold what was recorded, and what never ran is in neither.",
-)
-_OUTCOME_COLUMNS = ("job_id", "number", "outcome", "at", "size_bytes")
+_OUTPUT_WEIGHT = 2
+NO_COST = (0, 0, 0)
 
 
 class Outcomes(Table):
@@ -63,86 +57,6 @@ class Outcomes(Table):
                 await let_go(tx, recorded.job_id)
         return books.recorded
 
-    @writes
-    async def publish_job(
-        self,
-        tx: Tx,
-        job: Job,
-        token: str,
-        *,
-        added: tuple[UnrunLines | None, UnrunLines | None] = (None, None),
-        rewrites: tuple[Rewrite | None, Rewrite | None] = (None, None),
-        end: JobEnd,
-    ) -> None:
-        """The end of a job: lines of what was not run, rewritten files if order was asked for, visible files, the end state. Of both pairs
-        the first is for the output file."""
-        counts = Counter(outcome for one in added if one for outcome in one.outcomes)
-        output_bytes, error_bytes = (
-            rewrite.placed.size_bytes if rewrite else size_bytes + (one.placed.size_bytes if one else 0)
-            for rewrite, one, size_bytes in zip(rewrites, added, (job.output_bytes, job.error_bytes), strict=True)
-        )
-        published = await tx.one(
-            "job_publish",
-            id=job.id,
-            token=token,
-            answered=counts[Outcome.ANSWERED],
-            failed=counts[Outcome.FAILED],
-            expired=counts[Outcome.EXPIRED],
-            cancelled=counts[Outcome.CANCELLED],
-            schema_invalid=sum(one.schema_invalid for one in added if one),
-            output_bytes=output_bytes,
-            error_bytes=error_bytes,
-        )
-        if published is None:
-            rows = await tx.dicts("job_any", id=job.id)
-            if rows and job_from(rows[0]).state in JOB_ENDED:
-                return
-            raise LostRace(f"{job.id} is published by someone else")
-        if any(rewrites) or job.merged_file_id or job.shape.output_file_bytes_max:
-            await _hold_results(tx, job)
-        places = ((job.output_file_id, job.output_bytes), (job.error_file_id, job.error_bytes))
-        for (file_id, at), one, rewrite in zip(places, added, rewrites, strict=True):
-            if one:
-                await _append_lines(tx, job, file_id, at, one)
-            if rewrite and file_id:
-                await _replace_file(tx, job.id, file_id, rewrite)
-        if job.door is not None and (rest := added[1]):
-            items = [
-                (number, "item.cancelled" if outcome is Outcome.CANCELLED else "item.failed")
-                for number, outcome, _ in rest.lines()
-            ]
-            place = (job.error_bytes, rest.placed.size_bytes)
-            await record_lines(tx, job.id, (job.output_bytes, 0), place, items)
-        await _show_files(tx, job, end.keep_ms)
-        await show_merged(tx, job, end.keep_ms)
-        await tx.all("slices_drop_job", job_id=job.id)
-        await tx.all("blob_release", id=job.work_blob_id, uses=1)
-        await put_events(tx, job.id, end.response_status)
-
-    @writes
-    async def abandon_job(self, tx: Tx, tenant_id: str, job_id: str, keep_ms: int | None) -> Job | None:
-        """End a job that cannot be published, with what was recorded of it; None when there is none. Only `finalizing` can be given up."""
-        rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
-        if not rows:
-            return None
-        job = job_from(rows[0])
-        if any(error.code == ABANDONED.code for error in job.errors):
-            return job
-        if await tx.one("job_abandon", tenant_id=tenant_id, id=job_id, errors=errors_text([ABANDONED])) is None:
-            raise ApiProblem(
-                409,
-                "batch_not_abandonable",
-                f"This batch is {job.state}; only one that is finalizing can be abandoned. A running one can be cancelled.",
-                param="batch_id",
-            )
-        await _hold_results(tx, job)
-        await _show_files(tx, job, keep_ms)
-        await show_merged(tx, job, keep_ms)
-        await tx.all("slices_drop_job", job_id=job_id)
-        await tx.all("blob_release", id=job.work_blob_id, uses=1)
-        await put_events(tx, job.id)
-        return job_from((await tx.dicts("job_any", id=job_id))[0])
-
     @reads
     async def outcomes_page(
         self, tx: Tx, job_id: str, from_number: int, count_max: int
@@ -152,38 +66,10 @@ class Outcomes(Table):
         return [(row[0], row[1], row[2], row[3]) for row in rows]
 
 
-async def _hold_results(tx: Tx, job: Job) -> None:
-    """Hold the result files of a job that ends and the blobs behind them, in the order in which every transaction takes rows."""
-    results = [one for one in (job.output_file_id, job.error_file_id) if one]
-    await tx.many_returning("file_lock", sorted((one,) for one in results))
-    await hold_blobs(tx, results)
-
-
-async def _show_files(tx: Tx, job: Job, keep_ms: int | None) -> None:
-    """A job ended: its result files become visible as they now stand, and empty ones never do. `job` is how it stood before.
-
-    `output_expires_after` wins over `keep_ms`."""
-    if job.output_expires_after_s is not None:
-        keep_ms = job.output_expires_after_s * 1000
-    ended = job_from((await tx.dicts("job_any", id=job.id))[0])
-    failures = ended.failed_count + ended.expired_count + ended.cancelled_count
-    for file_id, size_bytes, line_count in (
-        (job.output_file_id, ended.output_bytes, ended.answered_count),
-        (job.error_file_id, ended.error_bytes, failures),
-    ):
-        if line_count:
-            await tx.all(
-                "file_show", id=file_id, size_bytes=size_bytes, line_count=line_count, expires_after_ms=keep_ms
-            )
-        else:
-            await tx.all("file_drop", id=file_id)
-    await cut_results(tx, job, ended, keep_ms)
-
-
 class _Books:
     """Sums of jobs whose rows are locked, written together: everyone else who records for them waits until this commits."""
 
-    def __init__(self, tx: Tx, logs: Logs) -> None:
+    def __init__(self, tx: Tx, logs: "Logs") -> None:
         self._tx = tx
         self._logs = logs
         self._sums: dict[str, tuple[int, ...]] = {}
@@ -220,7 +106,7 @@ class _Books:
 
 
 async def _record_job(
-    tx: Tx, logs: Logs, accounting: FlowAccounting, books: _Books, flush: JobFlush, row: Row | None
+    tx: Tx, logs: "Logs", accounting: "FlowAccounting", books: _Books, flush: JobFlush, row: Row | None
 ) -> None:
     if row is None:
         unused = await _count_unused(logs, flush, [])
@@ -272,7 +158,7 @@ async def _record_job(
             await accounting.add(tx, flush.job_id, share_owner, placed.blob_id, added.entries)
 
 
-async def _count_unused(logs: Logs, flush: JobFlush, new: list[Finished]) -> int:
+async def _count_unused(logs: "Logs", flush: JobFlush, new: list[Finished]) -> int:
     """Answers that came second or too late were paid for in vain, unless they are a replay of those that were first."""
     placed = flush.answers_placed
     if placed is None or len(new) == len(flush.answers):
@@ -299,35 +185,244 @@ def _holds(held: dict[str, list[tuple[int, int]]], token: str, number: int) -> b
     return any(low <= number < high for low, high in held.get(token, ()))
 
 
-async def _append_lines(tx: Tx, job: Job, file_id: str | None, at: int, added: UnrunLines) -> None:
-    """Add lines behind a result file, and the outcomes that they are."""
-    places = accumulate(added.sizes, initial=at)
-    rows = (
-        (job.id, number, outcome.value, line_at, size_bytes)
-        for (number, outcome, size_bytes), line_at in zip(added.lines(), places, strict=False)
-    )
-    await tx.copy("outcomes", _OUTCOME_COLUMNS, rows)
-    placed = added.placed
-    if await tx.one("blob_keep", id=placed.blob_id, size_bytes=placed.size_bytes, uses=1) is None:
-        raise LostRace(f"{placed.blob_id} was collected before {job.id} was published")
-    await tx.all(
-        "extent_put", file_id=file_id, at=at, size_bytes=placed.size_bytes, blob_id=placed.blob_id, blob_at=placed.at
-    )
+# ---- the lines of a flush in the files of its jobs
 
 
-async def _replace_file(tx: Tx, job_id: str, file_id: str, rewrite: Rewrite) -> None:
-    await tx.one("file_lock", id=file_id)
-    await release_extents(tx, file_id)
-    if await tx.one("blob_keep", id=rewrite.placed.blob_id, size_bytes=rewrite.placed.size_bytes, uses=1) is None:
-        raise LostRace(f"{rewrite.placed.blob_id} was collected before {job_id} was published")
-    await tx.all(
-        "extent_put",
-        file_id=file_id,
-        at=0,
-        size_bytes=rewrite.placed.size_bytes,
-        blob_id=rewrite.placed.blob_id,
-        blob_at=rewrite.placed.at,
-    )
-    await tx.many(
-        "outcome_move", ((at, job_id, number) for number, at in zip(rewrite.numbers, rewrite.places, strict=True))
-    )
+class AddedLines(msgspec.Struct, frozen=True):
+    """What one log's part of a flush added to one file: the entries that were new, their bytes and usage."""
+
+    entries: list[Finished]
+    size_bytes: int
+    usage: Usage
+
+
+class ResultFile(msgspec.Struct, frozen=True):
+    """A file of a job's results, which ends after so many bytes."""
+
+    job_id: str
+    file_id: str
+    size_bytes: int
+
+
+def end_of(placed: Placed) -> int:
+    return placed.at + placed.size_bytes
+
+
+class Logs:
+    """The logs that one transaction takes lines from. Their rows are written last, so it never waits for a job while it holds a log."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+        self._recorded_to: dict[str, int] = {}
+        self._uses: dict[str, int] = {}
+        self._runs: list[tuple[str, int, int, str, int]] = []
+        self._needed: set[str] = set()
+
+    async def recorded_to(self, blob_id: str) -> int:
+        """How far a log was recorded by transactions before this one. It is recorded front to back, so what ends there or earlier was
+        committed before."""
+        row = await self._tx.one("blob_recorded_to", id=blob_id)
+        return 0 if row is None else int(row[0])
+
+    def look_through(self, placed: Placed, *, needed: bool) -> None:
+        """Everything up to the end of this range is dealt with."""
+        self._recorded_to[placed.blob_id] = max(end_of(placed), self._recorded_to.get(placed.blob_id, 0))
+        if needed:
+            self._needed.add(placed.blob_id)
+
+    async def add_lines(
+        self, file: ResultFile, entries: list[Finished], placed: Placed | None, allowed: Callable[[Finished], bool]
+    ) -> AddedLines:
+        """Insert the outcomes of one log's lines and take the bytes of the new ones into the file."""
+        lines = list(_wanted(entries, placed, allowed)) if placed is not None else []
+        if not lines or placed is None:
+            return AddedLines([], 0, Usage())
+        rows, at = [], file.size_bytes
+        for entry, _ in lines:
+            rows.append((file.job_id, entry.number, entry.outcome.value, at, entry.size_bytes, entry.crc32))
+            at += entry.size_bytes
+        new = frozenset(row[0] for row in await self._tx.many_returning("outcome_put", rows))
+        added = [line for line in lines if line[0].number in new]
+        if len(added) < len(lines):
+            await self._close_gaps(file, rows, new)
+        at = file.size_bytes
+        for blob_at, size_bytes in _runs(added):
+            self._runs.append((file.file_id, at, size_bytes, placed.blob_id, blob_at))
+            at += size_bytes
+        self.look_through(placed, needed=bool(added))
+        usage = Usage.total(entry.usage for entry, _ in added)
+        return AddedLines([entry for entry, _ in added], at - file.size_bytes, usage)
+
+    async def _close_gaps(
+        self, file: ResultFile, rows: list[tuple[str, int, str, int, int, int | None]], new: frozenset[int]
+    ) -> None:
+        """Move the lines that stand behind some that were not new to their earlier place in the file."""
+        moved, at = [], file.size_bytes
+        for _, number, _, thought_at, size_bytes, _ in rows:
+            if number in new:
+                if thought_at != at:
+                    moved.append((at, file.job_id, number))
+                at += size_bytes
+        if moved:
+            await self._tx.many("outcome_move", moved)
+
+    async def settle_runs(self) -> None:
+        """Write the extents of all files, many in one statement: a run that goes on where the file's last extent ends makes that longer,
+        the others are extents of their own. Only a file's first run can: neighbours were joined before."""
+        runs, self._runs = self._runs, []
+        if not runs:
+            return
+        firsts = list({run[0]: run for run in reversed(runs)}.values())
+        places = [(size_bytes, file_id, at, blob_id, blob_at) for file_id, at, size_bytes, blob_id, blob_at in firsts]
+        grown = {row[0] for row in await self._tx.many_returning("extent_grow", sorted(places, key=itemgetter(1)))}
+        put = [run for run in runs if run[0] not in grown or run not in firsts]
+        if put:
+            await self._tx.many("extent_put", put)
+        for _, _, _, blob_id, _ in put:
+            self._uses[blob_id] = self._uses.get(blob_id, 0) + 1
+
+    async def write_logs(self) -> dict[str, str]:
+        """Write the logs' rows. Says whose logs they are."""
+        owners = {}
+        for blob_id, recorded_to in sorted(self._recorded_to.items()):
+            uses = self._uses.get(blob_id, 0)
+            found = await self._tx.one("blob_extend", id=blob_id, uses=uses, recorded_to=recorded_to)
+            if found is None and blob_id in self._needed:
+                raise LostRace(f"{blob_id} was condemned before its lines were recorded")
+            if found is not None and found[0] is not None:
+                owners[blob_id] = str(found[0])
+        return owners
+
+
+def _wanted(
+    entries: list[Finished], placed: Placed, allowed: Callable[[Finished], bool]
+) -> Iterator[tuple[Finished, int]]:
+    """The allowed lines and where each lies in the log. Of an item that comes twice, the first."""
+    seen: set[int] = set()
+    at = placed.at
+    for entry in entries:
+        if entry.number not in seen and allowed(entry):
+            seen.add(entry.number)
+            yield entry, at
+        at += entry.size_bytes
+
+
+def _runs(added: list[tuple[Finished, int]]) -> Iterator[tuple[int, int]]:
+    """The byte ranges of the log that hold these lines, neighbours joined."""
+    start, size_bytes = 0, 0
+    for entry, at in added:
+        if size_bytes and at != start + size_bytes:
+            yield start, size_bytes
+            size_bytes = 0
+        if not size_bytes:
+            start = at
+        size_bytes += entry.size_bytes
+    if size_bytes:
+        yield start, size_bytes
+
+
+# ---- what a flush costs whom
+
+
+def real_cost(usage: Usage) -> int:
+    """Tokens as they are charged: an output token costs two."""
+    return usage.input_tokens + _OUTPUT_WEIGHT * usage.output_tokens
+
+
+class FlowAccounting(msgspec.Struct):
+    """Sums of one transaction. Its rows are locked last and in one order, so two flushes wait for each other only for a moment."""
+
+    _flows: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    _jobs: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    _rates: dict[tuple[str, str], list[int]] = msgspec.field(default_factory=dict)
+    _usage: dict[tuple[str, str, str], list[int]] = msgspec.field(default_factory=dict)
+
+    async def add(self, tx: Tx, job_id: str, share_owner: str, blob_id: str, entries: list[Finished]) -> None:
+        """These items of a job are done, their lines stand in this log. What failed is charged too, or failing would be free; but it
+        says nothing about how fast a model answers."""
+        entries = await _with_models(tx, job_id, entries)
+        costs: dict[str, int] = {}
+        counts: dict[str, int] = {}
+        for entry in entries:
+            model = entry.model or ""
+            cost = real_cost(entry.usage) or entry.units
+            costs[model] = costs.get(model, 0) + cost
+            counts[model] = counts.get(model, 0) + 1
+            if entry.outcome is Outcome.ANSWERED:
+                sums = self._rates.setdefault((model, blob_id), [0, 0, 0, 0, 0, 0])
+                sums[0] += entry.units
+                sums[1] += cost
+                sums[2] += 1
+                sums[3] = max(sums[3], entry.took_ms)
+                sums[4] += entry.took_ms
+                sums[5] += entry.usage.input_tokens
+            if entry.tries:
+                for one in entry.tries:
+                    self._use((job_id, one.model, one.deployment), one.usage, one.cost_nano)
+            elif entry.outcome is Outcome.ANSWERED or entry.deployment:
+                # An answer that policy did not let through was paid for all the same.
+                self._use((job_id, model, entry.deployment), entry.usage, entry.cost_nano)
+        for model, cost in costs.items():
+            self._flows[model, share_owner] = self._flows.get((model, share_owner), 0) + cost
+            self._jobs[job_id, model] = self._jobs.get((job_id, model), 0) + counts[model]
+
+    def _use(self, name: tuple[str, str, str], usage: Usage, cost_nano: tuple[int, int, int]) -> None:
+        """Add what an answer used and cost, to the token and the billionth. `name` is its job, model and deployment."""
+        sums = self._usage.get(name)
+        if sums is None:
+            sums = self._usage[name] = [0] * 8
+        sums[0] += 1
+        sums[1] += usage.input_tokens
+        sums[2] += usage.cached_tokens
+        sums[3] += usage.output_tokens
+        sums[4] += usage.reasoning_tokens
+        if cost_nano != NO_COST:
+            sums[5:] = [sums[5] + cost_nano[0], sums[6] + cost_nano[1], sums[7] + cost_nano[2]]
+
+    async def write_charges(self, tx: Tx, owners: dict[str, str]) -> None:
+        """Write it all down. A rate belongs to the worker whose log holds the lines, so no other worker writes its row."""
+        if not self._jobs:
+            return
+        jobs = [(done_count, job_id, model) for (job_id, model), done_count in sorted(self._jobs.items())]
+        await tx.many("job_models_done", jobs)
+        flows = [(cost, model, share_owner) for (model, share_owner), cost in sorted(self._flows.items())]
+        await tx.many("flow_charge", flows)
+        rates = [
+            (model, owners[blob_id], *sums)
+            for (model, blob_id), sums in sorted(self._rates.items())
+            if blob_id in owners
+        ]
+        if rates:
+            await tx.many("rate_add", rates)
+        if self._usage:
+            await tx.many(
+                "usage_add",
+                [
+                    (model, deployment, *sums, job_id)
+                    for (job_id, model, deployment), sums in sorted(self._usage.items())
+                ],
+            )
+
+
+async def _with_models(tx: Tx, job_id: str, entries: list[Finished]) -> list[Finished]:
+    """Entries whose model and units the recorder knew; what was found in a log is looked up, once per slice."""
+    if all(entry.model is not None for entry in entries):
+        return entries
+    known: list[Finished] = []
+    low, high, model, units = 0, 0, "", 0
+    for entry in sorted(entries, key=lambda one: one.number):
+        if entry.model is not None:
+            known.append(entry)
+            continue
+        if not low <= entry.number < high:
+            row = await tx.one("slice_of_item", job_id=job_id, number=entry.number)
+            if row is None:
+                continue
+            low, high, model, units = row[0], row[0] + row[1], row[2], row[3] // max(1, row[1])
+        known.append(
+            Finished(
+                entry.number, entry.outcome, entry.size_bytes, entry.slice_first, entry.token, entry.usage,
+                entry.attempt_count, model, units, entry.deployment, entry.cost_nano,
+            )
+        )  # fmt: skip
+    return known

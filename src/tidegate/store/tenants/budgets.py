@@ -1,8 +1,7 @@
 """Verbs about shared limits: budgets, slots in flight, and limits that upstreams report.
 
-Each is one short transaction over a few rows, locked in sorted order. A debit whose commit is unknown may be asked again: what the first
-one took is lost until it leaves its window, and nothing is ever granted twice. A settlement has a number and counts once. The arithmetic
-is the core's.
+Each is one short transaction over a few rows, locked in sorted order. A debit whose commit is unknown is released under its number: what it
+took comes back if it was committed, and otherwise it never will be. A settlement has a number and counts once.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,21 +32,67 @@ _DAY_MS = 24 * 3600 * 1000
 DISCOVERED_KEEP_MS = 7 * _DAY_MS
 
 
+class DebitAttempt:
+    """One debit of a writer, which numbers what it asks: afterwards it can be released, though its commit is unknown. The number behind it
+    is left free, for the release."""
+
+    def __init__(self, asks: Sequence[BudgetRequest], writer: str, number: int, holder: str) -> None:
+        self.asks = asks
+        self.writer = writer
+        self.number = number
+        self.holder = holder
+        self.grants: list[Grant] = []
+
+    def note(self, grants: list[Grant]) -> None:
+        """Note what it takes if it is committed."""
+        self.grants = grants
+
+    def unsent(self) -> list[Settlement]:
+        """What became of its grants when nothing is sent under them."""
+        return [
+            Settlement(grant.id, ask.budgets, grant.requests, grant.tokens, 0, grant.nano)
+            for ask, grant in zip(self.asks, self.grants, strict=True)
+            if grant.requests
+        ]
+
+
 class StoredBudgets(Table):
-    async def debit_budgets(self, asks: Sequence[BudgetRequest], holder: str = "") -> list[Grant]:
-        """Grant what the budgets allow now: one grant per ask, from all of its budgets or from none. `holder` is whose calls they are."""
+    async def debit_budgets(
+        self, asks: Sequence[BudgetRequest], holder: str = "", attempt: DebitAttempt | None = None
+    ) -> list[Grant]:
+        """Grant what the budgets allow now: one grant per ask, from all of its budgets or from none. `holder` is whose calls they are.
+        With an `attempt` it can be released where its commit is unknown."""
 
         async def act(tx: Tx, ledgers: Mapping[str, Ledger], now: int) -> tuple[list[Grant], set[str]]:
             grants = deal(asks, ledgers, now)
             gave = {
                 budget.id for ask, grant in zip(asks, grants, strict=True) if grant.requests for budget in ask.budgets
             }
+            if gave and attempt is not None:
+                if await tx.one("usage_writer", writer=attempt.writer, number=attempt.number) is None:
+                    return attempt.grants, set()
+                attempt.note(grants)
             short = [ask for ask, grant in zip(asks, grants, strict=True) if grant.requests < ask.requests]
             forgot = await _forget_the_gone(tx, {one.id: ledgers[one.id] for ask in short for one in ask.budgets})
             return grants, gave | forgot
 
         budgets = {budget.id: budget for ask in asks for budget in ask.budgets}
         return await self._with_ledgers(budgets, act, holder)
+
+    async def release_debit(self, attempt: DebitAttempt) -> None:
+        """Give back what a debit took whose commit is unknown, if it was committed; if it was not, it never will be. May be asked again."""
+        settlements = attempt.unsent()
+        budgets = {budget.id: budget for one in settlements for budget in one.budgets}
+
+        async def act(tx: Tx, ledgers: Mapping[str, Ledger], now: int) -> tuple[None, set[str]]:
+            was_entered = await tx.one("usage_writer", writer=attempt.writer, number=attempt.number) is None
+            is_new = await tx.one("usage_writer", writer=attempt.writer, number=attempt.number + 1) is not None
+            if not (was_entered and is_new):
+                return None, set()
+            settle(settlements, ledgers, now)
+            return None, set(ledgers)
+
+        await self._with_ledgers(budgets, act, attempt.holder)
 
     @reads
     async def look_at_budgets(self, tx: Tx, asks: Sequence[BudgetRequest]) -> list[Grant]:

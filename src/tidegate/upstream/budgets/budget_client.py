@@ -28,7 +28,7 @@ from tidegate.core.usage.prices import CostRange, units_text
 from tidegate.core.wording import in_words
 from tidegate.upstream.budgets.settlements import Settlements
 from tidegate.upstream.budgets.spent_budgets import SpentBudgets
-from tidegate.upstream.http.send_permit import SendPermit
+from tidegate.upstream.http.transport import SendPermit
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +64,10 @@ class BindingLimits(msgspec.Struct, frozen=True):
     counts_money: bool = False
     nano_max: int = 0
     poorest: Budget | None = None
+
+
+# What binds a call without budgets.
+UNBOUND = BindingLimits((), False, 0)
 
 
 class _Waiter:

@@ -20,7 +20,7 @@ from tidegate.core.nouns import Call, Usage
 from tidegate.core.usage.prices import cost
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.budgets.token_estimator import SILENT, TokenEstimator
-from tidegate.upstream.http.send_permit import SendPermit
+from tidegate.upstream.http.transport import SendPermit
 
 # Hears where a call was answered and what it used.
 OnUsage = Callable[[Deployment, Usage], None]
@@ -111,7 +111,9 @@ class CallReceipt:
     def settle_answer(self, reported: Usage | None, uncounted_bytes: int = 0) -> None:
         """The answer ended, or the caller wants no more of it: what came of it is what it used, in the books and in the budgets."""
         if reported is not None and not uncounted_bytes and reported.input_tokens:
-            self._estimator.learn(self._call.model, reported, self._call.items)
+            if self._permit.budgets or self._deployment.tokens_in_flight_max:
+                # A call without limits teaches nothing about what calls take: an item without limits has no receipt either.
+                self._estimator.learn(self._call.model, reported, self._call.items)
             if self._permit.nano:
                 self._estimator.learn_prompt(self._call, self._deployment, reported)
             self._pay(reported.input_tokens + reported.output_tokens, reported)
@@ -119,7 +121,7 @@ class CallReceipt:
         if self._is_batch:
             self._settle_item_in_part(reported or Usage())
             return
-        seen = estimated(reported, len(self._call.body), uncounted_bytes)
+        seen = estimated(reported, self._estimator.prompt(self._call), uncounted_bytes)
         tokens = seen.input_tokens + seen.output_tokens
         if self._permit.budgets and self._deployment.estimate is Estimate.BOUND:
             # Real tokens must not pass such a limit, and the answer did not report how many there were.

@@ -28,29 +28,18 @@ class _RemainingQuota(msgspec.Struct):
 
 
 class Quota:
-    """`sent` counts the calls that went out; each call keeps its number, for what is left was counted when that call came."""
-
     def __init__(self) -> None:
-        self.sent = 0
         self._requests = _RemainingQuota()
         self._tokens = _RemainingQuota()
-        self.is_known = False
 
-    def count(self, tokens: int) -> int:
-        """A call goes out that may take so many tokens. Returns its number."""
-        self.sent += 1
-        if self.is_known:
-            self._requests.left -= 1
-            self._tokens.left -= tokens
-        return self.sent
+    def count(self, tokens: int) -> None:
+        """A call goes out that may take so many tokens."""
+        self._requests.left -= 1
+        self._tokens.left -= tokens
 
-    def note(self, left: QuotaLeft, number: int, tokens: int, now_ms: float) -> None:
-        """Note what is left by the answer to the call with this number, which takes about so many tokens. Calls that went out after it
-        are not in that figure; they are assumed to take as much as it does."""
-        if left.requests is None and left.tokens is None:
-            return
-        self.is_known = True
-        since = self.sent - number
+    def note(self, left: QuotaLeft, since: int, tokens: int, now_ms: float) -> None:
+        """Note what is left by the answer to a call, which takes about so many tokens. The calls that went out `since` are not in that
+        figure; they are assumed to take as much as it does."""
         self._requests.note(left.requests, left.requests_renew_ms, since, now_ms)
         self._tokens.note(left.tokens, left.tokens_renew_ms, since * tokens, now_ms)
 
@@ -64,8 +53,6 @@ class Quota:
 
     def opens_at_ms(self, tokens: int = 1) -> float:
         """The moment from which a call with so many tokens may go out: 0 or in the past when it may now."""
-        if not self.is_known:
-            return 0.0
         return max(self._requests.opens_at_ms(1), self._tokens.opens_at_ms(tokens))
 
 

@@ -78,13 +78,17 @@ class TokenEstimator:
             return WHOLE_BUDGET if allowed is None else _size_bytes(call) + allowed
         if call.tokens:
             return call.tokens
-        read = compared_bytes(call.endpoint, call.body) - unread_bytes(call.body)
-        prompt = prompt_tokens(read) + _audio_tokens(call)
+        prompt = self.prompt(call)
         if call.endpoint in SILENT:
             return prompt
         likely = int(self._output_tokens.get(call.model, UNKNOWN_OUTPUT_TOKENS) * call.items)
         allowed = _allowed(call)
         return prompt + (likely if allowed is None else min(likely, allowed))
+
+    def prompt(self, call: Call) -> int:
+        """Return how many tokens the prompt of a call likely has, by its bytes; a file's letters are not read."""
+        read = compared_bytes(call.endpoint, call.body) - unread_bytes(call.body)
+        return prompt_tokens(read) + _audio_tokens(call)
 
     def nano(self, call: Call, deployment: Deployment, *, batch: bool) -> CostRange:
         """What this call will likely cost there, and the most that it can."""

@@ -1,30 +1,127 @@
 """What a call takes of its deployment while it is under way: a slot, a place in the tide, an attempt; and what its end teaches.
 
 Calls of batch work and flex calls count among batch's, interactive ones by themselves, and all of them against the deployment's slots. An
-admission ends exactly once. Nothing is chosen or sent here.
+admission ends exactly once.
+
+From how a call ended its deployment, the other processes and its sender learn (`Feedback`). Our own ceiling, deadline and budgets say
+nothing about a deployment's health.
+
+Nothing is chosen or sent here.
 """
 
 import asyncio
+import math
 from collections.abc import Iterable
 
 import msgspec
+import structlog
 
-from tidegate.core.errors import UpstreamError
+from tidegate.core.errors import (
+    Ambiguous,
+    AnswerTooLong,
+    BrokenAnswer,
+    KeyRejected,
+    Overspent,
+    PoolExhausted,
+    RecordedElsewhere,
+    Refused,
+    Throttled,
+    Unavailable,
+    Unbounded,
+    Untranslatable,
+    UpstreamError,
+    Withheld,
+)
 from tidegate.core.nouns import Call
-from tidegate.upstream.calls.feedback import Feedback
+from tidegate.core.ports import Clock, Entropy, Rests
+from tidegate.upstream.budgets.budget_client import EXCEEDS_LIMIT
+from tidegate.upstream.calls.availability import View
 from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.routing.backpressure import Backpressure
 from tidegate.upstream.routing.deployment_state import DeploymentState
-from tidegate.upstream.routing.retry_budget import Attempt
+from tidegate.upstream.routing.health import Attempt
 from tidegate.upstream.routing.routes import NameRoute, Routes
 from tidegate.upstream.routing.slots import ModelSlots, RoomSignal, SlotDemand
 from tidegate.upstream.tide.tide_loop import TideLoop
 from tidegate.upstream.tide.tides import BackgroundFlight
+
+log = structlog.get_logger(__name__)
 
 # The first token of an answer that is not streamed cannot be seen; it is taken to have come by then.
 UNSEEN_FIRST_TOKEN_S = 1.0
 
 # A server that answers so has too much to do.
 BUSY = (429, 503, 529)
+
+
+class Feedback:
+    def __init__(
+        self,
+        clock: Clock,
+        entropy: Entropy,
+        view: View,
+        routes: Routes,
+        rests: Rests | None,
+        backpressure: Backpressure,
+    ) -> None:
+        self._clock = clock
+        self._entropy = entropy
+        self._view = view
+        self._routes = routes
+        self._rests = rests
+        self._backpressure = backpressure
+
+    def answered(self, state: DeploymentState) -> None:
+        if state.succeeded():
+            log.info("upstream_recovered", deployment=state.deployment.name)
+        if self._rests is not None:
+            self._backpressure.answered(state)
+
+    def failed(self, state: DeploymentState, call: Call, error: UpstreamError, attempt: Attempt) -> UpstreamError:
+        """Let the deployment learn from a failure; gives the error that the engine sees."""
+        now_ms = self._clock.monotonic_ms()
+        was_withheld = (
+            isinstance(error, Withheld | Overspent | Unbounded | Untranslatable | RecordedElsewhere)
+            or error.code == EXCEEDS_LIMIT
+        )
+        if was_withheld or (not error.billed and not isinstance(error, Refused)):
+            # The upstream did not take it, so it was no attempt, neither a first nor another.
+            state.budget.undo(attempt)
+        if was_withheld:
+            return error
+        if isinstance(error, KeyRejected) and error.status == 403 and state.blames_the_request(call.idempotency_key):
+            state.failures[Refused.reason] += 1
+            return Refused("the upstream forbids this request (403), while others pass with the same key", status=403)
+        if isinstance(error, PoolExhausted) or (now_ms >= call.deadline_ms and not isinstance(error, Throttled)):
+            # Our own ceiling or deadline says nothing about health. A deployment that asks for a rest gets it, however late.
+            state.failures[error.reason] += 1
+        else:
+            self._learn(state, call, error, now_ms)
+        key = state.deployment.api_key
+        if key is not None:
+            # Of an error also a key so short that an answer may well say it.
+            error.redact(key.reveal())
+        if not isinstance(error, PoolExhausted):
+            error.put_off(self._view.wait_ms(self._routes.of(call.model), now_ms, call))
+        return error
+
+    def _learn(self, state: DeploymentState, call: Call, error: UpstreamError, now_ms: float) -> None:
+        rested_until_ms = state.rests_until_ms
+        if state.failed(error, call.idempotency_key, now_ms, self._entropy.uniform(0.0, 1.0)):
+            _say_shut(state, error)
+        if self._rests is not None and state.rests_until_ms > rested_until_ms:
+            self._rests.publish(state.deployment.name, math.ceil(state.rests_until_ms - now_ms))
+        is_ill = isinstance(error, Unavailable | Ambiguous | BrokenAnswer | KeyRejected)
+        if is_ill and not isinstance(error, AnswerTooLong):
+            self._backpressure.failed(state)
+
+
+def _say_shut(state: DeploymentState, error: UpstreamError) -> None:
+    name = state.deployment.name
+    if isinstance(error, KeyRejected):
+        log.error("upstream_key_rejected", deployment=name, status=error.status, to_do="check the deployment's api_key")
+    else:
+        log.warning("upstream_circuit_opened", deployment=name, why=error.message)
 
 
 class Admission(msgspec.Struct, eq=False):
@@ -49,17 +146,19 @@ class Admission(msgspec.Struct, eq=False):
 
     def go_out(self, tokens: int) -> None:
         """The call is sent now, and takes so many tokens by our estimate."""
-        self.number = self.state.quota.count(tokens)
+        self.number = self.state.count_sent(tokens)
 
 
 class Admissions:
+    """`tides` tell other processes at once of interactive calls; None where no process listens."""
+
     def __init__(
         self,
         routes: Routes,
         slots: ModelSlots,
         demand: SlotDemand,
         feedback: Feedback,
-        tides: TideLoop,
+        tides: TideLoop | None,
         room: RoomSignal,
     ) -> None:
         self._routes = routes
@@ -76,7 +175,8 @@ class Admissions:
         is_probe = state.breaker.is_open
         if is_probe:
             state.breaker.begin_probe(now_ms)
-        attempt = state.budget.count(now_ms, is_retry=self._routes.is_retry(state, call, now_ms))
+        is_retry = bool(call.attempt_count) and self._routes.is_retry(state, call, now_ms)
+        attempt = state.budget.count(now_ms, is_retry=is_retry)
         # A resource may lead to another model by the time the call ends.
         model = route.model_of(call.model)
         admission = Admission(state, call, traffic, model, attempt, is_probe, call.begin_by_ms)
@@ -196,4 +296,5 @@ class Admissions:
             # One that waits for a slot waits for its first token too: batch work stands back for it.
             waiting = state.interactive_waiting.total()
             state.tide.interactive_is(state.interactive_in_flight + waiting, state.interactive_awaiting + waiting)
-            self._tides.announce(state.deployment.name)
+            if self._tides is not None:
+                self._tides.announce(state.deployment.name)

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from tidegate.core.errors import Withheld
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.calls.choice import choose
+from tidegate.upstream.calls.availability import View, choose
 from tidegate.upstream.calls.slot_queue import SlotQueue
 from tidegate.upstream.calls.traffic import Traffic
-from tidegate.upstream.calls.view import View
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
 

@@ -1,33 +1,37 @@
-"""One call under way at one deployment: its request, the permit under which it is sent, and its answer up to where the caller takes over.
+"""One call under way at one deployment: its request, the permit under which it is sent, and its answer.
 
 A permit is taken, the call is sent under it, and what it took is settled: by one table for all traffic, however the call ends. It neither
 chooses a deployment nor judges one.
+
+The answer to an interactive call is an `UpstreamResponse`, whole or while it comes. It is closed once, whatever happens: by its end, by its
+reader, or because it broke. Only then are its place and its permit given back and its usage settled.
 """
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import structlog
 
 from tidegate.core.answers import answer as answers
+from tidegate.core.answers.redaction import EventRedactor
+from tidegate.core.answers.stream_options import UsageChunkFilter
+from tidegate.core.answers.stream_usage import UsageReader
 from tidegate.core.deployments import Estimate
 from tidegate.core.errors import BrokenAnswer, UpstreamError, Withheld
-from tidegate.core.nouns import Answer
+from tidegate.core.nouns import Answer, Usage
 from tidegate.core.ports import Clock
-from tidegate.upstream.budgets.budget_client import FREE, BudgetClient
+from tidegate.upstream.budgets.budget_client import FREE, UNBOUND, BudgetClient
 from tidegate.upstream.budgets.call_receipt import CallEnd, CallReceipt, end_of_failed
 from tidegate.upstream.budgets.token_estimator import WHOLE_BUDGET, TokenEstimator
 from tidegate.upstream.calls.admission import Admission, Admissions
 from tidegate.upstream.calls.limit_notes import LimitNotes
-from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import ItemTranslation, Shaped, as_form, beta_header, is_translated
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
-from tidegate.upstream.http.streams import Stream
-from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
+from tidegate.upstream.http.transport import HttpReply, PermitExpired, SendPermit, Stream, UpstreamRequest
+from tidegate.upstream.routing.key_slots import KeyPlace
 from tidegate.upstream.routing.routes import NameRoute
 from tidegate.upstream.routing.usage_asking import UsageAsking, names_the_option
 
@@ -37,6 +41,137 @@ log = structlog.get_logger(__name__)
 PERMITS_MAX = 4
 PERMIT_EXPIRED_MS = 1_000
 EVENT_STREAM = "text/event-stream"
+
+
+class ReaderLeft(Exception):
+    """The rest of an answer was not wanted."""
+
+
+class UpstreamResponse:
+    """`body` is a whole answer, and then nothing is left to close; without one it is read, by the task that opened it."""
+
+    __slots__ = (
+        "_admission",
+        "_admissions",
+        "_ended",
+        "_filter",
+        "_first",
+        "_place",
+        "_receipt",
+        "_redactor",
+        "_stream",
+        "_usage",
+        "body",
+        "deployment",
+        "headers",
+        "status"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        admissions: Admissions,
+        admission: Admission,
+        stream: Stream,
+        receipt: CallReceipt,
+        *,
+        body: bytes | None = None,
+        first: bytes = b"",
+        hides_usage: bool = False,
+    ) -> None:
+        self.status = stream.status
+        self.headers = stream.headers
+        self.deployment = admission.state.deployment
+        self.body = body
+        self._stream = stream
+        self._receipt = receipt
+        self._first = first
+        if body is None:
+            self._usage = UsageReader()
+            self._filter = UsageChunkFilter() if hides_usage else None
+            self._redactor = EventRedactor(admission.state.key_redactor)
+        self._admissions = admissions
+        # None when nothing of the call is under way any more.
+        self._admission = admission if body is None else None
+        self._place: KeyPlace | None = None
+        self._ended: Callable[[BaseException | None], None] | None = None
+
+    def keep(self, place: KeyPlace) -> None:
+        """Give this place back when nothing of the call is under way any more: at once, where that is so."""
+        if self._admission is None:
+            place.release_key_slots()
+        else:
+            self._place = place
+
+    def when_ended(self, report: Callable[[BaseException | None], None]) -> None:
+        """Report once how a stream ended: with None when it came whole, with ReaderLeft when its reader wanted no more of it."""
+        self._ended = report
+
+    @property
+    def bytes_max(self) -> int:
+        """How much of an answer may be kept here at once."""
+        return self._stream.bytes_max
+
+    async def read(self) -> bytes:
+        """Return the next lines, as the upstream sent them but for our key and account; none at the end. Raise one UpstreamError when it
+        breaks off."""
+        while chunk := await self._read():
+            if self._filter is not None:
+                chunk = self._filter.feed(chunk)
+            if shown := self._redactor.feed(chunk):
+                return shown
+        if self._filter is not None and (rest := self._redactor.feed(self._filter.end_stream())):
+            return rest
+        return self._redactor.end_stream()
+
+    async def _read(self) -> bytes:
+        if self._first:
+            chunk, self._first = self._first, b""
+        else:
+            try:
+                chunk = await self._stream.read()
+            except UpstreamError as error:
+                broken: UpstreamError | None = error
+            else:
+                broken = None
+            if broken is not None:
+                raise self._finish(broken, came_whole=False) or broken
+        if chunk:
+            self._usage.feed(chunk)
+        else:
+            self._finish(None, came_whole=True)
+        return chunk
+
+    def pause_timeout(self) -> None:
+        """From here on the client is waited for."""
+        self._stream.pause_timeout()
+
+    def resume_timeout(self) -> None:
+        self._stream.resume_timeout()
+
+    def was_cut(self) -> bool:
+        """Return whether this call was given up because the client took nothing for too long; asked once, after a cancellation."""
+        return self._stream.was_cut()
+
+    def close(self) -> None:
+        """Close the connection at once, because the rest is not wanted; this is no failure of the deployment."""
+        self._finish(None, came_whole=False)
+
+    def _finish(self, error: UpstreamError | None, *, came_whole: bool) -> UpstreamError | None:
+        admission, self._admission = self._admission, None
+        if admission is None:
+            return None
+        self._stream.close()
+        if self._first:
+            # It arrived, though the reader did not take it.
+            self._usage.feed(self._first)
+        self._usage.end_stream()
+        self._receipt.settle_answer(self._usage.usage, self._usage.uncounted_bytes)
+        if self._place is not None:
+            self._place.release_key_slots()
+        if self._ended is not None:
+            self._ended(error if error is not None or came_whole else ReaderLeft())
+        return self._admissions.end_call(admission, error, answer_tokens=0 if came_whole else None)
+
 
 T = TypeVar("T")
 # How a call is sent once, under a permit.
@@ -68,7 +203,7 @@ class Exchange:
         by_requests, by_tokens = state.limit_headers
         if by_requests in headers or by_tokens in headers:
             self._notes.note(state, headers, admission.call, admission.number)
-        line, usage = classify.accept(endpoint, status, headers, body, self._clock.now_ms)
+        line, usage = accept(endpoint, status, headers, body, self._clock.now_ms)
         return Answer(status, line, usage, state.deployment.name)
 
     async def send_item(self, route: NameRoute, admission: Admission, total_s: float) -> Answer:
@@ -95,7 +230,9 @@ class Exchange:
         """Send an interactive call, and ask a stream for its usage; without asking where the server refuses that."""
         state, traffic = admission.state, admission.traffic
         assert traffic is not None
-        shaped = shaped._replace(body=route.body(state, shaped.body))
+        body = route.body(state, shaped.body)
+        if body is not shaped.body:
+            shaped = shaped._replace(body=body)
         asking = None
         if traffic.is_stream:
             asking = self._usage.request(
@@ -130,7 +267,8 @@ class Exchange:
         """Take a permit, send the call under it and settle it; with the next one when a permit ran out before anything was written."""
         call, state, traffic = admission.call, admission.state, admission.traffic
         deployment, is_item = state.deployment, traffic is None
-        terms = self._budgets.terms(route.budgets(state) + call.budgets)
+        budgets = route.budgets(state) + call.budgets
+        terms = self._budgets.terms(budgets) if budgets else UNBOUND
         is_weighed = bool(is_item and state.tokens_max)
         tokens = self._estimator.tokens(call, deployment.estimate) if terms.counts_tokens or is_weighed else 0
         is_bound = deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
@@ -138,7 +276,8 @@ class Exchange:
         # A user does not wait for an answer until a budget renews.
         give_up_ms = call.deadline_ms if is_item else self._clock.monotonic_ms() + self._patience_ms
         weighed = tokens if is_item else 0
-        state.add_tokens(weighed)
+        if weighed:
+            state.add_tokens(weighed)
         try:
             for _ in range(PERMITS_MAX):
                 if terms.budgets:
@@ -162,7 +301,8 @@ class Exchange:
                     _settle_failed(receipt, admission, permit, wrong)
                     raise
         finally:
-            state.add_tokens(-weighed)
+            if weighed:
+                state.add_tokens(-weighed)
         until_ms = self._clock.monotonic_ms() + PERMIT_EXPIRED_MS
         raise Withheld(
             "every permit to send ran out before a connection was there", until_ms=until_ms, code="permit_expired"
@@ -175,8 +315,7 @@ class Exchange:
         job's window, or at a deployment that asked for a rest meanwhile or reported that less is left."""
         call, state = admission.call, admission.state
         now_ms = self._clock.monotonic_ms()
-        opens_at_ms = state.quota.opens_at_ms(tokens)
-        if opens_at_ms > now_ms:
+        if state.quota is not None and (opens_at_ms := state.quota.opens_at_ms(tokens)) > now_ms:
             raise Withheld("the deployment reported its limits used up", until_ms=opens_at_ms, code="upstream_rests")
         if state.rests_until_ms > now_ms:
             until_ms = min(state.rests_until_ms, state.rest_ends_ms(now_ms))
@@ -248,6 +387,19 @@ class Exchange:
         receipt.settle_whole(usage, body)
         self._admissions.end_call(admission, answer_tokens=usage.output_tokens)
         return UpstreamResponse(self._admissions, admission, stream, receipt, body=body)
+
+
+def accept(
+    endpoint: str, status: int, headers: Mapping[str, str], body: bytes, now_ms: Callable[[], int]
+) -> tuple[bytes, Usage]:
+    """The answer as one line and its usage, or one UpstreamError raised. `now_ms` is wall time, for dates in headers."""
+    if not 200 <= status <= 299:
+        raise classify.refusal(status, headers, body, now_ms())
+    try:
+        return answers.read(endpoint, body)
+    except answers.NotAnAnswer as wrong:
+        why = str(wrong)
+    raise classify.no_answer(why, status, body)
 
 
 def _settle_failed(receipt: CallReceipt, admission: Admission, permit: SendPermit, wrong: BaseException) -> None:

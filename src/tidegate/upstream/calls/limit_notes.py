@@ -9,6 +9,7 @@ from tidegate.core.ports import Clock, Rests
 from tidegate.core.retry_after import retry_after_ms
 from tidegate.upstream.budgets import rate_limit_headers
 from tidegate.upstream.budgets.budget_client import BudgetClient
+from tidegate.upstream.budgets.quota import Quota
 from tidegate.upstream.budgets.token_estimator import TokenEstimator
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.discovered_limits import DiscoveredLimits
@@ -41,7 +42,7 @@ class LimitNotes:
         )
         tokens = self._estimator.tokens(call, state.deployment.estimate)
         state.note_empty(is_empty=left.is_nothing)
-        state.quota.note(left, number, tokens, now_ms)
+        state.note_quota(left, number, tokens, now_ms)
         if reported is None:
             return
         if state.note_limits(reported, now_ms):
@@ -50,7 +51,8 @@ class LimitNotes:
             )
             if state.discovered is not None and not left.is_nothing:
                 # Calls sent before are inside the window too, and all processes must know it. Rests are published separately.
-                spent = state.quota.spent_of(state.discovered, state.budget.attempts(now_ms), tokens)
+                quota = state.quota or Quota()
+                spent = quota.spent_of(state.discovered, state.budget.attempts(now_ms), tokens)
                 renew_ms = max(left.requests_renew_ms, left.tokens_renew_ms if left.tokens is not None else 0)
                 self._budgets.charge(state.budgets[-1], *spent, now_ms + renew_ms)
             if self._discovered is not None:

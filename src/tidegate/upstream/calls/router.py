@@ -15,22 +15,17 @@ from tidegate.core.deployments import Deployment, HttpLimits, Queue, Resource
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock, Entropy, RequestQueue
-from tidegate.core.tide.signals import Decision
 from tidegate.core.usage.prices import Price
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.budgets.token_estimator import TokenEstimator
-from tidegate.upstream.calls.admission import Admissions
-from tidegate.upstream.calls.availability import Availability
-from tidegate.upstream.calls.call_path import CallPath
-from tidegate.upstream.calls.exchange import Exchange
-from tidegate.upstream.calls.feedback import Feedback
+from tidegate.upstream.calls.admission import Admissions, Feedback
+from tidegate.upstream.calls.availability import Availability, View
+from tidegate.upstream.calls.call_path import CallPath, NamedCalls
+from tidegate.upstream.calls.exchange import Exchange, UpstreamResponse
 from tidegate.upstream.calls.limit_notes import LimitNotes
-from tidegate.upstream.calls.named_calls import NamedCalls
-from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.slot_queue import SlotQueue
 from tidegate.upstream.calls.traced_open import open_traced
 from tidegate.upstream.calls.traffic import Traffic
-from tidegate.upstream.calls.view import View
 from tidegate.upstream.grouping.groups import Groups
 from tidegate.upstream.grouping.waiting_groups import WaitingGroups
 from tidegate.upstream.http.transport import AiohttpTransport, Transport
@@ -45,7 +40,7 @@ from tidegate.upstream.routing.probe import CONTROL_LIMITS, PROBE_TIMEOUT_S, Pro
 from tidegate.upstream.routing.routes import Routes
 from tidegate.upstream.routing.slots import Capacity, ModelSlots, RoomSignal, SlotDemand, SlotSharing
 from tidegate.upstream.tide.tide_loop import TideLoop
-from tidegate.upstream.tide.tides import tide_of
+from tidegate.upstream.tide.tides import TideLimit, tide_of
 
 
 class Router:
@@ -87,7 +82,8 @@ class Router:
         self._discovered = None if capacity.discovered is None else DiscoveredLimits(capacity.discovered, self._states)
         # The road of a call.
         feedback = Feedback(clock, entropy, view, self._routes, rests, self._backpressure)
-        admissions = Admissions(self._routes, self._model_slots, demand, feedback, self._tides, self._room)
+        tide_notices = self._tides if capacity.notices is not None else None
+        admissions = Admissions(self._routes, self._model_slots, demand, feedback, tide_notices, self._room)
         notes = LimitNotes(self._budgets, estimator, clock, self._discovered, rests)
         exchange = Exchange(self._budgets, estimator, admissions, notes, clock, patience_ms)
         slot_queue = SlotQueue(view, demand, line, admissions, clock, transport.pool_timeout_s)
@@ -146,15 +142,13 @@ class Router:
 
     def open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, UpstreamResponse]:
         """Begin an interactive call: its answer, whole or from its first byte on."""
-        traces = tracing.ACTIVE
-        return self._open(call, traffic) if traces is None else open_traced(traces, self._open, call, traffic)
-
-    def _open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, UpstreamResponse]:
-        return self._calls.open(self._routes.of(call.model), call, traffic)
+        route, traces = self._routes.of(call.model), tracing.ACTIVE
+        if traces is None:
+            return self._calls.open(route, call, traffic)
+        return open_traced(traces, partial(self._calls.open, route), call, traffic)
 
     def takes_interactive(self, model: str) -> bool:
-        route = self._routes.of(model)
-        return any(one.interactive_states for one in (route, *route.fallbacks))
+        return self._routes.of(model).takes_interactive
 
     def interactive(self, deployment: str) -> tuple[int, int]:
         """How many interactive calls this process has at a deployment, and how many of them wait for their first token."""
@@ -164,8 +158,7 @@ class Router:
     # What the engine asks before it sends.
 
     def knows(self, model: str) -> bool:
-        route = self._routes.of(model)
-        return bool(route.states) or any(one.states for one in route.fallbacks)
+        return self._routes.of(model).takes_background
 
     def free_slots(self, model: str) -> int:
         return self._available.free(self._routes.of(model), model)
@@ -201,9 +194,9 @@ class Router:
         states = self._states.values()
         return [state.status(now_ms, self._budgets.spent_until_ms(state.budgets)) for state in states]
 
-    def tide_limits(self) -> dict[str, Decision]:
+    def tide_limits(self) -> dict[str, TideLimit]:
         """Return what the tide lets this process send of batch work, by deployment; nothing where it runs no items."""
-        return {tide.deployment.name: tide.decision for tide in self._states.tides() if tide.runs_items}
+        return {tide.deployment.name: tide.limit for tide in self._states.tides() if tide.runs_items}
 
     def rooms(self, budgets: tuple[Budget, ...]) -> list[LimitRoom]:
         """Return what the limits of requests and tokens of these budgets have left, as far as is known here."""

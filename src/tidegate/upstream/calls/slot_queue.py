@@ -11,10 +11,9 @@ from tidegate.core.errors import PoolExhausted, RetryBudgetSpent, Throttled, Una
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
 from tidegate.upstream.calls.admission import Admissions
-from tidegate.upstream.calls.choice import choose
+from tidegate.upstream.calls.availability import View, choose
 from tidegate.upstream.calls.closed_route import closed_route_error
 from tidegate.upstream.calls.traffic import Traffic, is_users
-from tidegate.upstream.calls.view import View
 from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.core.deployments import Deployment
 from tidegate.core.nouns import Call, Usage
-from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.upstream.calls.exchange import UpstreamResponse
 from tidegate.upstream.calls.traffic import Traffic
 
 if TYPE_CHECKING:

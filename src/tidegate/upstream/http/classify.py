@@ -1,4 +1,4 @@
-"""The border: whatever a call came to, a status or a foreign exception, becomes an answer or exactly one UpstreamError.
+"""The border: a call that brought no answer, but a status or a foreign exception, becomes exactly one UpstreamError.
 
 Nothing above this module sees an aiohttp exception or reads a status. The one question that decides between the classes is
 whether the upstream may have done (and billed) the work. Messages never carry request headers, and a foreign exception is
@@ -9,15 +9,23 @@ import asyncio
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
 from tidegate.core.answers import answer
 from tidegate.core.answers.redaction import without_account
-from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
-from tidegate.core.nouns import Usage
+from tidegate.core.errors import (
+    Ambiguous,
+    AnswerTooLong,
+    BrokenAnswer,
+    KeyRejected,
+    Refused,
+    Throttled,
+    Unavailable,
+    UpstreamError,
+)
 from tidegate.core.retry_after import retry_after_ms
 
 FAILURE_BODY_BYTES_MAX = 64 * 1024
@@ -51,21 +59,13 @@ class AnswerTooLarge(Exception):
         self.bytes_max = bytes_max
 
 
-def accept(
-    endpoint: str, status: int, headers: Mapping[str, str], body: bytes, now_ms: Callable[[], int]
-) -> tuple[bytes, Usage]:
-    """The answer as one line and its usage, or one UpstreamError raised. `now_ms` is wall time, for dates in headers."""
-    if 200 <= status <= 299:
-        try:
-            return answer.read(endpoint, body)
-        except answer.NotAnAnswer as wrong:
-            why = str(wrong)
-        raise BrokenAnswer(why, status=status, body=_bounded(body))
-    raise refusal(status, headers, body, now_ms())
+def no_answer(why: str, status: int, body: bytes) -> BrokenAnswer:
+    """The error of a call that succeeded by its status, and whose body is no answer."""
+    return BrokenAnswer(why, status=status, body=_bounded(body))
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -> UpstreamError:
-    """The one class of a status that is no success."""
+    """The one class of a status that is no success. `now_ms` is wall time, for dates in headers."""
     raw = _bounded(body)
     after_ms = retry_after_ms(headers, now_ms)
     if status == 429:
@@ -78,7 +78,7 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
         return KeyRejected(
             f"the upstream answered {status} to our own key: check the deployment's api_key", status=status
         )
-    if status in (408, 425) or status >= 500:
+    if status in (408, 425) or 500 <= status <= 599:
         message = f"the upstream answered {status}"
         if status in (503, 529):
             return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms, code="upstream_overloaded")
@@ -109,7 +109,7 @@ def failure(wrong: BaseException, *, sent: bool) -> UpstreamError:
     `sent` says whether any byte of the request can have reached the upstream: before that, nothing can have been billed.
     """
     if isinstance(wrong, AnswerTooLarge):
-        return BrokenAnswer(
+        return AnswerTooLong(
             f"the upstream's answer is larger than {wrong.bytes_max} bytes: raise response_bytes_max if it is meant to be",
             status=wrong.status,
         )

@@ -1,17 +1,30 @@
-"""The connections themselves: aiohttp's connector, held to a ceiling that counts idle connections too.
+"""The connections to model servers, how many there may be, and the calls on them that take too long.
 
-aiohttp limits only the connections in use and keeps any number of idle ones. Here, open means open: before a new connection
-is made beyond the ceiling, the one that has been idle longest is closed, and those beyond `kept_alive_max` that stay idle too.
+Four parts, from the wire up. `read_plain_answer` reads what most answers are: one piece with a status, headers and a body as long as they
+say. Everything else is left to aiohttp's parser, which reads the same from it: pieces, bodies of no stated length, encodings, connections
+that end, and whatever looks odd. That costs several times as much, most of it for streams that a whole answer does not need.
 
-A connection on which the server spoke out of turn is never used: its next words would be taken for the answer to someone
-else's request. This module knows nothing of what is asked. It overrides methods of aiohttp's connector and protocol that
-aiohttp does not document, and takes connections from the pool without a `Connection` around each; the tests at the limits and
-with broken and stray answers are what holds them to this behaviour.
+`Connections` is aiohttp's connector, held to a ceiling that counts idle connections too. aiohttp limits only the connections in use and
+keeps any number of idle ones. Here, open means open: before a new connection is made beyond the ceiling, the one that has been idle longest
+is closed, and those beyond `kept_alive_max` that stay idle too. A connection on which the server spoke out of turn is never used: its next
+words would be taken for the answer to someone else's request. It overrides methods of aiohttp's connector and protocol that aiohttp does
+not document, and takes connections from the pool without a `Connection` around each; the tests at the limits and with broken and stray
+answers are what holds them to this behaviour.
+
+`ConnectionSlots` hands out the process's ceiling one by one: a part of it is kept for interactive calls, and they go first. Batch work
+never has more than the ceiling less that part; interactive calls may have all that is free.
+
+`TimeoutSweep` ends calls in flight that take too long. A timer per call and per received packet would cost more than everything else this
+layer does. So a call only counts its steps (request begun, headers received, bytes received), and a sweep a few times a second notes since
+when each call has stood still, and whether its request has been taken. Time-outs are exact to one sweep; the total deadline is exact.
+
+This module knows nothing of what is asked.
 """
 
 import asyncio
 import ctypes
 import functools
+import re
 import resource
 import select
 import ssl
@@ -20,24 +33,85 @@ from time import monotonic
 from typing import Any
 
 import aiohttp
+import msgspec
+from aiohttp.base_protocol import BaseProtocol
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.http_parser import RawResponseMessage
+from multidict import CIMultiDict, istr
 
+from tidegate import metrics
 from tidegate.core.deployments import HttpLimits, Tls
-from tidegate.core.errors import SettingsError
-from tidegate.upstream.http.plain_answer import WholeBody, WholeHead, read_plain_answer
+from tidegate.core.errors import PoolExhausted, SettingsError
+from tidegate.upstream.http.wait_line import WaitLine
 
 # Beside upstream connections a process has a store, blobs, listeners, logs and the control client.
 OTHER_FILES_COUNT = 256
 
 DNS_CACHE_S = 10
 TRIM_S = 1.0
-
 READ_BUFFER_BYTES = 64 * 1024
+SWEEP_S = 0.25
 
 # Linux tells a peer's goodbye apart from its words; elsewhere only a full hang-up is seen.
 _GOODBYE = getattr(select, "POLLRDHUP", 0)
+
+
+_HEAD = re.compile(
+    rb"HTTP/1\.1 ([2-5][0-9][0-9]) [ -~]*+\r\n"
+    rb"((?:[0-9A-Za-z!#$%&'*+.^_`|~-]++:[ -~]*+(?<! )\r\n)++)\r\n"
+)
+_HEADER = re.compile(r"([^:]++): *+([^\r]*+)\r\n")
+_LENGTH = istr("Content-Length")
+_CONNECTION = istr("Connection")
+_KEPT = "keep-alive"
+# Headers that change how a body or a connection is read.
+_OTHER_WAYS = tuple(
+    map(istr, ("Transfer-Encoding", "Content-Encoding", "Upgrade", "Proxy-Connection", "Sec-WebSocket-Key1"))
+)
+_WITHOUT_BODY = (204, 304)
+
+
+class WholeHead(msgspec.Struct, frozen=True):
+    code: int
+    headers: CIMultiDict[str]
+
+
+class WholeBody:
+    """The body of an answer that is here already."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read_nowait(self) -> bytes:
+        data, self._data = self._data, b""
+        return data
+
+    async def readany(self) -> bytes:
+        return self.read_nowait()
+
+
+def read_plain_answer(data: bytes, limits: HttpLimits) -> tuple[WholeHead, WholeBody] | None:
+    """Return the answer that these bytes are, from the first to the last; None when the parser has to look."""
+    head = _HEAD.match(data)
+    if head is None:
+        return None
+    begin = head.end()
+    status, lines = head.groups()
+    headers = CIMultiDict(_HEADER.findall(lines.decode("ascii")))
+    if headers.getall(_LENGTH, None) != [str(len(data) - begin)]:
+        return None
+    if begin > limits.header_bytes_max or len(headers) > limits.header_count_max:
+        return None
+    for name in _OTHER_WAYS:
+        if name in headers:
+            return None
+    if headers.get(_CONNECTION, _KEPT) != _KEPT:
+        return None
+    code = int(status)
+    return None if code in _WITHOUT_BODY else (WholeHead(code, headers), WholeBody(data[begin:]))
 
 
 Head = RawResponseMessage | WholeHead
@@ -276,3 +350,208 @@ def make_room_for_connections(limits: HttpLimits) -> None:
             f"{lower if left > 0 else ''}"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+class ConnectionSlots:
+    def __init__(self, limits: HttpLimits) -> None:
+        self._max = limits.connections_max
+        self._background_max = limits.connections_max - limits.interactive_connections
+        self.in_use = 0
+        self._background_in_use = 0
+        self._background = WaitLine()
+        self._interactive = WaitLine()
+        # Calls in either line: mostly none, and then neither line need be looked at.
+        self._waiting = 0
+
+    def free(self) -> int:
+        """How many more calls of batch work fit."""
+        all_free, background_free = self._max - self.in_use, self._background_max - self._background_in_use
+        return background_free if background_free < all_free else all_free
+
+    def take_slot(self, *, interactive: bool) -> bool:
+        """Take a slot if one is free and no call of a higher class waits for it."""
+        if self.in_use >= self._max or (self._waiting and self._interactive):
+            return False
+        if not interactive:
+            if self._background_in_use >= self._background_max:
+                return False
+            self._background_in_use += 1
+        self.in_use += 1
+        return True
+
+    async def wait(self, timeout_s: float, *, interactive: bool) -> None:
+        """Wait in line for a seat that another call hands over; it is ours when this returns."""
+        line = self._interactive if interactive else self._background
+        turn = line.join()
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                await turn
+            metrics.upstream_connection_waits.of("connected").inc()
+            return
+        except BaseException as stopped:
+            if line.give_up(turn):
+                # The seat was handed over in the moment we stopped waiting for it.
+                self.release_slot(interactive=interactive)
+            if not isinstance(stopped, TimeoutError):
+                raise
+        finally:
+            self._waiting -= 1
+        metrics.upstream_connection_waits.of("timed_out").inc()
+        raise PoolExhausted(
+            f"no free connection within {timeout_s:g} s: all {self._max} are in use; "
+            "raise http.connections_max or lower the calls in flight",
+            retry_after_ms=1000,
+        )
+
+    def release_slot(self, *, interactive: bool) -> None:
+        self.in_use -= 1
+        if not interactive:
+            self._background_in_use -= 1
+        if self._waiting:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self.in_use < self._max and self._interactive.call_first():
+            self.in_use += 1
+        while self.free() > 0 and self._background.call_first():
+            self.in_use += 1
+            self._background_in_use += 1
+
+
+class InFlightCall(msgspec.Struct, eq=False):
+    """One request and its answer, as far as they have got. `_began_cancels` is how often its task had been cancelled when it began."""
+
+    _task: "asyncio.Task[object]"
+    _began_cancels: int
+    deadline: float
+    read_timeout_s: float
+    is_streamed: bool = False
+    sent: bool = False
+    status: int = 0
+    _writer: BaseProtocol | None = None
+    _written: bool = False
+    _cut: str | None = None
+    _step: int = 0
+    _seen_step: int = -1
+    _seen_since: float = 0.0
+    _speaking: bool = False
+    _body_since: float | None = None
+    _received_bytes: int = 0
+    _held: bool = False
+
+    def writing(self, writer: BaseProtocol) -> None:
+        """From here on bytes may have reached the upstream."""
+        self._writer = writer
+        self.sent = True
+        self._step += 1
+
+    def answered(self, status: int) -> None:
+        """The status and headers are here."""
+        self.status = status
+        self._written = True
+        self._step += 1
+
+    def received(self, chunk: bytes) -> None:
+        # Some upstreams send blank lines while a request waits for its turn. They are signs of life, not a slow body.
+        if self._speaking or chunk.strip():
+            self._speaking = True
+            self._received_bytes += len(chunk)
+        self._step += 1
+
+    def pause_timeout(self, held: bool) -> None:
+        """Stop the clock of the upstream while its reader is waited for."""
+        self._held = held
+        self._step += 1
+
+    def overdue(self, now: float, limits: HttpLimits) -> str | None:
+        """Why this call must end now, if it must."""
+        if now >= self.deadline:
+            return "its deadline passed"
+        if self._writer is not None and not self._written and not self._writer.writing_paused:
+            self._written = True
+            self._step += 1
+        if self._step != self._seen_step:
+            self._seen_step = self._step
+            self._seen_since = now
+        still_s = now - self._seen_since
+        if self._held:
+            slow = still_s >= limits.client_timeout_s
+            return f"nothing of it was taken for {limits.client_timeout_s:g} s" if slow else None
+        if self.sent and not self._written:
+            if still_s >= limits.write_timeout_s:
+                return f"the upstream did not take the request within {limits.write_timeout_s:g} s"
+        elif self.sent and still_s >= self.read_timeout_s:
+            return f"the upstream was silent for {self.read_timeout_s:g} s"
+        if self._speaking and not self.is_streamed:
+            if self._body_since is None:
+                self._body_since = now
+            speaking_s = now - self._body_since
+            rate = limits.body_rate_min_bytes_per_s
+            if speaking_s > limits.body_rate_grace_s and self._received_bytes < rate * speaking_s:
+                return f"the answer came at less than {rate:g} bytes per second"
+        return None
+
+    def cut(self, why: str) -> None:
+        self._cut = why
+        self._task.cancel()
+
+    def cut_reason(self) -> str | None:
+        """Why we cut this call; None when its task was cancelled by someone else, whose wish goes first."""
+        if self._cut is None or self._task.uncancel() > self._began_cancels:
+            return None
+        return self._cut
+
+
+class TimeoutSweep:
+    """Looks at every call in flight, and sleeps while there is none."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: HttpLimits) -> None:
+        self._loop = loop
+        self._limits = limits
+        shortest_s = min(limits.write_timeout_s, limits.read_timeout_s)
+        self._period_s = min(SWEEP_S, max(shortest_s / 4, 0.01))
+        self._exchanges: set[InFlightCall] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._next = 0.0
+
+    def watch_call(self, total_s: float, read_timeout_s: float, *, is_streamed: bool = False) -> InFlightCall:
+        task = asyncio.current_task(self._loop)
+        assert task is not None, "a call is made inside a task"
+        deadline = self._loop.time() + total_s
+        flight = InFlightCall(task, task.cancelling(), deadline, read_timeout_s, is_streamed)
+        self._exchanges.add(flight)
+        if self._timer is None:
+            self._schedule(min(deadline, deadline - total_s + self._period_s))
+        elif deadline < self._next:
+            self._timer.cancel()
+            self._schedule(deadline)
+        return flight
+
+    def forget_call(self, flight: InFlightCall) -> None:
+        self._exchanges.discard(flight)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _schedule(self, at: float) -> None:
+        self._next = at
+        self._timer = self._loop.call_at(at, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._exchanges:
+            return
+        now = self._loop.time()
+        next_at = now + self._period_s
+        # A call that was cut is asked to end once, and leaves the set by itself; a second request could hit its clean-up.
+        for flight in list(self._exchanges):
+            why = flight.overdue(now, self._limits)
+            if why is not None:
+                self._exchanges.discard(flight)
+                flight.cut(why)
+            elif flight.deadline < next_at:
+                next_at = flight.deadline
+        self._schedule(next_at)

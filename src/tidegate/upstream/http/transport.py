@@ -4,6 +4,11 @@ It knows URLs, bytes and time, but no models, retries or health. The seam is `Tr
 aiohttp's place without anything above noticing. Of aiohttp it takes the connections and the parser of answers, and leaves out
 the session, request and response objects, which cost several times what the call itself does: the head of a request is bytes
 that were made once per URL. No call has a timer: one sweep looks at all calls in flight.
+
+A call is sent under a `SendPermit`, which is checked once more right before the first byte. Its answer is read whole, or as a `Stream`: its
+head is here, its body follows piece by piece, as fast as it is read. What is not read yet stays in a small buffer, and beyond it with the
+upstream: a slow reader slows the upstream down. A stream that is closed before its end closes its connection, so that the upstream sees it
+and stops.
 """
 
 import asyncio
@@ -21,16 +26,23 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from tidegate import __version__
-from tidegate.core.answers.redaction import KeyRedactor
+from tidegate.core.answers.redaction import KeyRedactor, StreamRedactor
+from tidegate.core.budgets.budget import Budget
 from tidegate.core.deployments import AUDIO_PATH, Deployment, EngineKind, HttpLimits, Tls
 from tidegate.core.errors import UpstreamError
+from tidegate.core.ports import Clock
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.connection_slots import ConnectionSlots
-from tidegate.upstream.http.connections import Body, Connection, Connections, Head, tls_context
-from tidegate.upstream.http.in_flight import InFlightCall, TimeoutSweep
-from tidegate.upstream.http.plain_answer import WholeBody
-from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
-from tidegate.upstream.http.streams import RedactedPayload, Stream
+from tidegate.upstream.http.connections import (
+    Body,
+    Connection,
+    Connections,
+    ConnectionSlots,
+    Head,
+    InFlightCall,
+    TimeoutSweep,
+    WholeBody,
+    tls_context,
+)
 
 # A server may close a connection that is new before a byte is written; the next one may be closed too.
 STALE_CONNECTIONS_MAX = 3
@@ -40,6 +52,141 @@ HINTS_MAX = 1_024
 
 # Up to here the head and the body leave as one piece; above it the copy would cost more than a second write.
 ONE_WRITE_BYTES_MAX = 64 * 1024
+
+
+class PermitExpired(Exception):
+    """The permit ran out before the first byte was written: nothing was sent, and the call takes a new permit."""
+
+
+class SendPermit(msgspec.Struct, eq=False):
+    """The permit to send one call until a moment, and while the call is wanted. `begun` says that the call was sent under it."""
+
+    _clock: Clock
+    budgets: tuple[Budget, ...]
+    grant_id: str
+    tokens: int
+    dies_ms: float
+    nano: int = 0
+    _may_begin: Callable[[], bool] | None = None
+    begun: bool = False
+
+    def expire_by(self, moment_ms: float, may_begin: Callable[[], bool] | None) -> None:
+        """Run out at this moment, or earlier: as soon as the call may not begin any more."""
+        self.dies_ms = min(self.dies_ms, moment_ms)
+        self._may_begin = may_begin
+
+    def begin_send(self) -> None:
+        """The next thing that happens is the first byte on the wire."""
+        if self._clock.monotonic_ms() >= self.dies_ms or not (self._may_begin is None or self._may_begin()):
+            raise PermitExpired
+        self.begun = True
+
+
+class Payload(Protocol):
+    """Where the bytes of an answer come from."""
+
+    async def readany(self) -> bytes:
+        """Wait for the next bytes; none at the end."""
+
+
+class RedactedPayload:
+    """The bytes of an answer without our key, also where it lies across two pieces."""
+
+    __slots__ = ("_payload", "_redactor")
+
+    def __init__(self, payload: Payload, key: KeyRedactor) -> None:
+        self._payload = payload
+        self._redactor = StreamRedactor(key)
+
+    async def readany(self) -> bytes:
+        while chunk := await self._payload.readany():
+            if shown := self._redactor.feed(chunk):
+                return shown
+        return self._redactor.end_stream()
+
+
+class Stream:
+    """To be read and closed by the task that opened it. `end` is called once, and hears whether the answer came whole.
+
+    `bytes_max` is how much of an answer is ever kept here at once.
+    """
+
+    __slots__ = ("_end", "_flight", "_over", "_payload", "bytes_max", "headers", "status")
+
+    def __init__(
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        payload: Payload,
+        flight: InFlightCall,
+        end: Callable[[bool], None],
+        bytes_max: int,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self._payload = payload
+        self._flight = flight
+        self._end = end
+        self.bytes_max = bytes_max
+        self._over = False
+
+    async def read(self) -> bytes:
+        """The next bytes, as they came; none at the end. Raises one UpstreamError when the answer breaks off."""
+        if self._over:
+            return b""
+        failed: UpstreamError | None = None
+        try:
+            chunk = await self._payload.readany()
+        except asyncio.CancelledError:
+            # Either this layer cut a late call, or the reader was cancelled: then the cancellation goes on.
+            cut = self._flight.cut_reason()
+            self.close()
+            if cut is None:
+                raise
+            failed = classify.failure(classify.CallCut(cut), sent=True)
+        except Exception as wrong:
+            # Whatever a hostile answer makes the client raise, it is one failed call; it is not chained, for it knows our key.
+            self.close()
+            failed = classify.failure(wrong, sent=True)
+        if failed is not None:
+            raise failed
+        if chunk:
+            self._flight.received(chunk)
+        else:
+            self._finish(whole=True)
+        return chunk
+
+    async def read_whole(self) -> bytes:
+        """All that follows, if it is not too much."""
+        chunks = []
+        size = 0
+        while chunk := await self.read():
+            size += len(chunk)
+            if size > self.bytes_max:
+                self.close()
+                raise classify.failure(classify.AnswerTooLarge(self.status, self.bytes_max), sent=True)
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    def pause_timeout(self) -> None:
+        """From here on we wait for the reader, not for the upstream."""
+        self._flight.pause_timeout(True)
+
+    def resume_timeout(self) -> None:
+        self._flight.pause_timeout(False)
+
+    def was_cut(self) -> bool:
+        """Whether it was this stream's own time-out that cancelled the task; asked once, and answered for."""
+        return self._flight.cut_reason() is not None
+
+    def close(self) -> None:
+        """Whatever has not come yet is not wanted: the connection is closed at once."""
+        self._finish(whole=False)
+
+    def _finish(self, *, whole: bool) -> None:
+        if not self._over:
+            self._over = True
+            self._end(whole)
 
 
 class UpstreamRequest(msgspec.Struct, frozen=True, gc=False):
@@ -151,7 +298,9 @@ class AiohttpClient:
         self._may_be_quiet = deployment.read_timeout_s is None
         self._transport = transport
         self._headers = _headers(deployment)
-        self.key = KeyRedactor("" if deployment.api_key is None else deployment.api_key.reveal())
+        key = KeyRedactor("" if deployment.api_key is None else deployment.api_key.reveal())
+        # None where no answer can quote one.
+        self.key = key if key else None
         self._tls = transport.tls(deployment.tls)
         self._ways: dict[URL, RequestTemplate] = {}
 
@@ -191,6 +340,7 @@ class AiohttpTransport:
         self._loop = asyncio.get_running_loop()
         self._sweep = TimeoutSweep(self._loop, limits)
         self._slots = ConnectionSlots(limits)
+        self.free_slots = self._slots.free
         # Connections are shared where the host and this very object are the same, so equal settings must give the same one.
         self._contexts: WeakValueDictionary[Tls, ssl.SSLContext] = WeakValueDictionary()
 
@@ -205,9 +355,6 @@ class AiohttpTransport:
 
     def line(self, deployment: Deployment) -> AiohttpClient:
         return AiohttpClient(self, deployment, deployment.read_timeout_s or self.limits.read_timeout_s)
-
-    def free_slots(self) -> int:
-        return self._slots.free()
 
     def connections_in_use(self) -> int:
         return self._slots.in_use
@@ -249,8 +396,10 @@ class AiohttpTransport:
                     else:
                         answer = await self._read_body(payload, flight)
                     whole = True
-                    headers = message.headers if message.code < 300 else _shown(message, line.key)
-                    return HttpReply(message.code, headers, line.key.whole(answer))
+                    key = line.key
+                    if key is None:
+                        return HttpReply(message.code, message.headers, answer)
+                    return HttpReply(message.code, _shown(message, key), key.whole(answer))
                 except (Exception, asyncio.CancelledError) as wrong:
                     # A connection that took longer than its permit is kept: with the next permit it is there at once.
                     whole = isinstance(wrong, PermitExpired)
@@ -322,8 +471,10 @@ class AiohttpTransport:
             self.connections.keep_or_close(template.key, connection, whole=whole)
             end()
 
-        source = RedactedPayload(payload, line.key) if line.key else payload
-        return Stream(message.code, _shown(message, line.key), source, flight, finish, self.limits.response_bytes_max)
+        key, bytes_max = line.key, self.limits.response_bytes_max
+        if key is None:
+            return Stream(message.code, message.headers, payload, flight, finish, bytes_max)
+        return Stream(message.code, _shown(message, key), RedactedPayload(payload, key), flight, finish, bytes_max)
 
     def _idle(self, template: RequestTemplate, idempotency_key: str) -> Connection | None:
         """An idle connection for a request with this key."""
@@ -399,7 +550,7 @@ class AiohttpTransport:
 def _shown(message: Head, key: KeyRedactor) -> Mapping[str, str]:
     """Return the headers of an answer. A redirect may quote our key in the address that it names, and that address is shown."""
     where = message.headers.get("Location") if 300 <= message.code <= 399 else None
-    if where is None or not key:
+    if where is None:
         return message.headers
     headers = CIMultiDict(message.headers)
     headers["Location"] = key.whole(where.encode("utf-8", "replace")).decode("utf-8", "replace")

@@ -11,30 +11,32 @@ Turn = asyncio.Future[None]
 
 
 class WaitLine:
-    __slots__ = ("_turns",)
+    """`turns` are those who wait, in order: for reading."""
+
+    __slots__ = ("turns",)
 
     def __init__(self) -> None:
-        self._turns: dict[Turn, None] = {}
+        self.turns: dict[Turn, None] = {}
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self.turns)
 
     def join(self) -> Turn:
         """Stand at the end of the line; to be awaited, and left with `give_up` when the wait does not end well."""
         turn: Turn = asyncio.get_running_loop().create_future()
-        self._turns[turn] = None
+        self.turns[turn] = None
         return turn
 
     def give_up(self, turn: Turn) -> bool:
         """Stop waiting. True when the turn has come already: it must be passed on."""
-        self._turns.pop(turn, None)
+        self.turns.pop(turn, None)
         return turn.done() and not turn.cancelled()
 
     def call_first(self) -> bool:
         """Give the turn to the one that has waited longest. False when none waits."""
-        while self._turns:
-            turn = next(iter(self._turns))
-            del self._turns[turn]
+        while self.turns:
+            turn = next(iter(self.turns))
+            del self.turns[turn]
             # A cancelled one runs later, and leaves then.
             if not turn.done():
                 turn.set_result(None)
@@ -43,7 +45,7 @@ class WaitLine:
 
     def call_all(self) -> None:
         """Give a turn to each of those who wait now, in order."""
-        turns, self._turns = self._turns, {}
+        turns, self.turns = self.turns, {}
         for turn in turns:
             if not turn.done():
                 turn.set_result(None)

@@ -17,8 +17,7 @@ from tidegate.core.deployments import Deployment, HttpLimits, Queue
 from tidegate.core.errors import Ambiguous, RecordedElsewhere, Refused, Unavailable, UpstreamError
 from tidegate.core.ports import Clock, Entropy, RequestQueue
 from tidegate.core.queues import Found, Put, QueueAway, QueueKind, QueueRequest, Withdrawal
-from tidegate.upstream.http.send_permit import SendPermit
-from tidegate.upstream.http.transport import Client, HttpReply, Transport, UpstreamRequest
+from tidegate.upstream.http.transport import Client, HttpReply, SendPermit, Transport, UpstreamRequest
 from tidegate.upstream.queue import messages
 from tidegate.upstream.queue.mailbox import Mailbox
 from tidegate.upstream.queue.receipts import Receipts

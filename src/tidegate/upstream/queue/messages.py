@@ -7,7 +7,7 @@ A result is read with doubt, because any client of the queue can write one. Noth
 import msgspec
 
 from tidegate.core.deployments import Queue
-from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, Throttled, Unavailable, UpstreamError
+from tidegate.core.errors import Ambiguous, AnswerTooLong, BrokenAnswer, Refused, Throttled, Unavailable, UpstreamError
 from tidegate.core.queues import QueueRequest
 from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
 
@@ -103,11 +103,11 @@ def reply(request_id: str, message: bytes, bytes_max: int) -> HttpReply:
     return HttpReply(result.status_code, {}, body)
 
 
-def too_large(bytes_max: int, status: int = 0) -> BrokenAnswer:
+def too_large(bytes_max: int, status: int = 0) -> AnswerTooLong:
     message = (
         f"the result in the queue is larger than {bytes_max} bytes: raise http.response_bytes_max if it is meant to be"
     )
-    return BrokenAnswer(message, status=status)
+    return AnswerTooLong(message, status=status)
 
 
 def was_done(status: int) -> bool:

@@ -48,9 +48,9 @@ class Backpressure:
             metrics.model_deferral_seconds.of(_NO_HEALTHY).observe(rest_ms / 1000)
 
     def answered(self, state: DeploymentState) -> None:
-        """Note that a deployment is healthy: what other processes report of its models does not hold here."""
-        if self._rests is None:
-            return
+        """Note that a deployment is healthy: what other processes report of its models does not hold here.
+
+        Where no process reports anything, there is nothing to note."""
         for model in state.deployment.models:
             if model not in self._deaf:
                 self._deaf.add(model)

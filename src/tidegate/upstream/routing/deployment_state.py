@@ -14,16 +14,23 @@ from yarl import URL
 from tidegate.core.answers.redaction import KeyRedactor
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Deployment, EngineKind, Serves
-from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
+from tidegate.core.errors import (
+    Ambiguous,
+    AnswerTooLong,
+    BrokenAnswer,
+    KeyRejected,
+    Refused,
+    Throttled,
+    Unavailable,
+    UpstreamError,
+)
 from tidegate.core.nouns import Call
 from tidegate.upstream.budgets.quota import Quota
-from tidegate.upstream.budgets.rate_limit_headers import RateLimitHeaders
+from tidegate.upstream.budgets.rate_limit_headers import QuotaLeft, RateLimitHeaders
 from tidegate.upstream.http.transport import Client, QueuedClient, StreamingClient
-from tidegate.upstream.routing.breaker import Breaker, BreakerPolicy, BreakerState
+from tidegate.upstream.routing.health import Breaker, BreakerPolicy, BreakerState, Refusals, RetryBudget
+from tidegate.upstream.routing.health import RetryBudgetPolicy as RetryBudgetPolicy
 from tidegate.upstream.routing.priority_hints import PriorityHints
-from tidegate.upstream.routing.refusals import Refusals
-from tidegate.upstream.routing.retry_budget import RetryBudget
-from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy as RetryBudgetPolicy
 from tidegate.upstream.routing.slots import Slots
 from tidegate.upstream.tide.tides import DeploymentTide
 
@@ -113,7 +120,9 @@ class DeploymentState:
         self.breaker = Breaker(policy.breaker)
         self.budget = RetryBudget(policy.retry_budget if deployment.queue is None else QUEUED_RETRIES)
         self.refusals = Refusals()
-        self.quota = Quota()
+        # How many calls went out. What is left of its own limits is known once an answer reports it.
+        self._sent = 0
+        self.quota: Quota | None = None
         # Calls of batch work, flex calls among them, and interactive ones.
         self.in_flight = 0
         self.interactive_in_flight = 0
@@ -216,7 +225,8 @@ class DeploymentState:
 
     def ready_at_ms(self) -> float:
         """The moment from which something may be sent here; in the past when it may be sent now."""
-        return max(self.rests_until_ms, self.breaker.ready_at_ms, self.quota.opens_at_ms())
+        at_ms = max(self.rests_until_ms, self.breaker.ready_at_ms)
+        return at_ms if self.quota is None else max(at_ms, self.quota.opens_at_ms())
 
     def rest_ends_ms(self, now_ms: float) -> float:
         """Until when those who wait for it are better off elsewhere."""
@@ -225,7 +235,7 @@ class DeploymentState:
         if self.breaker.state is not BreakerState.PAUSED:
             return self.ready_at_ms()
         paused_until_ms = min(self.breaker.ready_at_ms, now_ms + KEY_REST_MS_MAX)
-        return max(self.rests_until_ms, paused_until_ms, self.quota.opens_at_ms())
+        return max(self.rests_until_ms, paused_until_ms, self.quota_opens_at_ms())
 
     def ready_in_ms(self, now_ms: float) -> int:
         """Return how long until something may be sent here, as far as is known; 0 when it may be sent now."""
@@ -236,7 +246,7 @@ class DeploymentState:
     def free_slots(self, now_ms: float) -> int:
         if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms or self.background_rests_until_ms > now_ms:
             return 0
-        if self.quota.is_known and self.quota.opens_at_ms() > now_ms:
+        if self.quota is not None and self.quota.opens_at_ms() > now_ms:
             return 0
         free = self._free_of_share(now_ms)
         if free <= 0:
@@ -400,6 +410,25 @@ class DeploymentState:
 
     # What it says about itself.
 
+    def count_sent(self, tokens: int) -> int:
+        """A call goes out that may take so many tokens. Return its number: what its answer reports was counted when it came."""
+        self._sent += 1
+        if self.quota is not None:
+            self.quota.count(tokens)
+        return self._sent
+
+    def note_quota(self, left: QuotaLeft, number: int, tokens: int, now_ms: float) -> None:
+        """Note what the answer to the call with this number, which takes about so many tokens, reports to be left."""
+        if left.requests is None and left.tokens is None:
+            return
+        if self.quota is None:
+            self.quota = Quota()
+        self.quota.note(left, self._sent - number, tokens, now_ms)
+
+    def quota_opens_at_ms(self, tokens: int = 1) -> float:
+        """The moment from which what is left of its own limits lets a call with so many tokens out; 0 where nothing is known of it."""
+        return 0.0 if self.quota is None else self.quota.opens_at_ms(tokens)
+
     def note_empty(self, *, is_empty: bool) -> None:
         """Note whether the last answer reported anything left."""
         self.is_empty = is_empty
@@ -462,6 +491,10 @@ class DeploymentState:
                 if error.billed:
                     self._remember(self._failed_calls, idempotency_key, None)
                     self._failed_at_ms = now_ms
+                if isinstance(error, AnswerTooLong):
+                    # Callers choose how long answers are, which must not close the deployment to others.
+                    self._is_there()
+                    return False
                 return self.breaker.failed(now_ms)
             case Refused():
                 self._is_there()
@@ -512,7 +545,7 @@ class DeploymentState:
         """Return its state in one word."""
         if self.deployment.is_drained:
             return "draining" if self.in_flight or self.interactive_in_flight else "drained"
-        if not self.breaker.is_open and max(self.rests_until_ms, self.quota.opens_at_ms()) > now_ms:
+        if not self.breaker.is_open and max(self.rests_until_ms, self.quota_opens_at_ms()) > now_ms:
             return "resting"
         return self.breaker.state
 

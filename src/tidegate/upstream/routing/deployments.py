@@ -40,7 +40,10 @@ class Deployments(dict[str, DeploymentState]):
         self._is_alone = is_alone
         # Their calls have not ended, and nothing more begins there.
         self._leaving: list[DeploymentState] = []
-        self._is_grouping = False
+        # Whether items share calls at one of them.
+        self.is_grouping = False
+        # How many more calls fit under the process's connection ceiling.
+        self.spare_calls = transport.free_slots
 
     def serve(self, deployments: Iterable[Deployment]) -> dict[str, str]:
         """Have one deployment for each of these, and say which deployments cannot be used and why: those are left out.
@@ -78,7 +81,7 @@ class Deployments(dict[str, DeploymentState]):
         self._leaving += [state for state in self.values() if state not in kept.values()]
         self.clear()
         self.update(kept)
-        self._is_grouping = any(state.deployment.items_per_call_max > 1 for state in kept.values())
+        self.is_grouping = any(state.deployment.items_per_call_max > 1 for state in kept.values())
         for name, state in kept.items():
             if state.deployment.price is not None:
                 self.prices[name] = state.deployment.price
@@ -101,12 +104,9 @@ class Deployments(dict[str, DeploymentState]):
         for state in self.values():
             state.has_share()
 
-    def spare_calls(self, in_flight_max: int) -> int:
-        """Return how many more calls this process may have out. Where items share calls, only grouping can count them."""
-        free = self._transport.free_slots()
-        if self._is_grouping and in_flight_max:
-            free = min(free, in_flight_max - sum(state.in_flight for state in self.values()))
-        return free if free > 0 else 0
+    def calls_in_flight(self) -> int:
+        """Return how many calls of batch work this process has out."""
+        return sum(state.in_flight for state in self.values())
 
     def tides(self) -> list[DeploymentTide]:
         return [state.tide for state in self.values() if state.tide is not None]

@@ -35,6 +35,7 @@ class NameRoute:
         self.own_budgets: tuple[Budget, ...] = ()
         self.fallbacks: tuple[NameRoute, ...] = ()
         self.is_plain = self.is_direct = True
+        self.takes_background = self.takes_interactive = False
         self._total_s: float | None = None
         self._model = ""
         self._replaced: frozenset[str] = frozenset()
@@ -62,7 +63,7 @@ class NameRoute:
             if limits:
                 self.own_budgets = (Budget(LimitBound.RESOURCE, resource.name, limits),)
         self.is_plain = not self._model and not self.own_budgets
-        self._look_whether_direct()
+        self._sum_up()
 
     def narrowed(self, states: list[DeploymentState]) -> "NameRoute":
         """Return this route over these of its deployments only, for one call."""
@@ -79,10 +80,13 @@ class NameRoute:
         for place, (states, resource) in found.items():
             self._by_place[place].assign(states, resource, is_fallback=bool(place[0]))
         self.fallbacks = tuple(self._by_place.values())
-        self._look_whether_direct()
+        self._sum_up()
 
-    def _look_whether_direct(self) -> None:
-        """Whether a call goes straight to one of its deployments: nothing comes after them, and it can lie in no queue but one."""
+    def _sum_up(self) -> None:
+        """Note what every call asks: whether batch work and interactive calls lead anywhere, its fallbacks included; and whether a call
+        goes straight to one of its deployments, because nothing comes after them and it can lie in no queue but one."""
+        self.takes_background = any(one.states for one in (self, *self.fallbacks))
+        self.takes_interactive = any(one.interactive_states for one in (self, *self.fallbacks))
         self.is_direct = not self.fallbacks and not (self.queued_states and len(self.states) > 1)
 
     def ways(self, models: frozenset[str]) -> "tuple[NameRoute, ...]":

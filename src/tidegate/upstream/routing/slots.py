@@ -252,7 +252,7 @@ class RoomSignal:
 
     def wake(self) -> None:
         """Something came free here: the first in line may wait for another model than the one whose slot it is, so all look again."""
-        if self._line:
+        if self._line.turns:
             self._line.call_all()
 
     def announce(self) -> None:

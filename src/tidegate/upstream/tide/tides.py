@@ -70,6 +70,14 @@ class TideHold(msgspec.Struct):
     stands: bool = True
 
 
+class TideLimit(msgspec.Struct, frozen=True):
+    """What the tide lets this process send of batch work; `calls_max` holds over all processes."""
+
+    calls: int
+    prompt_tokens: int
+    calls_max: int
+
+
 class DeploymentTide:
     """The tide of one deployment, as this process knows it."""
 
@@ -303,6 +311,12 @@ class DeploymentTide:
             why += f", and it has no room for more ({Reason.TIDE_CLOSED})"
         tide = self.calls if self._needs_engine else 0
         return Present(workers, len(self._flights), self.interactive, self.interactive_awaiting, has_gateway, why, tide)
+
+    @property
+    def limit(self) -> TideLimit:
+        """What batch work of this process may have in flight here now, and what all processes ever may."""
+        decision = self.decision
+        return TideLimit(decision.calls, decision.prompt_tokens, self.deployment.background_in_flight_max)
 
     @property
     def others(self) -> Present:

@@ -248,11 +248,10 @@ class CompletionBatchRoutes:
         limits = settings.limits
         endpoints = (*requests.ENDPOINTS, MESSAGES, *settings.endpoints)
         items = InlineItems(self._admission(caller), endpoints, limits.items_max, limits.line_bytes_max - FRAME_BYTES)
-        over = ApiProblem(413, "body_too_large", f"The body is larger than {limits.inline_bytes_max:,} bytes.")
         upload = await self._reception.begin_upload(limits.inline_bytes_max + FRAME_BYTES * limits.items_max)
         try:
             lines = bytearray()
-            async for piece in intake.chunks(limits.inline_bytes_max, over):
+            async for piece in intake.chunks(limits.inline_bytes_max):
                 for line in items.feed(piece):
                     lines += line
                 if len(lines) >= WRITE_BYTES:

@@ -76,7 +76,7 @@ class GatewayRoutes:
         if wish.is_background:
             return await self._background.create(request, caller, wish.body, wish.interactive_after_s)
         tenant = await self._tenant(caller)
-        guard = self._guards.of(tenant, caller.key_id, wish.model)
+        guard = self._guards.of(tenant, caller.key_id, wish.model) if self._guards.rules else None
         judged = held = None
         if guard is not None:
             about = About(endpoint, wish.model, tenant, caller.key_id or "", caller.user or "")
@@ -85,10 +85,11 @@ class GatewayRoutes:
             held = functools.partial(guarded_stream, guard, about) if guard.holds_streams else None
         clock, router = self._context.clock, self._context.router
         request_id = str(request.scope["tidegate.request_id"])
-        budgets = self._budgets(tenant, caller)
+        budgets, parallel = self._bounds(tenant, caller)
         if budgets:
             request.scope[LIMIT_HEADERS] = functools.partial(_known_limits, router, budgets)
-        dialect = Dialect(endpoint, wish.body, clock.now_ms() // 1000, anthropic_betas(request))
+        betas = anthropic_betas(request) if "anthropic-beta" in request.headers else ""
+        dialect = Dialect(endpoint, wish.body, clock.now_ms() // 1000, betas)
         call = Call(
             job_id="",
             number=0,
@@ -99,9 +100,7 @@ class GatewayRoutes:
             deadline_ms=clock.monotonic_ms() + DEADLINE_MS,
             budgets=budgets,
             share_owner=f"tenant:{caller.tenant_id}",
-            parallel=self._tenants.of(tenant).parallel(
-                caller.tenant_id, caller.user, caller.key_id, caller.parallel_max
-            ),
+            parallel=parallel,
             models=caller.models,
         )
         book = self._context.book
@@ -116,14 +115,20 @@ class GatewayRoutes:
         )
         return ProxyResponse(lambda: router.open(call, traffic), dialect, clock, wish.model, request_id, judged, held)
 
-    def _budgets(self, tenant: str, caller: Caller) -> tuple[Budget, ...]:
-        """What binds a call of this caller, with the key's own limits."""
+    def _bounds(self, tenant: str, caller: Caller) -> tuple[tuple[Budget, ...], tuple[tuple[str, int], ...]]:
+        """Return the budgets that bind a call of this caller, and how many calls may be open at once, by the name that is counted; both
+        with the key's own."""
+        if not (self._tenants.bind_calls or caller.limits or caller.parallel_max):
+            return (), ()
         policy = self._tenants.of(tenant)
         budgets = policy.budgets(caller.tenant_id, caller.user, caller.key_id, team=caller.team)
-        return with_limits(budgets, LimitBound.KEY, caller.key_id or "", caller.limits) if caller.limits else budgets
+        if caller.limits:
+            budgets = with_limits(budgets, LimitBound.KEY, caller.key_id or "", caller.limits)
+        return budgets, policy.parallel(caller.tenant_id, caller.user, caller.key_id, caller.parallel_max)
 
     def _check_model(self, wish: InteractiveRequest, caller: Caller) -> None:
-        if not allows(caller.models, caller.resources, wish.model, self._model_of):
+        is_bound = caller.models or caller.resources
+        if is_bound and not allows(caller.models, caller.resources, wish.model, self._model_of):
             message = "This key does not allow the model: name one that it allows, or use another key."
             raise ApiProblem(404, "model_not_found", message, param="model")
         router = self._context.router

@@ -13,7 +13,7 @@ from tidegate.core.errors import ApiProblem, BrokenAnswer
 from tidegate.core.hooks import About, Stop
 from tidegate.core.translate.sse import StreamBroken
 from tidegate.guards.guard import Guard
-from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.upstream.calls.exchange import UpstreamResponse
 from tidegate.web.gateway.dialects import Dialect, Translator
 from tidegate.web.gateway.interactive_request import InteractiveRequest
 from tidegate.web.gateway.proxy_response import read_rest

@@ -10,9 +10,8 @@ from starlette.requests import Request
 
 from tidegate.core.body_rules.plain_body import read_plain
 from tidegate.core.errors import ApiProblem
-from tidegate.core.input.line_faults import LineFault
-from tidegate.core.input.lines import DEFAULT_MODELS, MODEL_BYTES_MAX, check_depth, is_utf8
-from tidegate.core.json_size import TOO_MANY, has_too_many_values
+from tidegate.core.input.lines import DEFAULT_MODELS, MODEL_BYTES_MAX
+from tidegate.core.json_limits import TOO_MANY, has_too_many_values, is_deeper_than, is_utf8
 from tidegate.web.gateway.dialects import RESPONSES
 from tidegate.web.http.intake import Intake
 
@@ -67,8 +66,7 @@ async def interactive_request_of(request: Request, endpoint: str, bytes_max: int
             param="Content-Type",
         )
     intake: Intake = request.scope["tidegate.intake"]
-    over = ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
-    body = await intake.whole(bytes_max, over)
+    body = await intake.whole(bytes_max)
     if len(body) > READ_HERE_BYTES_MAX:
         # Other calls do not wait while a large body is looked through.
         return await asyncio.to_thread(read_interactive_request, body, endpoint, depth_max)
@@ -78,10 +76,8 @@ async def interactive_request_of(request: Request, endpoint: str, bytes_max: int
 def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> InteractiveRequest:
     if not is_utf8(body):
         raise _not_json("it is not UTF-8")
-    try:
-        check_depth(body, depth_max)
-    except LineFault:
-        raise _not_json(f"it is nested deeper than {depth_max} levels") from None
+    if is_deeper_than(body, depth_max):
+        raise _not_json(f"it is nested deeper than {depth_max} levels")
     if has_too_many_values(body):
         raise _too_many(body)
     plain = read_plain(body)

@@ -18,7 +18,7 @@ from tidegate import metrics
 from tidegate.core.answers.line_breaks import StreamEscaper, escape_line_breaks
 from tidegate.core.errors import ApiProblem, Refused, UpstreamError
 from tidegate.core.ports import Clock
-from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.upstream.calls.exchange import UpstreamResponse
 from tidegate.web.gateway.dialects import Dialect
 from tidegate.web.gateway.upstream_problems import own_words, problem_of, retry_after
 from tidegate.web.http.open_calls import KeyCut, OpenCall
@@ -163,7 +163,7 @@ class ProxyResponse(Response):
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
             self._is_begun = True
             await send({"type": "http.response.start", "status": response.status, "headers": headers})
-            await send(body_part(body, more=False))
+            await send({"type": "http.response.body", "body": body, "more_body": False})
             return "answered"
         headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
         if self._held is not None:

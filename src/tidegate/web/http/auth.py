@@ -80,7 +80,7 @@ class Authenticator:
     async def caller(self, request: Request, scope: str, key: str | None = None) -> Caller:
         """Who sent this, provided that they may do what `scope` names. `key` was given otherwise than in a header."""
         peer = request.client.host if request.client else ""
-        client = client_address(peer, request.headers, self._trusted_proxies)
+        client = client_address(peer, request.headers, self._trusted_proxies) if self._trusted_proxies else peer
         request.scope[CLIENT] = client
         if CONTROL_HEADER in request.headers:
             return await self._operator(request, client)
@@ -116,7 +116,7 @@ class Authenticator:
         if not matches:
             await self._require_pepper()
             raise self._failed(client, public_id)
-        if not is_allowed(client, row["addresses"]):
+        if row["addresses"] and not is_allowed(client, row["addresses"]):
             log.warning("key_address_refused", key=public_id, address=client)
             raise self._failed(client, public_id)
         self._note_use(public_id)

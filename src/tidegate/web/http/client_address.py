@@ -11,7 +11,7 @@ from functools import lru_cache
 from starlette.datastructures import Headers
 
 from tidegate.core.keys import addresses_from
-from tidegate.web.http.host import is_plain_host
+from tidegate.web.http.door import is_plain_host
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -26,8 +26,8 @@ def networks_of(texts: Sequence[str]) -> tuple[Network, ...]:
 
 
 def client_address(peer: str, headers: Headers, trusted: Sequence[Network]) -> str:
-    """Return the address of the caller: the peer itself, or what trusted proxies say of it."""
-    if not trusted or not _is_within(peer, trusted):
+    """Return the address of the caller: what trusted proxies say of it, or the peer where that is none of them."""
+    if not _is_within(peer, trusted):
         return peer
     hops = [hop.strip() for line in headers.getlist("x-forwarded-for") for hop in line.split(",")]
     address = peer

@@ -6,6 +6,7 @@ It knows no route and no tenant.
 import re
 from collections.abc import Iterable
 
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidegate import metrics, tracing
@@ -13,9 +14,7 @@ from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Clock, Entropy
 from tidegate.web.http import problems
-from tidegate.web.http.body_room import BodyRoom
-from tidegate.web.http.host import check_host
-from tidegate.web.http.intake import Intake
+from tidegate.web.http.intake import BodyRoom, Intake
 from tidegate.web.http.open_calls import KeyCut
 from tidegate.web.http.rate_limits import LIMIT_HEADERS
 
@@ -38,6 +37,10 @@ _SINGLE = (
     b"x-api-key",
     b"x-tidegate-control",
 )
+_HOST = re.compile(rb"(?:[A-Za-z0-9_.-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{0,5}))?")
+_PORT_MAX = 65_535
+# How servers write the version of HTTP whose clients need not name a host.
+_WITHOUT_HOST = ("1.0", "1")
 _PLAIN_ENCODINGS = (b"", b"identity")
 _ALWAYS = (
     (b"x-content-type-options", b"nosniff"),
@@ -166,3 +169,47 @@ def _hides_something(path: bytes) -> bool:
 def _named(request_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
     """The request's id where OpenAI's SDK reads it and where Anthropic's does."""
     return (b"x-request-id", request_id), (b"request-id", request_id)
+
+
+# ---- the Host header
+
+
+def check_host(headers: Iterable[tuple[bytes, bytes]], http_version: str) -> None:
+    """Raise a 400 unless there is one Host header, and it is a name or an address with or without a port. HTTP/1.0 needs none.
+
+    Nothing is routed by it, but libraries build URLs from it: a name with `/`, `?`, `#` or `@` in it would change the path or the owner of
+    such a URL."""
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1:
+        raise ApiProblem(400, "duplicate_header", "The header host may be sent once.", param="headers")
+    # The server hands on an empty name where a client sent no Host.
+    host = hosts[0] if hosts else b""
+    if not is_plain_host(host) if host else http_version not in _WITHOUT_HOST:
+        raise ApiProblem(
+            400,
+            "invalid_host",
+            "The Host header must be a host name or an IP address, with or without a port.",
+            param="Host",
+        )
+
+
+def is_plain_host(host: bytes) -> bool:
+    """Return whether this is a name or an address, with or without a port, and nothing else."""
+    found = _HOST.fullmatch(host)
+    return found is not None and int(found[1] or 0) <= _PORT_MAX
+
+
+class HostChecked:
+    """Middleware that refuses a request with a bad Host in plain text, for a listener that is not the API."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                check_host(scope["headers"], scope["http_version"])
+            except ApiProblem as problem:
+                await PlainTextResponse(problem.message, problem.status)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

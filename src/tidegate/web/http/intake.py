@@ -5,13 +5,13 @@ thrown away for a short while.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 
 from starlette.types import Message, Receive
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Clock
-from tidegate.web.http.body_room import BodyRoom
 from tidegate.web.http.open_calls import OpenCall, refusal
 
 IDLE_S = 30.0
@@ -21,6 +21,7 @@ RATE_MIN_BYTES_PER_S = 1_024
 RATE_GRACE_S = 30.0
 DRAIN_S = 5.0
 DRAIN_BYTES_MAX = 1 << 30
+RETRY_AFTER_S = 1
 
 
 class Intake:
@@ -29,7 +30,7 @@ class Intake:
     `tenant_id` is whose room a body takes that is held in memory, and `open_call` the call under its key; both are known once the caller
     is."""
 
-    def __init__(self, receive: Receive, headers: dict[bytes, bytes], clock: Clock, room: BodyRoom) -> None:
+    def __init__(self, receive: Receive, headers: dict[bytes, bytes], clock: Clock, room: "BodyRoom") -> None:
         self.tenant_id = ""
         self.open_call: OpenCall | None = None
         self._room = room
@@ -65,10 +66,10 @@ class Intake:
             self._over = True
         return message
 
-    async def chunks(self, bytes_max: int, over: ApiProblem) -> AsyncIterator[bytes]:
-        """The body, piece by piece; `over` is raised when it is longer than allowed, before it is read where it says so itself."""
+    async def chunks(self, bytes_max: int, over: ApiProblem | None = None) -> AsyncIterator[bytes]:
+        """The body, piece by piece. A longer one than allowed raises a 413, or `over`: before it is read where it says so itself."""
         if self.declared_bytes is not None and self.declared_bytes > bytes_max:
-            raise over
+            raise over or _too_large(bytes_max)
         while True:
             message = await self._next()
             if message["type"] != "http.request":
@@ -76,7 +77,7 @@ class Intake:
                     400, "incomplete_body", "The request's body ended before it was complete. Send it again."
                 )
             if self.received_bytes > bytes_max:
-                raise over
+                raise over or _too_large(bytes_max)
             if self.is_cut_unheard:
                 raise refusal()
             if body := message.get("body", b""):
@@ -84,7 +85,7 @@ class Intake:
             if not message.get("more_body", False):
                 return
 
-    async def whole(self, bytes_max: int, over: ApiProblem) -> bytes:
+    async def whole(self, bytes_max: int, over: ApiProblem | None = None) -> bytes:
         """The whole body in memory, which takes room until `release`."""
         if self.declared_bytes is not None and self.declared_bytes <= bytes_max:
             self._hold(self.declared_bytes)
@@ -135,5 +136,47 @@ class Intake:
         self._over = True
 
 
+def _too_large(bytes_max: int) -> ApiProblem:
+    return ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
+
+
 def _too_slow(message: str) -> ApiProblem:
     return ApiProblem(408, "request_timeout", f"{message} Nothing was kept: send it again.")
+
+
+class BodyRoom:
+    """How many bytes of request bodies this process holds in memory at once, over all callers and for one tenant.
+
+    Uploads are not among them: they are written out as they come. What does not fit is refused."""
+
+    def __init__(self, bytes_max: int, one_body_bytes_max: int) -> None:
+        """One tenant may have half of it, and in any case one body of the largest size."""
+        self._bytes_max = max(bytes_max, one_body_bytes_max)
+        self._tenant_bytes_max = max(bytes_max // 2, one_body_bytes_max)
+        self.held_bytes = 0
+        self._by_tenant: Counter[str] = Counter()
+
+    def reserve_room(self, tenant_id: str, size_bytes: int) -> None:
+        """Reserve room for so many bytes, or refuse the request."""
+        if self._by_tenant[tenant_id] + size_bytes > self._tenant_bytes_max:
+            raise ApiProblem(
+                429,
+                "request_bytes_exceeded",
+                f"Your bodies under way may have {self._tenant_bytes_max:,} bytes together. Send it again once one is answered.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if self.held_bytes + size_bytes > self._bytes_max:
+            raise ApiProblem(
+                503,
+                "server_busy",
+                "The server holds as many bodies of calls as it can. Nothing was accepted: send the request again.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._by_tenant[tenant_id] += size_bytes
+        self.held_bytes += size_bytes
+
+    def release_room(self, tenant_id: str, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        self._by_tenant[tenant_id] -= size_bytes
+        if not self._by_tenant[tenant_id]:
+            del self._by_tenant[tenant_id]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker
-from tidegate.upstream.routing.breaker import BreakerState
 from tidegate.upstream.routing.deployment_state import DeploymentStatus
+from tidegate.upstream.routing.health import BreakerState
 
 
 def reported_troubles(workers: Sequence[ReportedWorker]) -> dict[str, DeploymentTrouble]:

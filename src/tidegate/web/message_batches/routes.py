@@ -176,11 +176,10 @@ class MessageBatchRoutes:
         limits = self._limits
         count_max = limits.message_batch_items_max
         inline = InlineRequests(MESSAGES, count_max, limits.line_bytes_max - FRAME_BYTES)
-        over = ApiProblem(413, "body_too_large", f"The body is larger than {limits.inline_bytes_max:,} bytes.")
         upload = await self._reception.begin_upload(limits.inline_bytes_max + FRAME_BYTES * count_max)
         try:
             lines = bytearray()
-            async for piece in intake.chunks(limits.inline_bytes_max, over):
+            async for piece in intake.chunks(limits.inline_bytes_max):
                 for line in inline.feed(piece):
                     lines += line
                 if len(lines) >= WRITE_BYTES:

@@ -8,7 +8,7 @@ from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.job_controls import Canary, MaxErrors
 from tidegate.core.job_shape import JobRetry
 from tidegate.core.nouns import File, Job, PartedUpload
-from tidegate.core.schedule.size import size_class
+from tidegate.core.schedule.ranking import size_class
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
 from tidegate.web.jobs.forecast_shapes import UNKNOWN, EtaShown, Forecast

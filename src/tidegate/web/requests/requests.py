@@ -136,8 +136,7 @@ async def json_body(request: Request, kind: type[T], bytes_max: int) -> T:
     """The body as this type."""
     require_json(request)
     intake: Intake = request.scope["tidegate.intake"]
-    over = ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
-    body = await intake.whole(bytes_max, over)
+    body = await intake.whole(bytes_max)
     return decoded(body, kind)
 
 

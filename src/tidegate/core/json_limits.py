@@ -1,7 +1,7 @@
-"""How many values a JSON text has, counted before any parser makes objects of them.
+"""Limits of a JSON text that are checked by its bytes alone, before any parser makes objects of them: its encoding, its depth and its size.
 
 A byte of JSON can become thirty of memory, and a parser lets nothing else run while it makes them. So a text with more names, objects and
-lists than a request needs is turned away by its bytes alone. Marks within strings do not count. Nothing here parses.
+lists than a request needs is turned away first. Marks within strings do not count. Nothing here parses.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,36 @@ TOO_MANY = f"The body has more than {NODES_MAX:,} names, objects and lists, or m
 PIECE_BYTES = 1 << 16
 _NODES = (b"[", b"{", b":")
 _VALUE_END = b","
+_ONE_BRACKET_KIND = bytes.maketrans(b"{}", b"[]")
+
+
+def is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def count_openers(text: bytes) -> int:
+    """How many brackets open in `text`; depth cannot be more. (`replace` finds bytes many times faster than `count`.)"""
+    return 2 * len(text) - len(text.replace(b"{", b"")) - len(text.replace(b"[", b""))
+
+
+def is_deeper_than(text: bytes, depth_max: int) -> bool:
+    """Return whether a JSON text is nested deeper than so many levels. Only one with many brackets pays for an exact answer."""
+    if count_openers(text) <= depth_max:
+        return False
+    level = b"".join(outside_strings(text, b"{}[]")).translate(_ONE_BRACKET_KIND)
+    # Each round takes the innermost brackets away, so there are as many rounds as levels.
+    for _ in range(depth_max):
+        inner = level.replace(b"[]", b"")
+        if len(inner) == len(level):
+            return False
+        level = inner
+    return b"[]" in level
 
 
 def has_too_many_values(text: bytes) -> bool:

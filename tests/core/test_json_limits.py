@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tidegate.core import json_size
-from tidegate.core.json_size import NODES_MAX, PIECE_BYTES, VALUES_MAX, has_too_many_values, outside_strings
+from tidegate.core import json_limits
+from tidegate.core.json_limits import NODES_MAX, PIECE_BYTES, VALUES_MAX, has_too_many_values, outside_strings
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,6 @@ def test_names_objects_lists_and_values_are_counted_up_to_their_bounds(text: byt
 
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, PIECE_BYTES])
 def test_strings_are_left_out_wherever_a_piece_ends(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_size, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(json_limits, "PIECE_BYTES", piece_bytes)
     text = json.dumps({"a{": ["[", '\\"[', {"": "{"}], "\\": []}).encode()
     assert b"".join(outside_strings(text, b"{}[]")) == b"{[{}][]}"
