@@ -1,13 +1,10 @@
 """The picture of the harvest: what each policy gives batch and costs users, and one minute of the tide. Plain SVG, no library."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from bench.harvest import Found
 
 WIDTH, HEIGHT = 980, 660
 LEFT, RIGHT, TOP = 70, 950, 60
@@ -29,9 +26,19 @@ STYLE = """
     }"""
 
 
-def draw(path: Path, found: Mapping[str, Sequence["Found"]], all_batch_rate: float) -> None:
-    """Write the picture of the bursty trace."""
-    listed = found["bursty"]
+@dataclass(frozen=True)
+class DrawnRun:
+    """One policy as the picture shows it. `line` has the interactive and the batch calls in flight at each moment."""
+
+    name: str
+    batch_rate: float
+    first_p99_ms: float
+    between_mean_ms: float
+    line: Sequence[tuple[float, int, int]]
+
+
+def draw(path: Path, listed: Sequence[DrawnRun], all_batch_rate: float) -> None:
+    """Write the picture of one trace. The first of the runs is interactive traffic alone, the second the tide."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         'aria-labelledby="title about" font-family="system-ui, -apple-system, \'Segoe UI\', sans-serif">',
@@ -56,7 +63,7 @@ def _across(slower: float) -> float:
     return LEFT + share * (RIGHT - LEFT)
 
 
-def _policies(listed: Sequence["Found"], all_batch_rate: float) -> Iterator[str]:
+def _policies(listed: Sequence[DrawnRun], all_batch_rate: float) -> Iterator[str]:
     alone = listed[0]
     bottom = TOP + PLOT_HEIGHT
     yield f'<text x="{LEFT}" y="24" class="head ink">Batch rate, and what users feel of it (bursty arrivals)</text>'
@@ -81,23 +88,23 @@ def _policies(listed: Sequence["Found"], all_batch_rate: float) -> Iterator[str]
     )
     names: list[tuple[float, float, float]] = []
     for one in listed[1:]:
-        slower = one.ttft_ms[1] / alone.ttft_ms[1]
+        slower = one.first_p99_ms / alone.first_p99_ms
         fits = slower <= 1.1 and one.between_mean_ms <= 1.1 * alone.between_mean_ms
-        kind = ("tide" if one.run.name.startswith("tide") else "other") if fits else "broken"
+        kind = ("tide" if one.name.startswith("tide") else "other") if fits else "broken"
         place, height = _across(slower), bottom - one.batch_rate / all_batch_rate * PLOT_HEIGHT
-        yield f'<circle cx="{place:.1f}" cy="{height:.1f}" r="5" class="{kind}"><title>{escape(one.run.name)}</title></circle>'
-        if one.run.name.startswith("tide,"):
+        yield f'<circle cx="{place:.1f}" cy="{height:.1f}" r="5" class="{kind}"><title>{escape(one.name)}</title></circle>'
+        if one.name.startswith("tide,"):
             continue
         # A name that would lie on another moves up until it does not.
-        end = place + 9 + 6.5 * len(one.run.name)
+        end = place + 9 + 6.5 * len(one.name)
         while any(place < x_end and x < end and abs(height - y) < 11 for x, x_end, y in names):
             height -= 3
         names.append((place, end, height))
-        yield f'<text x="{place + 9:.1f}" y="{height + 4:.1f}" class="name ink">{escape(one.run.name)}</text>'
+        yield f'<text x="{place + 9:.1f}" y="{height + 4:.1f}" class="name ink">{escape(one.name)}</text>'
 
 
-def _time_line(tide: "Found") -> Iterator[str]:
-    line = [point for point in tide.report.line if point[0] <= SECONDS * 1000]
+def _time_line(tide: DrawnRun) -> Iterator[str]:
+    line = [point for point in tide.line if point[0] <= SECONDS * 1000]
     bottom = LINE_TOP + LINE_HEIGHT
     most = 20 * math.ceil(max(max(point[1:]) for point in line) / 20)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,27 @@ def outside_sets(all_modules: list[Module]) -> Iterator[str]:
                     and not (isinstance(root, ast.Name) and root.id in made)
                 ):
                     yield f"{module.path} .{target.attr}"
+
+
+def import_circle(source: Path) -> list[str]:
+    """Return the names of modules that import each other in a circle, first and last the same; empty where there is none."""
+    root = f"{source.name}." if (source / "__init__.py").exists() else ""
+    names = {root + one.path.removesuffix(".py").replace("/", "."): one for one in modules(source)}
+    graph = {name: {one for one in _imported(module.tree) if one in names} for name, module in names.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _scoped(node: ast.AST, scope: str) -> Iterator[tuple[str, ast.AST]]:

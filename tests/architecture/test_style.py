@@ -100,6 +100,12 @@ def test_every_class_has_a_name_of_its_own() -> None:
 # ---- shape
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """An import inside a function, or for types alone, counts too: who reads one module of a circle has to read them all."""
+    assert shape.import_circle(SOURCE) == []
+    assert shape.import_circle(SOURCE.parents[1] / "bench") == []
+
+
 def test_a_function_has_at_most_six_parameters() -> None:
     assert [one for module in shape.modules(SOURCE) for one in shape.wide_functions(module)] == []
 
@@ -141,6 +147,11 @@ def test_the_checks_of_shape_are_not_blind(tmp_path: Path) -> None:
     assert list(shape.vague_methods(owner)) == ["owner.py Owner.take"]
     assert list(shape.callbacks(owner)) == ["owner.py Owner -> Part(step)", "owner.py Owner -> Part(lambda)"]
     assert list(shape.outside_sets(found)) == ["owner.py .done"]
+    circle = tmp_path / "circle"
+    circle.mkdir()
+    (circle / "here.py").write_text("def late():\n    from there import soon\n")
+    (circle / "there.py").write_text("import here\n")
+    assert shape.import_circle(circle) == ["here", "there", "here"]
 
 
 # ---- log events

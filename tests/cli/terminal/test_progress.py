@@ -9,8 +9,9 @@ from rich.console import Console
 
 from docs.pictures import Screen
 from tidegate.cli.terminal import terminal
-from tidegate.cli.terminal.progress import LineDisplay, ProgressPace, ProgressSnapshot, display, words
+from tidegate.cli.terminal.progress import ProgressPace, ProgressSnapshot, words
 from tidegate.cli.terminal.progress_bar import BarDisplay, picture
+from tidegate.cli.terminal.progress_display import LineDisplay, display
 from tidegate.core.nouns import Usage
 from tidegate.core.states import JobState
 

@@ -76,7 +76,9 @@ def test_every_page_is_shown_to_operators_alone_and_escapes_everything(console: 
         refused = outside.get(f"/console{path}")
         assert (refused.status_code, refused.headers.get("location")) == (303, "/console/sign-in")
     page = reader.get(f"/console/batches/{console.batch}").text
-    assert ("http_400" in page, "bad&lt;" in page) == (True, False), "a model server may quote the request in place of a code"
+    assert ("http_400" in page, "bad&lt;" in page) == (True, False), (
+        "a model server may quote the request in place of a code"
+    )
     assert "&lt;script&gt;" in reader.get("/console/batches").text
     for batch_id in ("x", "batch_" + 22 * "0", "%3Cscript%3E"):
         absent = reader.get(f"/console/batches/{batch_id}")

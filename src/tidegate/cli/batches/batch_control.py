@@ -7,7 +7,7 @@ import msgspec
 import typer
 import uvloop
 
-from tidegate.cli.batches import batches, remote_batches
+from tidegate.cli.batches import batch_facts, remote_batches
 from tidegate.cli.terminal import moments, options, server_client, terminal
 from tidegate.core.errors import SettingsError
 from tidegate.core.problems import batch_not_ended
@@ -141,10 +141,10 @@ async def _retry(settings: Settings, org: str | None, batch: str, asked: dict[st
     choice = retry_choice(requests.decoded(msgspec.json.encode(asked), RetryWish))
     async with storage.opened(settings) as parts:
         reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: "")
-        job = await reception.retry_job(Caller(await batches.owner_id(parts, org, batch)), batch, choice)
+        job = await reception.retry_job(Caller(await batch_facts.owner_id(parts, org, batch)), batch, choice)
         if job is None:
-            raise batches.absent(batch, org)
-        return batches.facts(job)
+            raise batch_facts.absent(batch, org)
+        return batch_facts.facts(job)
 
 
 def delete(
@@ -178,7 +178,7 @@ async def _delete(settings: Settings, org: str | None, batch: str) -> None:
         await server.delete(f"/v1/batches/{batch}", dict[str, msgspec.Raw], tenant=owner)
         return
     async with storage.opened(settings) as parts:
-        job = await batches.job_of(parts, org, batch)
+        job = await batch_facts.job_of(parts, org, batch)
         if job.state not in JOB_ENDED:
             raise batch_not_ended()
         await parts.store.forget_job(job.id)
@@ -284,7 +284,7 @@ async def _control(
             )
         )
     async with storage.opened(settings) as parts:
-        tenant_id = await batches.owner_id(parts, org, batch)
+        tenant_id = await batch_facts.owner_id(parts, org, batch)
         if action == "set":
             body = requests.decoded(msgspec.json.encode(change), BatchChange)
             job = await parts.store.change_job(tenant_id, batch, requests.job_change(body, settings))
@@ -295,5 +295,5 @@ async def _control(
             verb = parts.store.pause_job if action == "pause" else parts.store.resume_job
             job = await verb(tenant_id, batch)
         if job is None:
-            raise batches.absent(batch, org)
-        return batches.facts(job)
+            raise batch_facts.absent(batch, org)
+        return batch_facts.facts(job)

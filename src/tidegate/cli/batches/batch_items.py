@@ -7,7 +7,7 @@ import msgspec
 import typer
 import uvloop
 
-from tidegate.cli.batches import batches, remote_batches
+from tidegate.cli.batches import batch_facts, remote_batches
 from tidegate.cli.terminal import options, server_client, terminal
 from tidegate.core.errors import SettingsError
 from tidegate.core.states import Outcome
@@ -75,7 +75,7 @@ async def _listed(
         )
     wanted = ItemFilter(asked.get("outcome"), asked.get("code"))
     async with server_client.reading(settings) as parts:
-        job = await batches.job_of(parts, org, batch)
+        job = await batch_facts.job_of(parts, org, batch)
         reader = JobItems(parts.store, parts.blobs)
         found: list[dict[str, Any]] = []
         after: str | None = None
@@ -99,4 +99,4 @@ async def _one_item(settings: Settings, org: str | None, batch: str, custom_id: 
             remote, lambda path: remote.get(f"{path}/{item}", dict[str, Any], tenant=org)
         )
     async with server_client.reading(settings) as parts:
-        return await JobItems(parts.store, parts.blobs).one(await batches.job_of(parts, org, batch), custom_id)
+        return await JobItems(parts.store, parts.blobs).one(await batch_facts.job_of(parts, org, batch), custom_id)

@@ -10,18 +10,18 @@ import msgspec
 import typer
 import uvloop
 
-from tidegate.cli.batches import remote_batches
+from tidegate.cli.batches import batch_facts, remote_batches, watching
+from tidegate.cli.batches.explain import explained_by
 from tidegate.cli.terminal import input_file, moments, options, results, server_client, terminal
 from tidegate.cli.terminal.signals import Stopping
 from tidegate.core.errors import SettingsError
 from tidegate.core.job_lists import FILTER_PAIRS_MAX, JobFilter, JobSort
 from tidegate.core.nouns import FOREVER_MS, Job
 from tidegate.core.states import JOB_ENDED, JobState
-from tidegate.core.usage.prices import units_text
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
-    from tidegate.storage import Parts
+    pass
 
 FOLLOW_EVERY_S = 0.5
 PAGE_COUNT_MAX = 100
@@ -163,8 +163,6 @@ def watch(
 
     Example: tidegate batches watch batch_0f3kQ2mZ8s1xW7vB4nD9Lc
     """
-    from tidegate.cli.batches import watching
-
     options.check_batch_id(batch)
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
     if (remote := server_client.remote(settings)) is not None:
@@ -290,7 +288,7 @@ async def _matching(
             if not page:
                 break
             found += page
-        return [facts(job) for job in found]
+        return [batch_facts.facts(job) for job in found]
 
 
 async def _any_batch(settings: Settings) -> bool:
@@ -305,13 +303,11 @@ async def _one(settings: Settings, org: str | None, batch: str) -> dict[str, Any
         found = await remote_batches.at_either(
             remote, lambda path: remote.get(f"{path}/{batch}", dict[str, Any], tenant=org)
         )
-        from tidegate.cli.batches.explain import explained_by
-
         models = (await explained_by(remote, batch)).models
         return {**remote_batches.facts(found), "models": models}
     async with server_client.reading(settings) as parts:
-        job = await job_of(parts, org, batch)
-        return {**facts(job), "models": await parts.store.models_of_job(job.id)}
+        job = await batch_facts.job_of(parts, org, batch)
+        return {**batch_facts.facts(job), "models": await parts.store.models_of_job(job.id)}
 
 
 async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
@@ -325,9 +321,9 @@ async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
         )
         return str(msgspec.json.decode(answer["status"], type=str))
     async with storage.opened(settings) as parts:
-        job = await parts.store.cancel_job(await owner_id(parts, org, batch), batch)
+        job = await parts.store.cancel_job(await batch_facts.owner_id(parts, org, batch), batch)
         if job is None:
-            raise absent(batch, org)
+            raise batch_facts.absent(batch, org)
         return str(job.state)
 
 
@@ -339,14 +335,16 @@ async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
     if (server := server_client.asked(settings)) is not None:
         found = await server.get(f"/admin/v1/batches/{batch}", dict[str, msgspec.Raw])
         if org is not None and msgspec.json.decode(found["org"], type=str) != org:
-            raise absent(batch, org)
+            raise batch_facts.absent(batch, org)
         answer = await server.post(f"/admin/v1/batches/{batch}/abandon", dict[str, msgspec.Raw])
         return str(msgspec.json.decode(answer["status"], type=str))
     async with storage.opened(settings) as parts:
         noting = AuditTrail(parts.store, parts.entropy, COMMAND).noting("batch.abandon", "batch", batch)
-        job = await noting.abandon_job(await owner_id(parts, org, batch), batch, settings.retention.failed_s * 1000)
+        job = await noting.abandon_job(
+            await batch_facts.owner_id(parts, org, batch), batch, settings.retention.failed_s * 1000
+        )
         if job is None:
-            raise absent(batch, org)
+            raise batch_facts.absent(batch, org)
         return str(job.state)
 
 
@@ -359,7 +357,7 @@ async def _output(
         stopping = Stopping().listen()
         at = 0
         while True:
-            job = await job_of(parts, org, batch)
+            job = await batch_facts.job_of(parts, org, batch)
             file_id, size_bytes = (
                 (job.error_file_id, job.error_bytes) if errors else (job.output_file_id, job.output_bytes)
             )
@@ -379,99 +377,6 @@ async def _output(
                 return 0
             if await stopping.wait(FOLLOW_EVERY_S):
                 return stopping.exit_code
-
-
-async def job_of(parts: "Parts", org: str | None, batch: str) -> Job:
-    """Return a batch: without the name of an organization, one of any. Who reads the store on this machine may see all of them."""
-    options.check_batch_id(batch)
-    job = await (
-        parts.store.any_job(batch)
-        if org is None
-        else parts.store.get_job(await server_client.tenant(parts, org), batch)
-    )
-    if job is None:
-        raise absent(batch, org)
-    return job
-
-
-async def owner_id(parts: "Parts", org: str | None, batch: str) -> str:
-    """Return the id of the organization that was named, or else of the one that owns the batch."""
-    return (await job_of(parts, None, batch)).tenant_id if org is None else await server_client.tenant(parts, org)
-
-
-def absent(batch: str, org: str | None) -> SettingsError:
-    where = f" in organization {org}" if org is not None else ""
-    return SettingsError(f"There is no batch {batch}{where}; see `tidegate batches list`.")
-
-
-def facts(job: Job) -> dict[str, Any]:
-    """A batch as commands tell it, in the words of the API."""
-    times = ("created", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-    return {
-        "id": job.id,
-        "status": str(job.state),
-        "endpoint": job.endpoint,
-        "model": job.model,
-        "total": job.item_count,
-        "completed": job.answered_count,
-        "failed": job.done_count - job.answered_count,
-        "input_file_id": job.input_file_id,
-        "output_file_id": job.output_file_id if job.state in JOB_ENDED else None,
-        "error_file_id": job.error_file_id if job.state in JOB_ENDED else None,
-        "output_bytes": job.output_bytes,
-        "error_bytes": job.error_bytes,
-        **{f"{name}_at": _second(getattr(job, f"{name}_at")) for name in times},
-        "expires_at": _second(job.expires_at),
-        "usage": {
-            "input_tokens": job.usage.input_tokens,
-            "cached_tokens": job.usage.cached_tokens,
-            "output_tokens": job.usage.output_tokens,
-            "reasoning_tokens": job.usage.reasoning_tokens,
-        },
-        "prompt_bytes": job.prompt_bytes,
-        "shared_prefix_bytes": job.shared_prefix_bytes,
-        "metadata": job.metadata,
-        "cost": units_text(job.cost_nano),
-        **_controls(job),
-        "retry_of": job.retry_of,
-        "retried_by": list(job.retried_by),
-        "merged_output_file_id": job.merged_file_id if job.state in JOB_ENDED else None,
-        "errors": [
-            {"code": error.code, "message": error.message, "line": error.line, "param": error.param}
-            for error in job.errors
-        ],
-    }
-
-
-def _controls(job: Job) -> dict[str, object]:
-    controls, errors = job.controls, job.controls.max_errors
-    share = None if errors is None or errors.share_ppm is None else errors.share_ppm / 1_000_000
-    return {
-        "priority": controls.priority,
-        "not_before": _second(controls.not_before or None),
-        "paused_at": _second(job.paused_at) if job.state not in JOB_ENDED else None,
-        "max_cost": None if controls.max_cost_nano is None else units_text(controls.max_cost_nano),
-        "max_errors": None
-        if errors is None
-        else {"count": errors.count, "share": share, "after": errors.after or None},
-        "stopped_by": job.stopped_by,
-        "canary": None
-        if job.canary is None
-        else {
-            "items": job.canary.items,
-            "max_error_share": job.canary.error_ppm / 1_000_000,
-            "then": job.canary.then,
-            "state": job.canary.state,
-        },
-    }
-
-
-def _second(at_ms: int | None) -> int | None:
-    return None if at_ms is None else at_ms // 1000
-
-
-def exit_code(job: Job) -> int:
-    return 0 if job.state is JobState.COMPLETED and job.answered_count == job.item_count else 1
 
 
 def _progress(known: dict[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ import msgspec
 import typer
 import uvloop
 
-from tidegate.cli.batches import batches, remote_batches
+from tidegate.cli.batches import batch_facts, remote_batches
 from tidegate.cli.operators.deployments import shown
 from tidegate.cli.terminal import options, server_client, terminal
 from tidegate.core.deployments import Deployment, Resource
@@ -71,7 +71,7 @@ async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> 
     from tidegate.web.jobs.explanation import Explainer
 
     async with server_client.reading(settings) as parts:
-        job = await batches.job_of(parts, org, batch)
+        job = await batch_facts.job_of(parts, org, batch)
         router = open_router(settings.http.limits(), parts.clock, parts.entropy)
         try:
             _, entries = await parts.store.routing()

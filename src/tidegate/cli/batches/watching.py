@@ -11,9 +11,9 @@ from contextlib import aclosing, asynccontextmanager, suppress
 
 import msgspec
 
-from tidegate.cli.batches import batches, explain, remote_batches
+from tidegate.cli.batches import batch_facts, explain, remote_batches
 from tidegate.cli.batches.batch_events import BatchEvent, BatchEvents, LookedAtBatch
-from tidegate.cli.terminal import progress, server_client, terminal
+from tidegate.cli.terminal import progress, progress_display, server_client, terminal
 from tidegate.cli.terminal.signals import Stopping
 from tidegate.core.errors import ApiProblem, StoreError, TidegateError
 from tidegate.core.nouns import Usage
@@ -56,12 +56,12 @@ async def watch_here(settings: Settings, org: str | None, batch: str, *, as_json
     """Follow a batch in the store of these settings; returns how it stands, in lines, with the command's exit code."""
     async with server_client.reading(settings) as parts, _news(settings, org, batch) as news:
         stopping = Stopping().listen()
-        display = None if as_json else progress.display()
-        last, moved_s, why = await batches.job_of(parts, org, batch), time.monotonic(), ""
+        display = None if as_json else progress_display.display()
+        last, moved_s, why = await batch_facts.job_of(parts, org, batch), time.monotonic(), ""
         is_first, explained_s = True, 0.0
         try:
             while True:
-                job = await batches.job_of(parts, org, batch)
+                job = await batch_facts.job_of(parts, org, batch)
                 if job != last:
                     moved_s, why = time.monotonic(), ""
                 elif (
@@ -75,7 +75,7 @@ async def watch_here(settings: Settings, org: str | None, batch: str, *, as_json
                 if display is not None:
                     display.show(progress.snapshot(job, time.monotonic(), why))
                 elif job != last or is_first:
-                    terminal.show_json_line(batches.facts(job))
+                    terminal.show_json_line(batch_facts.facts(job))
                 if job.state in JOB_ENDED:
                     break
                 last, is_first = job, False
@@ -84,7 +84,7 @@ async def watch_here(settings: Settings, org: str | None, batch: str, *, as_json
         finally:
             if display is not None:
                 display.close()
-    code = batches.exit_code(job)
+    code = batch_facts.exit_code(job)
     causes = reasons.explain(*await explain.explain_inputs_of(settings, org, batch)) if code else []
     return [_line(progress.snapshot(job, 0.0), batch), *causes], code
 
@@ -147,7 +147,7 @@ class _Watched:
     def __init__(self, server: server_client.RemoteServer, batch: str, *, as_json: bool) -> None:
         self._server = server
         self._batch = batch
-        self._display = None if as_json else progress.display()
+        self._display = None if as_json else progress_display.display()
         self._moved_s = time.monotonic()
         self.shown = progress.ProgressSnapshot(self._moved_s, JobState.VALIDATING, 0, 0, 0, Usage())
 

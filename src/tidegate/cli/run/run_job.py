@@ -8,7 +8,16 @@ import msgspec
 from msgspec.structs import replace
 
 from tidegate.cli.run import run_again, run_changed, run_check
-from tidegate.cli.terminal import failures, input_file, progress, results, server_client, summary, terminal
+from tidegate.cli.terminal import (
+    failures,
+    input_file,
+    progress,
+    progress_display,
+    results,
+    server_client,
+    summary,
+    terminal,
+)
 from tidegate.cli.terminal.loading import settle_memory
 from tidegate.cli.terminal.signals import Stopping
 from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable
@@ -313,7 +322,7 @@ def _controls(errand: Errand, line_count: int) -> JobControls:
 async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
     """Show the batch until it ends or a stop is asked for."""
     parts = working.parts
-    display = progress.display()
+    display = progress_display.display()
     began_s = time.monotonic()
     away = ""
     try:

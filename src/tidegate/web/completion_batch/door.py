@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tidegate.web.completion_batch.paths import DOOR, ONE, PATH, PREFIX, SCOPE
 from tidegate.web.jobs.front_door import DoorParts, FrontDoor
 
 if TYPE_CHECKING:
@@ -12,13 +13,6 @@ if TYPE_CHECKING:
     from tidegate.web.http.operations import Operations
     from tidegate.web.http.problems import ErrorShape
     from tidegate.web.http.routes import Guarded
-
-PREFIX = "/v1/completion-batch/"
-PATH = PREFIX + "{workspace_id}/{environment_id}"
-ONE = PATH + "/{completion_batch_id}"
-SCOPE = "completion-batch"
-# What jobs that were made here carry.
-DOOR = "completion-batch"
 
 
 class CompletionBatchDoor(FrontDoor):

@@ -11,7 +11,7 @@ from tidegate.core.callback_targets import TargetRules
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import JobWebhook
 from tidegate.core.webhooks import EVENT_TYPES
-from tidegate.web.completion_batch.door import DOOR
+from tidegate.web.completion_batch.paths import DOOR
 from tidegate.web.requests.limit_requests import LIMITS_MAX, Count, LimitAsk, job_limits
 from tidegate.web.requests.webhook_requests import check_url
 

@@ -20,11 +20,11 @@ from tidegate.core.policy.policy_rules import allows
 from tidegate.core.states import JOB_ENDED
 from tidegate.stages.accept import Upload
 from tidegate.web.completion_batch import shapes
-from tidegate.web.completion_batch.door import ONE, PATH, SCOPE
 from tidegate.web.completion_batch.events import ItemEvents
 from tidegate.web.completion_batch.inline_items import FRAME_BYTES, MESSAGES, InlineItems
 from tidegate.web.completion_batch.items import ItemReader, OpenItems, open_items
 from tidegate.web.completion_batch.options import SYNC, CreateOptions, read_options
+from tidegate.web.completion_batch.paths import ONE, PATH, SCOPE
 from tidegate.web.completion_batch.shapes import BatchEntity, CallbackShown, DoorNotes
 from tidegate.web.context import WebContext
 from tidegate.web.http import content

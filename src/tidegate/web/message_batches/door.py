@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tidegate.web.jobs.front_door import DoorParts, FrontDoor
+from tidegate.web.message_batches.paths import ONE, PATH
 
 if TYPE_CHECKING:
     from tidegate.web.http.operations import Operations
     from tidegate.web.http.problems import ErrorShape
     from tidegate.web.http.routes import Guarded
-
-PATH = "/v1/messages/batches"
 
 
 class MessageBatchDoor(FrontDoor):
@@ -27,15 +26,14 @@ class MessageBatchDoor(FrontDoor):
         from tidegate.web.http.operations import Operation
         from tidegate.web.message_batches import schemas
 
-        one = PATH + "/{message_batch_id}"
         pages = ("after_id", "before_id", "limit", "beta")
         return {
             ("GET", PATH): Operation("List message batches", gives=schemas.MessageBatchPage, query=pages),
             ("POST", PATH): Operation("Create a message batch", gives=schemas.MessageBatch),
-            ("GET", one): Operation("Show a message batch", gives=schemas.MessageBatch),
-            ("DELETE", one): Operation("Delete an ended message batch", gives=schemas.MessageBatchDeleted),
-            ("POST", f"{one}/cancel"): Operation("Cancel a message batch", gives=schemas.MessageBatch),
-            ("GET", f"{one}/results"): Operation("Read the results of a message batch"),
+            ("GET", ONE): Operation("Show a message batch", gives=schemas.MessageBatch),
+            ("DELETE", ONE): Operation("Delete an ended message batch", gives=schemas.MessageBatchDeleted),
+            ("POST", f"{ONE}/cancel"): Operation("Cancel a message batch", gives=schemas.MessageBatch),
+            ("GET", f"{ONE}/results"): Operation("Read the results of a message batch"),
         }
 
     def error_shapes(self) -> "Mapping[str, ErrorShape]":

@@ -26,12 +26,11 @@ from tidegate.web.http.routes import Guarded
 from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.message_batches import schemas
-from tidegate.web.message_batches.door import PATH
 from tidegate.web.message_batches.inline_requests import FRAME_BYTES, InlineRequests
+from tidegate.web.message_batches.paths import ONE, PATH
 from tidegate.web.message_batches.results import results
 from tidegate.web.requests import requests
 
-ONE = PATH + "/{message_batch_id}"
 LIST_COUNT = 20
 LIST_COUNT_MAX = 1_000
 FILENAME = "message_batch.jsonl"
