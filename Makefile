@@ -37,7 +37,7 @@ serve: venv  ## the API and a worker on port 8080; UPSTREAM=http://host:port/v1 
 test test-lowest soak: export PYTHONDONTWRITEBYTECODE =
 test: venv browser helm  ## every test but the soak and those of `make check`, on real servers that the run starts and stops
 	@$(BIN)/python -m compileall -q -j 0 src
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(READ_TESTS:%=--ignore=%)
+	$(BIN)/pytest -n $(WORKERS) $(READ_TESTS:%=--ignore=%)
 
 # The console's tests drive Debian's Chromium, and fetch axe-core with npm. Without root, put a `chromium` and an `npm` on the PATH.
 browser:  ## install the browser that the console's tests drive
@@ -69,14 +69,14 @@ azurite: venv browser  ## fetch the server of Azure's blob API that the soak use
 # An environment of its own, so that the lowest versions never meet the locked ones.
 test-lowest: $(LOWEST)  ## the rooms that lean on libraries, with the lowest version that pyproject.toml allows of each
 	@$(LOWEST_BIN)/python -m compileall -q -j 0 src
-	$(LOWEST_BIN)/pytest -n $(WORKERS) --dist worksteal $(LOWEST_TESTS)
+	$(LOWEST_BIN)/pytest -n $(WORKERS) $(LOWEST_TESTS)
 
 check: venv  ## format, lint, types, layers, words and shape of the code, and what the docs claim
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n $(CORES) --dist worksteal $(READ_TESTS)
+	$(BIN)/pytest -n $(CORES) $(READ_TESTS)
 
 format: venv  ## put the code into its one format
 	$(BIN)/ruff format .
@@ -88,8 +88,8 @@ bench: venv  ## the benchmarks, each a ratio taken in one run
 # Seeds want every core; the other tests measure rates and the time that a recovery takes, so each of them has the machine to itself.
 soak: venv prometheus azurite  ## the tests that run for long on purpose; PART=tests/faults runs only those of a folder, a file or one test
 	@$(BIN)/python -m compileall -q -j 0 src
-	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) --dist worksteal -m soak tests/simulation)
-	$(BIN)/pytest $(if $(findstring simulation,$(PART)),-n $(WORKERS) --dist worksteal) -m soak $(or $(PART),--ignore=tests/simulation)
+	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) -m soak tests/simulation)
+	$(BIN)/pytest $(if $(findstring simulation,$(PART)),-n $(WORKERS)) -m soak $(or $(PART),--ignore=tests/simulation)
 
 clients: venv  ## other people's clients, unpatched, against the server; PEERS=DIR runs the peers' own suites from checkouts
 	$(BIN)/python -m tests.clients $(if $(PEERS),--peers $(PEERS))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import importlib
 import os
 import shutil
 import signal
@@ -16,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.internal.constants_ast import constants_from_module
 
 from tests.support.azure import AzureServer, azure_server
 from tests.support.engine import Engine
@@ -31,6 +28,8 @@ from tests.support.shims import Shims
 from tests.support.store_verbs import postgres_driver
 from tests.support.tidegate import s3_env
 from tidegate.store.store import Store
+
+pytest_plugins = ["tests.support.workers"]
 
 RUN = pytest.StashKey[RunDirectory]()
 OwnModule = Callable[[str], str]
@@ -54,49 +53,18 @@ def pytest_configure(config: pytest.Config) -> None:
     # A run in a shell's background ignores Ctrl-C, and so would every process that a test interrupts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    workerinput = getattr(config, "workerinput", None)
-    if workerinput is None:
-        use_memory_for_files()
-        # A developer's own settings must not steer the tests. Workers inherit what is left.
-        for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
-            del os.environ[name]
-        config.stash[RUN] = RunDirectory.create()
-        # Reading the system's authorities costs each of the thousands of clients 50 ms of CPU, and no test meets any of them.
-        os.environ |= {"SSL_CERT_FILE": str(AUTHORITY), "SSL_CERT_DIR": os.devnull}
-    else:
-        config.stash[RUN] = RunDirectory.attach(workerinput["run_directory"])
+    use_memory_for_files()
+    # A developer's own settings must not steer the tests. Workers inherit what is left.
+    for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
+        del os.environ[name]
+    config.stash[RUN] = RunDirectory.create()
+    # Reading the system's authorities costs each of the thousands of clients 50 ms of CPU, and no test meets any of them.
+    os.environ |= {"SSL_CERT_FILE": str(AUTHORITY), "SSL_CERT_DIR": os.devnull}
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: pytest.Session) -> None:
-    """Tell a worker of pytest-xdist which directory the run shares."""
-    node.workerinput["run_directory"] = str(node.config.stash[RUN].path)  # type: ignore[attr-defined]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """Let each worker import a share of the test files first: every worker needs every file, and reads what another has compiled.
-
-    So it is with the constants of the product's modules, among which Hypothesis chooses: it keeps in a file what it found in a module.
-    Nothing is collected as garbage meanwhile: what is made here stays."""
-    workerinput = getattr(session.config, "workerinput", None)
-    if workerinput is None:
-        return
-    gc.disable()
-    number, count = int(workerinput["workerid"].removeprefix("gw")), int(workerinput["workercount"])
-    for path in sorted(TESTS.rglob("test_*.py"))[number::count]:
-        # A file that cannot be imported fails when its turn comes.
-        with contextlib.suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
-    for name in sorted(name for name in sys.modules if name.startswith("tidegate."))[number::count]:
-        constants_from_module(sys.modules[name])
-
-
-def pytest_collection_finish() -> None:
-    """Leave ten thousand tests and all they loaded out of every later collection of garbage."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+def pytest_worker_started(config: pytest.Config) -> None:
+    """Leave the run's directory to the controller."""
+    config.stash[RUN] = config.stash[RUN].left_to_controller()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,6 +1,6 @@
 """The one directory a test run shares: which servers are up, which processes run, and who cleans up.
 
-Under pytest-xdist the controller makes it and the workers attach to it. Servers start when the first test asks and are
+With several workers the controller makes it and the workers attach to it. Servers start when the first test asks and are
 then everybody's. The controller holds a lock for as long as it lives; the keeper, a small process of its own, waits for that
 lock and, whatever ended the controller, stops every server, kills every process left over and removes the directory.
 """
@@ -79,6 +79,12 @@ class RunDirectory:
     @classmethod
     def attach(cls, path: str) -> RunDirectory:
         return cls(Path(path))
+
+    def left_to_controller(self) -> RunDirectory:
+        """The same in a worker that was forked from the controller: only the controller's life keeps it."""
+        if self._alive_fd is not None:
+            os.close(self._alive_fd)
+        return RunDirectory.attach(str(self.path))
 
     def shared(self, kind: type[Server]) -> Server:
         """The run's server of this kind, started by whoever asks first; one that failed to start fails all who ask."""

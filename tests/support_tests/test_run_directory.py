@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from tests.support.postgres import CLUSTER_VARIABLE, PostgresServer
-from tests.support.processes import Proc, Processes, wait_until
-from tests.support.run_directory import MEMORY, MEMORY_BYTES_MIN, REPOSITORY, use_memory_for_files
+from tests.support.processes import Proc, wait_until
+from tests.support.run_directory import MEMORY, MEMORY_BYTES_MIN, use_memory_for_files
 
 SHARING = """
 import os, pathlib, pytest
@@ -49,35 +46,6 @@ PostgresServer.start = broken
 def test_needs_it(turn, postgres_url):
     pass
 """
-
-
-@pytest.fixture
-def outside() -> Iterator[Path]:
-    """A temporary directory that PostgreSQL's unprivileged user can pass through, unlike pytest's own."""
-    path = Path(tempfile.mkdtemp(prefix="tidegate-nested-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def nested(processes: Processes, outside: Path, tmp_path: Path, postgres_server: PostgresServer) -> Callable[..., Proc]:
-    """Runs pytest with this repository's fixtures over one small test file."""
-
-    def run(source: str, *options: str) -> Proc:
-        (tmp_path / "test_nested.py").write_text(source)
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        # The run under test keeps its own temporary files apart from its run directory, which must be gone at the end.
-        base = ["-p", "no:cacheprovider", "-p", "tests.conftest", f"--basetemp={tmp_path / 'base'}", "--rootdir=."]
-        command = [sys.executable, "-m", "pytest", *base, *options, str(tmp_path / "test_nested.py")]
-        return processes.start(
-            command,
-            name="pytest",
-            cwd=REPOSITORY,
-            env={**env, "TMPDIR": str(outside), CLUSTER_VARIABLE: str(postgres_server.cluster)},
-        )
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -128,7 +96,7 @@ def test_a_run_of_pure_tests_starts_nothing(nested: Callable[..., Proc], outside
 
 @pytest.mark.soak
 def test_workers_share_one_server_of_each_kind(nested: Callable[..., Proc], outside: Path, tmp_path: Path) -> None:
-    proc = nested(SHARING, "-n", "2", "--dist=load")
+    proc = nested(SHARING, "-n", "2")
     assert proc.wait(90) == 0, proc.logs()
     notes = list(tmp_path.glob("note-*"))
     assert len(notes) == 4
