@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, working
+from tidegate.core.job_controls import JobControls
 from tidegate.core.nouns import Answer, Call, Usage
-from tidegate.core.usage.prices import Cost, Price
+from tidegate.core.usage.prices import Cost, Price, cost
 
 pytestmark = pytest.mark.anyio
 
@@ -36,3 +37,61 @@ async def test_every_answer_is_paid_for_once_by_its_deployments_price(live: Work
     assert {(one.organization, one.team, one.key, one.job, one.model) for one in entries} == {
         ("acme", "red", "k1", job.id, "m")
     }
+
+
+SAYS = b'{"choices":[{"message":{"role":"assistant","content":"%b"}}]}' % (b"word" * 50)
+
+
+async def test_what_a_server_does_not_report_is_counted_by_its_text_and_stops_a_batch_at_its_max_cost(
+    live: WorkerWorld,
+) -> None:
+    """Fifty tokens were written, and a prompt of so many bytes was read: four bytes are a token."""
+    script = Script(live, "m")
+
+    async def answer(call: Call) -> Answer:
+        return Answer(200, SAYS, Usage(), "dear")
+
+    script.answers = answer
+    caller = await live.key()
+    [line] = chat_lines(1)
+    price = Price.of("1", None, "1")
+    whole = await live.started([line], caller=caller)
+    capped = await live.started(chat_lines(40), caller=caller, slice_items=2, controls=JobControls(max_cost_nano=200))
+    async with working(live, script, prices={"dear": price}):
+        await live.ended(whole)
+        stopped = await live.ended(capped)
+    [called] = [call for call in script.calls if call.job_id == whole.id]
+    each = Usage(-(-len(called.body) // 4), 0, 50)
+    [spent] = [
+        one.spend
+        for one in await live.store.usage(0, live.clock.now_ms() // DAY_MS + 1, by_job=True)
+        if one.job == whole.id
+    ]
+    assert (spent.usage, spent.cost) == (each, cost(each, price, batch=True))
+    assert stopped.stopped_by == "max_cost"
+    assert len(await live.file_lines(stopped.output_file_id)) < 40
+
+
+@pytest.mark.parametrize(
+    ("reported", "body", "counted"),
+    [
+        (Usage(9, 3, 7, 2), SAYS, Usage(9, 3, 7, 2)),
+        (Usage(9, 3, 0, 0), SAYS, Usage(9, 3, 50, 0)),
+        (Usage(9, 0, 0, 0), BODY, Usage(9, 0, 0, 0)),
+    ],
+    ids=["all of it", "no output", "nothing was written"],
+)
+async def test_what_a_server_reports_is_believed(
+    live: WorkerWorld, reported: Usage, body: bytes, counted: Usage
+) -> None:
+    script = Script(live, "m")
+
+    async def answer(call: Call) -> Answer:
+        return Answer(200, body, reported, "dear")
+
+    script.answers = answer
+    job = await live.started(chat_lines(1))
+    async with working(live, script):
+        await live.ended(job)
+    [entry] = await live.store.usage(0, live.clock.now_ms() // DAY_MS + 1, by_job=True)
+    assert entry.spend.usage == counted

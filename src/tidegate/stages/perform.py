@@ -19,6 +19,7 @@ from tidegate import failpoints, metrics, tracing
 from tidegate.core import retry
 from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.answers import answer_checks, results
+from tidegate.core.answers.answer_text import counted_whole
 from tidegate.core.answers.failed_place import with_place
 from tidegate.core.audio_file import AudioFile
 from tidegate.core.body_rules.caller_fields import FieldFault, FieldRules
@@ -258,6 +259,9 @@ class Performer:
             return self._after_failure(error, leased, state, item)
         except Exception as error:
             return self._after_failure(_unforeseen(error, leased.job_id, item.number), leased, state, item)
+        if not (answer.usage.input_tokens and answer.usage.output_tokens):
+            # An item without limits has no receipt, and a shared call only its own: books and budgets count by the same rule.
+            answer = replace(answer, usage=counted_whole(call, answer.usage, answer.body))
         if failpoints.ARMED:
             await failpoints.hit("after_answer")
         kept: bytes | Stop = answer.body

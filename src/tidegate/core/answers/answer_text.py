@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
-from tidegate.core.nouns import Usage
+from tidegate.core.nouns import Call, Usage
+from tidegate.core.usage.answer_bounds import SILENT
 from tidegate.core.usage.estimate import prompt_tokens
+from tidegate.core.usage.prompt_bounds import likely_prompt_tokens
 
 # Texts of the protocol, which no model wrote.
 _MARKS = frozenset(
@@ -53,15 +55,25 @@ def text_bytes(value: Any) -> int:
     return size
 
 
-def estimated(reported: Usage | None, likely_input_tokens: int, answer_bytes: int) -> Usage:
-    """Return what was used: what the answer reported, and an estimate by its text for the rest."""
+def counted(call: Call, reported: Usage | None, uncounted_bytes: int) -> Usage:
+    """Return what a call used: what its answer reported, and an estimate by text for the rest."""
     reported = reported or Usage()
     return Usage(
-        reported.input_tokens or likely_input_tokens,
+        reported.input_tokens or likely_prompt_tokens(call),
         reported.cached_tokens,
-        reported.output_tokens + prompt_tokens(answer_bytes),
+        reported.output_tokens + prompt_tokens(uncounted_bytes),
         reported.reasoning_tokens,
     )
+
+
+def counted_whole(call: Call, reported: Usage, answer: bytes) -> Usage:
+    """Return what a call used whose answer came whole."""
+    return counted(call, reported, unreported_bytes(call.endpoint, reported, answer))
+
+
+def unreported_bytes(endpoint: str, reported: Usage, answer: bytes) -> int:
+    """Return how many bytes of text a whole answer holds of which its usage says nothing."""
+    return 0 if reported.output_tokens or endpoint in SILENT else written_bytes(answer)
 
 
 def written_bytes(body: bytes) -> int:

@@ -40,6 +40,8 @@ _OWN_LENGTHS = {
     "/v1/audio/transcriptions": ("max_completion_tokens",),
     "/v1/audio/translations": ("max_completion_tokens",),
 }
+# Nothing is written by these: what they return is no text of tokens.
+SILENT = ("/v1/embeddings", "/v1/moderations", "/v1/score", "/v1/rerank", "/v1/classify", "/v1/pooling")
 # Endpoints that answer each entry of `prompt` by itself.
 _ONE_PROMPT = ("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/messages", "/v1/responses")
 _READ = frozenset((*LENGTHS, *LEAST_LENGTHS, *COUNTS, "prompt", "messages", "thinking", "extra_body"))

@@ -10,7 +10,9 @@ import re
 from typing import Any, NamedTuple
 
 from tidegate.core.json_limits import has_too_many_values
-from tidegate.core.usage.inline_files import TEXT_BYTES_MAX, is_base64
+from tidegate.core.nouns import Call
+from tidegate.core.usage.estimate import prompt_tokens
+from tidegate.core.usage.inline_files import TEXT_BYTES_MAX, is_base64, unread_bytes
 
 # Every text of one side is read together with one of the other.
 COMPARED = ("/v1/score", "/v1/rerank")
@@ -22,6 +24,8 @@ IMAGE_TOKENS = 1_500
 OTHER_TOKENS_MAX = 1 << 18
 OTHER_TOKENS = 2_000
 BODY_BYTES_MAX = 8 << 20
+# Models take about ten tokens for a second of speech, which has 8 to 32 kB in the usual formats.
+AUDIO_BYTES_PER_TOKEN = 1_000
 
 # A body without any of these has only texts and settings. An escape may hide one. Looking for each alone takes a hundredth of the time
 # that one regular expression for all of them does.
@@ -74,6 +78,17 @@ NOTHING_HIDDEN = Hidden()
 
 class _PromptPairs(list[tuple[str, Any]]):
     """An object's members, also those that have one name."""
+
+
+def likely_prompt_tokens(call: Call) -> int:
+    """Return how many tokens the prompt of a call likely has, by its bytes; a file's letters are not read."""
+    read = compared_bytes(call.endpoint, call.body) - unread_bytes(call.body)
+    return prompt_tokens(read) + audio_tokens(call)
+
+
+def audio_tokens(call: Call) -> int:
+    """Return how many tokens the recording of a call likely has."""
+    return 0 if call.audio is None else -(-len(call.audio.data) // AUDIO_BYTES_PER_TOKEN)
 
 
 def compared_bytes(endpoint: str, body: bytes) -> int:

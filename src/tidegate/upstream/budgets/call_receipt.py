@@ -13,13 +13,13 @@ Budgets and books hear the same. Where usage is written down is not known here.
 from collections.abc import Callable
 from enum import Enum, auto
 
-from tidegate.core.answers.answer_text import estimated, written_bytes
+from tidegate.core.answers.answer_text import counted, unreported_bytes
 from tidegate.core.deployments import Deployment, Estimate
 from tidegate.core.errors import KeyRejected, Refused, Throttled, Unavailable
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.usage.prices import cost
 from tidegate.upstream.budgets.budget_client import BudgetClient
-from tidegate.upstream.budgets.token_estimator import SILENT, TokenEstimator
+from tidegate.upstream.budgets.token_estimator import TokenEstimator
 from tidegate.upstream.http.transport import SendPermit
 
 # Hears where a call was answered and what it used.
@@ -96,19 +96,16 @@ class CallReceipt:
 
     def settle_left(self, *, is_stream: bool) -> None:
         """The caller left before anything came. A stream was stopped at its prompt; any other answer may be written to its end."""
-        if is_stream and self._permit.budgets:
+        if is_stream:
             self.settle_answer(None)
         else:
             self._settle_perhaps_done()
 
-    def settle_whole(self, usage: Usage, answer: bytes) -> None:
-        """The answer came whole. What it does not report is counted by its text; of an item, it costs its worst case."""
-        uncounted = 0
-        if not usage.output_tokens and self._call.endpoint not in SILENT:
-            uncounted = written_bytes(answer)
-        self.settle_answer(usage, uncounted)
+    def settle_whole(self, reported: Usage, answer: bytes) -> Usage:
+        """The answer came whole. Return what it used: what it does not report is counted by its text."""
+        return self.settle_answer(reported, unreported_bytes(self._call.endpoint, reported, answer))
 
-    def settle_answer(self, reported: Usage | None, uncounted_bytes: int = 0) -> None:
+    def settle_answer(self, reported: Usage | None, uncounted_bytes: int = 0) -> Usage:
         """The answer ended, or the caller wants no more of it: what came of it is what it used, in the books and in the budgets."""
         if reported is not None and not uncounted_bytes and reported.input_tokens:
             if self._permit.budgets or self._deployment.tokens_in_flight_max:
@@ -117,21 +114,14 @@ class CallReceipt:
             if self._permit.nano:
                 self._estimator.learn_prompt(self._call, self._deployment, reported)
             self._pay(reported.input_tokens + reported.output_tokens, reported)
-            return
-        if self._is_batch:
-            self._settle_item_in_part(reported or Usage())
-            return
-        seen = estimated(reported, self._estimator.prompt(self._call), uncounted_bytes)
-        tokens = seen.input_tokens + seen.output_tokens
+            return reported
+        used = counted(self._call, reported, uncounted_bytes)
+        tokens = used.input_tokens + used.output_tokens
         if self._permit.budgets and self._deployment.estimate is Estimate.BOUND:
             # Real tokens must not pass such a limit, and the answer did not report how many there were.
             tokens = max(tokens, self._permit.tokens)
-        self._pay(tokens, seen)
-
-    def _settle_item_in_part(self, reported: Usage) -> None:
-        """An item's answer did not report all that it took: all that was set aside counts, and at least what it reported."""
-        tokens = max(self._permit.tokens, reported.input_tokens + reported.output_tokens)
-        self._close(tokens, max(self._permit.nano, self._nano(reported)), None)
+        self._pay(tokens, used)
+        return used
 
     def _pay(self, tokens: int, used: Usage) -> None:
         self._close(tokens, self._nano(used), used)

@@ -21,18 +21,20 @@ from tidegate.core.budgets.budget import TOKENS_MAX
 from tidegate.core.deployments import Deployment, Estimate
 from tidegate.core.errors import Unbounded
 from tidegate.core.nouns import Call, Usage
-from tidegate.core.usage.answer_bounds import output_tokens_max
-from tidegate.core.usage.estimate import prompt_tokens
-from tidegate.core.usage.inline_files import unread_bytes, without_files
+from tidegate.core.usage.answer_bounds import SILENT, output_tokens_max
+from tidegate.core.usage.inline_files import without_files
 from tidegate.core.usage.prices import CostRange, bound
-from tidegate.core.usage.prompt_bounds import COMPARED, compared_bytes, hidden_tokens
+from tidegate.core.usage.prompt_bounds import (
+    COMPARED,
+    audio_tokens,
+    compared_bytes,
+    hidden_tokens,
+    likely_prompt_tokens,
+)
 
 UNKNOWN_OUTPUT_TOKENS = 256
 LEARNED_MAX = 1_000
 NEWEST_WEIGHT = 0.02
-
-# Nothing is written by these: what they return is no text of tokens.
-SILENT = ("/v1/embeddings", "/v1/moderations", "/v1/score", "/v1/rerank", "/v1/classify", "/v1/pooling")
 
 WHOLE_BUDGET = sys.maxsize
 
@@ -41,8 +43,6 @@ WHOLE_BUDGET = sys.maxsize
 _LETTERS = string.ascii_letters.encode() + b" "
 LETTER_TOKENS = 0.5
 OTHER_TOKENS = 0.8
-# Models take about ten tokens for a second of speech, which has 8 to 32 kB in the usual formats.
-AUDIO_BYTES_PER_TOKEN = 1_000
 # What a deployment counted is believed with a margin, and only of prompts that are more than the frame of a request.
 COUNTED_MARGIN = 1.25
 COUNTED_MIN = 0.25
@@ -78,17 +78,12 @@ class TokenEstimator:
             return WHOLE_BUDGET if allowed is None else _size_bytes(call) + allowed
         if call.tokens:
             return call.tokens
-        prompt = self.prompt(call)
+        prompt = likely_prompt_tokens(call)
         if call.endpoint in SILENT:
             return prompt
         likely = int(self._output_tokens.get(call.model, UNKNOWN_OUTPUT_TOKENS) * call.items)
         allowed = _allowed(call)
         return prompt + (likely if allowed is None else min(likely, allowed))
-
-    def prompt(self, call: Call) -> int:
-        """Return how many tokens the prompt of a call likely has, by its bytes; a file's letters are not read."""
-        read = compared_bytes(call.endpoint, call.body) - unread_bytes(call.body)
-        return prompt_tokens(read) + _audio_tokens(call)
 
     def nano(self, call: Call, deployment: Deployment, *, batch: bool) -> CostRange:
         """What this call will likely cost there, and the most that it can."""
@@ -127,7 +122,7 @@ class TokenEstimator:
             likely *= counted * COUNTED_MARGIN
         # Most calls can use as many tokens as they have bytes, so nothing is hidden in them, and they are not looked through again.
         hidden = hidden_tokens(call.body).likely if most.input_tokens != len(call.body) else 0
-        tokens = math.ceil(likely) + _audio_tokens(call) + hidden
+        tokens = math.ceil(likely) + audio_tokens(call) + hidden
         return Usage(min(tokens, most.input_tokens), 0, most.output_tokens)
 
     def most(self, call: Call, deployment: Deployment) -> Usage:
@@ -154,10 +149,6 @@ def _size_bytes(call: Call) -> int:
     hidden = hidden_tokens(call.body)
     shown = 0 if call.endpoint in COMPARED else hidden.shown_bytes
     return compared_bytes(call.endpoint, call.body) - shown + hidden.most + audio_bytes
-
-
-def _audio_tokens(call: Call) -> int:
-    return 0 if call.audio is None else -(-len(call.audio.data) // AUDIO_BYTES_PER_TOKEN)
 
 
 def _likely_tokens(call: Call) -> tuple[float, bool]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+import msgspec
 import structlog
 
 from tidegate.core.answers import answer as answers
@@ -338,8 +339,8 @@ class Exchange:
         )
         reply = await state.line.post(request, total_s, permit)
         answer = self.read_reply(admission, shaped.endpoint, reply)
-        receipt.settle_whole(answer.usage, answer.body)
-        return answer
+        used = receipt.settle_whole(answer.usage, answer.body)
+        return answer if used is answer.usage else msgspec.structs.replace(answer, usage=used)
 
     async def _open_once(
         self, admission: Admission, shaped: Shaped, total_s: float, permit: SendPermit, receipt: CallReceipt
