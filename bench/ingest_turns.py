@@ -71,7 +71,7 @@ async def _stage(directory: Path, store_url: str = "") -> AsyncIterator[tuple[Pa
         worker_id = ids.make("worker", parts.entropy.token_bytes(16))
         await parts.store.enlist_worker(worker_id, "bench", "0", HOUR_MS)
         live = LiveConfig(parts.store, parts.settings, lambda *served: {})
-        policies = OperatorPolicies(parts.settings, live, lambda deployment: None)
+        policies = OperatorPolicies(parts.settings, live)
         ingest = IngestStage(parts.store, parts.blobs, parts.entropy, parts.scratch, policies, InputPasses())
         yield parts, ingest, worker_id
 

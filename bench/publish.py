@@ -38,7 +38,7 @@ class _Idle:
 async def _ingested(parts: Parts, worker_id: str, lines: list[bytes]) -> str:
     job_id = await submit(_Idle(parts, worker_id), lines)  # type: ignore[arg-type]
     live = LiveConfig(parts.store, parts.settings, lambda *served: {})
-    policies = OperatorPolicies(parts.settings, live, lambda deployment: None)
+    policies = OperatorPolicies(parts.settings, live)
     ingest = IngestStage(parts.store, parts.blobs, parts.entropy, parts.scratch, policies, InputPasses())
     await ingest.next(worker_id)
     return job_id

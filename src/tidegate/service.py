@@ -492,7 +492,7 @@ def build_worker(
         WorkerPorts(parts.store, _counted(parts, "processor"), router, parts.clock, parts.entropy, parts.wakes, files),
         me,
         worker_options(parts.settings, parts.scratch),
-        OperatorPolicies(parts.settings, live_config, router.price_of),
+        OperatorPolicies(parts.settings, live_config),
         InputPasses(),
     )
 

@@ -29,7 +29,7 @@ class Performing:
 
     def __init__(self, files: FileSource) -> None:
         self.calls: list[Call] = []
-        upstream: Any = SimpleNamespace(knows=lambda model: True, send=self._send)
+        upstream: Any = SimpleNamespace(knows=lambda model: True, send=self._send, price_of=lambda name: None)
         clock: Any = SimpleNamespace(monotonic_ms=lambda: 1_000.0)
         entropy: Any = SimpleNamespace(uniform=lambda low, high: high)
         bound: Any = SimpleNamespace(
@@ -38,7 +38,6 @@ class Performing:
             fields=lambda leased: STRICT,
             begin_by_ms=lambda leased: 60_000.0,
             retry=lambda leased: RetryPolicy(),
-            price=lambda deployment: None,
         )
         self._performer = Performer(upstream, clock, entropy, bound, 0, files)
 

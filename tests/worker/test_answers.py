@@ -47,7 +47,8 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again_and_all_are_paid_f
     script = Script(live, "m")
     answering(script, lambda call, before: call.number % 2 == 0 or before == 1)
     job = await live.started(chat_lines(6), slice_items=3, answers=AnswerTerms(SCHEMA, tries_max=2))
-    async with working(live, script, prices=PRICE):
+    script.prices = PRICE
+    async with working(live, script):
         job = await live.ended(job)
     output, errors = await lines_of(live, job)
     assert (job.answered_count, job.failed_count, job.schema_invalid_count) == (6, 0, 0)
@@ -78,7 +79,8 @@ async def test_the_stronger_model_is_asked_last_and_then_the_answer_is_filed(liv
     answering(script, lambda call, before: call.model == "strong" and call.number != 1)
     terms = AnswerTerms(SCHEMA, tries_max=1, escalate_to="strong")
     job = await live.started(chat_lines(2), answers=terms)
-    async with working(live, script, prices=PRICE):
+    script.prices = PRICE
+    async with working(live, script):
         job = await live.ended(job)
     output, errors = await lines_of(live, job)
     assert (job.answered_count, job.failed_count, job.schema_invalid_count) == (1, 1, 1)

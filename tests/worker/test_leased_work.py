@@ -551,7 +551,7 @@ async def test_more_is_leased_at_once_when_a_group_of_suspects_is_over(is_group_
     leased_work.add(state, [])
     settler = SliceSettler(
         leased_work,
-        cast(Any, SimpleNamespace(end_slice=lambda ended: ended is state and is_group_over)),
+        cast(Any, SimpleNamespace(is_on=True, end_slice=lambda ended: ended is state and is_group_over)),
         cast(Recorder, SimpleNamespace(finish_slice=lambda *slice_key: told.append("finished"))),
         cast(Any, SimpleNamespace(notify=lambda: told.append("woken"))),
     )

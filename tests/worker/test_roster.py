@@ -168,7 +168,7 @@ def test_a_message_batch_has_a_bound_of_its_own(tmp_path: Path) -> None:
     values = {"limits.message_batch_items_max": "7", "limits.items_max": "5"}
     settings = load(None, tmp_path, values, {}).settings
     live = LiveConfig(Store(SqliteDriver(tmp_path / "store.db", lambda: 0)), settings, lambda *_: {})
-    policies = OperatorPolicies(settings, live, lambda _: None)
+    policies = OperatorPolicies(settings, live)
     jobs = [
         cast(Job, SimpleNamespace(endpoint=endpoint, invalid_lines="fail", prefix_order=True))
         for endpoint in ("/v1/messages", "/v1/chat/completions")
@@ -344,7 +344,7 @@ def test_a_slice_that_is_held_is_bound_to_what_its_tenant_may_have_now(tmp_path:
 
     settings = limited(400)
     live = LiveConfig(Store(SqliteDriver(tmp_path / "store.db", lambda: 0)), settings, lambda *_: {})
-    policies = OperatorPolicies(settings, live, lambda _: None)
+    policies = OperatorPolicies(settings, live)
     rules = LeasedCallRules(cast(LeasedWork, None), cast(KeyStates, None), policies, cast(Guards, None))
     leased = SimpleNamespace(tenant="acme", tenant_id="t", user=None, team=None, key_id=None, job_id="j", limits=())
     state = LeasedSliceState(cast(LeasedSlice, leased), 0.0)

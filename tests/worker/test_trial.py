@@ -62,6 +62,23 @@ async def test_half_of_the_worst_then_the_rest_of_them_then_all() -> None:
     assert ours.suspects_max(Suspects(0, 6, 8)) == 4, "worse ones than those that were survived begin anew"
 
 
+async def test_a_trial_is_on_from_the_first_suspects_seen_until_none_are_seen_and_none_are_held() -> None:
+    ours = trial()
+    assert not ours.is_on
+    ours.suspects_max(Suspects())
+    assert not ours.is_on
+    ours.suspects_max(Suspects(0, 5, 2))
+    group = hashable(state(5))
+    ours.begin_group(group)
+    assert ours.is_on
+    assert ours.suspects_max(Suspects()) == 0, "its own suspects hide all others"
+    assert ours.is_on
+    ours.end_slice(group[0])
+    assert ours.is_on, "the others of its level may be ready still"
+    ours.suspects_max(Suspects())
+    assert not ours.is_on
+
+
 async def test_a_level_that_is_survived_in_one_group_clears_the_lesser_ones() -> None:
     ours = trial()
     assert ours.suspects_max(Suspects(0, 5, 1)) == 1

@@ -22,7 +22,8 @@ async def test_every_answer_is_paid_for_once_by_its_deployments_price(live: Work
 
     script.answers = answer
     job = await live.started(chat_lines(10), slice_items=3, caller=await live.key(team="red"))
-    async with working(live, script, prices={"dear": Price.of("2", "1", "4", "0.5")}):
+    script.prices = {"dear": Price.of("2", "1", "4", "0.5")}
+    async with working(live, script):
         await live.ended(job)
     today = live.clock.now_ms() // DAY_MS
     entries = await live.store.usage(today - 1, today + 1, by_job=True)

@@ -406,7 +406,8 @@ async def test_what_went_like_an_interactive_call_counts_and_costs_like_one(live
     job = await live.started(chat_lines(1, "m"), caller=Caller(tenant_id, "k1"))
     await live.rows("update jobs set interactive_at = now_ms() where id = ?", job.id)
     price = Price(input_nano=1_000_000, output_nano=2_000_000, batch_factor_ppm=500_000)
-    async with working(live, script, prices={"here": price}):
+    script.prices = {"here": price}
+    async with working(live, script):
         await live.completed(job)
     assert [owner for _, owner in script.interactive_calls] == [tenant_id]
     assert (await live.look(job)).cost_nano == 3

@@ -40,7 +40,7 @@ from tidegate.core.nouns import (
     NewFile,
     Usage,
 )
-from tidegate.core.policies import Policies
+from tidegate.core.policies import FixedTerms, Policies, TenantTerms
 from tidegate.core.ports import Wakes
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy, Reason
@@ -207,6 +207,7 @@ class Script:
         self.interactive_calls: list[tuple[Call, str]] = []
         self.in_flight = 0
         self.spent_until = 0.0
+        self.prices: Mapping[str, Price] = {}
         self.answers: Callable[[Call], Awaitable[Answer]] = self._answer
 
     async def _answer(self, call: Call) -> Answer:
@@ -253,6 +254,9 @@ class Script:
     def knows(self, model: str) -> bool:
         return model in self.models
 
+    def price_of(self, name: str) -> Price | None:
+        return self.prices.get(name)
+
 
 def options(world: WorkerWorld, **changes: Any) -> WorkerOptions:
     usual = WorkerOptions(
@@ -271,6 +275,9 @@ def options(world: WorkerWorld, **changes: Any) -> WorkerOptions:
     return replace(usual, **changes)
 
 
+BOUND = FixedTerms(bind_calls=True)
+
+
 @dataclass(frozen=True)
 class Decisions(Policies):
     """What a test decides in the operator's place; everything else binds nothing."""
@@ -280,8 +287,8 @@ class Decisions(Policies):
     fields_of: Mapping[str, FieldRules] = field(default_factory=dict)
     rules: tuple[PolicyRule, ...] = ()
     retries: RetryPolicy = QUICK
-    prices: Mapping[str, Price] = field(default_factory=dict)
     scheduling: Policy = field(default_factory=Policy)
+    tenants: TenantTerms = BOUND
     job_budgets: Mapping[str, tuple[Budget, ...]] = field(default_factory=dict)
 
     def schedule_policy(self, override: ModeOverride) -> Policy:
@@ -289,9 +296,6 @@ class Decisions(Policies):
 
     def budgets(self, leased: LeasedSlice) -> tuple[Budget, ...]:
         return self.job_budgets.get(leased.job_id, ())
-
-    def price(self, deployment: str) -> Price | None:
-        return self.prices.get(deployment)
 
     def retry(self, model: str) -> RetryPolicy:
         return self.retries

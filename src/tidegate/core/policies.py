@@ -5,6 +5,9 @@ This one binds nothing: every answer is the most permissive. `worker/policies.py
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Protocol
+
+import msgspec
 
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.budgets.budget import Budget
@@ -14,23 +17,41 @@ from tidegate.core.nouns import Job, LeasedSlice
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy
 from tidegate.core.schedule.policy import ModeOverride
-from tidegate.core.usage.prices import Price
+
+
+class TenantTerms(Protocol):
+    """What tenants may have, as far as every call needs it."""
+
+    @property
+    def number(self) -> int:
+        """Another number after every change."""
+
+    @property
+    def bind_calls(self) -> bool:
+        """Whether any tenant has a budget or a bound on calls at once: if none has, they are not asked for."""
+
+
+class FixedTerms(msgspec.Struct, frozen=True):
+    """Terms that never change."""
+
+    bind_calls: bool
+    number: int = 0
+
+
+NO_TERMS = FixedTerms(bind_calls=False)
 
 
 class Policies:
     """`model_of` is the model behind each resource, `reached_by` every name that a call to a resource may come under, `fields_of` what
-    callers of a name may not say; `rules` are the hooks and guardrails, and `in_flight_caps` the work units in flight by tenant."""
+    callers of a name may not say; `rules` are the hooks and guardrails, `in_flight_caps` the work units in flight by tenant, and `tenants`
+    what has to be known before a call's budgets are asked for."""
 
     model_of: Mapping[str, str] = MappingProxyType({})
     reached_by: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     fields_of: Mapping[str, FieldRules] = MappingProxyType({})
     rules: tuple[PolicyRule, ...] = ()
     in_flight_caps: Mapping[str, int] = MappingProxyType({})
-
-    @property
-    def tenants_number(self) -> int:
-        """Another number after every change of what tenants may have."""
-        return 0
+    tenants: TenantTerms = NO_TERMS
 
     def unknown_wait_ms(self, model: str) -> int:
         """Return how long items of a model wait that is unknown here, since another process may know it; 0 when none does."""
@@ -55,10 +76,6 @@ class Policies:
     def parallel(self, leased: LeasedSlice, key_max: int) -> tuple[tuple[str, int], ...]:
         """Return how many calls of a slice's tenant, user and key may go at once; `key_max` is the key's own bound, 0 for none."""
         return ()
-
-    def price(self, deployment: str) -> Price | None:
-        """Return what a deployment's tokens cost; None where they cost nothing."""
-        return None
 
     def retry(self, model: str) -> RetryPolicy:
         """Return how failed items of a model are tried again."""

@@ -13,6 +13,7 @@ from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, Se
 from tidegate.core.callback_targets import CallbackReply, FetchedFile
 from tidegate.core.nouns import Answer, Call, Placed, Stamp
 from tidegate.core.queues import Put, QueueRequest, QueueState, Sorted, Withdrawal
+from tidegate.core.usage.prices import Price
 
 
 class Clock(Protocol):
@@ -153,6 +154,9 @@ class Upstream(Protocol):
 
     def knows(self, model: str) -> bool:
         """Whether any deployment is configured for this model."""
+
+    def price_of(self, name: str) -> Price | None:
+        """What tokens cost at a deployment; None where they cost nothing."""
 
     def recorded(self, items: Iterable[tuple[str, int]]) -> None:
         """Forget the answers of these items, by job and number: the store has them now."""

@@ -38,6 +38,9 @@ class SuspectBounds(msgspec.Struct, frozen=True):
     keeps_rest: bool = False
 
 
+NONE_SUSPECTED = SuspectBounds(0)
+
+
 class LeaseStage:
     """`pending` has the tokens of slices that were asked for and are not here yet: a heartbeat must not hand these back."""
 

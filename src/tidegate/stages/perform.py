@@ -34,7 +34,7 @@ from tidegate.core.policy.policy_rules import Denied
 from tidegate.core.ports import Clock, Entropy, FileSource, Upstream
 from tidegate.core.states import Outcome
 from tidegate.core.translate import audio
-from tidegate.core.usage.prices import Price, cost
+from tidegate.core.usage.prices import cost
 from tidegate.core.wording import in_words
 from tidegate.guards.closer_look import look_closely
 from tidegate.guards.guard import Guard
@@ -100,9 +100,6 @@ class CallRules(Protocol):
 
     def retry(self, leased: LeasedSlice) -> retry.RetryPolicy:
         """Return how a failed item is tried again."""
-
-    def price(self, deployment: str) -> Price | None:
-        """Return what a deployment's tokens cost; None where they cost nothing."""
 
 
 class Again(msgspec.Struct, frozen=True, gc=False):
@@ -435,7 +432,7 @@ class Performer:
 
     def _cost(self, ended: _ItemEnd) -> tuple[int, int, int] | None:
         """What an answer cost; None where answers have no price."""
-        price = self._rules.price(ended.deployment) if ended.deployment else None
+        price = self._upstream.price_of(ended.deployment) if ended.deployment else None
         if price is None:
             return None
         paid = cost(ended.usage, price, batch=not ended.is_interactive)

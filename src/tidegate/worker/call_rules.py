@@ -17,7 +17,6 @@ from tidegate.core.policies import Policies
 from tidegate.core.policy.policy_rules import UNKNOWN, Denied, KeyState, judge
 from tidegate.core.ports import Clock
 from tidegate.core.retry import RetryPolicy
-from tidegate.core.usage.prices import Price
 from tidegate.guards.guard import Guard, Guards
 from tidegate.store.store import Store
 from tidegate.store.tenants.keys import KeyRow
@@ -100,14 +99,15 @@ class LeasedCallRules:
         """Bind calls of this slice to the budgets that its owner has now, and to what its key allows now."""
         leased = state.slice
         key = self._keys.of(leased) if leased.key_id else None
-        number = self._policies.tenants_number
-        if state.bound_number == number and state.key is key:
+        tenants = self._policies.tenants
+        if state.bound_number == tenants.number and state.key is key:
             return
-        budgets = self._policies.budgets(leased)
+        budgets = self._policies.budgets(leased) if tenants.bind_calls or leased.limits else ()
         if key is not None and key.limits:
             budgets = with_limits(budgets, LimitBound.KEY, key.key_id, key.limits)
-        parallel = self._policies.parallel(leased, 0 if key is None else key.parallel_max)
-        state.bind(key, budgets, parallel, number)
+        parallel_max = 0 if key is None else key.parallel_max
+        parallel = self._policies.parallel(leased, parallel_max) if tenants.bind_calls or parallel_max else ()
+        state.bind(key, budgets, parallel, tenants.number)
 
     def denial(self, leased: LeasedSlice) -> Denied | None:
         return self._keys.denial(leased)
@@ -128,9 +128,6 @@ class LeasedCallRules:
     def retry(self, leased: LeasedSlice) -> RetryPolicy:
         policy = self._policies.retry(leased.model)
         return policy if leased.retry is None else policy.of_job(leased.retry)
-
-    def price(self, deployment: str) -> Price | None:
-        return self._policies.price(deployment)
 
 
 def _forbids_nothing(key: KeyState) -> bool:

@@ -14,7 +14,8 @@ from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Holding, LeasedSlice
 from tidegate.core.ports import Clock, Listener, Upstream
 from tidegate.core.schedule import Choice, Pick, Reason, Why
-from tidegate.stages.lease import LeaseStage
+from tidegate.core.schedule.snapshot import NO_SUSPECTS
+from tidegate.stages.lease import NONE_SUSPECTED, LeaseStage
 from tidegate.stages.record import Recorder
 from tidegate.stages.tend.lost_workers import LostWorkers
 from tidegate.store.store import Store
@@ -98,13 +99,16 @@ class Leaser:
         slices_max = self._room.slices_max()
         if slices_max > 0:
             await self._room.rest_jobs()
-            choice = await self._scheduler.choose(worker_id, self._room.items, slices_max, self._trial)
+            trial = self._trial if self._trial.is_on else None
+            choice = await self._scheduler.choose(worker_id, self._room.items, slices_max, trial)
         else:
             choice = Choice([], [])
         picks = [*long_waiting, *choice.picks]
         if not picks or not self._leased_work.is_open:
             return False
-        taken = await self._stage.lease_slices(worker_id, picks, self._trial.bounds(choice.suspects))
+        is_plain = choice.suspects == NO_SUSPECTS and not self._trial.is_on
+        bounds = NONE_SUSPECTED if is_plain else self._trial.bounds(choice.suspects)
+        taken = await self._stage.lease_slices(worker_id, picks, bounds)
         if worker_id != self._me.id:
             return False
         states = [
@@ -112,7 +116,8 @@ class Leaser:
         ]
         for state in states:
             self._leased_work.expect(state)
-        self._trial.begin_group(states)
+        if self._trial.is_on:
+            self._trial.begin_group(states)
         return await self._reader.read(states)
 
 
@@ -295,7 +300,7 @@ class SliceSettler:
         """Pass a slice on to record if it has nothing more to do here."""
         if not self._leased_work.forget_if_done(state):
             return
-        if self._trial.end_slice(state):
+        if self._trial.is_on and self._trial.end_slice(state):
             self._lease_wake.notify()
         leased = state.slice
         if state.left == 0:

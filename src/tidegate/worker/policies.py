@@ -1,7 +1,5 @@
 """What the operator decides, as the settings and the live configuration say it now."""
 
-from collections.abc import Callable
-
 from msgspec.structs import replace
 
 from tidegate.core.budgets.budget import Budget
@@ -11,22 +9,19 @@ from tidegate.core.policies import Policies
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy
 from tidegate.core.schedule.policy import ModeOverride
-from tidegate.core.usage.prices import Price
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings
 from tidegate.settings.policy import call_rules, schedule_policy, switched
+from tidegate.settings.tenants import Tenants
 from tidegate.stages.ingest.input_rules import line_rules
 from tidegate.upstream.calls.translation import MESSAGES
 
 
 class OperatorPolicies(Policies):
-    """`price_of` knows what the deployments of now cost."""
-
-    def __init__(self, settings: Settings, live: LiveConfig, price_of: Callable[[str], Price | None]) -> None:
+    def __init__(self, settings: Settings, live: LiveConfig) -> None:
         self._settings = settings
         self._live = live
-        self._price_of = price_of
-        self._tenants = live.tenants
+        self.tenants: Tenants = live.tenants
         self._retry = settings.retry.policy()
         self._schedule_policy = schedule_policy(settings)
         # The content of these mappings follows what an operator adds at run time.
@@ -34,11 +29,7 @@ class OperatorPolicies(Policies):
         self.reached_by = live.reached_by
         self.fields_of = live.fields_of
         self.rules = call_rules(settings)
-        self.in_flight_caps = self._tenants.in_flight_caps
-
-    @property
-    def tenants_number(self) -> int:
-        return self._tenants.number
+        self.in_flight_caps = self.tenants.in_flight_caps
 
     def unknown_wait_ms(self, model: str) -> int:
         return self._live.unknown_wait_ms(model)
@@ -53,22 +44,15 @@ class OperatorPolicies(Policies):
         return rules
 
     def weight(self, tenant: str) -> float:
-        return self._tenants.of(tenant).weight
+        return self.tenants.of(tenant).weight
 
     def budgets(self, leased: LeasedSlice) -> tuple[Budget, ...]:
-        if not (self._tenants.bind_calls or leased.limits):
-            return ()
-        return self._tenants.of(leased.tenant).budgets(
+        return self.tenants.of(leased.tenant).budgets(
             leased.tenant_id, leased.user, leased.key_id, leased.job_id, leased.limits, leased.team
         )
 
     def parallel(self, leased: LeasedSlice, key_max: int) -> tuple[tuple[str, int], ...]:
-        if not (self._tenants.bind_calls or key_max):
-            return ()
-        return self._tenants.of(leased.tenant).parallel(leased.tenant_id, leased.user, leased.key_id, key_max)
-
-    def price(self, deployment: str) -> Price | None:
-        return self._price_of(deployment)
+        return self.tenants.of(leased.tenant).parallel(leased.tenant_id, leased.user, leased.key_id, key_max)
 
     def retry(self, model: str) -> RetryPolicy:
         return self._live.retry_of.get(model, self._retry)

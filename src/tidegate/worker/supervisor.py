@@ -1,7 +1,9 @@
 """Run the services of one worker, and end the worker when one of them meets an internal error."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
 
 import structlog
 
@@ -12,20 +14,23 @@ log = structlog.get_logger()
 
 _RETRY_S = 0.5
 
+Service = Callable[[], Coroutine[Any, Any, None]]
+
 
 class Supervisor:
     """`is_working` is whether new work may be taken and sent: the worker is not stopping, and nothing in it is broken. `broken` names the
     internal error that ended this worker, and the service that met it."""
 
     def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._broke = asyncio.Event()
         self.is_working = True
         self.broken: str | None = None
 
-    def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a service until `cancel_services`."""
-        self._tasks.append(asyncio.create_task(self._guard(name, run)))
+    def start(self, name: str, run: Service) -> None:
+        """Run a service until `cancel_services`, and again after each failure."""
+        # A task sees its service end. Nothing stands around the service, for each step of a runner would pass through that.
+        self._begin(name, run, run())
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Wait until the worker is to stop, or is broken."""
@@ -42,23 +47,34 @@ class Supervisor:
 
     async def cancel_services(self) -> None:
         """Cancel every service."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _guard(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a service again after each failure. One that was not foreseen breaks the worker; the calls in flight go on to their end."""
-        while True:
-            try:
-                await run()
-                return
-            except (StoreUnavailable, BlobError, LostRace) as error:
-                log.warning("worker_loop_postponed", loop=name, error=str(error))
-            except Exception as error:
-                if self.broken is None:
-                    metrics.worker_broken.set(1)
-                    self.broken = f"{type(error).__name__} in {name}"
-                    self.is_working = False
-                    self._broke.set()
-                log.exception("worker_broken", loop=name)
-            await asyncio.sleep(_RETRY_S)
+    def _begin(self, name: str, run: Service, service: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(service)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._end, name, run))
+
+    def _end(self, name: str, run: Service, task: asyncio.Task[None]) -> None:
+        """Begin a service again that failed. A failure that was not foreseen breaks the worker; the calls in flight go on to their end."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if not isinstance(error, Exception):
+            return
+        if isinstance(error, (StoreUnavailable, BlobError, LostRace)):
+            log.warning("worker_loop_postponed", loop=name, error=str(error))
+        else:
+            if self.broken is None:
+                metrics.worker_broken.set(1)
+                self.broken = f"{type(error).__name__} in {name}"
+                self.is_working = False
+                self._broke.set()
+            log.error("worker_broken", loop=name, exc_info=error)
+        self._begin(name, run, _after_a_pause(run))
+
+
+async def _after_a_pause(run: Service) -> None:
+    await asyncio.sleep(_RETRY_S)
+    await run()

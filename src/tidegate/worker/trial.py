@@ -71,6 +71,8 @@ class Trial:
         self._recorder = recorder
         self._me = me
         self._lease_wake = lease_wake
+        # Whether suspects were seen that are not known to be gone. While they are not, leasing need not ask this trial anything.
+        self.is_on = False
         self._stage = _Stage.HALF
         self._level = 0
         self._group: set[LeasedSliceState] = set()
@@ -104,8 +106,10 @@ class Trial:
         if not seen.count:
             if not self._group:
                 self.begin_again()
+                self.is_on = self._alone is not None
             # One that became ready since the look is not among those that were counted: the next look halves with it.
             return len(self._group)
+        self.is_on = True
         if seen.level > self._level:
             self.begin_again()
         elif self._stage is _Stage.REST and seen.level < self._level:

@@ -15,12 +15,11 @@ from tidegate.core.errors import IngestFailed
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import IngestPlan, Job, KeepTimes, LeasedSlice
-from tidegate.core.policies import Policies
+from tidegate.core.policies import FixedTerms, Policies
 from tidegate.core.ports import Wakes
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy
 from tidegate.core.schedule.policy import ModeOverride
-from tidegate.core.usage.prices import Price
 from tidegate.settings.policy import switched
 from tidegate.settings.tenants import TenantPolicy
 from tidegate.stages.ingest.ingest_file import ingest_file
@@ -114,6 +113,8 @@ def _options(plan: Plan, scratch: Path) -> WorkerOptions:
 class PlannedPolicies(Policies):
     """What a plan says of tenants, slices and retries."""
 
+    tenants = FixedTerms(bind_calls=True)
+
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
@@ -130,9 +131,6 @@ class PlannedPolicies(Policies):
         return _tenant(self._plan, leased.tenant).budgets(
             leased.tenant_id, user=leased.user, key_id=leased.key_id, job_id=leased.job_id, job_limits=leased.limits
         )
-
-    def price(self, deployment: str) -> Price | None:
-        return next(one.price for one in self._plan.estate.deployments if one.name == deployment)
 
     def retry(self, model: str) -> RetryPolicy:
         return RetryPolicy(backoff_ms=200, backoff_ms_max=3_000, deferral_ms=500)
