@@ -27,8 +27,8 @@ from tidegate.stages.record import FlushLimits
 from tidegate.store.limits import StoreLimits
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.routing.deployment_state import DeploymentPolicy
-from tidegate.upstream.routing.health import BreakerPolicy, RetryBudgetPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBudgetPolicy
+from tidegate.upstream.routing.health import BreakerPolicy
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.worker.options import WorkerOptions
 from tidegate.worker.registration import Registration

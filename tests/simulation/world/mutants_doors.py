@@ -85,7 +85,7 @@ DOORS: dict[str, Mutant] = {
     "tide_ignored": Mutant(
         "tide",
         "background work does not stand back",
-        patch(tides.DeploymentTide, "interactive_is", lambda self, in_flight, awaiting: None),
+        patch(tides.DeploymentTide, "users_changed", lambda self: None),
     ),
     "users_never_leave": Mutant(
         "tide", "a user who is gone still counts", patch(DeploymentState, "end_interactive", lambda self, owner: None)

@@ -16,6 +16,7 @@ from tidegate.upstream.calls import admission as admissions
 from tidegate.upstream.calls.admission import Admission
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped
+from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.health import BreakerState
 from tidegate.upstream.routing.slots import Capacity
 
@@ -29,14 +30,17 @@ FLEX = WHOLE._replace(flex_wait_s=60.0)
 class Heard:
     """The tide of a deployment and the loop over all of them: what they are told."""
 
-    def __init__(self) -> None:
+    yields = True
+
+    def __init__(self, state: DeploymentState) -> None:
+        self._state = state
         self.users: list[tuple[int, int]] = []
         self.flights: list[Any] = []
         self.announced = 0
         self.calls = 64
 
-    def interactive_is(self, in_flight: int, awaiting: int) -> None:
-        self.users.append((in_flight, awaiting))
+    def users_changed(self) -> None:
+        self.users.append(self._state.users)
 
     def announce(self, name: str) -> None:
         assert name == "one"
@@ -64,7 +68,7 @@ class Gate:
         self.world, self.router = world, router
         self.state, self.route = router._states["one"], router._routes.of("m")
         self.admissions = router._path._admissions
-        self.heard = Heard()
+        self.heard = Heard(self.state)
         self.state.tide = cast(Any, self.heard)
         self.admissions._tides = cast(Any, self.heard)
 
@@ -166,13 +170,12 @@ async def test_a_call_of_an_open_circuit_is_its_probe_and_whoever_waits_looks_ag
         assert one.state.breaker.ready_at_ms == 0.0
         while not one.state.breaker.is_open:
             one.state.failed(Ambiguous("lost"), "key", now_ms, 0.5)
-        woken = []
-        one.admissions._room.wake = lambda: woken.append(True)
+        turn = one.admissions._room.line.join()
         probe = one.begin()
         assert (probe.is_probe, one.state.breaker.state) == (True, BreakerState.PROBING)
         assert one.state.breaker.ready_at_ms > now_ms
         one.admissions.end_call(probe)
-        assert (one.state.breaker.state, woken) == (BreakerState.OPEN, [True])
+        assert (one.state.breaker.state, turn.done()) == (BreakerState.OPEN, True)
 
 
 async def test_only_what_failed_here_before_is_a_retry() -> None:

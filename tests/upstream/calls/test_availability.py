@@ -178,7 +178,7 @@ async def test_a_group_goes_where_its_tokens_fit_beside_those_in_flight_and_unde
         assert view.takes_item(state, call, world.clock.monotonic) is False
         state.add_tokens(-1)
         assert view.takes_item(state, call, world.clock.monotonic)
-        state.refusals.refused(call.idempotency_key, world.clock.monotonic + 1)
+        state.refusals.refused(call.idempotency_key, world.clock.monotonic + 1, 1)
         assert not view.takes_item(state, call, world.clock.monotonic)
         assert view.takes_item(state, call, world.clock.monotonic + 1)
         assert view.wait_ms(route, world.clock.monotonic, call) == 1

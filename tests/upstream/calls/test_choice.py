@@ -184,11 +184,10 @@ async def test_a_call_goes_again_where_it_failed_only_if_no_other_is_healthy(pai
     pair.tried = [pair.two]
     assert pair.chooses(**again) == "one", "the other had its try"
     pair.tried = []
-    pair.two.refusals.refused("key", NOW_MS + 1)
+    pair.two.refusals.refused("key", NOW_MS + 1, 1)
     assert pair.chooses(**again) == "one", "the other asked this call to wait"
     assert pair.chooses(attempt_count=1, key="none") == "one"
     pair.two.slots.grant(0)
-    pair.two.refusals.answered()
     pair.fails(pair.two)
     assert pair.chooses(**again) == "one", "the other failed it too"
 

@@ -24,8 +24,8 @@ from tidegate.core.nouns import Answer, Call
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped
-from tidegate.upstream.routing.deployment_state import DeploymentPolicy
-from tidegate.upstream.routing.health import BreakerPolicy, RetryBudgetPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBudgetPolicy
+from tidegate.upstream.routing.health import BreakerPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

@@ -436,10 +436,10 @@ async def test_a_cancelled_send_reaches_the_upstream_and_frees_its_slot(world: R
         call = asyncio.create_task(router.send(world.call()))
         await eventually(lambda: server.posts, "the call to arrive")
         waiting, leaving = (asyncio.create_task(router.send(world.call())) for _ in range(2))
-        await eventually(lambda: len(router._room._line) == 2, "both to stand in line")
+        await eventually(lambda: len(router._room.line) == 2, "both to stand in line")
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
-        assert len(router._room._line) == 1
+        assert len(router._room.line) == 1
         call.cancel()
         assert isinstance((await asyncio.gather(call, return_exceptions=True))[0], asyncio.CancelledError)
         await asyncio.wait_for(server.posts[0].gone.wait(), 5)

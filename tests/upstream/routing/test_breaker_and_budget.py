@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.upstream.routing.health import Breaker, BreakerPolicy, BreakerState, RetryBudget, RetryBudgetPolicy
+from tidegate.upstream.routing.deployment_state import RetryBudget, RetryBudgetPolicy
+from tidegate.upstream.routing.health import Breaker, BreakerPolicy, BreakerState
 
 
 def opened(now_ms: float = 0) -> Breaker:

@@ -81,39 +81,36 @@ async def test_a_refused_call_goes_elsewhere_and_not_back_before_its_time(world:
 
 async def test_a_shorter_wait_of_the_same_call_never_shortens_a_longer_one() -> None:
     refusals = Refusals()
-    refusals.refused("same", 5_000.0)
-    refusals.refused("same", 2_000.0)
+    refusals.refused("same", 5_000.0, 1)
+    refusals.refused("same", 2_000.0, 2)
     assert refusals.waits_until_ms("same") == 5_000.0
     assert refusals.waits_until_ms("other") == 0.0
 
 
 def test_the_deployment_rests_from_5_of_its_last_100_calls_on() -> None:
     refusals = Refusals()
-    for number in range(LAST_CALLS):
-        refusals.refused(f"{number}", 1.0) if number % 25 == 0 else refusals.answered()
-    assert not refusals.are_heavy(0), "4 of 100"
-    refusals.answered()
-    refusals.refused("next", 1.0)
-    assert not refusals.are_heavy(0), "one of the four has left the last hundred"
-    refusals.refused("last", 1.0)
-    assert refusals.are_heavy(0)
-    for _ in range(LAST_CALLS):
-        refusals.answered()
-    assert not refusals.are_heavy(0)
+    for number in range(1, LAST_CALLS, 25):
+        refusals.refused(f"{number}", 1.0, number)
+    assert not refusals.are_heavy(LAST_CALLS, 0), "4 of 100"
+    refusals.refused("next", 1.0, LAST_CALLS + 2)
+    assert not refusals.are_heavy(LAST_CALLS + 2, 0), "one of the four has left the last hundred"
+    refusals.refused("last", 1.0, LAST_CALLS + 3)
+    assert refusals.are_heavy(LAST_CALLS + 3, 0)
+    assert not refusals.are_heavy(2 * LAST_CALLS + 3, 0)
 
 
 def test_calls_in_flight_count_for_refusals_come_first() -> None:
     refusals = Refusals()
-    refusals.refused("first", 1.0)
-    assert refusals.are_heavy(0)
-    assert refusals.are_heavy(19)
-    assert not refusals.are_heavy(20)
+    refusals.refused("first", 1.0, 1)
+    assert refusals.are_heavy(1, 0)
+    assert refusals.are_heavy(1, 19)
+    assert not refusals.are_heavy(1, 20)
 
 
 def test_more_waiting_calls_than_are_remembered_are_a_rest_of_them_all() -> None:
     refusals = Refusals()
-    assert not any(refusals.refused(f"{number}", 7_000.0) for number in range(WAITING_MAX))
-    assert refusals.refused("one more", 9_000.0) == 7_000.0
+    assert not any(refusals.refused(f"{number}", 7_000.0, number) for number in range(1, WAITING_MAX + 1))
+    assert refusals.refused("one more", 9_000.0, WAITING_MAX + 1) == 7_000.0
 
 
 async def test_the_deployment_rests_at_once_when_it_says_that_nothing_is_left(world: RouterWorld) -> None:

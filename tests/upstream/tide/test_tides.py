@@ -117,6 +117,12 @@ class Sea:
         self.tasks.append(task)
         return task
 
+    def users_are(self, in_flight: int, awaiting: int) -> None:
+        """Count so many interactive calls, though none is there."""
+        state = self.router._states["one"]
+        state.interactive_in_flight, state.interactive_awaiting = in_flight, awaiting
+        self.tide.users_changed()
+
     async def arrived(self, count: int) -> None:
         await eventually(lambda: len(self.server.posts) >= count, f"{count} calls to arrive")
 
@@ -291,7 +297,7 @@ async def test_a_call_that_is_cancelled_while_it_comes_back_is_cancelled(first: 
         await at.arrived(1)
         if first == "outside":
             task.cancel()
-        at.tide.interactive_is(1, 1)
+        at.users_are(1, 1)
         if first == "tide":
             task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -313,9 +319,9 @@ async def test_whoever_made_the_call_goes_on_after_it_came_back() -> None:
 
         task = asyncio.create_task(caller())
         await at.arrived(1)
-        at.tide.interactive_is(1, 1)
+        at.users_are(1, 1)
         at.model.batch.set()
-        at.tide.interactive_is(0, 0)
+        at.users_are(0, 0)
         assert await task == (200, 0)
 
 
@@ -372,7 +378,7 @@ async def test_a_prompt_that_waited_in_vain_holds_up_no_other_until_it_comes_aga
 
 async def test_of_a_call_that_never_came_again_nothing_is_kept() -> None:
     async with sea() as at:
-        at.tide.interactive_is(1, 0)
+        at.users_are(1, 0)
         at.tide.stands("ghost", b"x" * MIDDLE_BYTES)
         at.tide.leaves("ghost")
         await at.turned()
@@ -672,13 +678,13 @@ async def test_a_flex_call_is_one_of_the_tides_flights_and_is_never_taken_back()
         assert at.tide.present().calls == 1
         assert at.tide._awaiting_tokens > LONG_BYTES // 8
         await at.until(lambda: at.tide._tide._outside == 0, "it to be known as ours")
-        at.tide.interactive_is(1, 1)
+        at.users_are(1, 1)
         assert at.tide.decision.hand_back == 1
         at.model.first_token.set()
         response = await flex
         assert at.tide._awaiting_tokens == 0, "its first token is seen, not estimated"
         assert at.tide.present().calls == 1
-        at.tide.interactive_is(0, 0)
+        at.users_are(0, 0)
         at.model.end.set()
         while await response.read():
             pass

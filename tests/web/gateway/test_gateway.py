@@ -19,6 +19,7 @@ from tests.web.server import model_at
 from tests.web.upstream import STREAM_END, STREAM_HEAD, answers, chat_with, chunk, chunked, event, streams
 from tidegate.core.deployments import Secret
 from tidegate.settings.capacity import LimitEntry, ResourceEntry, TenantEntry
+from tidegate.upstream.routing.deployment_state import DeploymentState
 
 ODD = (
     b": hello\r\n\r\n",
@@ -299,13 +300,19 @@ def test_what_the_tide_goes_by_is_told_at_once(world: GatewayWorld) -> None:
     seen: list[tuple[int, int]] = []
 
     class SeenTide:
-        """What a deployment's tide hears of interactive calls."""
+        """Sees what a deployment's tide is told of interactive calls."""
 
-        def interactive_is(self, in_flight: int, awaiting: int) -> None:
-            seen.append((in_flight, awaiting))
+        yields = True
+
+        def __init__(self, state: DeploymentState) -> None:
+            self._state = state
+
+        def users_changed(self) -> None:
+            seen.append(self._state.users)
 
     async def watch() -> None:
-        next(iter(world.web.router._states.values())).tide = SeenTide()  # type: ignore[assignment]
+        state = next(iter(world.web.router._states.values()))
+        state.tide = SeenTide(state)  # type: ignore[assignment]
 
     world.web.run(watch())
     with held(world, 1, stream=True):

@@ -38,8 +38,7 @@ from tidegate.upstream.budgets.budget_client import EXCEEDS_LIMIT
 from tidegate.upstream.calls.availability import View
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.routing.backpressure import Backpressure
-from tidegate.upstream.routing.deployment_state import DeploymentState
-from tidegate.upstream.routing.health import Attempt
+from tidegate.upstream.routing.deployment_state import Attempt, DeploymentState
 from tidegate.upstream.routing.routes import NameRoute, Routes
 from tidegate.upstream.routing.slots import ModelSlots, RoomSignal, SlotDemand
 from tidegate.upstream.tide.tide_loop import TideLoop
@@ -184,8 +183,9 @@ class Admissions:
             # An item's own moment is that of its lease.
             admission.begin_by(self._demand.own_until_ms())
         if traffic is not None and not traffic.flex_wait_s:
-            # Before its slot is taken. A worker notes what its items need when it asks what is free.
-            self._demand.note_interactive(route.interactive_states, traffic.owner)
+            if not self._demand.is_alone:
+                # Before its slot is taken. A worker notes what its items need when it asks what is free.
+                self._demand.note_interactive(route.interactive_states, traffic.owner)
             state.begin_interactive(traffic.owner, now_ms)
             admission.is_awaiting = True
             self._tell_tide(state)
@@ -251,7 +251,8 @@ class Admissions:
                 state.tide.end_flight(admission.flight, tokens, refused=is_busy)
         if admission.is_probe:
             state.breaker.end_probe()
-        self._room.wake()
+        if self._room.line.turns:
+            self._room.wake()
         return learned
 
     # Calls that wait for a slot.
@@ -292,9 +293,7 @@ class Admissions:
                     state.tide.leaves(call.idempotency_key)
 
     def _tell_tide(self, state: DeploymentState) -> None:
-        if state.tide is not None:
-            # One that waits for a slot waits for its first token too: batch work stands back for it.
-            waiting = state.interactive_waiting.total()
-            state.tide.interactive_is(state.interactive_in_flight + waiting, state.interactive_awaiting + waiting)
+        if state.tide is not None and state.tide.yields:
+            state.tide.users_changed()
             if self._tides is not None:
                 self._tides.announce(state.deployment.name)

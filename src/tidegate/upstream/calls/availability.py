@@ -62,7 +62,9 @@ class View:
 
     def takes_item(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
         """Whether a deployment has a slot for this call of batch work, and nothing of its own against it."""
-        if state.free_slots(now_ms) < 1 or state.refusals.waits_until_ms(call.idempotency_key) > now_ms:
+        if state.free_slots(now_ms) < 1:
+            return False
+        if state.refusals.waiting and state.refusals.waits_until_ms(call.idempotency_key) > now_ms:
             return False
         if call.attempt_count and not self._routes.may_try(state, call, now_ms):
             return False
@@ -235,7 +237,7 @@ class Availability:
     def _free_of_one(self, route: NameRoute, model: str) -> int:
         now_ms = self._clock.monotonic_ms()
         free = 0
-        for state in route.states if self._demand.own_until_ms() > now_ms else ():
+        for state in route.states if self._demand.is_alone or self._demand.own_until_ms() > now_ms else ():
             if (state.budgets or route.own_budgets) and self._view.opens_at_ms(route, state) > now_ms:
                 continue
             slots = state.free_slots(now_ms)
@@ -301,4 +303,5 @@ class Availability:
     def _rest_ends_ms(self, route: NameRoute, state: DeploymentState, now_ms: float) -> float:
         """A probe that is out may bring its deployment back at any moment: the next one's time would be too long a rest."""
         at_ms = self._view.waits_ms(route, state, now_ms)
-        return min(at_ms, now_ms + PROBE_ANSWER_MS) if state.breaker.state is BreakerState.PROBING else at_ms
+        is_probing = state.breaker.is_open and state.breaker.state is BreakerState.PROBING
+        return min(at_ms, now_ms + PROBE_ANSWER_MS) if is_probing else at_ms

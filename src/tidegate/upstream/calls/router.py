@@ -67,9 +67,7 @@ class Router:
             capacity.model_in_flight_max, capacity.in_flight_max_global, is_alone=worker_id is None
         )
         demand = SlotDemand(worker_id, self._model_slots, capacity.safe_until_ms)
-        tide_for = partial(
-            tide_of, clock=clock, opened=self._room.announce, wake=self._room.wake, runs_items=capacity.runs_items
-        )
+        tide_for = partial(tide_of, clock=clock, room=self._room, runs_items=capacity.runs_items)
         self._states = Deployments(transport, control, policy, clock, tide_for, is_alone=demand.is_alone)
         self._tides = TideLoop((), clock, capacity.fleet, capacity.worker_id, capacity.notices)
         self._waiting_groups = WaitingGroups()

@@ -28,10 +28,10 @@ from tidegate.core.nouns import Call
 from tidegate.upstream.budgets.quota import Quota
 from tidegate.upstream.budgets.rate_limit_headers import QuotaLeft, RateLimitHeaders
 from tidegate.upstream.http.transport import Client, QueuedClient, StreamingClient
-from tidegate.upstream.routing.health import Breaker, BreakerPolicy, BreakerState, Refusals, RetryBudget
-from tidegate.upstream.routing.health import RetryBudgetPolicy as RetryBudgetPolicy
+from tidegate.upstream.routing.health import Breaker, BreakerPolicy, BreakerState, Refusals
 from tidegate.upstream.routing.priority_hints import PriorityHints
 from tidegate.upstream.routing.slots import Slots
+from tidegate.upstream.tide.peers import Users
 from tidegate.upstream.tide.tides import DeploymentTide
 
 # A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
@@ -59,14 +59,21 @@ DRAINED_WAIT_MS = 5_000
 # The batch work's own part of a deployment's slots, where it is smaller than the whole, has a name of its own.
 BACKGROUND_SLOTS = "background:"
 
-# Requests in a queue press no server: the processor that takes from it has a pace of its own.
-QUEUED_RETRIES = RetryBudgetPolicy(retries_min=1_000_000)
-
 # Headers by which an answer is known to tell of its deployment's limits.
 LIMIT_HEADERS = ("x-ratelimit-limit-requests", "x-ratelimit-limit-tokens")
 ANTHROPIC_LIMIT_HEADERS = ("anthropic-ratelimit-requests-limit", "anthropic-ratelimit-tokens-limit")
 
 _T = TypeVar("_T")
+
+
+class RetryBudgetPolicy(msgspec.Struct, frozen=True):
+    share: float = 0.1
+    retries_min: int = 3
+    window_s: int = 60
+
+
+# Requests in a queue press no server: the processor that takes from it has a pace of its own.
+QUEUED_RETRIES = RetryBudgetPolicy(retries_min=1_000_000)
 
 
 class DeploymentPolicy(msgspec.Struct, frozen=True):
@@ -110,6 +117,79 @@ class DeploymentStatus(msgspec.Struct, frozen=True):
     capacity: int = 0
 
 
+# A call that was counted: in which second, and whether as a retry. It is what takes the call back.
+Attempt = tuple[int, bool]
+
+
+class RetryBudget:
+    """Allows retries up to a share of a deployment's first attempts over the last minute, and a few in any case.
+
+    A failing server is not helped by everyone asking again. Only a call that this same deployment failed before is a retry here: one that
+    comes from another deployment is a first attempt. A retry without budget is not failed, only put off. The window moves in whole
+    seconds, rounded so that it never allows more than the exact one would."""
+
+    def __init__(self, policy: RetryBudgetPolicy) -> None:
+        self._policy = policy
+        # One bucket more than the window: the oldest second is partly inside it.
+        self._length = policy.window_s + 1
+        self._firsts = [0] * self._length
+        self._retries = [0] * self._length
+        self._first_sum = 0
+        self._retry_sum = 0
+        self._second = 0
+
+    def allows_retry(self, now_ms: float) -> bool:
+        second = int(now_ms // 1000)
+        if second != self._second:
+            self._move_to(second)
+        # First attempts of the oldest, partial second do not count; retries in it do.
+        firsts = self._first_sum - self._firsts[(second + 1) % self._length]
+        return self._retry_sum < self._policy.retries_min + int(firsts * self._policy.share)
+
+    def attempts(self, now_ms: float) -> int:
+        """How many calls were counted in the window."""
+        second = int(now_ms // 1000)
+        if second != self._second:
+            self._move_to(second)
+        return self._first_sum + self._retry_sum
+
+    def count(self, now_ms: float, *, is_retry: bool) -> Attempt:
+        """Count a call that is about to be sent; a retry only after `allows_retry` allowed it."""
+        second = int(now_ms // 1000)
+        if second != self._second:
+            self._move_to(second)
+        bucket = second % self._length
+        if is_retry:
+            self._retries[bucket] += 1
+            self._retry_sum += 1
+        else:
+            self._firsts[bucket] += 1
+            self._first_sum += 1
+        return second, is_retry
+
+    def undo(self, attempt: Attempt) -> None:
+        """That call never was an attempt: the upstream did not take it."""
+        second, is_retry = attempt
+        if self._second - second >= self._length:
+            # The window has passed it, and its bucket counts another second.
+            return
+        bucket = second % self._length
+        if is_retry and self._retries[bucket]:
+            self._retries[bucket] -= 1
+            self._retry_sum -= 1
+        elif not is_retry and self._firsts[bucket]:
+            self._firsts[bucket] -= 1
+            self._first_sum -= 1
+
+    def _move_to(self, second: int) -> None:
+        for passed in range(self._second + 1, min(second, self._second + self._length) + 1):
+            bucket = passed % self._length
+            self._first_sum -= self._firsts[bucket]
+            self._retry_sum -= self._retries[bucket]
+            self._firsts[bucket] = self._retries[bucket] = 0
+        self._second = second
+
+
 class DeploymentState:
     """`is_alone`: there are no other processes, so that all of its slots are this one's."""
 
@@ -141,7 +221,8 @@ class DeploymentState:
         self.discovered: Limit | None = None
         self.rests_until_ms = 0.0
         self.background_rests_until_ms = 0.0
-        self.answered = 0
+        # Calls that were answered, and all that ended.
+        self.answered = self._ended = 0
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
         # The code that a closed route gives after its last failure; empty where the server was not reached.
@@ -212,7 +293,7 @@ class DeploymentState:
 
     def waits_until_ms(self, call: Call) -> float:
         """Return the moment before which this call must not come here, after a Retry-After; 0 for any other call."""
-        return self.refusals.waits_until_ms(call.idempotency_key)
+        return self.refusals.waits_until_ms(call.idempotency_key) if self.refusals.waiting else 0.0
 
     def rest_background_until(self, until_ms: float) -> None:
         """Leave the deployment to interactive calls until this moment; one in the past ends such a rest."""
@@ -232,7 +313,7 @@ class DeploymentState:
         """Until when those who wait for it are better off elsewhere."""
         if self.deployment.is_drained:
             return now_ms + DRAINED_WAIT_MS
-        if self.breaker.state is not BreakerState.PAUSED:
+        if not self.breaker.is_open or self.breaker.state is not BreakerState.PAUSED:
             return self.ready_at_ms()
         paused_until_ms = min(self.breaker.ready_at_ms, now_ms + KEY_REST_MS_MAX)
         return max(self.rests_until_ms, paused_until_ms, self.quota_opens_at_ms())
@@ -336,6 +417,12 @@ class DeploymentState:
     def first_token_came(self) -> None:
         """One of its interactive calls waits for its first token no longer."""
         self.interactive_awaiting -= 1
+
+    @property
+    def users(self) -> Users:
+        # One that waits for a slot waits for its first token too: batch work stands back for it.
+        waiting = self.interactive_waiting.total()
+        return Users(self.interactive_in_flight + waiting, self.interactive_awaiting + waiting)
 
     def begin_wait(self, owner: str | None) -> None:
         """A call waits for a slot here: an interactive one of this owner, or one of batch work."""
@@ -468,20 +555,19 @@ class DeploymentState:
     def succeeded(self) -> bool:
         """True when this brought the deployment back."""
         self.answered += 1
+        self._ended += 1
         self._throttled_in_a_row = 0
         self._forbidden_in_a_row = 0
-        self.refusals.answered()
-        return self.breaker.succeeded()
+        return not self.breaker.is_calm and self.breaker.succeeded()
 
     def failed(self, error: UpstreamError, idempotency_key: str, now_ms: float, jitter: float) -> bool:
         """Learn from a failure. Return True when it opened the circuit."""
+        self._ended += 1
         self.failures[error.reason] += 1
         self.last_failure = error.message
         self.failure_code = FAILING if error.status >= 400 else error.code
         if isinstance(error, Throttled) or error.retry_after_ms is not None:
             self._refused(error.retry_after_ms, idempotency_key, now_ms, jitter)
-        else:
-            self.refusals.answered()
         match error:
             case Throttled():
                 self._is_there()
@@ -569,9 +655,9 @@ class DeploymentState:
             # Calls that were in flight together are refused together: that counts as one refusal.
             self._throttled_in_a_row += 1
         until_ms = now_ms + min(retry_after_ms, self._policy.retry_after_ms_max)
-        self.rest_until(self.refusals.refused(idempotency_key, until_ms))
+        self.rest_until(self.refusals.refused(idempotency_key, until_ms, self._ended))
         # The refused call itself still counts as in flight.
-        if self.is_empty or self.refusals.are_heavy(self.in_flight + self.interactive_in_flight - 1):
+        if self.is_empty or self.refusals.are_heavy(self._ended, self.in_flight + self.interactive_in_flight - 1):
             self._rest(retry_after_ms, now_ms)
 
     def _rest(self, wait_ms: int, now_ms: float) -> None:

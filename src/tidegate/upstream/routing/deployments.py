@@ -25,7 +25,7 @@ class Deployments(dict[str, DeploymentState]):
         control: Transport,
         policy: DeploymentPolicy,
         clock: Clock,
-        tide_for: Callable[[Deployment, Client], DeploymentTide | None],
+        tide_for: Callable[[Deployment, Client, DeploymentState], DeploymentTide | None],
         *,
         is_alone: bool,
     ) -> None:
@@ -71,12 +71,12 @@ class Deployments(dict[str, DeploymentState]):
                 if state is None or not state.deployment.is_same_server(deployment):
                     # What is in flight at the server before ends there, and says nothing about this one.
                     state = DeploymentState(deployment, line, control, self._policy, is_alone=self._is_alone)
-                    state.tide = self._tide_for(deployment, control)
+                    state.tide = self._tide_for(deployment, control, state)
                 changed.append((state, deployment, line, control))
             kept[name] = state
         for state, deployment, line, control in changed:
             if tide_terms(state.deployment) != tide_terms(deployment):
-                state.tide = self._tide_for(deployment, control)
+                state.tide = self._tide_for(deployment, control, state)
             state.update(deployment, line, control)
         self._leaving += [state for state in self.values() if state not in kept.values()]
         self.clear()

@@ -1,15 +1,10 @@
-"""The health of a deployment: whether its circuit is open, which calls it refused, and how many retries it may have.
+"""The health of a deployment: whether its circuit is open, and which calls it refused. While nothing failed, nothing here is asked.
 
 A `Breaker` stops the calls to a server that fails, and always probes its way back. It never gives up: while it is open, one call per probe
 interval may go through, for as long as it takes, and any success closes it.
 
 `Refusals` are 429s, and other failures that came with a Retry-After: until when each refused call waits, and whether refusals are so many
 that the whole deployment rests. One refusal says something about one call; a share of the last calls says something about the deployment.
-
-A `RetryBudget` allows retries up to a share of a deployment's first attempts over the last minute, and a few in any case. A failing server
-is not helped by everyone asking again. Only a call that this same deployment failed before is a retry here: one that comes from another
-deployment is a first attempt. A retry without budget is not failed, only put off. The window moves in whole seconds, rounded so that it
-never allows more than the exact one would.
 
 Time is an argument, in the clock's monotonic milliseconds; nothing here waits, logs or calls.
 """
@@ -46,10 +41,12 @@ class BreakerPolicy(msgspec.Struct, frozen=True):
 
 
 class Breaker:
-    """`is_open`, `opened_at_ms` and `ready_at_ms` (the moment from which a call may go through; 0 while it is closed) are for reading."""
+    """`is_open`, `opened_at_ms` and `ready_at_ms` (the moment from which a call may go through; 0 while it is closed) are for reading; so
+    is `is_calm`: nothing failed since it was made or closed, and a success tells it nothing."""
 
     def __init__(self, policy: BreakerPolicy) -> None:
         self.is_open = False
+        self.is_calm = True
         self.ready_at_ms = 0.0
         self.opened_at_ms = 0.0
         self._policy = policy
@@ -99,15 +96,16 @@ class Breaker:
         if not self.is_open:
             return False
         self.is_open = self._paused = False
+        self.is_calm = True
         self.ready_at_ms = 0.0
-        self._answered = self._failed = 0
         return True
 
     def failed(self, now_ms: float) -> bool:
         """The deployment failed. True when this opened the breaker."""
         policy = self._policy
-        if now_ms - self._window_from_ms > policy.share_window_ms:
+        if self.is_calm or now_ms - self._window_from_ms > policy.share_window_ms:
             # The window begins with a failure: what went well before it is no reason to wait longer now.
+            self.is_calm = False
             self._window_from_ms = now_ms
             self._answered = self._failed = 0
         self._consecutive += 1
@@ -130,6 +128,7 @@ class Breaker:
         if newly:
             self.opened_at_ms = now_ms
         self.is_open = self._paused = True
+        self.is_calm = False
         self.ready_at_ms = max(self.ready_at_ms, now_ms + self._interval_ms())
         return newly
 
@@ -138,26 +137,18 @@ class Breaker:
 
 
 class Refusals:
+    """`waiting` is until when refused calls wait, by their keys: for reading."""
+
     def __init__(self) -> None:
-        self._last: deque[bool] = deque(maxlen=LAST_CALLS)
-        self._refused = 0
-        self._waiting: OrderedDict[str, float] = OrderedDict()
+        # Which of the calls that ended were refused, by their number among them.
+        self._refused: deque[int] = deque(maxlen=LAST_CALLS)
+        self.waiting: OrderedDict[str, float] = OrderedDict()
 
-    def answered(self) -> None:
-        """A call ended otherwise than by a refusal."""
-        last = self._last
-        if self._refused and len(last) == LAST_CALLS and last[0]:
-            self._refused -= 1
-        last.append(False)
-
-    def refused(self, idempotency_key: str, until_ms: float) -> float:
-        """A call was refused until this moment; a longer wait of the same call wins. Returns until when calls wait that had to be forgotten
-        because too many do: 0 when there are none."""
-        last = self._last
-        if not (len(last) == LAST_CALLS and last[0]):
-            self._refused += 1
-        last.append(True)
-        waiting = self._waiting
+    def refused(self, idempotency_key: str, until_ms: float, ended: int) -> float:
+        """A call was refused until this moment, the last of so many that ended; a longer wait of the same call wins. Returns until when
+        calls wait that had to be forgotten because too many do: 0 when there are none."""
+        self._refused.append(ended)
+        waiting = self.waiting
         waiting[idempotency_key] = max(until_ms, waiting.get(idempotency_key, 0.0))
         waiting.move_to_end(idempotency_key)
         forgotten_ms = 0.0
@@ -167,88 +158,16 @@ class Refusals:
 
     def pass_on(self, idempotency_key: str, others: Iterable[str]) -> None:
         """These calls went in one with a call that was refused: they wait as it does."""
-        until_ms = self._waiting.get(idempotency_key)
+        until_ms = self.waiting.get(idempotency_key)
         if until_ms is not None:
-            self._waiting.update(dict.fromkeys(others, until_ms))
+            self.waiting.update(dict.fromkeys(others, until_ms))
 
-    def are_heavy(self, in_flight: int) -> bool:
-        """Whether the deployment refused 5 % or more of its last 100 calls. Those in flight count too: a refusal comes at once, and answers
-        take longer."""
-        return self._refused >= HEAVY_SHARE * min(len(self._last) + in_flight, LAST_CALLS)
+    def are_heavy(self, ended: int, in_flight: int) -> bool:
+        """Whether the deployment refused 5 % or more of the last 100 of so many calls that ended. Those in flight count too: a refusal
+        comes at once, and answers take longer."""
+        lately = sum(number > ended - LAST_CALLS for number in self._refused)
+        return lately >= HEAVY_SHARE * min(ended + in_flight, LAST_CALLS)
 
     def waits_until_ms(self, idempotency_key: str) -> float:
         """Until when this call must not go to this deployment; 0 when it never was refused there."""
-        return self._waiting.get(idempotency_key, 0.0) if self._waiting else 0.0
-
-
-class RetryBudgetPolicy(msgspec.Struct, frozen=True):
-    share: float = 0.1
-    retries_min: int = 3
-    window_s: int = 60
-
-
-# A call that was counted: in which second, and whether as a retry. It is what takes the call back.
-Attempt = tuple[int, bool]
-
-
-class RetryBudget:
-    def __init__(self, policy: RetryBudgetPolicy) -> None:
-        self._policy = policy
-        # One bucket more than the window: the oldest second is partly inside it.
-        self._length = policy.window_s + 1
-        self._firsts = [0] * self._length
-        self._retries = [0] * self._length
-        self._first_sum = 0
-        self._retry_sum = 0
-        self._second = 0
-
-    def allows_retry(self, now_ms: float) -> bool:
-        second = int(now_ms // 1000)
-        if second != self._second:
-            self._move_to(second)
-        # First attempts of the oldest, partial second do not count; retries in it do.
-        firsts = self._first_sum - self._firsts[(second + 1) % self._length]
-        return self._retry_sum < self._policy.retries_min + int(firsts * self._policy.share)
-
-    def attempts(self, now_ms: float) -> int:
-        """How many calls were counted in the window."""
-        second = int(now_ms // 1000)
-        if second != self._second:
-            self._move_to(second)
-        return self._first_sum + self._retry_sum
-
-    def count(self, now_ms: float, *, is_retry: bool) -> Attempt:
-        """Count a call that is about to be sent; a retry only after `allows_retry` allowed it."""
-        second = int(now_ms // 1000)
-        if second != self._second:
-            self._move_to(second)
-        bucket = second % self._length
-        if is_retry:
-            self._retries[bucket] += 1
-            self._retry_sum += 1
-        else:
-            self._firsts[bucket] += 1
-            self._first_sum += 1
-        return second, is_retry
-
-    def undo(self, attempt: Attempt) -> None:
-        """That call never was an attempt: the upstream did not take it."""
-        second, is_retry = attempt
-        if self._second - second >= self._length:
-            # The window has passed it, and its bucket counts another second.
-            return
-        bucket = second % self._length
-        if is_retry and self._retries[bucket]:
-            self._retries[bucket] -= 1
-            self._retry_sum -= 1
-        elif not is_retry and self._firsts[bucket]:
-            self._firsts[bucket] -= 1
-            self._first_sum -= 1
-
-    def _move_to(self, second: int) -> None:
-        for passed in range(self._second + 1, min(second, self._second + self._length) + 1):
-            bucket = passed % self._length
-            self._first_sum -= self._firsts[bucket]
-            self._retry_sum -= self._retries[bucket]
-            self._firsts[bucket] = self._retries[bucket] = 0
-        self._second = second
+        return self.waiting.get(idempotency_key, 0.0)

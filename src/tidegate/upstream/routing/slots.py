@@ -241,10 +241,10 @@ class ModelSlots:
 
 
 class RoomSignal:
-    """Wake waiting calls and listeners, because more may go than before."""
+    """Wake waiting calls and listeners, because more may go than before. `line` is where calls wait: for reading."""
 
     def __init__(self, line: WaitLine) -> None:
-        self._line = line
+        self.line = line
         self._listeners: list[Callable[[], None]] = []
 
     def listen(self, tell: Callable[[], None]) -> None:
@@ -252,8 +252,8 @@ class RoomSignal:
 
     def wake(self) -> None:
         """Something came free here: the first in line may wait for another model than the one whose slot it is, so all look again."""
-        if self._line.turns:
-            self._line.call_all()
+        if self.line.turns:
+            self.line.call_all()
 
     def announce(self) -> None:
         self.wake()

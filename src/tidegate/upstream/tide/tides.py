@@ -1,14 +1,14 @@
 """The tide of a deployment: what happens at a deployment becomes signals for its controller, and what the controller says becomes a limit.
 
-One tide belongs to one deployment. It learns of its own calls from the router, of interactive ones from the gateway, and of the rest
-from the
-engine's metrics, which the loop reads through the control client. It sends nothing; it may ask a call that has no first token yet to
+One tide belongs to one deployment. It learns of its own calls from the router, reads how many interactive ones there are from what counts
+them, and learns of the rest from the engine's metrics, which the loop reads through the control client. Where batch work yields to users,
+each change is reported to it. It sends nothing; it may ask a call that has no first token yet to
 come back. First tokens of batch calls are estimated, for to see them every call would have to be streamed.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -61,6 +61,24 @@ class BackgroundFlight(msgspec.Struct, eq=False):
     handed_back: bool = False
 
 
+class InteractiveCalls(Protocol):
+    """Counts the interactive calls of this process at one deployment."""
+
+    @property
+    def users(self) -> Users:
+        """Those in flight or waiting for a slot, and how many of them have no first token yet."""
+
+
+class Room(Protocol):
+    """Hears when more may go."""
+
+    def announce(self) -> None:
+        """More may go than before."""
+
+    def wake(self) -> None:
+        """Waiting calls may look again."""
+
+
 class TideHold(msgspec.Struct):
     """One call that is ready and may not begin: how long its prompt is, since when, and when it was last seen."""
 
@@ -85,18 +103,18 @@ class DeploymentTide:
         self,
         deployment: Deployment,
         control: Client,
+        interactive_calls: InteractiveCalls,
         clock: Clock,
-        opened: Callable[[], None],
-        wake: Callable[[], None],
+        room: Room,
         *,
         runs_items: bool = True,
     ) -> None:
         self.deployment = deployment
+        self._interactive_calls = interactive_calls
         self.yields = shares_engine(deployment)
         self._control = control
         self._clock = clock
-        self._opened = opened
-        self._wake = wake
+        self._room = room
         self.runs_items = runs_items
         self._tide = Tide(
             TidePolicy(
@@ -122,7 +140,6 @@ class DeploymentTide:
         self._sample: EngineSample | None = None
         self._scrape_at_ms = 0.0
         self._gateway_ms: float | None = None
-        self.interactive = self.interactive_awaiting = 0
         self.peers = Peers(clock)
         self._unknown: deque[tuple[float, int]] = deque()
         self.decision: Decision = self._tide.observe(Signals(clock.monotonic_ms()))
@@ -211,12 +228,11 @@ class DeploymentTide:
         if refused or now_ms - self._asked_ms >= OWN_EVENTS_MS:
             self.act()
 
-    def interactive_is(self, in_flight: int, awaiting: int) -> None:
-        """The gateway has so many calls out here, of which some have no first token yet: batch stands back at once."""
-        self.interactive, self.interactive_awaiting = in_flight, awaiting
+    def users_changed(self) -> None:
+        """The gateway has more calls out here than before, or fewer, or one more has its first token: where batch yields to users, it does
+        so at once."""
         self._gateway_ms = self._clock.monotonic_ms()
-        if self.yields:
-            self.act()
+        self.act()
 
     # What it makes of it.
 
@@ -231,7 +247,7 @@ class DeploymentTide:
             self.act()
         elif self._held:
             # The controller was asked a moment ago: there is room now within its answer.
-            self._wake()
+            self._room.wake()
 
     def _no_longer_awaiting(self, flight: BackgroundFlight) -> None:
         flight.awaiting = False
@@ -246,9 +262,9 @@ class DeploymentTide:
         if decision.hand_back:
             self._hand_back(decision.hand_back)
         if decision.calls > before.calls or decision.prompt_tokens > before.prompt_tokens:
-            self._opened()
+            self._room.announce()
         elif self._held:
-            self._wake()
+            self._room.wake()
 
     def _signals(self, now_ms: float) -> Signals:
         ended, self._ended = tuple(self._ended), []
@@ -258,7 +274,8 @@ class DeploymentTide:
         seen = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         others = self.others
         # Where no gateway sends users, there are none but those that the engine itself tells of.
-        has_gateway = seen or self.interactive > 0 or others.has_gateway or not self.deployment.takes_interactive
+        users = self.users
+        has_gateway = seen or users.interactive > 0 or others.has_gateway or not self.deployment.takes_interactive
         return Signals(
             now_ms=now_ms,
             in_flight=len(self._flights),
@@ -267,8 +284,8 @@ class DeploymentTide:
             sent_tokens=self._sent_tokens,
             held_tokens=held.prompt_tokens if held else 0,
             held_ms=now_ms - held.since_ms if held else 0.0,
-            interactive=self.interactive + others.interactive if has_gateway else None,
-            interactive_awaiting=self.interactive_awaiting + others.interactive_awaiting if has_gateway else None,
+            interactive=users.interactive + others.interactive if has_gateway else None,
+            interactive_awaiting=users.awaiting + others.interactive_awaiting if has_gateway else None,
             sample=self._sample,
             ended=ended,
             refusals=refusals,
@@ -310,7 +327,7 @@ class DeploymentTide:
         if why and self.is_closed:
             why += f", and it has no room for more ({Reason.TIDE_CLOSED})"
         tide = self.calls if self._needs_engine else 0
-        return Present(workers, len(self._flights), self.interactive, self.interactive_awaiting, has_gateway, why, tide)
+        return Present(workers, len(self._flights), *self.users, has_gateway, why, tide)
 
     @property
     def limit(self) -> TideLimit:
@@ -326,7 +343,7 @@ class DeploymentTide:
     @property
     def users(self) -> Users:
         """The interactive calls of this process here."""
-        return Users(self.interactive, self.interactive_awaiting)
+        return self._interactive_calls.users
 
     @property
     def is_closed(self) -> bool:
@@ -337,7 +354,7 @@ class DeploymentTide:
     @property
     def is_idle(self) -> bool:
         """Return whether nothing of ours is out or waits, so that the engine need not be read."""
-        return not self._flights and not self._held and not self.interactive and self.decision.prompt_tokens > 0
+        return not self._flights and not self._held and not self.users.interactive and self.decision.prompt_tokens > 0
 
     @property
     def _needs_engine(self) -> bool:
@@ -367,7 +384,7 @@ class DeploymentTide:
         others = self.others
         if others.workers and not self.peers.is_current:
             return None
-        return len(self._flights) + self.interactive + others.calls + others.interactive
+        return len(self._flights) + self.users.interactive + others.calls + others.interactive
 
     def _known_or_unreported(self, reading: Reading, known: int) -> int:
         """Return `known` with the calls that other processes began or ended and could not report yet: those are no users' calls."""
@@ -395,7 +412,12 @@ class DeploymentTide:
 
     def _is_ours_alone(self, seen: EngineSample) -> bool:
         there = round((seen.running or 0.0) + (seen.waiting or 0.0))
-        return not self.interactive and not self.others.interactive and seen.known is not None and there <= seen.known
+        return (
+            not self.users.interactive
+            and not self.others.interactive
+            and seen.known is not None
+            and there <= seen.known
+        )
 
     def _cannot_look(self, why: str) -> None:
         if self._reading is not None or not self._scrape_at_ms:
@@ -407,16 +429,16 @@ class DeploymentTide:
 def tide_of(
     deployment: Deployment,
     control: Client,
+    interactive_calls: InteractiveCalls,
     clock: Clock,
-    opened: Callable[[], None],
-    wake: Callable[[], None],
+    room: Room,
     *,
     runs_items: bool = True,
 ) -> DeploymentTide | None:
     """Return the tide of a deployment; None where only the operator's ceiling counts: by setting, or for a provider that is not ours."""
     if deployment.tide is TideMode.OFF or (deployment.is_capacity_known and not shares_engine(deployment)):
         return None
-    return DeploymentTide(deployment, control, clock, opened, wake, runs_items=runs_items)
+    return DeploymentTide(deployment, control, interactive_calls, clock, room, runs_items=runs_items)
 
 
 def tide_terms(deployment: Deployment) -> tuple[object, ...]:
