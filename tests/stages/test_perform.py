@@ -1,14 +1,15 @@
-"""One item at the edge of its job's window."""
+"""One item: at the edge of its job's window, and under a budget that is spent."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tidegate.core.errors import Unavailable
-from tidegate.core.nouns import Item
+from tidegate.core.errors import Overspent, Unavailable, UpstreamError
+from tidegate.core.nouns import Item, ItemVerdict, LeasedSlice
 from tidegate.core.policy.policy_rules import UNKNOWN, Denied
 from tidegate.core.retry import RetryPolicy
 from tidegate.stages.perform import Again, Performer
@@ -16,14 +17,14 @@ from tidegate.stages.perform import Again, Performer
 pytestmark = pytest.mark.anyio
 
 NOW_MS, LEFT_MS = 1_000.2, 0.6
+JOB, KEY = "batch_0123456789012345678901", "key_0123456789012345678901"
 
 
-@pytest.mark.parametrize("denied", [UNKNOWN, None], ids=["a key of unknown state", "a server that is away"])
-async def test_what_is_tried_again_waits_until_its_window_is_over(denied: Denied | None) -> None:
-    """Less than a millisecond is left: a wait of none would bring the item back at once, again and again."""
+async def performed(failure: UpstreamError, denied: Denied | None = None) -> ItemVerdict | Again:
+    """What becomes of an item whose call fails so, or that its key denies, a moment before its window is over."""
 
     async def send(call: Any) -> Any:
-        raise Unavailable("connection refused")
+        raise failure
 
     upstream: Any = SimpleNamespace(knows=lambda model: True, send=send)
     clock: Any = SimpleNamespace(monotonic_ms=lambda: NOW_MS)
@@ -36,18 +37,34 @@ async def test_what_is_tried_again_waits_until_its_window_is_over(denied: Denied
         models=lambda leased: frozenset(),
         retry=lambda leased: RetryPolicy(),
     )
-    leased = SimpleNamespace(
-        job_id="batch_0123456789012345678901",
-        key_id="key_0123456789012345678901",
-        model="m",
-        endpoint="/v1/chat/completions",
-        share_owner="tenant:t",
-        answers=None,
-    )
+    leased = LeasedSlice(JOB, "t", "/v1/chat/completions", "m", 0, 1, 0, "blob", 0, 0, 0, 0, "token", 1, key_id=KEY)
     held: Any = SimpleNamespace(
-        slice=leased, deadline_ms=NOW_MS + LEFT_MS, budgets=(), is_interactive=False, may_begin=lambda: True
+        slice=leased,
+        deadline_ms=NOW_MS + LEFT_MS,
+        key=None,
+        budgets=(),
+        parallel=(),
+        models=frozenset(),
+        is_interactive=False,
+        may_begin=lambda: True,
     )
     item = Item(number=0, custom_id=b'"a"', body=b'{"model":"m","messages":[]}')
-    verdict = await Performer(upstream, clock, entropy, rules, 0).perform(held, item)
+    return await Performer(upstream, clock, entropy, rules, 0).perform(held, item)
+
+
+@pytest.mark.parametrize("denied", [UNKNOWN, None], ids=["a key of unknown state", "a server that is away"])
+async def test_what_is_tried_again_waits_until_its_window_is_over(denied: Denied | None) -> None:
+    """Less than a millisecond is left: a wait of none would bring the item back at once, again and again."""
+    verdict = await performed(Unavailable("connection refused"), denied)
     assert isinstance(verdict, Again)
+    assert verdict.reason == (UNKNOWN.code if denied else Unavailable.reason)
     assert verdict.wait_ms >= LEFT_MS
+
+
+async def test_an_item_that_its_budget_cannot_pay_fails_with_a_sentence() -> None:
+    verdict = await performed(Overspent("the budget of batch 'b' has 3 left", code="insufficient_quota"))
+    assert isinstance(verdict, ItemVerdict)
+    assert json.loads(verdict.line)["error"] == {
+        "code": "insufficient_quota",
+        "message": "The budget of batch 'b' has 3 left.",
+    }

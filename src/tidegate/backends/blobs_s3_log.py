@@ -118,7 +118,7 @@ class SpooledLog:
     async def _forget_sealed(self) -> None:
         if self._sealed is not None:
             with contextlib.suppress(OSError):
-                await hop(self._threads, self._sealed.path.unlink, missing_ok=True)
+                await hop(self._threads, self._sealed.path.unlink)
             await hop(self._threads, self._sealed.close)
             self._sealed = None
 

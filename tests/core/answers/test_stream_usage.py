@@ -40,6 +40,14 @@ def test_usage_is_heard_however_the_bytes_are_cut(stream: bytes, data: st.DataOb
     assert ear.uncounted_bytes == 0
 
 
+def test_usage_is_heard_where_no_space_follows_the_name_of_a_line() -> None:
+    """Such lines are as good, says the standard of server-sent events."""
+    ear = UsageReader()
+    ear.feed(CHAT.replace(b"data: ", b"data:"))
+    ear.end_stream()
+    assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 5, 4, 0), 0)
+
+
 @pytest.mark.parametrize(
     ("event", "text"),
     [

@@ -101,6 +101,7 @@ def test_too_large_is_a_broken_answer() -> None:
         ({"Retry-After": "Tue, 14 Nov 2023 22:13:10 GMT"}, None),
         ({"Retry-After": "Tue, 14 Nov 2023 22:13:30 GMT", "Date": "Tue, 14 Nov 2023 22:13:25 GMT"}, 5_000),
         ({"Retry-After": "Tue, 99 Nov 2023 22:13:30 GMT"}, None),
+        ({"Retry-After": "Tue, 14 Nov 99999999999 22:13:30 GMT"}, None),
         ({"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT", "Date": "garbage"}, 253_402_300_799_000 - NOW_MS),
     ],
 )
