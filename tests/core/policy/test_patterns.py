@@ -15,11 +15,11 @@ from tidegate.core.policy.patterns import Finder
 
 PATTERNS = [
     r"\bSSN\b", r"\b\d{3}-\d{2}\b", r"\b\d*x\b", r"(?:\b\w+\b-?)+é", r"\b(foo|bar)\b", r"\b\w+\b$", r"^\b\w", r"x\b", r"\bé\b",
-    r"\b^\w", r"\wx$\b", r"\b\S+@\S+\b", r"\b(?:a|\d+)?z", r"a$", r"(?m)^a$", r"(?x) a b # c", r"a{,3}b", r"(?a)\w\b-", r"(?s)a.b", "[^]a-z]+",
+    r"\b\S+@\S+\b", r"\b(?:a|\d+)?z", r"a$", r"(?m)^a$", r"(?x) a b # c", r"a{,3}b", r"(?a)\w\b-", r"(?s)a.b", "[^]a-z]+",
     r"(?:\d[ -]?){3,5}", "(?i)[^s]x", "(?i)[a-z]+ı", r"\b[A-Z]{2}\d{2}[A-Z]?\b", r"a\b\b", r"(?i)\bß", r"x(?:\b)-", r"(?i)secret",
     r"(?i)i", r"(?i)k", r"\w+\d?\b", r"\b\w+\d?\b", r"\s\b", r"-\b\d", r"\W\b\w", r"(?i:k)S", r"[\W\d]x", r"(?i)[^\W\d]z", r"\D\S",
     r"(?:ab|\d)\b", r"\b(?:-|a)b", r"a.c", r"(a|aa){3}b", r"a??b", r"\b(?:\w|-)+\b", "[[:alpha:]]", "(a|b)*c", r"\u0041KIA", r"\x41",
-    r"(?u:\w)(?a:\w)", "foo|bar", "(?P<n>a+)+b", "(?:a{0,9}){2}b",
+    r"(?u:\w)(?a:\w)", "foo|bar", "(?P<n>a+)+b", "(?:a{0,9}){2}b", r"\b^\w", r"\wx$\b",
 ]  # fmt: skip
 GREEDY = ["a++b", "(?>a+)b", "(?>ab?)b"]
 ASCII = "abxzfoobarSSN0123-_ @.\nkKsSiIKIA"
