@@ -44,6 +44,7 @@ log = structlog.get_logger()
 OK = 200
 BAD_REQUEST = 400
 SERVER_ERROR = 500
+BAD_GATEWAY = 502
 # Each may be as large as 25 MiB.
 FETCHED_FILES_MAX = 16
 # A host that a tenant names may take a minute for each file: that must not take every other item's runner.
@@ -396,9 +397,11 @@ class Performer:
             metrics.policy_refusals.of(metrics.endpoint_of(leased.endpoint), error.code).inc()
             return _failed(leased, item, error.code, _sentence(error.message))
         if isinstance(error, Refused) or 400 <= error.status <= 599:
-            body = results.http_error_body(error.status, error.body, error.message, error.code)
+            # A redirect is no answer that a client could follow from here.
+            status = BAD_GATEWAY if 300 <= error.status <= 399 else error.status
+            body = results.http_error_body(status, error.body, error.message, error.code)
             name = item_id(leased.job_id, item.number)
-            return _ItemEnd(Outcome.FAILED, results.response_line(name, item.custom_id, error.status, body))
+            return _ItemEnd(Outcome.FAILED, results.response_line(name, item.custom_id, status, body))
         line = results.error_line(leased.job_id, item.number, item.custom_id, verdict.code, verdict.message)
         return _ItemEnd(Outcome.FAILED, line, body=error.body if isinstance(error, BrokenAnswer) else b"")
 

@@ -132,6 +132,13 @@ def test_wrong_kinds_of_file_say_what_they_seem_to_be(tmp_path: Path) -> None:
             assert words[case["name"]] in plan.errors[0].message
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_text_in_another_encoding_is_named(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes('{"custom_id": "a"}\n'.encode(encoding))
+    [error] = ingest_file(tmp_path / "in", tmp_path / "work", rules_of({})).errors
+    assert f"{encoding[:6].upper()} text: save it as UTF-8" in error.message
+
+
 BAD_BODIES: dict[str, dict[str, Any]] = {
     "below": {"max_tokens": -1},
     "type": {"n": "many"},

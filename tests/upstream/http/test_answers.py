@@ -88,6 +88,7 @@ def test_more_cached_than_prompt_tokens_are_not_believed() -> None:
         (b"", "empty"),
         (b" \n", "empty"),
         (b"<html><body>502</body></html>", "HTML"),
+        (b'data: {"choices":[]}\n\ndata: [DONE]\n\n', "a stream of events, which was not asked for"),
         (b"null", "shape"),
         (b"[]", "shape"),
         (b'"text"', "shape"),

@@ -37,7 +37,7 @@ def test_what_is_asked_of_answers_is_read_back(client: httpx2.Client) -> None:
         ({"schema": {"pattern": "(a{1000}){1000}"}}, "answers.schema", "invalid_schema"),
         ({"schema": {"description": "x" * 70_000}}, "answers.schema", "invalid_schema"),
         ({"schema": SCHEMA, "tries_max": 11}, "answers.tries_max", "invalid_parameter"),
-        ({"schema": SCHEMA, "tries": 2}, "tries", "unknown_parameter"),
+        ({"schema": SCHEMA, "tries": 2}, "answers.tries", "unknown_parameter"),
         ({"schema": SCHEMA, "escalate_to": "absent"}, "answers.escalate_to", "model_not_found"),
         ("response_format", "answers", "invalid_parameter"),
     ],

@@ -31,7 +31,7 @@ NO_BATCH = "/v1/batches/batch_0000000000000000000000/canary"
         ({"items": 5, "max_error_share": "0.1"}, "invalid_parameter", "canary.max_error_share"),
         ({"items": 5, "then": "hope"}, "invalid_parameter", "canary.then"),
         ({"items": 5, "then": None}, "invalid_parameter", "canary.then"),
-        ({"items": 5, "share": 1}, "unknown_parameter", "share"),
+        ({"items": 5, "share": 1}, "unknown_parameter", "canary.share"),
     ],
 )
 def test_a_bad_canary_is_refused(client: httpx2.Client, canary: Any, code: str, param: str) -> None:

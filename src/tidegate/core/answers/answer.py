@@ -235,6 +235,8 @@ def _why_not_json(body: bytes, wrong: Exception) -> str:
         return "the upstream answered 2xx with an empty body"
     if body.lstrip()[:1] == b"<":
         return "the upstream answered 2xx with HTML or XML instead of JSON: check the deployment's url"
+    if body.lstrip().startswith((b"data:", b"event:")):
+        return "the upstream answered with a stream of events, which was not asked for"
     if isinstance(wrong, RecursionError):
         return "the upstream's answer is nested too deeply"
     return f"the upstream's answer is not valid JSON: {str(wrong)[:200]}"

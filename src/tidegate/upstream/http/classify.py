@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Mapping
 
 import aiohttp
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
 from tidegate.core.answers import answer
 from tidegate.core.answers.redaction import without_account
@@ -84,12 +84,10 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
             return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms, code="upstream_overloaded")
         return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms)
     if 300 <= status <= 399:
-        where = redirect_target(headers)
+        # Where it leads, in its body too, is the operator's to know and not a caller's: the probe and `tidegate run` name it.
         return Refused(
-            f"the upstream redirects ({status}) to {where or 'nowhere'}, and redirects are not followed: "
-            "set the deployment's url to the final address",
+            f"the upstream redirects ({status}), and redirects are not followed: set the deployment's url to the final address",
             status=status,
-            body=raw,
         )
     if _WANTS_CERTIFICATE.search(raw[:PAGE_BYTES_MAX]):
         return Unavailable(f"the call never started: {CERTIFICATE_WORDS}", code="upstream_tls_rejected")
@@ -161,6 +159,8 @@ def _in_words(wrong: BaseException) -> str:
             return "the upstream closed the connection without an answer"
         case aiohttp.ClientPayloadError():
             return "the upstream's answer ended early or was garbled"
+        case ContentEncodingError():
+            return "the upstream's answer is compressed in a way that cannot be read, and none was asked for"
         case HttpProcessingError():
             return "the upstream's answer is not valid HTTP"
         case OSError() if wrong.strerror:

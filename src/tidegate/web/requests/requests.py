@@ -405,7 +405,7 @@ def _unknown(name: str, known: Sequence[str], path: str = "") -> ApiProblem:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
         hint = f"Known are: {', '.join(known)}." if known else "There are none here."
         message += f" Did you mean `{close[0]}`?" if close else f" {hint}"
-    return ApiProblem(400, "unknown_parameter", message, param=name)
+    return ApiProblem(400, "unknown_parameter", message, param=_joined(path, name))
 
 
 def _joined(path: str, field: str) -> str:
