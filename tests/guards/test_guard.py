@@ -226,9 +226,9 @@ async def test_a_request_that_is_refused_is_not_sent(live: WorkerWorld, entry: d
 async def test_a_refused_answer_was_paid_for(live: WorkerWorld, entry: dict[str, Any], code: str) -> None:
     script = Script(live, "m")
     saying(script, "this is forbidden")
-    prices = {"here": Price.of("2", "1", "4", "0.5")}
+    script.prices = {"here": Price.of("2", "1", "4", "0.5")}
     caller = await live.key()
-    job = await run(live, script, lines("a", "b"), rules(guardrails={"house": entry}), caller=caller, prices=prices)
+    job = await run(live, script, lines("a", "b"), rules(guardrails={"house": entry}), caller=caller)
     assert (job.answered_count, job.failed_count, len(script.calls)) == (0, 2, 2)
     assert {one for one, _ in (await errors(live, job)).values()} == {code}
     assert (job.usage.input_tokens, job.usage.output_tokens) == (14, 6)

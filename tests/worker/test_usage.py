@@ -58,7 +58,8 @@ async def test_what_a_server_does_not_report_is_counted_by_its_text_and_stops_a_
     price = Price.of("1", None, "1")
     whole = await live.started([line], caller=caller)
     capped = await live.started(chat_lines(40), caller=caller, slice_items=2, controls=JobControls(max_cost_nano=200))
-    async with working(live, script, prices={"dear": price}):
+    script.prices = {"dear": price}
+    async with working(live, script):
         await live.ended(whole)
         stopped = await live.ended(capped)
     [called] = [call for call in script.calls if call.job_id == whole.id]
