@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -14,6 +16,7 @@ from tests.contracts.store_world import DRIVERS, FAKE_CLOCK, WIPE, Clock, Databa
 from tests.contracts.strangers import StrangerDriver
 from tests.support.postgres import PostgresServer
 from tests.support.store_verbs import postgres_driver
+from tidegate.store.database.postgres import PostgresDriver
 from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
 
@@ -36,30 +39,52 @@ def shared_database(postgres_server: PostgresServer) -> Iterator[str]:
     postgres_server.drop_database(url)
 
 
-def open_postgres(url: str) -> Store:
+def open_driver(url: str) -> PostgresDriver:
     """A deadlock would hide behind a second of waiting and a retry: here it is not noticed before the statement's time-out."""
-    url += "?deadlock_timeout=10min"
-    return Store(postgres_driver(url, pool_size=10))
+    return postgres_driver(f"{url}?deadlock_timeout=10min", pool_size=10)
+
+
+def open_postgres(url: str) -> Store:
+    return Store(open_driver(url))
+
+
+@dataclass(frozen=True)
+class OpenPostgres:
+    """Connections that have planned their statements: a test that plans its own anew costs the server three times as much."""
+
+    url: str
+    driver: PostgresDriver
+    operator: asyncpg.Connection[Any]
+
+
+@pytest.fixture(scope="module")
+async def open_database(shared_database: str) -> AsyncIterator[OpenPostgres]:
+    driver = open_driver(shared_database)
+    # What an earlier test left locked must not keep the next one waiting for ever.
+    operator = await asyncpg.connect(shared_database, command_timeout=30)
+    yield OpenPostgres(shared_database, driver, operator)
+    await driver.close()
+    await operator.close()
 
 
 @pytest.fixture(params=DRIVERS)
-def store_place(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path | None:
-    """Where the store is: a database's url, a file, or nowhere but in memory."""
+def store_place(request: pytest.FixtureRequest, tmp_path: Path) -> OpenPostgres | Path | None:
+    """Where the store is: a database, a file, or nowhere but in memory."""
     if request.param == "postgresql":
-        url: str = request.getfixturevalue("shared_database")
-        return url
+        database: OpenPostgres = request.getfixturevalue("open_database")
+        return database
     return tmp_path / "store.db" if request.param == "sqlite" else None
 
 
 @pytest.fixture
-async def world(store_place: str | Path | None) -> AsyncIterator[StoreWorld]:
+async def world(store_place: OpenPostgres | Path | None) -> AsyncIterator[StoreWorld]:
     """An empty store of each driver."""
     async for made in _opened(store_place):
         yield made
 
 
-async def _opened(store_place: str | Path | None) -> AsyncIterator[StoreWorld]:
-    if isinstance(store_place, str):
+async def _opened(store_place: OpenPostgres | Path | None) -> AsyncIterator[StoreWorld]:
+    if isinstance(store_place, OpenPostgres):
         async for made in _postgres_world(store_place):
             yield made
         return
@@ -75,39 +100,36 @@ async def _opened(store_place: str | Path | None) -> AsyncIterator[StoreWorld]:
 
 
 @pytest.fixture
-async def postgres_world(shared_database: str) -> AsyncIterator[StoreWorld]:
+async def postgres_world(open_database: OpenPostgres) -> AsyncIterator[StoreWorld]:
     """For what only several processes can do to each other."""
-    async for made in _postgres_world(shared_database):
+    async for made in _postgres_world(open_database):
         yield made
 
 
-async def _postgres_world(url: str) -> AsyncIterator[StoreWorld]:
-    # What an earlier test left locked must not keep this one waiting for ever.
-    connection = await asyncpg.connect(url, command_timeout=30)
-    await connection.execute(WIPE)
+async def _postgres_world(database: OpenPostgres) -> AsyncIterator[StoreWorld]:
+    await database.operator.execute(WIPE)
     opened: list[Store] = []
 
     async def another() -> Store:
-        opened.append(open_postgres(url))
+        opened.append(open_postgres(database.url))
         return opened[-1]
 
-    clock = DatabaseClock(connection)
+    clock = DatabaseClock(database.operator)
     await clock.advance(0)
-    yield StoreWorld(await another(), clock, another)
+    yield StoreWorld(Store(database.driver), clock, another)
     for store in opened:
         await store.close()
-    await connection.close()
 
 
 @pytest.fixture(params=KINDS)
-def limits_place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str | Path, str | None]:
+def limits_place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[OpenPostgres | Path, str | None]:
     """Where the store under the limits is, and the Redis in between if there is one."""
-    store = tmp_path / "store.db" if request.param == "sqlite" else request.getfixturevalue("shared_database")
+    store = tmp_path / "store.db" if request.param == "sqlite" else request.getfixturevalue("open_database")
     return store, request.getfixturevalue("redis_url") if request.param == "redis" else None
 
 
 @pytest.fixture
-async def limits(limits_place: tuple[str | Path, str | None]) -> AsyncIterator[LimitsWorld]:
+async def limits(limits_place: tuple[OpenPostgres | Path, str | None]) -> AsyncIterator[LimitsWorld]:
     """Shared limits of each kind."""
     store_place, redis_url = limits_place
     async for stores in _opened(store_place):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from tests.contracts.conftest import OpenPostgres
 from tests.contracts.limits_world import LimitsWorld, budget, minute, until_sent
 from tests.contracts.store_world import StoreWorld
 from tests.support.processes import wait_until_async
@@ -36,13 +37,13 @@ return (tonumber(block[1]) > 0 and tonumber(block[2]) <= time[1] * 1000 + math.f
 
 
 @pytest.fixture
-def store_place(shared_database: str) -> str:
-    return shared_database
+def store_place(open_database: OpenPostgres) -> OpenPostgres:
+    return open_database
 
 
 @pytest.fixture
-def limits_place(shared_database: str, private_redis: RedisServer) -> tuple[str, str]:
-    return shared_database, private_redis.url
+def limits_place(open_database: OpenPostgres, private_redis: RedisServer) -> tuple[OpenPostgres, str]:
+    return open_database, private_redis.url
 
 
 async def test_what_is_dealt_from_a_block_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
