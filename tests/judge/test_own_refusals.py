@@ -15,10 +15,12 @@ FAULTS = ("AudioFault", "BodyFault", "FieldFault")
 
 
 def codes_of(fault: str) -> set[str]:
+    texts = [path.read_text(encoding="utf-8") for path in Path(tidegate.__file__).parent.rglob("*.py")]
     calls = [
         node
-        for path in Path(tidegate.__file__).parent.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for text in texts
+        if fault in text
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == fault
     ]
     return {str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant)}
