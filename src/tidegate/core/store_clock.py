@@ -34,6 +34,10 @@ class Steady(msgspec.Struct, frozen=True):
         return max(wall_ms + self.behind_ms, slower)
 
 
+# The machine's clock was never set: the store's time is what it shows.
+NEVER_SET = Steady()
+
+
 def going_on_from(now_ms: int, wall_ms: int) -> Steady:
     """Read this moment of the store from this of the machine's clock, and go on from there."""
     return Steady(min(0, now_ms - wall_ms), now_ms, wall_ms)

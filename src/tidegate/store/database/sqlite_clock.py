@@ -7,7 +7,7 @@ the last note is lived again.
 
 from collections.abc import Callable
 
-from tidegate.core.store_clock import STEP_MS_MIN, Steady, going_on_from, is_to_follow
+from tidegate.core.store_clock import NEVER_SET, STEP_MS_MIN, going_on_from, is_to_follow
 from tidegate.store.database.clock import (
     Boot,
     ClockRow,
@@ -33,12 +33,13 @@ class EmbeddedClock:
         self._is_begun = False
         self._stepped_at = 0
         # One assignment changes both, so that other threads never read one without the other.
-        self._state = (wall_ms() - steady_ms(), Steady())
+        self._state = (wall_ms() - steady_ms(), NEVER_SET)
 
     def now_ms(self) -> int:
         """The store's time."""
         base, steady = self._state
-        return steady.reading(self._steady_ms() + base)
+        wall = self._steady_ms() + base
+        return wall if steady == NEVER_SET else steady.reading(wall)
 
     async def look(self, tx: Tx) -> None:
         """Take a step of the machine's clock out of the store's time, and go on where the last process was."""
