@@ -12,7 +12,7 @@ from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage, WorkerDu
 from tidegate.core.schedule.autoscale import DueWork
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import Outcome
-from tidegate.store.road import forecasts, snapshots
+from tidegate.store.road import forecasts
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +57,6 @@ async def test_of_more_jobs_than_are_looked_at_those_of_higher_priority_are_ahea
         await world.clock.advance(1)
     last = await world.running(caller, 4)
     monkeypatch.setattr(forecasts, "OUTLOOK_JOBS_MAX", 1)
-    monkeypatch.setattr(snapshots, "OUTLOOK_JOBS_MAX", 1)
     assert (await world.store.forecast(MODEL, job.share_owner, 500)).ahead_units == 100
     assert (await world.store.forecast(MODEL, tenant_owner("newcomer"), 500)).others == ((1.0, 100),)
     outlook = await world.store.outlook(last.id)

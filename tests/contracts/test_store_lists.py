@@ -23,7 +23,7 @@ from tidegate.core.states import JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
 from tidegate.store.fleet import fleet, workers
 from tidegate.store.operators import operated
-from tidegate.store.road import snapshots
+from tidegate.store.road import forecasts
 from tidegate.store.tenants.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
@@ -383,7 +383,7 @@ async def test_of_other_flows_the_first_jobs_of_those_served_least_are_looked_at
     await world.answer(await world.log(), job, 0)
     newcomer = partial(world.store.forecast, MODEL, tenant_owner("newcomer"), 500)
     assert (await newcomer()).others == ((1.0, 150), (1.0, 150))
-    monkeypatch.setattr(snapshots, "OUTLOOK_JOBS_MAX", 1)
+    monkeypatch.setattr(forecasts, "OUTLOOK_JOBS_MAX", 1)
     assert (await newcomer()).others == ((1.0, 50), (1.0, 150))
-    monkeypatch.setattr(snapshots, "OUTLOOK_FLOWS_MAX", 1)
+    monkeypatch.setattr(forecasts, "OUTLOOK_FLOWS_MAX", 1)
     assert (await newcomer()).others == ((1.0, 50), (1.0, None))

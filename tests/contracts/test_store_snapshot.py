@@ -11,7 +11,7 @@ from tests.support.store_verbs import lease_slices, slice_counts
 from tidegate.core.nouns import IngestPlan, Job, Usage
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import ModelRoom, Pick, Snapshot, Suspects, Turn, Why
-from tidegate.store.road.snapshots import BOUNDS, SnapshotBounds
+from tidegate.store.road.leases import BOUNDS, SnapshotBounds
 
 pytestmark = pytest.mark.anyio
 

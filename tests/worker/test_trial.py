@@ -20,7 +20,7 @@ from tidegate.core.nouns import Answer, Attempts, Call, Item, Job, Usage
 from tidegate.core.retry import ALONE_LOSSES_MAX
 from tidegate.core.schedule.snapshot import Suspects
 from tidegate.stages.lease import SuspectBounds
-from tidegate.store.road.slices import ALL_SUSPECTS, KEPT_FOR_CHECKS
+from tidegate.store.road.leases import ALL_SUSPECTS, KEPT_FOR_CHECKS
 from tidegate.worker import trial as trials
 from tidegate.worker.leased_work import LeasedSliceState
 from tidegate.worker.trial import ALONE_AFTER, Trial

@@ -21,10 +21,10 @@ from tidegate.store.operators.changeable_jobs import ChangeableJobs
 from tidegate.store.operators.operations import Operations
 from tidegate.store.road.forecasts import Forecasts
 from tidegate.store.road.ingests import Ingests
+from tidegate.store.road.leases import Leases
 from tidegate.store.road.outcomes import Outcomes
 from tidegate.store.road.responses import BackgroundResponses
 from tidegate.store.road.slices import Slices
-from tidegate.store.road.snapshots import Snapshots
 from tidegate.store.tenants.budgets import StoredBudgets
 from tidegate.store.tenants.files import StoredFiles
 from tidegate.store.tenants.keys import Keys
@@ -52,7 +52,7 @@ class Store(
     StoredRouting,
     StoredUploads,
     Slices,
-    Snapshots,
+    Leases,
     ModeOverrides,
     UsageBook,
     Webhooks,

@@ -20,7 +20,7 @@ from tidegate.core.policies import Policies
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import ranking
 from tidegate.core.schedule.policy import ModeOverride
-from tidegate.store.road.snapshots import SnapshotBounds
+from tidegate.store.road.leases import SnapshotBounds
 from tidegate.store.store import Store
 from tidegate.worker.trial import Trial
 

@@ -29,7 +29,7 @@ from tidegate.core.retry import ALONE_LOSSES_MAX
 from tidegate.core.schedule.snapshot import Suspects
 from tidegate.stages.lease import SuspectBounds
 from tidegate.stages.record import Recorder
-from tidegate.store.road.slices import ALL_SUSPECTS, KEPT_FOR_CHECKS, SUSPECT_AFTER
+from tidegate.store.road.leases import ALL_SUSPECTS, KEPT_FOR_CHECKS, SUSPECT_AFTER
 from tidegate.store.store import Store
 from tidegate.worker.leased_work import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
 from tidegate.worker.registration import Registration

@@ -17,8 +17,8 @@ from tests.simulation.world.disk import Disk
 from tests.simulation.world.estate import Shape
 from tests.simulation.world.plan import Plan
 from tidegate.core.schedule import Mode
+from tidegate.store.road.leases import SUSPECT_AFTER
 from tidegate.store.road.outcomes import real_cost
-from tidegate.store.road.slices import SUSPECT_AFTER
 
 _FAIR_MODES = (Mode.FAIR_SHARE, Mode.SMART)
 _GIVEN_BACK = ("reclaim_slices", "release_slice", "release_tail", "declare_gone")

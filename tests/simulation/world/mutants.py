@@ -27,7 +27,7 @@ from tidegate.stages import lease, record
 from tidegate.stages.stage_leases import StageLeases
 from tidegate.stages.tend.lost_workers import LostWorkers
 from tidegate.store.database import sqlite_clock
-from tidegate.store.road import slices
+from tidegate.store.road import leases
 from tidegate.upstream.routing.slots import SlotDemand
 from tidegate.worker import leased_work
 from tidegate.worker.call_rules import KeyStates
@@ -45,7 +45,7 @@ async def _forget_unknown(self: record.Recorder, flushes: Any, finished: Any, re
         return []
 
 
-_lease_picks = slices.Slices.lease_picks
+_lease_picks = leases.Leases.lease_picks
 
 
 async def _lease_and_forget(self: Any, worker_id: str, picks: Any, *bounds: Any, **more: Any) -> Any:
@@ -132,7 +132,7 @@ MUTANTS: dict[str, Mutant] = {
     "lease_unrecorded": Mutant(
         "quiet",
         "slices are handed out without being held",
-        patch(slices.Slices, "lease_picks", _lease_and_forget),
+        patch(leases.Leases, "lease_picks", _lease_and_forget),
     ),
     "forget_before_commit": Mutant(
         "lost_answers",

@@ -12,7 +12,7 @@ import apsw
 
 from tests.simulation.world.plan import Plan
 from tests.simulation.world.witness import Witnessed
-from tidegate.store.road.slices import SUSPECT_AFTER
+from tidegate.store.road.leases import SUSPECT_AFTER
 
 # So many more losses may pass while several slices lost the same number of owners.
 _SLACK = 2

@@ -1,17 +1,36 @@
-"""Verbs about a job that is not there yet: what it would stand behind, and whether its Idempotency-Key made one before."""
+"""Verbs for estimates of a job's end, and about a job that is not there yet: what it would stand behind, and whether it was made before."""
 
 from collections.abc import Sequence
 
 from tidegate.core.budgets.ahead import CallsAhead, calls_take_ms
 from tidegate.core.budgets.budget import Budget
-from tidegate.core.schedule.outlooks import Minute, ModelOutlook
-from tidegate.store.database.driver import Tx
+from tidegate.core.schedule.outlooks import Minute, ModelOutlook, Outlook
+from tidegate.store.database.driver import Row, Tx
 from tidegate.store.database.table import IDEMPOTENCY_KEEP_MS, Table, reads
-from tidegate.store.road.snapshots import OUTLOOK_JOBS_MAX, RATE_MINUTES, other_flows
+from tidegate.store.road.leases import RATE_MINUTES, rates_of
 from tidegate.store.tenants.budgets import few_at_a_time
+
+OUTLOOK_JOBS_MAX = 10_000
+OUTLOOK_FLOWS_MAX = 64
 
 
 class Forecasts(Table):
+    @reads
+    async def outlook(self, tx: Tx, job_id: str) -> Outlook | None:
+        """What an estimate of a job's end can be made from; None when there is no such job."""
+        rows = await tx.dicts("job_any", id=job_id)
+        row = await tx.one("snapshot_now", search_max=0, worker_id="")
+        if not rows or row is None:
+            return None
+        job = rows[0]
+        parts = [
+            await _model_outlook(tx, part)
+            for part in await tx.all("outlook_job", job_id=job_id, jobs_max=OUTLOOK_JOBS_MAX)
+        ]
+        models = tuple(part for part in parts if part is not None)
+        times = (job["created_at"], job["expires_at"], job["begin_by"], job["begun_at"])
+        return Outlook(row[0], *times, row[1], models)
+
     @reads
     async def forecast(self, tx: Tx, model: str, share_owner: str, units: int, servers: str = "") -> ModelOutlook:
         """What would stand before so many work units of this share owner on this model, if they came now. With a name of model servers
@@ -24,7 +43,7 @@ class Forecasts(Table):
             flow_count, weights_milli = flow_count + 1, weights_milli + weight_milli
         recent = await tx.all("rates_recent", model=model, minutes=RATE_MINUTES, servers=servers)
         minutes = tuple(Minute(*row) for row in recent)
-        others = await other_flows(tx, model, share_owner, flow_count, weights_milli - weight_milli)
+        others = await _other_flows(tx, model, share_owner, flow_count, weights_milli - weight_milli)
         weight, weights = weight_milli / 1000, weights_milli / 1000
         return ModelOutlook(model, units, units, 0, ahead_units, weight, weights, flow_count, minutes, others)
 
@@ -48,3 +67,39 @@ class Forecasts(Table):
         """Whether this Idempotency-Key stands for something already."""
         found = await tx.one("idempotency_get", tenant_id=tenant_id, route=route, key=key, keep_ms=IDEMPOTENCY_KEEP_MS)
         return found is not None
+
+
+async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:
+    model, total, items, done, share_owner, state, weight_milli, ahead_units, in_flight_units = row
+    if state != "open":
+        return None
+    [(flow_count, weights_milli)] = await tx.all("flows_weight", model=model)
+    [(changed_at,)] = await tx.all("flows_changed", model=model, share_owner=share_owner)
+    left = max(0, total - total * done // max(1, items))
+    return ModelOutlook(
+        model,
+        total,
+        left,
+        in_flight_units,
+        ahead_units,
+        weight_milli / 1000,
+        weights_milli / 1000,
+        flow_count,
+        await rates_of(tx, model),
+        await _other_flows(tx, model, share_owner, flow_count, weights_milli - weight_milli),
+        changed_at,
+    )
+
+
+async def _other_flows(
+    tx: Tx, model: str, share_owner: str, flow_count: int, weights_milli: int
+) -> tuple[tuple[float, int | None], ...]:
+    """The other flows of a model with what they have; those that were not looked at count as one that has enough."""
+    rows = await tx.all(
+        "flows_backlog", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX, flows_max=OUTLOOK_FLOWS_MAX
+    )
+    seen: list[tuple[float, int | None]] = [(row[0] / 1000, row[1]) for row in rows]
+    unseen_milli = weights_milli - sum(row[0] for row in rows)
+    if flow_count > len(rows) + 1 and unseen_milli > 0:
+        seen.append((unseen_milli / 1000, None))
+    return tuple(seen)

@@ -1,78 +1,14 @@
-"""Verbs about slices and leases."""
-
-from collections.abc import Sequence
-from operator import itemgetter
+"""Verbs about slices that are not done: given back, or taken from a worker that is gone, which makes suspects of them."""
 
 import msgspec
 
-from tidegate.core.answer_terms import answers_from
 from tidegate.core.errors import LostRace
-from tidegate.core.job_shape import shape_from
-from tidegate.core.nouns import Attempts, LeasedSlice
-from tidegate.core.schedule.snapshot import Pick
-from tidegate.store.database.driver import Row, Tx
-from tidegate.store.database.rows import limits_from, tries_from
+from tidegate.store.database.driver import Tx
 from tidegate.store.database.table import SLICE_COLUMNS, Table, reads, writes
-from tidegate.store.jobs.job_events import record_running
-
-# Slices that lost so many owners are suspected of having killed them. The statements say the same number, as their index must.
-SUSPECT_AFTER = 2
-ALL_SUSPECTS = 1 << 40
-# So many of a job's slices that never lost an owner are left while a culprit is searched for in it: an item that is run alone needs others
-# to be compared with. A culprit that is not found after so many losses keeps nothing waiting.
-KEPT_FOR_CHECKS = 2
-SEARCH_LOSSES_MAX = 16
+from tidegate.store.road.leases import SUSPECT_AFTER
 
 
 class Slices(Table):
-    @writes
-    async def lease_picks(
-        self,
-        tx: Tx,
-        worker_id: str,
-        picks: Sequence[tuple[Pick, str]],
-        suspects_max: int = ALL_SUSPECTS,
-        *,
-        keeps_rest: bool = False,
-    ) -> list[LeasedSlice]:
-        """Take what was picked, each pick under a token that the caller made; a replay gives the same slices. All in one transaction: the
-        sooner a choice is a lease, the fewer others choose the same. The worker holds at most `suspects_max` suspect slices afterwards;
-        with `keeps_rest` it leaves a few others for checks."""
-        # Jobs first and in one order, what is written of their models last and in that order too: so transactions never wait in a circle.
-        doors = await _open(tx, worker_id, sorted(picks, key=lambda one: one[0].job_id))
-        fresh = [(pick, token) for pick, token in picks if (door := doors.get(token)) and not door.is_held]
-        taken = await _lease(tx, worker_id, fresh, suspects_max, KEPT_FOR_CHECKS if keeps_rest else 0)
-        held: list[LeasedSlice] = []
-        stamps: set[tuple[str, str]] = set()
-        begun: set[str] = set()
-        first_time: dict[str, list[tuple[int, int]]] = {}
-        for pick, token in picks:
-            door = doors.get(token)
-            if door is None or door.is_held:
-                held += await _held(tx, worker_id, pick, token)
-                continue
-            rows = taken.get(token, [])
-            held += [await _leased(tx, pick, door, row) for row in rows]
-            if door.has_item_events:
-                first_time.setdefault(pick.job_id, []).extend((row[2], row[3]) for row in rows if row[-1] == 1)
-            if rows and door.is_old:
-                stamps.add((pick.job_id, pick.model))
-            if rows and not door.has_begun:
-                begun.add(pick.job_id)
-        for job_id, spans in sorted(first_time.items()):
-            await record_running(tx, job_id, spans)
-        for job_id in sorted(begun):
-            await tx.all("job_begin", job_id=job_id)
-            await tx.all("job_models_begun", job_id=job_id)
-        for job_id, model in sorted(stamps):
-            await tx.all("job_models_leased", job_id=job_id, model=model)
-        return held
-
-    @writes
-    async def rest_job(self, tx: Tx, job_id: str, model: str, wait_ms: int) -> None:
-        """Nothing of this job and model is worth a look for so long: its own budgets allow nothing."""
-        await tx.all("job_models_rest", job_id=job_id, model=model, wait_ms=wait_ms)
-
     @writes
     async def release_slice(self, tx: Tx, job_id: str, first: int, token: str, delay_ms: int) -> bool:
         """Give a slice back; what of it is done stays done. False: it was no longer held under this token."""
@@ -134,126 +70,6 @@ class Slices(Table):
     async def unfinished_slices(self, tx: Tx, job_id: str) -> list[tuple[int, int, int, int, int]]:
         """Slices that may hold items without an outcome: (first, count, read_first, work_at, work_bytes)."""
         return [(row[0], row[1], row[2], row[3], row[4]) for row in await tx.all("slices_unfinished", job_id=job_id)]
-
-
-class _Door(msgspec.Struct, frozen=True):
-    """A job that is open for a lease. `is_old`: its last one was over a second ago. `is_held`: this very lease was made before. `job` is
-    what its slices say of it."""
-
-    has_begun: bool
-    is_old: bool
-    is_held: bool
-    job: Row
-
-    @property
-    def has_item_events(self) -> bool:
-        """Whether what becomes of each item is recorded as an event."""
-        return bool(self.job[-1])
-
-
-async def _open(tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]]) -> dict[str, _Door]:
-    """The jobs of these picks that are open, by token."""
-    asked = [(token, pick.model, pick.job_id, worker_id) for pick, token in picks]
-    rows = await tx.many_returning("job_open_for_lease", asked)
-    doors = {row[0]: _Door(True, bool(row[1]), bool(row[2]), row[3:]) for row in rows}
-    for pick, token in picks:
-        if token not in doors:
-            row = await tx.one("job_open_to_begin", job_id=pick.job_id)
-            if row is not None:
-                doors[token] = _Door(False, True, False, row[1:])
-    return doors
-
-
-async def _lease(
-    tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]], suspects_max: int, kept: int
-) -> dict[str, list[Row]]:
-    """What was taken, by token, in order of number."""
-    asked = [
-        (
-            pick.job_id,
-            pick.model,
-            suspects_max,
-            worker_id,
-            kept,
-            SEARCH_LOSSES_MAX,
-            pick.slice_count,
-            token,
-            pick.why.value,
-        )
-        for pick, token in picks
-    ]
-    taken: dict[str, list[Row]] = {}
-    for row in sorted(await tx.many_returning("slices_lease", asked), key=itemgetter(2)):
-        taken.setdefault(row[0], []).append(row)
-    return taken
-
-
-async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSlice]:
-    """What a lease that was made before holds still, whatever became of its job."""
-    rows = await tx.all("slices_of_token", job_id=pick.job_id, token=token, worker_id=worker_id)
-    if not rows:
-        return []
-    job = await tx.one("job_of_lease", job_id=pick.job_id)
-    assert job is not None, "a slice has a job"
-    door = _Door(True, False, True, job[1:])
-    return [await _leased(tx, pick, door, row) for row in rows]
-
-
-async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
-    token, endpoint, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
-    (
-        tenant_id,
-        work_blob_id,
-        expires_in_ms,
-        tenant,
-        share_owner,
-        key_id,
-        user,
-        team,
-        limits,
-        answers,
-        shape,
-        trace,
-        interactive_in_ms,
-        _,
-    ) = door.job
-    span = {"job_id": pick.job_id, "first": first, "count": count}
-    done: frozenset[int] = frozenset()
-    attempts: dict[int, Attempts] = {}
-    if lease_count > 1:
-        done = frozenset(found[0] for found in await tx.all("slice_outcomes", **span))
-        for found in await tx.all("slice_attempts", **span):
-            number, tried, wait_ms, reason, hand_backs, alone_losses, tries = found
-            attempts[number] = Attempts(number, tried, wait_ms, reason, hand_backs, alone_losses, tries_from(tries))
-    return LeasedSlice(
-        pick.job_id,
-        tenant_id,
-        endpoint,
-        pick.model,
-        first,
-        count,
-        read_first,
-        work_blob_id,
-        work_at,
-        work_bytes,
-        work_units,
-        lost_count,
-        token,
-        expires_in_ms,
-        tenant,
-        share_owner,
-        key_id,
-        user,
-        team,
-        limits_from(limits),
-        done,
-        attempts,
-        answers_from(answers),
-        shape_from(shape).retry,
-        shape_from(shape).betas,
-        trace,
-        interactive_in_ms,
-    )
 
 
 class _Freed(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from tidegate.settings import Settings, deployments, resources, schedule_policy,
 from tidegate.settings.added import added
 from tidegate.settings.tenants import Tenants
 from tidegate.store.database.rows import limits_from
-from tidegate.store.road.snapshots import SnapshotBounds
+from tidegate.store.road.leases import SnapshotBounds
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
 from tidegate.web.jobs.error_groups import error_groups

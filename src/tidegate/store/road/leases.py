@@ -1,23 +1,32 @@
-"""Verbs that only look: what a scheduler decides on, and what an estimate of a job's end is made from.
+"""Verbs of leasing: what could run now, as the scheduler looks at it, and the lease of what it picked.
 
-They turn rows into what `core.schedule` understands. They choose nothing.
+A look turns rows into what `core.schedule` understands, and chooses nothing. What becomes of a slice that is not done is in `slices.py`.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
+from operator import itemgetter
 
 import msgspec
 
-from tidegate.core.nouns import ModelPace
-from tidegate.core.schedule.outlooks import Minute, ModelOutlook, Outlook
-from tidegate.core.schedule.snapshot import FlowView, JobView, ModelRoom, ModelView, Snapshot, Suspects, Why
+from tidegate.core.answer_terms import answers_from
+from tidegate.core.job_shape import shape_from
+from tidegate.core.nouns import Attempts, LeasedSlice, ModelPace
+from tidegate.core.schedule.outlooks import Minute
+from tidegate.core.schedule.snapshot import FlowView, JobView, ModelRoom, ModelView, Pick, Snapshot, Suspects, Why
 from tidegate.store.database.driver import Row, Tx
-from tidegate.store.database.table import Table, reads
-from tidegate.store.road.slices import KEPT_FOR_CHECKS, SEARCH_LOSSES_MAX, SUSPECT_AFTER
+from tidegate.store.database.rows import limits_from, tries_from
+from tidegate.store.database.table import Table, reads, writes
+from tidegate.store.jobs.job_events import record_running
 
 RATE_MINUTES = 15
-OUTLOOK_JOBS_MAX = 10_000
-OUTLOOK_FLOWS_MAX = 64
+# Slices that lost so many owners are suspected of having killed them. The statements say the same number, as their index must.
+SUSPECT_AFTER = 2
+ALL_SUSPECTS = 1 << 40
+# So many of a job's slices that never lost an owner are left while a culprit is searched for in it: an item that is run alone needs others
+# to be compared with. A culprit that is not found after so many losses keeps nothing waiting.
+KEPT_FOR_CHECKS = 2
+SEARCH_LOSSES_MAX = 16
 _NONE_IS_SUSPECT = 1 << 62
 _WHY = {why.value: why for why in Why}
 
@@ -83,7 +92,7 @@ class _Out(msgspec.Struct):
         return max(Counter(model for model, _ in self.flows).values(), default=0)
 
 
-class Snapshots(Table):
+class Leases(Table):
     @reads
     async def awake_models(self, tx: Tx, count_max: int) -> list[str]:
         """The models that have anything to do: what a worker finds its room for before it looks closer."""
@@ -158,21 +167,56 @@ class Snapshots(Table):
         seen.add_due(await tx.for_each("snapshot_due", models, due_max=due_max, **bounded))
         return seen
 
-    @reads
-    async def outlook(self, tx: Tx, job_id: str) -> Outlook | None:
-        """What an estimate of a job's end can be made from; None when there is no such job."""
-        rows = await tx.dicts("job_any", id=job_id)
-        row = await tx.one("snapshot_now", search_max=0, worker_id="")
-        if not rows or row is None:
-            return None
-        job = rows[0]
-        parts = [
-            await _model_outlook(tx, part)
-            for part in await tx.all("outlook_job", job_id=job_id, jobs_max=OUTLOOK_JOBS_MAX)
-        ]
-        models = tuple(part for part in parts if part is not None)
-        times = (job["created_at"], job["expires_at"], job["begin_by"], job["begun_at"])
-        return Outlook(row[0], *times, row[1], models)
+    @writes
+    async def lease_picks(
+        self,
+        tx: Tx,
+        worker_id: str,
+        picks: Sequence[tuple[Pick, str]],
+        suspects_max: int = ALL_SUSPECTS,
+        *,
+        keeps_rest: bool = False,
+    ) -> list[LeasedSlice]:
+        """Take what was picked, each pick under a token that the caller made; a replay gives the same slices. All in one transaction: the
+        sooner a choice is a lease, the fewer others choose the same. The worker holds at most `suspects_max` suspect slices afterwards;
+        with `keeps_rest` it leaves a few others for checks."""
+        # Jobs first and in one order, what is written of their models last and in that order too: so transactions never wait in a circle.
+        doors = await _open(tx, worker_id, sorted(picks, key=lambda one: one[0].job_id))
+        fresh = [(pick, token) for pick, token in picks if (door := doors.get(token)) and not door.is_held]
+        taken = await _lease(tx, worker_id, fresh, suspects_max, KEPT_FOR_CHECKS if keeps_rest else 0)
+        held: list[LeasedSlice] = []
+        stamps: set[tuple[str, str]] = set()
+        begun: set[str] = set()
+        first_time: dict[str, list[tuple[int, int]]] = {}
+        for pick, token in picks:
+            door = doors.get(token)
+            if door is None or door.is_held:
+                held += await _held(tx, worker_id, pick, token)
+                continue
+            rows = taken.get(token, [])
+            held += [await _leased(tx, pick, door, row) for row in rows]
+            if door.has_item_events:
+                first_time.setdefault(pick.job_id, []).extend((row[2], row[3]) for row in rows if row[-1] == 1)
+            if rows and door.is_old:
+                stamps.add((pick.job_id, pick.model))
+            if rows and not door.has_begun:
+                begun.add(pick.job_id)
+        for job_id, spans in sorted(first_time.items()):
+            await record_running(tx, job_id, spans)
+        for job_id in sorted(begun):
+            await tx.all("job_begin", job_id=job_id)
+            await tx.all("job_models_begun", job_id=job_id)
+        for job_id, model in sorted(stamps):
+            await tx.all("job_models_leased", job_id=job_id, model=model)
+        return held
+
+    @writes
+    async def rest_job(self, tx: Tx, job_id: str, model: str, wait_ms: int) -> None:
+        """Nothing of this job and model is worth a look for so long: its own budgets allow nothing."""
+        await tx.all("job_models_rest", job_id=job_id, model=model, wait_ms=wait_ms)
+
+
+# ---- the look
 
 
 def _places(flows: list[Row]) -> dict[str, list[str]]:
@@ -281,7 +325,7 @@ def _model(model: str, room: ModelRoom, out: _Out, hides: bool) -> ModelView:
 
 
 async def _pace(tx: Tx, model: str, now: int) -> ModelPace:
-    minutes = await _minutes(tx, model)
+    minutes = await rates_of(tx, model)
     [(flow_count, weight_milli)] = await tx.all("flows_weight", model=model)
     units, tokens = sum(one.units for one in minutes), sum(one.tokens for one in minutes)
     # The minute under way has lasted only so long, and the model may have begun within it.
@@ -291,41 +335,128 @@ async def _pace(tx: Tx, model: str, now: int) -> ModelPace:
     )
 
 
-async def _minutes(tx: Tx, model: str) -> tuple[Minute, ...]:
+async def rates_of(tx: Tx, model: str) -> tuple[Minute, ...]:
     return tuple(Minute(*row) for row in await tx.all("rates_recent", model=model, minutes=RATE_MINUTES, servers=""))
 
 
-async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:
-    model, total, items, done, share_owner, state, weight_milli, ahead_units, in_flight_units = row
-    if state != "open":
-        return None
-    [(flow_count, weights_milli)] = await tx.all("flows_weight", model=model)
-    [(changed_at,)] = await tx.all("flows_changed", model=model, share_owner=share_owner)
-    left = max(0, total - total * done // max(1, items))
-    return ModelOutlook(
-        model,
-        total,
-        left,
-        in_flight_units,
-        ahead_units,
-        weight_milli / 1000,
-        weights_milli / 1000,
-        flow_count,
-        await _minutes(tx, model),
-        await other_flows(tx, model, share_owner, flow_count, weights_milli - weight_milli),
-        changed_at,
-    )
+# ---- the lease
 
 
-async def other_flows(
-    tx: Tx, model: str, share_owner: str, flow_count: int, weights_milli: int
-) -> tuple[tuple[float, int | None], ...]:
-    """The other flows of a model with what they have; those that were not looked at count as one that has enough."""
-    rows = await tx.all(
-        "flows_backlog", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX, flows_max=OUTLOOK_FLOWS_MAX
+class _Door(msgspec.Struct, frozen=True):
+    """A job that is open for a lease. `is_old`: its last one was over a second ago. `is_held`: this very lease was made before. `job` is
+    what its slices say of it."""
+
+    has_begun: bool
+    is_old: bool
+    is_held: bool
+    job: Row
+
+    @property
+    def has_item_events(self) -> bool:
+        """Whether what becomes of each item is recorded as an event."""
+        return bool(self.job[-1])
+
+
+async def _open(tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]]) -> dict[str, _Door]:
+    """The jobs of these picks that are open, by token."""
+    asked = [(token, pick.model, pick.job_id, worker_id) for pick, token in picks]
+    rows = await tx.many_returning("job_open_for_lease", asked)
+    doors = {row[0]: _Door(True, bool(row[1]), bool(row[2]), row[3:]) for row in rows}
+    for pick, token in picks:
+        if token not in doors:
+            row = await tx.one("job_open_to_begin", job_id=pick.job_id)
+            if row is not None:
+                doors[token] = _Door(False, True, False, row[1:])
+    return doors
+
+
+async def _lease(
+    tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]], suspects_max: int, kept: int
+) -> dict[str, list[Row]]:
+    """What was taken, by token, in order of number."""
+    asked = [
+        (
+            pick.job_id,
+            pick.model,
+            suspects_max,
+            worker_id,
+            kept,
+            SEARCH_LOSSES_MAX,
+            pick.slice_count,
+            token,
+            pick.why.value,
+        )
+        for pick, token in picks
+    ]
+    taken: dict[str, list[Row]] = {}
+    for row in sorted(await tx.many_returning("slices_lease", asked), key=itemgetter(2)):
+        taken.setdefault(row[0], []).append(row)
+    return taken
+
+
+async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSlice]:
+    """What a lease that was made before holds still, whatever became of its job."""
+    rows = await tx.all("slices_of_token", job_id=pick.job_id, token=token, worker_id=worker_id)
+    if not rows:
+        return []
+    job = await tx.one("job_of_lease", job_id=pick.job_id)
+    assert job is not None, "a slice has a job"
+    door = _Door(True, False, True, job[1:])
+    return [await _leased(tx, pick, door, row) for row in rows]
+
+
+async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
+    token, endpoint, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
+    (
+        tenant_id,
+        work_blob_id,
+        expires_in_ms,
+        tenant,
+        share_owner,
+        key_id,
+        user,
+        team,
+        limits,
+        answers,
+        shape,
+        trace,
+        interactive_in_ms,
+        _,
+    ) = door.job
+    span = {"job_id": pick.job_id, "first": first, "count": count}
+    done: frozenset[int] = frozenset()
+    attempts: dict[int, Attempts] = {}
+    if lease_count > 1:
+        done = frozenset(found[0] for found in await tx.all("slice_outcomes", **span))
+        for found in await tx.all("slice_attempts", **span):
+            number, tried, wait_ms, reason, hand_backs, alone_losses, tries = found
+            attempts[number] = Attempts(number, tried, wait_ms, reason, hand_backs, alone_losses, tries_from(tries))
+    return LeasedSlice(
+        pick.job_id,
+        tenant_id,
+        endpoint,
+        pick.model,
+        first,
+        count,
+        read_first,
+        work_blob_id,
+        work_at,
+        work_bytes,
+        work_units,
+        lost_count,
+        token,
+        expires_in_ms,
+        tenant,
+        share_owner,
+        key_id,
+        user,
+        team,
+        limits_from(limits),
+        done,
+        attempts,
+        answers_from(answers),
+        shape_from(shape).retry,
+        shape_from(shape).betas,
+        trace,
+        interactive_in_ms,
     )
-    seen: list[tuple[float, int | None]] = [(row[0] / 1000, row[1]) for row in rows]
-    unseen_milli = weights_milli - sum(row[0] for row in rows)
-    if flow_count > len(rows) + 1 and unseen_milli > 0:
-        seen.append((unseen_milli / 1000, None))
-    return tuple(seen)
