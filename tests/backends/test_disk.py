@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tidegate.backends import one_host
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import S3Settings
-from tidegate.backends.disk import AppendFile, make_directories, try_write
+from tidegate.backends.disk import AppendFile, make_directories, try_write, unavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +49,14 @@ def test_every_new_directory_has_a_name_that_survives(tmp_path: Path, syncs: Syn
     syncs.seen.clear()
     make_directories(tmp_path / "a" / "b")
     assert syncs.names(tmp_path / "a") == {"b"}, "the process that made it may have died before it synced it"
+
+
+def test_a_failure_says_in_plain_words_what_the_system_said(tmp_path: Path) -> None:
+    full = str(unavailable(OSError(errno.ENOSPC, "No space left on device"), tmp_path, "writing a blob"))
+    assert full.startswith(
+        f"writing a blob in {tmp_path} failed (No space left on device): the disk or its inodes are full"
+    )
+    assert "failed (odd): check that directory" in str(unavailable(OSError("odd"), tmp_path, "writing a blob"))
 
 
 def test_lines_are_synced_before_they_count(tmp_path: Path, syncs: Syncs) -> None:

@@ -24,6 +24,11 @@ def test_attempts_and_pauses_are_the_jobs_own() -> None:
     assert decided(Ambiguous("x"), JobRetry(backoff_ms_max=7)) == RetryAt(7, counts=True)
 
 
+def test_a_pause_stays_at_its_longest_however_often_an_item_was_tried() -> None:
+    asked = JobRetry(attempts_max=100_000, backoff_ms_max=25)
+    assert decided(Ambiguous("x"), asked, 90_000) == RetryAt(25, counts=True)
+
+
 @pytest.mark.parametrize(
     ("error", "again"),
     [

@@ -265,6 +265,22 @@ async def test_an_item_that_must_wait_long_goes_back_to_the_store_and_a_short_wa
     assert (await leased_work.next())[0] is soon
 
 
+def test_what_is_given_back_of_a_slice_lies_behind_every_item_that_ever_went_out() -> None:
+    """An item that is sent again, behind later ones, must not make these look unsent."""
+    leased_work, state = hand_of(HandClock(), free=9), slice_of(4)
+    leased_work.add(state, items(3))
+    assert numbers(leased_work, 3) == [0, 1, 2]
+    leased_work._return(state, Item(0, b'"x"', b"{}"))
+    assert numbers(leased_work, 1) == [0]
+    assert leased_work.cut(state) == 1
+
+
+def test_a_slice_that_goes_back_rests_as_long_as_the_item_that_waits_longest() -> None:
+    leased_work, state = hand_of(HandClock()), slice_of(2)
+    leased_work.add(state, [Item(0, b'"x"', b"{}", wait_ms=90_000), Item(1, b'"y"', b"{}", wait_ms=60_000)])
+    assert leased_work.release_wait_ms(state) == 90_000
+
+
 def test_unsent_items_under_budgets_that_are_spent_are_given_back_and_others_stay() -> None:
     clock = HandClock()
     leased_work, spent = hand_of(clock, free=9), slice_of(1)

@@ -41,8 +41,8 @@ def verdict(job: Job, number: int, size_bytes: int = 0, outcome: Outcome = Outco
 async def recording(
     world: WorkerWorld, blobs: Any, refused: str = "", held_bytes_max: int = 64 << 20, upstream: Any = None
 ) -> AsyncIterator[Recorder]:
-    """A recorder at work; the first blob of the `refused` kind cannot be begun at once."""
-    worker, refusals = await world.worker(), [refused]
+    """A recorder at work; the first blob of the `refused` kind cannot be begun ahead, nor at once when it is needed."""
+    worker, refusals = await world.worker(), [refused] * 2
 
     async def new_blob(kind: str) -> str:
         if kind in refusals:
@@ -514,6 +514,30 @@ async def test_what_comes_while_older_results_wait_is_durable_before_they_are_co
             ledger.commits.release()
         await until(committed, "all three")
         assert not recorder.full
+
+
+async def test_what_comes_behind_a_log_that_is_sealed_already_waits_for_the_next_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Errors cannot be sealed at once: an answer that comes meanwhile is not in the bytes that were sealed before."""
+    monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
+    ledger, seals = Ledger(), list[int]()
+    seal = ledger.seal
+
+    async def sealed() -> Placed:
+        seals.append(len(seals))
+        if len(seals) == 2:
+            recorder.record(plain(2))
+            raise BlobUnavailable("away")
+        return await seal()
+
+    monkeypatch.setattr(ledger, "seal", sealed)
+    async with noting(ledger, FlushLimits(0, 2, 1_000, 1_500)) as recorder:
+        recorder.record(plain(0))
+        failed = Finished(1, Outcome.FAILED, 10, 0, "t")
+        recorder.record(ItemVerdict("job", 1, b"x" * 10, failed))
+        await recorder.drain()
+    assert ledger.committed == [1, 1]
 
 
 async def test_a_new_life_takes_nothing_before_the_answers_of_the_last_one_are_committed() -> None:

@@ -36,14 +36,12 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 
     def of_job(self, asked: JobRetry) -> "RetryPolicy":
         """The same with what one job asks for."""
-        backoff_ms = self.backoff_ms if asked.backoff_ms is None else asked.backoff_ms
-        backoff_ms_max = self.backoff_ms_max if asked.backoff_ms_max is None else asked.backoff_ms_max
         return replace(
             self,
             attempts_max=asked.attempts_max or self.attempts_max,
             broken_attempts_max=asked.attempts_max or self.broken_attempts_max,
-            backoff_ms=min(backoff_ms, backoff_ms_max),
-            backoff_ms_max=backoff_ms_max,
+            backoff_ms=self.backoff_ms if asked.backoff_ms is None else asked.backoff_ms,
+            backoff_ms_max=self.backoff_ms_max if asked.backoff_ms_max is None else asked.backoff_ms_max,
             codes=None if asked.codes is None else frozenset(asked.codes),
         )
 

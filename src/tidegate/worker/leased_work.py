@@ -491,7 +491,7 @@ class LeasedWork:
         listed = {(holding.job_id, holding.first, holding.token) for holding in holdings}
         for key in known - listed:
             state = self._states.get(key)
-            if state is not None and not state.settled:
+            if state is not None:
                 self._lose(state)
         return [holding for holding in holdings if (holding.job_id, holding.first, holding.token) not in self._states]
 

@@ -1,0 +1,48 @@
+"""Requests to an object store: what is given up, and in which words."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.contracts.blobs_places import s3_settings
+from tests.support.s3 import S3Server
+from tidegate.backends.blobs_s3_client import Objects, S3Settings
+from tidegate.core.errors import BlobUnavailable
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_small_request_to_a_silent_store_is_given_up_after_its_time() -> None:
+    left = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await left.wait()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = S3Settings(
+        "bucket",
+        endpoint=f"http://127.0.0.1:{port}",
+        access_key_id="k",
+        secret_access_key="s",
+        allow_http=True,
+        small_timeout_ms=40,
+        retry_for_ms=1,
+    )
+    with pytest.raises(BlobUnavailable) as failed:
+        await Objects(settings).head("key")
+    assert "failed (no answer within 0.04 s): check that the store is up" in str(failed.value).lower()
+    left.set()
+    server.close()
+
+
+async def test_an_object_of_the_same_size_but_of_other_bytes_is_written_again(
+    s3_server: S3Server, s3_bucket: str
+) -> None:
+    objects = Objects(s3_settings(s3_server, s3_bucket))
+    assert await objects.grow("log", b"torn") == 4
+    assert await objects.grow("log", b"line") == 4
+    assert await objects.read("log", 0, 4) == b"line"
