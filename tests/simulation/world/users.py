@@ -20,7 +20,7 @@ from tests.simulation.world.provider import Provider
 from tests.simulation.world.trace import Trace
 from tests.simulation.world.witness import MARK, User, Visit, Witnessed
 from tidegate.core.errors import ApiProblem, HandedBack, UpstreamError
-from tidegate.core.nouns import Call, Caller
+from tidegate.core.nouns import Answer, Call, Caller
 from tidegate.upstream.calls.exchange import UpstreamResponse
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.web.gateway.dialects import Dialect
@@ -133,7 +133,7 @@ class Users:
             owner=user.tenant_id,
         )
         response = await router.open(call, traffic)
-        text = response.body if response.body is not None else await self._read(response)
+        text = response.body if isinstance(response, Answer) else await self._read(response)
         found = MARK.search(text)
         if found is None or found[2].decode() != tag:
             self._broken(f"P3: the user of {tag} got the answer of another call: {text[:80]!r}")

@@ -3,7 +3,7 @@
 import pytest
 
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, UpstreamError
-from tidegate.upstream.calls.exchange import accept
+from tidegate.upstream.calls.admission import accept
 
 CHAT = "/v1/chat/completions"
 NOW_MS = 1_700_000_000_000

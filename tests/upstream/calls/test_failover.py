@@ -97,10 +97,10 @@ async def test_beside_a_users_call_a_deployment_with_an_open_circuit_is_probed(w
             with pytest.raises(UpstreamError):
                 await router.send(world.call())
             traffic = Traffic(lambda engine: Shaped(CHAT_ENDPOINT, b"user"), False)
-            assert (await router.open(world.call(), traffic)).deployment.name == "second"
+            assert (await router.open(world.call(), traffic)).deployment == "second"
             assert first.requests == first.posts, "no probe is due"
             world.clock.advance(1_000)
-            assert (await router.open(world.call(), traffic)).deployment.name == "second"
+            assert (await router.open(world.call(), traffic)).deployment == "second"
             await eventually(lambda: len(first.requests) == len(first.posts) + 1, "the probe")
 
 

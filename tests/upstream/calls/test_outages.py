@@ -156,6 +156,22 @@ async def test_a_job_that_was_paused_while_a_permit_was_waited_for_sends_nothing
     assert server.posts == []
 
 
+async def test_an_item_in_front_whose_job_was_paused_is_put_off_at_once(world: RouterWorld) -> None:
+    """Its slot is still this process's: to choose again would find the same deployment, for as long as the pause lasts."""
+    looks = 0
+
+    def may_begin() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > 20
+
+    async with RawServer() as server, world.router(deployment(server.url)) as router:
+        await router.send(world.call())
+        with pytest.raises(Withheld) as put_off:
+            await router.send_interactive(world.call(may_begin=may_begin), "tenant")
+    assert (put_off.value.code, len(server.posts)) == ("lease_over", 1)
+
+
 async def test_closing_while_calls_wait_for_leave_puts_them_off(world: RouterWorld) -> None:
     limits = LateLimits(world.clock)
     async with RawServer() as server:

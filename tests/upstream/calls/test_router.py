@@ -22,7 +22,7 @@ from tidegate.core.errors import (
     UpstreamError,
 )
 from tidegate.core.ports import Upstream
-from tidegate.upstream.calls.exchange import Exchange
+from tidegate.upstream.calls.admission import Feedback
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.routing.deployment_state import KEY_REST_MS_MAX
 
@@ -458,7 +458,7 @@ async def test_a_defect_in_the_midst_of_a_call_gives_its_slot_back(
     def broken(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Exchange, "read_reply", broken)
+    monkeypatch.setattr(Feedback, "read_reply", broken)
     async with RawServer() as server, world.router(deployment(server.url, max_in_flight=1)) as router:
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):

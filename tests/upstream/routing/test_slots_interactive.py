@@ -15,6 +15,7 @@ from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import PoolExhausted
+from tidegate.core.nouns import Answer
 from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.exchange import UpstreamResponse
@@ -37,7 +38,9 @@ async def store() -> AsyncIterator[Store]:
         await store.close()
 
 
-def ask(world: RouterWorld, router: Router, body: bytes = b"user", owner: str = "") -> asyncio.Task[UpstreamResponse]:
+def ask(
+    world: RouterWorld, router: Router, body: bytes = b"user", owner: str = ""
+) -> asyncio.Task[Answer | UpstreamResponse]:
     traffic = Traffic(lambda engine: Shaped(CHAT_ENDPOINT, body), False, owner=owner)
     return asyncio.ensure_future(router.open(world.call(body=body), traffic))
 

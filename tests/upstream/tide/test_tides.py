@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -115,7 +115,7 @@ class Sea:
         shaped, call = Shaped(CHAT_ENDPOINT, body), self.world.call(body=body)
         task = asyncio.create_task(self.router.open(call, Traffic(lambda engine: shaped, True, flex_wait_s)))
         self.tasks.append(task)
-        return task
+        return cast(asyncio.Task[UpstreamResponse], task)
 
     def users_are(self, in_flight: int, awaiting: int) -> None:
         """Count so many interactive calls, though none is there."""

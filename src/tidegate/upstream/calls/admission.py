@@ -3,19 +3,20 @@
 Calls of batch work and flex calls count among batch's, interactive ones by themselves, and all of them against the deployment's slots. An
 admission ends exactly once.
 
-From how a call ended its deployment, the other processes and its sender learn (`Feedback`). Our own ceiling, deadline and budgets say
-nothing about a deployment's health.
+From how a call ended its deployment, the other processes and its sender learn (`Feedback`): from an answer, what it used and what limits
+it reports; from a failure, whether the deployment is healthy. Our own ceiling, deadline and budgets say nothing about that.
 
 Nothing is chosen or sent here.
 """
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import structlog
 
+from tidegate.core.answers import answer as answers
 from tidegate.core.errors import (
     Ambiguous,
     AnswerTooLong,
@@ -32,11 +33,14 @@ from tidegate.core.errors import (
     UpstreamError,
     Withheld,
 )
-from tidegate.core.nouns import Call
+from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.ports import Clock, Entropy, Rests
 from tidegate.upstream.budgets.budget_client import EXCEEDS_LIMIT
 from tidegate.upstream.calls.availability import View
+from tidegate.upstream.calls.limit_notes import LimitNotes
 from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.http import classify
+from tidegate.upstream.http.transport import HttpReply
 from tidegate.upstream.routing.backpressure import Backpressure
 from tidegate.upstream.routing.deployment_state import Attempt, DeploymentState
 from tidegate.upstream.routing.routes import NameRoute, Routes
@@ -62,6 +66,7 @@ class Feedback:
         routes: Routes,
         rests: Rests | None,
         backpressure: Backpressure,
+        notes: LimitNotes,
     ) -> None:
         self._clock = clock
         self._entropy = entropy
@@ -69,6 +74,20 @@ class Feedback:
         self._routes = routes
         self._rests = rests
         self._backpressure = backpressure
+        self._notes = notes
+
+    def read_reply(self, admission: "Admission", endpoint: str, reply: HttpReply) -> Answer:
+        """Return the answer, and note the limits that it reports; raise an UpstreamError of one class when it is none."""
+        status, headers, body = reply
+        self.note_limits(admission, headers)
+        line, usage = accept(endpoint, status, headers, body, self._clock.now_ms)
+        return Answer(status, line, usage, admission.state.deployment.name)
+
+    def note_limits(self, admission: "Admission", headers: Mapping[str, str]) -> None:
+        """Note what the head of an answer reports of the deployment's limits."""
+        by_requests, by_tokens = admission.state.limit_headers
+        if by_requests in headers or by_tokens in headers:
+            self._notes.note(admission.state, headers, admission.call, admission.number)
 
     def answered(self, state: DeploymentState) -> None:
         if state.succeeded():
@@ -121,6 +140,19 @@ def _say_shut(state: DeploymentState, error: UpstreamError) -> None:
         log.error("upstream_key_rejected", deployment=name, status=error.status, to_do="check the deployment's api_key")
     else:
         log.warning("upstream_circuit_opened", deployment=name, why=error.message)
+
+
+def accept(
+    endpoint: str, status: int, headers: Mapping[str, str], body: bytes, now_ms: Callable[[], int]
+) -> tuple[bytes, Usage]:
+    """The answer as one line and its usage, or one UpstreamError raised. `now_ms` is wall time, for dates in headers."""
+    if not 200 <= status <= 299:
+        raise classify.refusal(status, headers, body, now_ms())
+    try:
+        return answers.read(endpoint, body)
+    except answers.NotAnAnswer as wrong:
+        why = str(wrong)
+    raise classify.no_answer(why, status, body)
 
 
 class Admission(msgspec.Struct, eq=False):

@@ -42,7 +42,8 @@ class BudgetWait:
         """Where this call goes instead of where it was put off, or goes again when its budget frees in a moment; raises the error when
         neither."""
         now_ms = self._clock.monotonic_ms()
-        if traffic is not None and error.code == "lease_over":
+        is_wanted = call.may_begin is None or call.may_begin()
+        if traffic is not None and error.code == "lease_over" and is_wanted:
             # This process may have been taken for dead before the call was sent, and its slot is another's: it asks for one again.
             return choose(self._view, route, call, traffic, (), now_ms) or await self._slot_queue.wait(
                 route, call, traffic

@@ -6,8 +6,9 @@ alone or in a group, by its route. A call that a worker which is gone left in a 
 
 `CallPath` takes it along one route: a deployment is chosen, its slot is taken in the same moment, the call is sent there, and its end is
 learned from. It goes on to another deployment only when the first can neither have done nor billed it, and then under the other's budgets;
-never after its first byte came. An interactive call goes on from a server that is too busy (503, 529), too. An item's call is read whole;
-an interactive one from its first byte on, or whole where it is not streamed.
+never after its first byte came. An interactive call goes on from a server that is too busy (503, 529), too. A stream is read from its
+first byte on, every other answer whole. What no budget binds and no engine takes otherwise is sent here, an item's call and a user's alike;
+`Exchange` sends the rest.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import msgspec
 import structlog
 
 from tidegate.core.answers import answer as answers
+from tidegate.core.answers.answer_text import counted_whole
 from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import (
     Ambiguous,
@@ -34,7 +36,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.calls.admission import Admissions
+from tidegate.upstream.calls.admission import Admission, Admissions, Feedback
 from tidegate.upstream.calls.availability import View, choose, shut_beside
 from tidegate.upstream.calls.budget_wait import BudgetWait
 from tidegate.upstream.calls.exchange import Exchange, UpstreamResponse
@@ -42,7 +44,7 @@ from tidegate.upstream.calls.slot_queue import SlotQueue
 from tidegate.upstream.calls.traffic import Traffic, goes_on, is_users
 from tidegate.upstream.calls.translation import MESSAGES, ItemTranslation, Shaped
 from tidegate.upstream.grouping.groups import Groups
-from tidegate.upstream.http.transport import PermitExpired, SendPermit, UpstreamRequest
+from tidegate.upstream.http.transport import HttpReply, PermitExpired, SendPermit, UpstreamRequest
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.key_slots import KeySlots
 from tidegate.upstream.routing.probe import SideProbes, probe
@@ -57,6 +59,7 @@ class CallPath:
         view: View,
         slot_queue: SlotQueue,
         admissions: Admissions,
+        feedback: Feedback,
         exchange: Exchange,
         clock: Clock,
         patience_ms: float,
@@ -65,6 +68,7 @@ class CallPath:
         self._slot_queue = slot_queue
         self._budget_wait = BudgetWait(view, slot_queue, clock, patience_ms)
         self._admissions = admissions
+        self._feedback = feedback
         self._exchange = exchange
         self._clock = clock
         self._patience_ms = patience_ms
@@ -93,12 +97,14 @@ class CallPath:
     @overload
     async def open(
         self, route: NameRoute, call: Call, traffic: Traffic, state: DeploymentState | None = None
-    ) -> UpstreamResponse: ...
+    ) -> Answer | UpstreamResponse: ...
 
     async def open(
         self, route: NameRoute, call: Call, traffic: Traffic | None, state: DeploymentState | None = None
     ) -> Answer | UpstreamResponse:
-        """Return the answer, or its beginning. Raise an UpstreamError of exactly one class, or ApiProblem where no engine takes it."""
+        """Return the answer, or a stream's beginning.
+
+        Raise an UpstreamError of exactly one class, or ApiProblem where no engine takes the call."""
         now_ms = self._clock.monotonic_ms()
         if state is None:
             state = choose(self._view, route, call, traffic, (), now_ms)
@@ -154,7 +160,15 @@ class CallPath:
             raise Unavailable("the call's deadline passed before it was sent", code="deadline_passed")
         if now_ms >= call.begin_by_ms:
             raise Unavailable("the lease may be over before the call was sent", code="lease_over")
-        shaped = None if traffic is None else traffic.shape(state.deployment.engine)
+        is_plain = (
+            state.is_plain
+            and route.is_plain
+            and not call.budgets
+            and call.endpoint != MESSAGES
+            and call.audio is None
+            and (traffic is None or (not (traffic.is_stream or state.breaker.is_open) and route.has_one_shape))
+        )
+        shaped = None if traffic is None or is_plain else traffic.shape(state.deployment.engine)
         admission = self._admissions.begin_call(route, state, call, traffic, now_ms)
         failed: UpstreamError
         try:
@@ -163,23 +177,8 @@ class CallPath:
             total_s = min(left_s + call.grace_ms / 1000, route.total_s(state, call.endpoint))
             if shaped is not None:
                 return await self._exchange.open(route, admission, shaped, total_s)
-            if (
-                state.is_plain
-                and route.is_plain
-                and not call.budgets
-                and call.endpoint != MESSAGES
-                and call.audio is None
-            ):
-                # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then, or
-                # when the job was paused or closes.
-                dies_ms = min(call.deadline_ms, call.begin_by_ms)
-                permit = SendPermit(self._clock, (), "", 0, dies_ms, 0, call.may_begin)
-                admission.go_out(0)
-                request = UpstreamRequest(
-                    state.url(call.endpoint), call.idempotency_key, call.body, call.trace_header, call.attempt_count
-                )
-                reply = await state.line.post(request, total_s, permit)
-                answer = self._exchange.read_reply(admission, call.endpoint, reply)
+            if is_plain:
+                answer = await self._send_plain(admission, total_s)
             else:
                 answer = await self._exchange.send_item(route, admission, total_s)
         except UpstreamError as error:
@@ -202,6 +201,38 @@ class CallPath:
             self._admissions.end_call(admission, answer_tokens=answer.usage.output_tokens)
             return answer
         raise failed
+
+    async def _send_plain(self, admission: Admission, total_s: float) -> Answer:
+        """Send a call as it stands, an item's or a user's: no budget binds it, and its engine takes it as it is."""
+        state, call, traffic = admission.state, admission.call, admission.traffic
+        # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then, when its slot may
+        # be another process's, or when the job was paused or closes.
+        dies_ms = min(call.deadline_ms, admission.begin_by_ms)
+        permit = SendPermit(self._clock, (), "", 0, dies_ms, 0, call.may_begin)
+        admission.go_out(0)
+        request = UpstreamRequest(
+            state.url(call.endpoint), call.idempotency_key, call.body, call.trace_header, call.attempt_count
+        )
+        if traffic is None:
+            reply = await state.line.post(request, total_s, permit)
+            return self._feedback.read_reply(admission, call.endpoint, reply)
+        assert state.open_line is not None
+        stream = await state.open_line.open(request, total_s, permit, interactive=not traffic.flex_wait_s)
+        try:
+            reply = HttpReply(stream.status, stream.headers, await stream.read_whole())
+        except BaseException:
+            stream.close()
+            raise
+        answer = self._feedback.read_reply(admission, call.endpoint, reply)
+        if answer.body is not reply.body:
+            # A user's answer is passed on byte for byte.
+            answer = msgspec.structs.replace(answer, body=reply.body)
+        used = answer.usage
+        if not (used.input_tokens and used.output_tokens):
+            used = counted_whole(call, used, reply.body)
+        if traffic.on_usage is not None:
+            traffic.on_usage(state.deployment, used)
+        return answer
 
 
 def _is_cancelled_twice() -> bool:
@@ -226,8 +257,8 @@ class NamedCalls:
             return self._send(route, call)
         return self._path.open(route, call, None) if route.items_per_call == 1 else self._groups.send(route, call)
 
-    def open(self, route: NameRoute, call: Call, traffic: Traffic) -> Coroutine[Any, Any, UpstreamResponse]:
-        """Begin an interactive call: its answer, whole or from its first byte on."""
+    def open(self, route: NameRoute, call: Call, traffic: Traffic) -> Coroutine[Any, Any, Answer | UpstreamResponse]:
+        """Begin an interactive call: its answer, or a stream from its first byte on."""
         if call.parallel:
             return self._open_within(route, call, traffic)
         return self._along(route, call, traffic) if route.fallbacks else self._path.open(route, call, traffic)
@@ -248,12 +279,14 @@ class NamedCalls:
             if translation is not None:
                 translation.failed(error)
             raise
-        assert translation is not None
-        assert response.body is not None, "an answer that is not streamed is read whole"
-        line, usage = answers.read(translation.shaped.endpoint, response.body)
-        return Answer(response.status, translation.answer(line), usage, response.deployment.name)
+        assert isinstance(response, Answer), "an answer that is not streamed is read whole"
+        endpoint = call.endpoint if translation is None else translation.shaped.endpoint
+        line, usage = answers.read(endpoint, response.body)
+        if translation is not None:
+            line = translation.answer(line)
+        return Answer(response.status, line, usage, response.deployment)
 
-    async def _open_within(self, route: NameRoute, call: Call, traffic: Traffic) -> UpstreamResponse:
+    async def _open_within(self, route: NameRoute, call: Call, traffic: Traffic) -> Answer | UpstreamResponse:
         while True:
             place = await self._key_slots.take_slots(call.parallel)
             try:
@@ -267,7 +300,10 @@ class NamedCalls:
                 if not is_lost or not place.until_ms <= now_ms < call.begin_by_ms:
                     raise
             else:
-                response.keep(place)
+                if isinstance(response, Answer):
+                    place.release_key_slots()
+                else:
+                    response.keep(place)
                 return response
 
     async def _send_within(self, route: NameRoute, call: Call) -> Answer:
@@ -292,7 +328,7 @@ class NamedCalls:
     async def _along(self, route: NameRoute, call: Call, traffic: None) -> Answer: ...
 
     @overload
-    async def _along(self, route: NameRoute, call: Call, traffic: Traffic) -> UpstreamResponse: ...
+    async def _along(self, route: NameRoute, call: Call, traffic: Traffic) -> Answer | UpstreamResponse: ...
 
     async def _along(self, route: NameRoute, call: Call, traffic: Traffic | None) -> Answer | UpstreamResponse:
         """The name's own deployments, then the fallbacks that its key allows.

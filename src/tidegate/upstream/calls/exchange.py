@@ -1,15 +1,15 @@
-"""One call under way at one deployment: its request, the permit under which it is sent, and its answer.
+"""One call under way at one deployment that needs more than to be sent: a permit, another shape, or a stream.
 
 A permit is taken, the call is sent under it, and what it took is settled: by one table for all traffic, however the call ends. It neither
 chooses a deployment nor judges one.
 
-The answer to an interactive call is an `UpstreamResponse`, whole or while it comes. It is closed once, whatever happens: by its end, by its
-reader, or because it broke. Only then are its place and its permit given back and its usage settled.
+An answer that is streamed is an `UpstreamResponse`. It is closed once, whatever happens: by its end, by its reader, or because it broke.
+Only then are its place and its permit given back and its usage settled.
 """
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -21,17 +21,16 @@ from tidegate.core.answers.stream_options import UsageChunkFilter
 from tidegate.core.answers.stream_usage import UsageReader
 from tidegate.core.deployments import Estimate
 from tidegate.core.errors import BrokenAnswer, UpstreamError, Withheld
-from tidegate.core.nouns import Answer, Usage
+from tidegate.core.nouns import Answer
 from tidegate.core.ports import Clock
 from tidegate.upstream.budgets.budget_client import FREE, UNBOUND, BudgetClient
 from tidegate.upstream.budgets.call_receipt import CallEnd, CallReceipt, end_of_failed
 from tidegate.upstream.budgets.token_estimator import WHOLE_BUDGET, TokenEstimator
-from tidegate.upstream.calls.admission import Admission, Admissions
-from tidegate.upstream.calls.limit_notes import LimitNotes
+from tidegate.upstream.calls.admission import Admission, Admissions, Feedback
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import ItemTranslation, Shaped, as_form, beta_header, is_translated
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.transport import HttpReply, PermitExpired, SendPermit, Stream, UpstreamRequest
+from tidegate.upstream.http.transport import PermitExpired, SendPermit, Stream, UpstreamRequest
 from tidegate.upstream.routing.key_slots import KeyPlace
 from tidegate.upstream.routing.routes import NameRoute
 from tidegate.upstream.routing.usage_asking import UsageAsking, names_the_option
@@ -49,7 +48,7 @@ class ReaderLeft(Exception):
 
 
 class UpstreamResponse:
-    """`body` is a whole answer, and then nothing is left to close; without one it is read, by the task that opened it."""
+    """The answer to a stream's request, while it comes: read and closed by the task that opened it. `first` is what came already."""
 
     __slots__ = (
         "_admission",
@@ -62,7 +61,6 @@ class UpstreamResponse:
         "_redactor",
         "_stream",
         "_usage",
-        "body",
         "deployment",
         "headers",
         "status"
@@ -75,33 +73,27 @@ class UpstreamResponse:
         stream: Stream,
         receipt: CallReceipt,
         *,
-        body: bytes | None = None,
-        first: bytes = b"",
-        hides_usage: bool = False,
+        first: bytes,
+        hides_usage: bool,
     ) -> None:
         self.status = stream.status
         self.headers = stream.headers
         self.deployment = admission.state.deployment
-        self.body = body
         self._stream = stream
         self._receipt = receipt
         self._first = first
-        if body is None:
-            self._usage = UsageReader()
-            self._filter = UsageChunkFilter() if hides_usage else None
-            self._redactor = EventRedactor(admission.state.key_redactor)
+        self._usage = UsageReader()
+        self._filter = UsageChunkFilter() if hides_usage else None
+        self._redactor = EventRedactor(admission.state.key_redactor)
         self._admissions = admissions
         # None when nothing of the call is under way any more.
-        self._admission = admission if body is None else None
+        self._admission: Admission | None = admission
         self._place: KeyPlace | None = None
         self._ended: Callable[[BaseException | None], None] | None = None
 
     def keep(self, place: KeyPlace) -> None:
-        """Give this place back when nothing of the call is under way any more: at once, where that is so."""
-        if self._admission is None:
-            place.release_key_slots()
-        else:
-            self._place = place
+        """Give this place back when nothing of the call is under way any more."""
+        self._place = place
 
     def when_ended(self, report: Callable[[BaseException | None], None]) -> None:
         """Report once how a stream ended: with None when it came whole, with ReaderLeft when its reader wanted no more of it."""
@@ -185,27 +177,17 @@ class Exchange:
         budget_client: BudgetClient,
         estimator: TokenEstimator,
         admissions: Admissions,
-        notes: LimitNotes,
+        feedback: Feedback,
         clock: Clock,
         patience_ms: float,
     ) -> None:
         self._budgets = budget_client
         self._estimator = estimator
         self._admissions = admissions
-        self._notes = notes
+        self._feedback = feedback
         self._clock = clock
         self._patience_ms = patience_ms
         self._usage = UsageAsking()
-
-    def read_reply(self, admission: Admission, endpoint: str, reply: HttpReply) -> Answer:
-        """The answer to an item's call; raises an UpstreamError of one class when it is none."""
-        status, headers, body = reply
-        state = admission.state
-        by_requests, by_tokens = state.limit_headers
-        if by_requests in headers or by_tokens in headers:
-            self._notes.note(state, headers, admission.call, admission.number)
-        line, usage = accept(endpoint, status, headers, body, self._clock.now_ms)
-        return Answer(status, line, usage, state.deployment.name)
 
     async def send_item(self, route: NameRoute, admission: Admission, total_s: float) -> Answer:
         """Send any other call of an item, and read its whole answer."""
@@ -227,7 +209,9 @@ class Exchange:
             raise
         return Answer(found.status, translation.answer(found.body), found.usage, found.deployment)
 
-    async def open(self, route: NameRoute, admission: Admission, shaped: Shaped, total_s: float) -> UpstreamResponse:
+    async def open(
+        self, route: NameRoute, admission: Admission, shaped: Shaped, total_s: float
+    ) -> Answer | UpstreamResponse:
         """Send an interactive call, and ask a stream for its usage; without asking where the server refuses that."""
         state, traffic = admission.state, admission.traffic
         assert traffic is not None
@@ -338,13 +322,13 @@ class Exchange:
             state.url(shaped.endpoint), call.idempotency_key, shaped.body, headers, call.attempt_count
         )
         reply = await state.line.post(request, total_s, permit)
-        answer = self.read_reply(admission, shaped.endpoint, reply)
+        answer = self._feedback.read_reply(admission, shaped.endpoint, reply)
         used = receipt.settle_whole(answer.usage, answer.body)
         return answer if used is answer.usage else msgspec.structs.replace(answer, usage=used)
 
     async def _open_once(
         self, admission: Admission, shaped: Shaped, total_s: float, permit: SendPermit, receipt: CallReceipt
-    ) -> UpstreamResponse:
+    ) -> Answer | UpstreamResponse:
         call, state, traffic = admission.call, admission.state, admission.traffic
         line = state.open_line
         assert line is not None
@@ -360,11 +344,10 @@ class Exchange:
 
     async def _read_answer(
         self, admission: Admission, traffic: Traffic, shaped: Shaped, stream: Stream, receipt: CallReceipt
-    ) -> UpstreamResponse:
+    ) -> Answer | UpstreamResponse:
         """The answer up to its first byte, or whole where it is not streamed."""
-        headers, limit_headers = stream.headers, admission.state.limit_headers
-        if limit_headers[0] in headers or limit_headers[1] in headers:
-            self._notes.note(admission.state, headers, admission.call, admission.number)
+        headers = stream.headers
+        self._feedback.note_limits(admission, headers)
         is_good = 200 <= stream.status <= 299
         if is_good and traffic.is_stream and headers.get("Content-Type", "").startswith(EVENT_STREAM):
             first = await stream.read()
@@ -385,22 +368,9 @@ class Exchange:
             why = str(wrong)
         if why:
             raise BrokenAnswer(why, status=stream.status)
-        receipt.settle_whole(usage, body)
+        used = receipt.settle_whole(usage, body)
         self._admissions.end_call(admission, answer_tokens=usage.output_tokens)
-        return UpstreamResponse(self._admissions, admission, stream, receipt, body=body)
-
-
-def accept(
-    endpoint: str, status: int, headers: Mapping[str, str], body: bytes, now_ms: Callable[[], int]
-) -> tuple[bytes, Usage]:
-    """The answer as one line and its usage, or one UpstreamError raised. `now_ms` is wall time, for dates in headers."""
-    if not 200 <= status <= 299:
-        raise classify.refusal(status, headers, body, now_ms())
-    try:
-        return answers.read(endpoint, body)
-    except answers.NotAnAnswer as wrong:
-        why = str(wrong)
-    raise classify.no_answer(why, status, body)
+        return Answer(stream.status, body, used, admission.state.deployment.name)
 
 
 def _settle_failed(receipt: CallReceipt, admission: Admission, permit: SendPermit, wrong: BaseException) -> None:

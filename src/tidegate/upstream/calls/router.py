@@ -79,13 +79,13 @@ class Router:
         self._backpressure = Backpressure(rests, clock, policy, self._states.values())
         self._discovered = None if capacity.discovered is None else DiscoveredLimits(capacity.discovered, self._states)
         # The road of a call.
-        feedback = Feedback(clock, entropy, view, self._routes, rests, self._backpressure)
+        notes = LimitNotes(self._budgets, estimator, clock, self._discovered, rests)
+        feedback = Feedback(clock, entropy, view, self._routes, rests, self._backpressure, notes)
         tide_notices = self._tides if capacity.notices is not None else None
         admissions = Admissions(self._routes, self._model_slots, demand, feedback, tide_notices, self._room)
-        notes = LimitNotes(self._budgets, estimator, clock, self._discovered, rests)
-        exchange = Exchange(self._budgets, estimator, admissions, notes, clock, patience_ms)
+        exchange = Exchange(self._budgets, estimator, admissions, feedback, clock, patience_ms)
         slot_queue = SlotQueue(view, demand, line, admissions, clock, transport.pool_timeout_s)
-        self._path = CallPath(view, slot_queue, admissions, exchange, clock, patience_ms)
+        self._path = CallPath(view, slot_queue, admissions, feedback, exchange, clock, patience_ms)
         groups = Groups(self._path, self._waiting_groups, clock, policy.attempts_grouped)
         self._calls = NamedCalls(self._path, groups, key_slots, view, clock)
         self._sharing = None
@@ -138,8 +138,8 @@ class Router:
         """Send an item's request as a call that a user waits for; `owner` is whose slots it takes."""
         return self._calls.send_interactive(self._routes.of(call.model), call, owner)
 
-    def open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, UpstreamResponse]:
-        """Begin an interactive call: its answer, whole or from its first byte on."""
+    def open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, Answer | UpstreamResponse]:
+        """Begin an interactive call: its answer, or a stream from its first byte on."""
         route, traces = self._routes.of(call.model), tracing.ACTIVE
         if traces is None:
             return self._calls.open(route, call, traffic)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from tidegate.core.deployments import Deployment
-from tidegate.core.nouns import Call, Usage
+from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.upstream.calls.exchange import UpstreamResponse
 from tidegate.upstream.calls.traffic import Traffic
 
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 
 async def open_traced(
-    spans: "Spans", open_call: Callable[[Call, Traffic], Awaitable[UpstreamResponse]], call: Call, traffic: Traffic
-) -> UpstreamResponse:
+    spans: "Spans",
+    open_call: Callable[[Call, Traffic], Awaitable[Answer | UpstreamResponse]],
+    call: Call,
+    traffic: Traffic,
+) -> Answer | UpstreamResponse:
     """Open a call; where it is sampled, its trace goes on in the model server."""
     span = spans.begin_interactive(call, is_stream=traffic.is_stream)
     if span is None:
@@ -35,7 +38,7 @@ async def open_traced(
     except BaseException as error:
         span.end_span(error)
         raise
-    if response.body is not None:
+    if isinstance(response, Answer):
         span.end_span(None, response.status)
         return response
     span.note_first_chunk()

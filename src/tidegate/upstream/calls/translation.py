@@ -7,6 +7,8 @@ translated for an engine is refused with a 400 that names the field. Nothing her
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from tidegate.core import translate
 from tidegate.core.answers.results import refused_body
 from tidegate.core.audio_file import AudioFile
@@ -56,17 +58,17 @@ def unserved_endpoints(engine: EngineKind, endpoints: Iterable[str]) -> list[str
     return [one for one in endpoints if is_translated(one, engine) and one not in (CHAT, MESSAGES)]
 
 
-class Translation:
-    """One call of one endpoint. `left_out` are the hints that its engine does not get, known once it was shaped."""
+class Translation(msgspec.Struct, eq=False):
+    """One call of one endpoint. `left_out` are the hints that its engine does not get, known once it was shaped; `is_translated` is whether
+    it was translated then."""
 
-    def __init__(self, endpoint: str, body: bytes, now_s: int, beta: str = "") -> None:
-        self.endpoint = endpoint
-        self.left_out: tuple[str, ...] = ()
-        self._body = body
-        self._now_s = now_s
-        self._beta = beta
-        self._include_usage = False
-        self._is_translated = False
+    endpoint: str
+    body: bytes
+    now_s: int
+    beta: str = ""
+    left_out: tuple[str, ...] = ()
+    include_usage: bool = False
+    is_translated: bool = False
 
     @property
     def is_anthropic(self) -> bool:
@@ -74,16 +76,16 @@ class Translation:
 
     def shape(self, engine: EngineKind) -> Shaped:
         """Return the request as this engine takes it; ApiProblem when it cannot be translated."""
-        self._is_translated = is_translated(self.endpoint, engine)
+        self.is_translated = is_translated(self.endpoint, engine)
         self.left_out = ()
-        if not self._is_translated:
-            return Shaped(self.endpoint, self._body, beta_header(self._beta, engine))
+        if not self.is_translated:
+            return Shaped(self.endpoint, self.body, beta_header(self.beta, engine))
         if self.is_anthropic:
             translated = translate.request_to_openai(
-                self._body, translate.VLLM if engine in _VLLM_LIKE else translate.OPENAI
+                self.body, translate.VLLM if engine in _VLLM_LIKE else translate.OPENAI
             )
         elif self.endpoint == CHAT:
-            translated = translate.request_to_anthropic(self._body)
+            translated = translate.request_to_anthropic(self.body)
         else:
             raise ApiProblem(
                 400,
@@ -91,20 +93,20 @@ class Translation:
                 f"This model is served by an engine that has no {self.endpoint}: use {CHAT} or {MESSAGES}.",
             )
         self.left_out = translated.left_out
-        self._include_usage = translated.include_usage
+        self.include_usage = translated.include_usage
         return Shaped(CHAT if self.is_anthropic else MESSAGES, translated.body)
 
     def answer(self, body: bytes) -> bytes:
         """A whole answer as the caller takes it."""
-        if not self._is_translated:
+        if not self.is_translated:
             return body
         if self.is_anthropic:
             return translate.answer_to_anthropic(body).body
-        return translate.answer_to_openai(body, self._now_s).body
+        return translate.answer_to_openai(body, self.now_s).body
 
     def refusal(self, status: int, body: bytes, request_id: str | None = None) -> bytes:
         """An engine's refusal in the caller's shape: its own bytes where they have that shape already."""
-        is_ours = not self._is_translated and translate.is_error_of(body, anthropic=self.is_anthropic)
+        is_ours = not self.is_translated and translate.is_error_of(body, anthropic=self.is_anthropic)
         if is_ours:
             return body
         if self.is_anthropic:

@@ -12,7 +12,7 @@ from copy import copy
 from hashlib import blake2b
 
 from tidegate.core.budgets.budget import Budget, LimitBound
-from tidegate.core.deployments import Resource, fallbacks
+from tidegate.core.deployments import EngineKind, Resource, fallbacks
 from tidegate.core.nouns import Call
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.priority_hints import renamed
@@ -34,7 +34,7 @@ class NameRoute:
         self.interactive_states: list[DeploymentState] = []
         self.own_budgets: tuple[Budget, ...] = ()
         self.fallbacks: tuple[NameRoute, ...] = ()
-        self.is_plain = self.is_direct = True
+        self.is_plain = self.is_direct = self.has_one_shape = True
         self.takes_background = self.takes_interactive = False
         self._total_s: float | None = None
         self._model = ""
@@ -84,7 +84,12 @@ class NameRoute:
 
     def _sum_up(self) -> None:
         """Note what every call asks: whether batch work and interactive calls lead anywhere, its fallbacks included; and whether a call
-        goes straight to one of its deployments, because nothing comes after them and it can lie in no queue but one."""
+        goes straight to one of its deployments, because nothing comes after them and it can lie in no queue but one. A failover between
+        engines of different shapes asks for another translation."""
+        ways = (self, *self.fallbacks)
+        engines = {state.deployment.engine for one in ways for state in (*one.states, *one.interactive_states)}
+        for one in ways:
+            one.has_one_shape = len(engines) == 1 or EngineKind.ANTHROPIC not in engines
         self.takes_background = any(one.states for one in (self, *self.fallbacks))
         self.takes_interactive = any(one.interactive_states for one in (self, *self.fallbacks))
         self.is_direct = not self.fallbacks and not (self.queued_states and len(self.states) > 1)

@@ -25,11 +25,11 @@ class Dialect(Translation):
 
     def translator(self) -> Translator | None:
         """What a stream goes through; None when its bytes are passed on as they are."""
-        if not self._is_translated:
+        if not self.is_translated:
             return None
         if self.is_anthropic:
             return translate.StreamToAnthropic()
-        return translate.StreamToOpenai(self._now_s, include_usage=self._include_usage)
+        return translate.StreamToOpenai(self.now_s, include_usage=self.include_usage)
 
     def broken_off(self, code: str, message: str) -> bytes:
         """The event that says that a stream ends here, and why."""

@@ -113,7 +113,8 @@ class GatewayRoutes:
             # Without keys there is one tenant, and no other to leave slots to.
             caller.tenant_id if caller.key_id is not None else "",
         )
-        return ProxyResponse(lambda: router.open(call, traffic), dialect, clock, wish.model, request_id, judged, held)
+        opened = functools.partial(router.open, call, traffic)
+        return ProxyResponse(opened, dialect, clock, wish.model, request_id, judged, held)
 
     def _bounds(self, tenant: str, caller: Caller) -> tuple[tuple[Budget, ...], tuple[tuple[str, int], ...]]:
         """Return the budgets that bind a call of this caller, and how many calls may be open at once, by the name that is counted; both

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from tidegate import metrics
 from tidegate.core.answers.line_breaks import StreamEscaper, escape_line_breaks
 from tidegate.core.errors import ApiProblem, Refused, UpstreamError
+from tidegate.core.nouns import Answer
 from tidegate.core.ports import Clock
 from tidegate.upstream.calls.exchange import UpstreamResponse
 from tidegate.web.gateway.dialects import Dialect
@@ -47,7 +48,7 @@ class ProxyResponse(Response):
 
     def __init__(
         self,
-        opened: Callable[[], Awaitable[UpstreamResponse]],
+        opened: Callable[[], Awaitable[Answer | UpstreamResponse]],
         dialect: Dialect,
         clock: Clock,
         model: str,
@@ -78,26 +79,31 @@ class ProxyResponse(Response):
             if open_call.is_cut:
                 raise key_refusal()
         watch_due = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin_watch, receive, task)
-        response: UpstreamResponse | None = None
+        stream: UpstreamResponse | None = None
         outcome = "failed"
         refusal: Response | None = None
         try:
             began_ms = self._clock.monotonic_ms()
             response = await self._opened()
             metrics.interactive_first_byte_seconds.observe((self._clock.monotonic_ms() - began_ms) / 1000)
-            outcome = await self._pass_on(response, send)
+            if isinstance(response, Answer):
+                await self._pass_answer(response, send)
+                outcome = "answered"
+            else:
+                stream = response
+                outcome = await self._pass_on(stream, send)
         except asyncio.CancelledError:
             if self._has_left:
                 task.uncancel()
                 outcome = "left"
-            elif response is not None and response.was_cut():
+            elif stream is not None and stream.was_cut():
                 outcome = "left"
                 raise ClientStalled from None
             elif open_call is not None and open_call.is_cut:
                 task.uncancel()
                 outcome = "refused"
-                if response is not None:
-                    response.close()
+                if stream is not None:
+                    stream.close()
                 await self._end_for_key(send)
             else:
                 raise
@@ -114,8 +120,8 @@ class ProxyResponse(Response):
             watch_due.cancel()
             if self._watching is not None:
                 self._watching.cancel()
-            if response is not None:
-                response.close()
+            if stream is not None:
+                stream.close()
             metrics.interactive_calls.of(self._model, outcome).inc()
         if refusal is not None:
             await refusal(scope, receive, send)
@@ -150,24 +156,26 @@ class ProxyResponse(Response):
         self._has_left = True
         task.cancel()
 
+    def _left_out(self) -> list[tuple[bytes, bytes]]:
+        """Return the header that names the hints which the engine did not get, where there are any."""
+        if not self._dialect.left_out:
+            return []
+        shown = ",".join(self._dialect.left_out)[:LEFT_OUT_CHARS_MAX].encode("ascii", "replace")
+        return [(b"x-tidegate-left-out", shown)]
+
+    async def _pass_answer(self, answer: Answer, send: Send) -> None:
+        body = self._dialect.answer(answer.body) if self._dialect.is_translated else answer.body
+        if self._judged is not None:
+            body = await self._judged(body)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        self._is_begun = True
+        await send({"type": "http.response.start", "status": answer.status, "headers": self._left_out() + headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
     async def _pass_on(self, response: UpstreamResponse, send: Send) -> str:
-        dialect = self._dialect
-        headers = []
-        if dialect.left_out:
-            shown = ",".join(dialect.left_out)[:LEFT_OUT_CHARS_MAX].encode("ascii", "replace")
-            headers.append((b"x-tidegate-left-out", shown))
-        if response.body is not None:
-            body = dialect.answer(response.body)
-            if self._judged is not None:
-                body = await self._judged(body)
-            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-            self._is_begun = True
-            await send({"type": "http.response.start", "status": response.status, "headers": headers})
-            await send({"type": "http.response.body", "body": body, "more_body": False})
-            return "answered"
-        headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
+        headers = [*self._left_out(), (b"content-type", b"text/event-stream; charset=utf-8")]
         if self._held is not None:
-            body = escape_line_breaks(await self._held(response, dialect))
+            body = escape_line_breaks(await self._held(response, self._dialect))
             self._is_begun = True
             await send({"type": "http.response.start", "status": response.status, "headers": headers})
             await send(body_part(body, more=False))
