@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
+import math
 import os
 import random
 import signal
@@ -84,9 +86,8 @@ class _Controller:
         self._lost = 0
         # Making it empties it, so it is made once, before the workers have theirs in it.
         self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-        total = len(session.items)
-        for number in range(count):
-            self._fork(number, deque(range(number * total // count, (number + 1) * total // count)))
+        for number, tests in enumerate(_dealt(session, count)):
+            self._fork(number, tests)
 
     def run(self) -> None:
         try:
@@ -175,6 +176,24 @@ class _Controller:
         worker.line.close()
         os.waitpid(worker.pid, 0)
         self._workers = [other for other in self._workers if other is not worker]
+
+
+def _dealt(session: pytest.Session, count: int) -> list[deque[int]]:
+    """A share for each worker: a range of the tests, and before it some of those that may take long, which must not begin last."""
+    usual_s = float(session.config.getini("timeout") or 0)
+    long, others = list[int](), list[int]()
+    for number, item in enumerate(session.items):
+        (long if _timeout_s(item, usual_s) > usual_s else others).append(number)
+    starts = [number * len(others) // count for number in range(count + 1)]
+    return [
+        deque([*long[number::count], *others[start:end]])
+        for number, (start, end) in enumerate(itertools.pairwise(starts))
+    ]
+
+
+def _timeout_s(item: pytest.Item, usual_s: float) -> float:
+    marker = item.get_closest_marker("timeout")
+    return usual_s if marker is None else float(marker.args[0]) or math.inf
 
 
 def _receive(line: Connection) -> tuple[str, Any]:

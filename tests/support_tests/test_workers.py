@@ -26,6 +26,18 @@ def test_in_turn(turn, tmp_path):
     with pathlib.Path(__file__).with_name(f"ran-{turn}").open("a") as note:
         note.write(f"{os.getpid()}\\n")
 """
+LONG = """
+import os, pathlib, pytest
+def note(name):
+    with pathlib.Path(__file__).with_name(f"order-{os.getpid()}").open("a") as order:
+        order.write(f"{name}\\n")
+@pytest.mark.parametrize("turn", range(12))
+def test_in_turn(turn):
+    note(turn)
+@pytest.mark.timeout(600)
+def test_takes_long():
+    note("long")
+"""
 NESTED_S = 90
 
 
@@ -51,6 +63,14 @@ def test_workers_run_every_test_once_and_tell_what_they_find(nested: Callable[..
     workers = {pid for pids in ran.values() for pid in pids}
     assert len(workers) == 4
     assert workers - {path.name.removeprefix("end-") for path in tmp_path.glob("end-*")} == set(ran[5])
+
+
+def test_what_may_take_long_begins_first(nested: Callable[..., Proc], tmp_path: Path) -> None:
+    proc = nested(LONG, "-n", "2")
+    assert proc.wait(NESTED_S) == 0, proc.logs()
+    orders = [path.read_text().split() for path in tmp_path.glob("order-*")]
+    assert [order.index("long") for order in orders if "long" in order] == [0]
+    assert sum(map(len, orders)) == 13
 
 
 @pytest.mark.soak
