@@ -7,17 +7,20 @@ the tree's modules but `failpoints.hit`, whose names mark the borders of an item
 - `call`: record from now on
 - `end`: print what was recorded as one line of JSON
 
-An item's road is what ran in the tasks that passed its borders. A call's road is what ran in tasks that began after
-`call`. Both count what ran in other threads and in callbacks of the event loop, which have no task.
+An item's road is what ran in the tasks that passed its borders, and in tasks that these began meanwhile. A call's road is
+what ran in tasks that began after `call`. What runs in another thread is part of the task that asked for it. Both roads
+count callbacks of the event loop, which have no task.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import runpy
 import sys
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -25,6 +28,14 @@ from typing import Any
 BORDERS = ("lease_committed", "before_send", "after_answer", "record_durable", "record_committed")
 REPLY = "TRACED "
 _NO_TASK = 0
+# The task that runs, also for a thread that it asked and for a task that it begins.
+_ASKER = contextvars.ContextVar("asker", default=_NO_TASK)
+_submit = ThreadPoolExecutor.submit
+
+
+def _submit_as_asker(pool: ThreadPoolExecutor, /, *work: Any, **more: Any) -> Future[Any]:
+    """Run work in a thread under the name of the task that asks for it."""
+    return _submit(pool, contextvars.copy_context().run, *work, **more)
 
 
 class Tracer:
@@ -35,6 +46,7 @@ class Tracer:
         self._names: dict[CodeType, str] = {}
         self._seen: set[tuple[int, str]] = set()
         self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._begun_by: dict[int, int] = {}
         self._earlier: set[int] = set()
         self._at_borders: set[int] = set()
         self._mode = self._phase = ""
@@ -57,11 +69,16 @@ class Tracer:
                 self._note_item(task, name, frame)
 
     def _note_item(self, task: int, name: str, frame: FrameType) -> None:
-        border = frame.f_locals["name"] if name == "failpoints.py hit" else ""
+        if name == "failpoints.py hit":
+            self._note_border(task, frame.f_locals["name"])
+        elif self._phase == "leasing":
+            self._seen.add((task, name))
+
+    def _note_border(self, task: int, border: str) -> None:
+        """A border is passed only while a failpoint is armed, so it is no part of the road."""
         if border == "ingest_committed":
             self._phase = "leasing"
         elif self._phase == "leasing":
-            self._seen.add((task, name))
             if border in BORDERS:
                 self._at_borders.add(task)
             if border == "record_committed":
@@ -72,12 +89,21 @@ class Tracer:
         try:
             task = asyncio.current_task()
         except RuntimeError:
-            return _NO_TASK
+            return _ASKER.get()
         if task is None:
             return _NO_TASK
-        # Kept, so that no other task gets its number.
-        self._tasks[id(task)] = task
+        if id(task) not in self._tasks:
+            # Kept, so that no other task gets its number.
+            self._tasks[id(task)] = task
+            self._begun_by[id(task)] = _ASKER.get()
+            _ASKER.set(id(task))
         return id(task)
+
+    def _is_of_item(self, task: int) -> bool:
+        if task == _NO_TASK or task in self._at_borders:
+            return True
+        maker = self._begun_by.get(task, _NO_TASK)
+        return task not in self._earlier and maker != _NO_TASK and self._is_of_item(maker)
 
     def begin(self, mode: str) -> None:
         self._seen.clear()
@@ -92,7 +118,7 @@ class Tracer:
             raise TimeoutError("no item was recorded")
         mode, self._mode = self._mode, ""
         if mode == "item":
-            return sorted({name for task, name in self._seen if task == _NO_TASK or task in self._at_borders})
+            return sorted({name for task, name in self._seen if self._is_of_item(task)})
         return sorted({name for task, name in self._seen if task not in self._earlier})
 
     def warm(self) -> None:
@@ -116,6 +142,7 @@ def main() -> None:
     tracer = Tracer(Path(str(tidegate.__file__)).parent)
     tracer.warm()
     threading.Thread(target=_obey, args=(tracer,), daemon=True).start()
+    ThreadPoolExecutor.submit = _submit_as_asker  # type: ignore[method-assign,assignment]
     threading.setprofile(tracer)
     sys.setprofile(tracer)
     runpy.run_module("tidegate", run_name="__main__", alter_sys=True)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
-from tidegate import metrics
+from tidegate import failpoints, metrics
 from tidegate.core import schedule
 from tidegate.core.errors import BlobError, BlobMissing
 from tidegate.core.input.prefix_tree import shared_beginnings
 from tidegate.core.nouns import Holding, Item, LeasedSlice, LineError
 from tidegate.core.ports import Blobs, Clock, Entropy
-from tidegate.failpoints import hit
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -70,7 +69,8 @@ class LeaseStage:
             for pick, token in marked:
                 metrics.work_leases.of(pick.why).inc(taken[token])
                 metrics.work_lease_misses.inc(max(0, pick.slice_count - taken[token]))
-            await hit("lease_committed")
+            if failpoints.ARMED:
+                await failpoints.hit("lease_committed")
         finally:
             # The caller goes on without a pause, so no heartbeat comes between this and its own note of what it holds.
             self.pending -= tokens

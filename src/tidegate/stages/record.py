@@ -15,12 +15,11 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from tidegate import metrics
+from tidegate import failpoints, metrics
 from tidegate.core.errors import BlobError, BlobUnavailable, LostRace, StoreUnavailable
 from tidegate.core.nouns import Attempts, ItemVerdict, JobFlush, Placed, Recorded
 from tidegate.core.ports import Blobs, ResultLog, Upstream, Wake
 from tidegate.core.states import Outcome
-from tidegate.failpoints import hit
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -311,7 +310,8 @@ class Recorder:
             if part.logs.get(kind) is not ready:
                 await ready.append(b"".join([one.line for one in lines]))
                 part.logs[kind] = ready
-        await hit("record_durable")
+        if failpoints.ARMED:
+            await failpoints.hit("record_durable")
 
     async def _append_more(self) -> None:
         """Make durable what came while older lines wait to be committed. What cannot be written now waits in memory as well."""
@@ -424,7 +424,8 @@ class Recorder:
                 await self._append_more()
                 await asyncio.sleep(_RETRY_S)
             else:
-                await hit("record_committed")
+                if failpoints.ARMED:
+                    await failpoints.hit("record_committed")
                 return recorded
 
     async def _beside_appends(self, question: Coroutine[Any, Any, T]) -> T:
