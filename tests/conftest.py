@@ -24,6 +24,7 @@ from tests.support.receiver import Receiver
 from tests.support.redis import RedisServer
 from tests.support.run_directory import RunDirectory, ServiceFailed, use_memory_for_files
 from tests.support.s3 import S3Server
+from tests.support.sdks import load_before_fork
 from tests.support.shims import Shims
 from tests.support.store_verbs import postgres_driver
 from tests.support.tidegate import s3_env
@@ -32,6 +33,8 @@ from tidegate.store.store import Store
 pytest_plugins = ["tests.support.workers"]
 
 RUN = pytest.StashKey[RunDirectory]()
+# From so many on, some tests in every worker use the SDKs.
+MOST_TESTS = 3_000
 OwnModule = Callable[[str], str]
 
 
@@ -60,6 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RUN] = RunDirectory.create()
     # Reading the system's authorities costs each of the thousands of clients 50 ms of CPU, and no test meets any of them.
     os.environ |= {"SSL_CERT_FILE": str(AUTHORITY), "SSL_CERT_DIR": os.devnull}
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("workers") > 1 and len(session.items) > MOST_TESTS:
+        load_before_fork()
 
 
 def pytest_worker_started(config: pytest.Config) -> None:

@@ -1,12 +1,21 @@
 """The official SDKs and other large libraries of tests, loaded when a test first uses a name of theirs.
 
-Loading all costs four seconds of CPU, and every worker of a test run imports every test file.
+Loading all costs four seconds of CPU, and most runs need none of them. A run of most tests loads two of
+them once for all its workers.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+SEVERAL_USE = ("anthropic", "openai")
+
+
+def load_before_fork() -> None:
+    """Load what most workers would load, each for itself."""
+    for module in SEVERAL_USE:
+        importlib.import_module(module)
 
 
 class Sdk:
