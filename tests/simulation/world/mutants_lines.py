@@ -12,7 +12,7 @@ from tidegate.core.nouns import Usage
 from tidegate.stages import publish_lines
 from tidegate.stages.ingest import same_lines
 from tidegate.stages.perform import Performer
-from tidegate.store.road import outcomes, responses, slices
+from tidegate.store.road import leases, outcomes, responses
 from tidegate.worker import leasing
 from tidegate.worker.leased_work import LeasedWork
 from tidegate.worker.leasing import LeaseRoom
@@ -112,7 +112,7 @@ LINES: dict[str, Mutant] = {
     "ends_unnoted": Mutant(
         "doors", "what became of items is not noted", patch(outcomes, "record_lines", _note_nothing)
     ),
-    "begins_unnoted": Mutant("doors", "which items began is not noted", patch(slices, "record_running", _note_nothing)),
+    "begins_unnoted": Mutant("doors", "which items began is not noted", patch(leases, "record_running", _note_nothing)),
     "accepted_twice": Mutant(
         "background",
         "a response that is sent again is another one",
