@@ -10,7 +10,7 @@ from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import Ambiguous
 from tidegate.core.nouns import Call
-from tidegate.upstream.calls.availability import View, choose, shut_beside
+from tidegate.upstream.calls.admission import View, choose, shut_beside
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped

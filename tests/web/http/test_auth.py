@@ -238,6 +238,18 @@ def test_expired_to_the_moment(web: WebServer) -> None:
     is_error(get(web, key), REFUSED)
 
 
+def test_a_key_that_was_found_right_a_moment_ago_expires_to_the_moment_too(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "BELIEVED_MS", 100_000)
+    looked_up = asked(web, monkeypatch, "get_key")
+    key = web.make_key("acme", expires_at=web.clock.now_ms() + 60_000)
+    assert get(web, key).status_code == get(web, key).status_code == 200
+    assert len(looked_up) == 1
+    web.clock.ahead_ms += 60_000
+    is_error(get(web, key), REFUSED)
+
+
 def test_scopes(web: WebServer) -> None:
     reader = web.make_key("acme", scopes=["files:read", "batches:read"])
     with web.client(reader) as client:

@@ -17,22 +17,22 @@ from tests.web.upstream import STREAM_HEAD, chunk, chunked
 from tidegate.core import keys
 from tidegate.core.errors import StoreUnavailable
 from tidegate.store.store import Store
-from tidegate.web.http import auth, open_calls
+from tidegate.web.http import auth, intake
 
 ENDS = ("revoke", "delete", "expire", "rotate")
 
 
 @pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> list[open_calls.OpenCalls]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[intake.OpenCalls]:
     """Looks are quick, and what watches the calls can be seen."""
-    found: list[open_calls.OpenCalls] = []
+    found: list[intake.OpenCalls] = []
 
-    class Seen(open_calls.OpenCalls):
+    class Seen(intake.OpenCalls):
         def __init__(self, store: Store) -> None:
             super().__init__(store)
             found.append(self)
 
-    monkeypatch.setattr(open_calls, "LOOK_S", 0.05)
+    monkeypatch.setattr(intake, "LOOK_S", 0.05)
     monkeypatch.setattr(auth, "OpenCalls", Seen)
     return found
 
@@ -128,7 +128,7 @@ def test_a_call_without_an_answer_is_refused(world: GatewayWorld, stream: bool) 
     wait_until(world.upstreams[0].posts[0].gone.is_set, 20, "the server to see it gone")
 
 
-def test_an_upload_is_refused_and_a_download_breaks_off(world: GatewayWorld, made: list[open_calls.OpenCalls]) -> None:
+def test_an_upload_is_refused_and_a_download_breaks_off(world: GatewayWorld, made: list[intake.OpenCalls]) -> None:
     world.start()
     key = world.web.make_key("acme")
     client = world.client(key)
@@ -184,7 +184,7 @@ def test_without_the_store_open_calls_go_on(world: GatewayWorld, monkeypatch: py
     assert "invalid_api_key" in "".join(lines)
 
 
-def test_calls_that_ended_are_forgotten(world: GatewayWorld, made: list[open_calls.OpenCalls]) -> None:
+def test_calls_that_ended_are_forgotten(world: GatewayWorld, made: list[intake.OpenCalls]) -> None:
     world.start()
     client = world.client(world.web.make_key("acme", scopes=["inference"]))
     assert client.post(CHAT, json=ASK).status_code == 200
@@ -194,5 +194,5 @@ def test_calls_that_ended_are_forgotten(world: GatewayWorld, made: list[open_cal
     wait_until(lambda: made[0]._watching is None, 20, "nothing to be watched any more")
 
 
-def _uncut(made: list[open_calls.OpenCalls]) -> list[open_calls.OpenCall]:
+def _uncut(made: list[intake.OpenCalls]) -> list[intake.OpenCall]:
     return [call for calls in list(made[0]._by_key.values()) for call in list(calls) if not call.is_cut]

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tidegate.store.store import Store
-from tidegate.web.http.open_calls import OpenCalls
+from tidegate.web.http.intake import OpenCalls
 
 KEY, OTHER, SECRET, NEW_SECRET = "k" * 8, "o" * 8, bytes([1]) * 32, bytes([2]) * 32
 

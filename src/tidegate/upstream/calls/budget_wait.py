@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tidegate.core.errors import Withheld
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.calls.availability import View, choose
+from tidegate.upstream.calls.admission import View, choose
 from tidegate.upstream.calls.slot_queue import SlotQueue
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.routing.deployment_state import DeploymentState

@@ -36,8 +36,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.calls.admission import Admission, Admissions, Feedback
-from tidegate.upstream.calls.availability import View, choose, shut_beside
+from tidegate.upstream.calls.admission import Admission, Admissions, Feedback, View, choose, shut_beside
 from tidegate.upstream.calls.budget_wait import BudgetWait
 from tidegate.upstream.calls.exchange import Exchange, UpstreamResponse
 from tidegate.upstream.calls.slot_queue import SlotQueue

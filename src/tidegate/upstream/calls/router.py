@@ -18,8 +18,8 @@ from tidegate.core.ports import Clock, Entropy, RequestQueue
 from tidegate.core.usage.prices import Price
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.budgets.token_estimator import TokenEstimator
-from tidegate.upstream.calls.admission import Admissions, Feedback
-from tidegate.upstream.calls.availability import Availability, View
+from tidegate.upstream.calls.admission import Admissions, Feedback, View
+from tidegate.upstream.calls.availability import Availability
 from tidegate.upstream.calls.call_path import CallPath, NamedCalls
 from tidegate.upstream.calls.exchange import Exchange, UpstreamResponse
 from tidegate.upstream.calls.limit_notes import LimitNotes

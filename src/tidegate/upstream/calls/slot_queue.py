@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from tidegate.core.errors import PoolExhausted, RetryBudgetSpent, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.calls.admission import Admissions
-from tidegate.upstream.calls.availability import View, choose
+from tidegate.upstream.calls.admission import Admissions, View, choose
 from tidegate.upstream.calls.closed_route import closed_route_error
 from tidegate.upstream.calls.traffic import Traffic, is_users
 from tidegate.upstream.http.wait_line import WaitLine

@@ -213,13 +213,11 @@ class QueueTransport:
     def __init__(self, http: Transport, office: Office) -> None:
         self._http = http
         self.pool_timeout_s = http.pool_timeout_s
+        self.free_slots = http.free_slots
         self._office = office
 
     def line(self, deployment: Deployment) -> Client:
         return self._http.line(deployment) if deployment.queue is None else QueueClient(self._office, deployment)
-
-    def free_slots(self) -> int:
-        return self._http.free_slots()
 
     def recorded(self, items: Iterable[tuple[str, int]]) -> None:
         self._office.receipts.recorded(items)

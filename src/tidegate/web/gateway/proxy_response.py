@@ -22,8 +22,8 @@ from tidegate.core.ports import Clock
 from tidegate.upstream.calls.exchange import UpstreamResponse
 from tidegate.web.gateway.dialects import Dialect
 from tidegate.web.gateway.upstream_problems import own_words, problem_of, retry_after
-from tidegate.web.http.open_calls import KeyCut, OpenCall
-from tidegate.web.http.open_calls import refusal as key_refusal
+from tidegate.web.http.intake import KeyCut, OpenCall
+from tidegate.web.http.intake import refusal as key_refusal
 from tidegate.web.http.parts import body_part, send_parts
 
 log = structlog.get_logger()

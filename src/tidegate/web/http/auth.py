@@ -12,7 +12,8 @@ not used here before wait for their turn to be looked up, a few at a time, and o
 import asyncio
 import hmac
 from collections import OrderedDict
-from typing import Any
+from hashlib import blake2b
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import structlog
@@ -25,8 +26,8 @@ from tidegate.store.database.rows import limits_from
 from tidegate.web.context import WebContext
 from tidegate.web.http.client_address import client_address, is_allowed, networks_of, owner_of
 from tidegate.web.http.failures import Failures
+from tidegate.web.http.intake import OpenCalls, is_over, matches_secret, refusal
 from tidegate.web.http.loopback import BY_SOCKET, is_loopback, refuse_remote
-from tidegate.web.http.open_calls import OpenCalls, is_over, matches_secret, refusal
 from tidegate.web.http.pepper import pepper_of as pepper_of
 from tidegate.web.http.pepper import require_pepper
 from tidegate.web.http.problems import ANTHROPIC_PATHS
@@ -51,6 +52,15 @@ NEEDS_ADMIN_KEY = (
 )
 
 
+class BelievedKey(NamedTuple):
+    """A key that was found right, and who holds it; that is believed until a moment."""
+
+    until_ms: float
+    public_id: str
+    secret_hash: bytes
+    caller: Caller
+
+
 class Authenticator:
     def __init__(self, context: WebContext) -> None:
         self._store = context.store
@@ -63,6 +73,9 @@ class Authenticator:
         # While there is no key, a program on this machine may look at everything; to change what holds for all it needs one.
         self._keyless_scopes = frozenset((*context.scopes.tenant, "admin:read"))
         self._rows: OrderedDict[str, tuple[float, dict[str, Any] | None]] = OrderedDict()
+        # Keys that were found right, by a hash of their text that only this process can make: no key is kept.
+        self._believed: OrderedDict[bytes, BelievedKey] = OrderedDict()
+        self._hash_key = self._entropy.token_bytes(32)
         self._proven: OrderedDict[str, float] = OrderedDict()
         self._keyless_until_ms = 0.0
         self._pepper_until_ms = 0.0
@@ -100,6 +113,20 @@ class Authenticator:
     async def _key_holder(self, request: Request, text: str, client: str) -> Caller:
         if not text:
             raise refusal()
+        text_hash = blake2b(text.encode(), key=self._hash_key, digest_size=32).digest()
+        key = self._believed.get(text_hash)
+        if key is None or self._clock.monotonic_ms() >= key.until_ms:
+            key = await self._check_key(text, client)
+            if key.until_ms:
+                self._believed[text_hash] = key
+                self._believed.move_to_end(text_hash)
+                if len(self._believed) > ROWS_MAX:
+                    self._believed.popitem(last=False)
+        self._note_use(key.public_id)
+        request.scope["tidegate.intake"].count_under(self._open_calls.add(key.public_id, key.secret_hash))
+        return key.caller
+
+    async def _check_key(self, text: str, client: str) -> BelievedKey:
         public_id = keys.public_id_of(text)
         given = keys.keyed_hash(self._pepper, text)
         if public_id is None:
@@ -119,9 +146,18 @@ class Authenticator:
         if row["addresses"] and not is_allowed(client, row["addresses"]):
             log.warning("key_address_refused", key=public_id, address=client)
             raise self._failed(client, public_id)
-        self._note_use(public_id)
-        request.scope["tidegate.intake"].count_under(self._open_calls.add(public_id, given))
-        return holder_of(public_id, row, self._scopes)
+        return BelievedKey(
+            self._believed_until_ms(public_id, row), public_id, given, holder_of(public_id, row, self._scopes)
+        )
+
+    def _believed_until_ms(self, public_id: str, row: dict[str, Any]) -> float:
+        """Return until when a right key is let in without another look: as long as its row is believed, and not beyond its end."""
+        if row["addresses"] or row["old_hash"]:
+            # Where it comes from, or which of its secrets it is, is looked at each time.
+            return 0.0
+        read_ms = self._rows[public_id][0] if public_id in self._rows else 0.0
+        left_ms = BELIEVED_MS if row["expires_at"] is None else min(BELIEVED_MS, row["expires_at"] - row["now"])
+        return read_ms + left_ms
 
     async def _look_up(self, public_id: str, given: bytes) -> tuple[dict[str, Any] | None, float, bool]:
         """Return the row of a key, how old that knowledge is, and whether the secret is its own."""

@@ -14,8 +14,7 @@ from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Clock, Entropy
 from tidegate.web.http import problems
-from tidegate.web.http.intake import BodyRoom, Intake
-from tidegate.web.http.open_calls import KeyCut
+from tidegate.web.http.intake import BodyRoom, Intake, KeyCut
 from tidegate.web.http.rate_limits import LIMIT_HEADERS
 
 # In a request's scope: the listener that took it does not show this path.

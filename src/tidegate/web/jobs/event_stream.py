@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from tidegate.core.errors import ApiProblem, TidegateError
 from tidegate.core.nouns import Job
 from tidegate.web.http.content import while_the_client_stays
-from tidegate.web.http.open_calls import OpenCall, refusal
+from tidegate.web.http.intake import OpenCall, refusal
 from tidegate.web.http.parts import body_part
 from tidegate.web.jobs.job_watch import JobFollower, JobWatch
 

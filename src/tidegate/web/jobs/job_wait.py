@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from tidegate.core.nouns import Job
 from tidegate.web.http.content import while_the_client_stays
-from tidegate.web.http.open_calls import refusal
+from tidegate.web.http.intake import refusal
 from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.jobs.job_watch import JobWatch
 from tidegate.web.requests.requests import preferences
