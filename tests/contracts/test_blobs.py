@@ -366,7 +366,10 @@ async def test_an_id_that_is_not_ours_is_refused(blobs: Blobs, tmp_path: Path, n
 
 async def test_ids_are_listed_in_order_and_in_pages(blobs: Blobs) -> None:
     assert await blobs.list_ids("", 10) == []
-    expected = sorted([await put(blobs, b"x") for _ in range(23)])
+    neighbours = ["blob_" + "0" * 21 + last for last in "xyz"]
+    for blob_id in neighbours:
+        await (await blobs.create(blob_id)).finish()
+    expected = sorted([*neighbours, *[await put(blobs, b"x") for _ in range(20)]])
     assert await blobs.list_ids("", 100) == expected
     for page in (1, 5, 23):
         listed: list[str] = []

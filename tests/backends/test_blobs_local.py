@@ -1,0 +1,68 @@
+"""Blobs in a directory: logs that roll over, directories that are made once, and writers that were given up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from tidegate.backends import blobs_local
+from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.core.nouns import Placed
+
+pytestmark = pytest.mark.anyio
+
+FIRST, SECOND = "blob_" + "a" * 22, "blob_" + "a" * 21 + "b"
+
+
+async def test_a_log_that_rolls_over_counts_from_the_beginning_of_its_next_blob(tmp_path: Path) -> None:
+    blobs, ids = LocalBlobs(tmp_path / "blobs", log_bytes_max=1), [SECOND, FIRST]
+
+    async def next_id() -> str:
+        return ids.pop()
+
+    log = await blobs.open_log(next_id)
+    placed = []
+    for line in (b"one\n", b"two\n"):
+        await log.append(line)
+        placed.append(await log.seal())
+    assert placed == [Placed(FIRST, 0, 4), Placed(SECOND, 0, 4)]
+    await log.close()
+    await blobs.close()
+
+
+async def test_the_directory_of_many_blobs_is_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[Path]()
+    blobs = LocalBlobs(tmp_path / "blobs")
+    monkeypatch.setattr(blobs_local, "sync_directory", synced.append)
+    for blob_id in (FIRST, SECOND):
+        await blobs.create(blob_id)
+    assert synced == [tmp_path / "blobs"]
+    await blobs.close()
+
+
+async def test_a_blob_that_was_given_up_while_it_got_its_name_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller never heard that it was finished, and begins another one."""
+    blobs = LocalBlobs(tmp_path / "blobs")
+    writer = await blobs.create(FIRST)
+    await writer.write(b"12345")
+    loop, named, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def sync(_: Path) -> None:
+        loop.call_soon_threadsafe(named.set)
+        go_on.wait()
+
+    monkeypatch.setattr(blobs_local, "sync_directory", sync)
+    finishing = asyncio.create_task(writer.finish())
+    await named.wait()
+    finishing.cancel()
+    await asyncio.gather(finishing, return_exceptions=True)
+    go_on.set()
+    await writer.abort()
+    assert await blobs.size(FIRST) is None
+    assert await blobs.list_ids("", 10) == []
+    await blobs.close()
