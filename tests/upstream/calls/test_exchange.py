@@ -1,9 +1,15 @@
-"""Every status is an answer or exactly one class of error."""
+"""Every status is an answer or exactly one class of error, and what came of an answer is settled."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tidegate.core.answers.redaction import KeyRedactor
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, UpstreamError
+from tidegate.core.nouns import Usage
 from tidegate.upstream.calls.admission import accept
+from tidegate.upstream.calls.exchange import UpstreamResponse
 
 CHAT = "/v1/chat/completions"
 NOW_MS = 1_700_000_000_000
@@ -32,3 +38,17 @@ def test_every_status_is_one_class() -> None:
 def test_a_success_is_an_answer() -> None:
     line, usage = accept(CHAT, 200, {}, b'{"choices":[{}],"usage":{"prompt_tokens":2}}', now)
     assert (line, usage.input_tokens) == (b'{"choices":[{}],"usage":{"prompt_tokens":2}}', 2)
+
+
+def test_what_came_of_a_stream_is_settled_though_its_reader_left_before_it_took_any() -> None:
+    settled: list[tuple[Usage | None, int]] = []
+    state = SimpleNamespace(deployment=None, key_redactor=KeyRedactor(""))
+    ports: Any = (
+        SimpleNamespace(end_call=lambda *_, **__: None),
+        SimpleNamespace(state=state),
+        SimpleNamespace(status=200, headers={}, close=lambda: None),
+        SimpleNamespace(settle_answer=lambda usage, uncounted: settled.append((usage, uncounted))),
+    )
+    first = b'data: {"choices":[{"text":"a"}],"usage":{"prompt_tokens":2,"completion_tokens":1}}\n\n'
+    UpstreamResponse(*ports, first=first, hides_usage=False).close()
+    assert settled == [(Usage(2, 0, 1, 0), 0)]

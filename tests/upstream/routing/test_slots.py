@@ -86,6 +86,14 @@ def calls(world: RouterWorld, count: int, model: str = "m") -> list[Call]:
     return [world.call(model, body=model.encode()) for _ in range(count)]
 
 
+def test_a_lower_cap_holds_before_slots_are_shared_again() -> None:
+    slots = Slots("d", 8, 6)
+    slots.set_cap(4, is_alone=False)
+    assert (slots.share, slots.free) == (4, 4)
+    slots.set_cap(8, is_alone=False)
+    assert slots.share == 4, "more come with the next share"
+
+
 async def test_nothing_is_sent_before_the_first_share_and_never_more_than_the_cap(store: Store) -> None:
     air = Air()
     async with RawServer(air) as server:
