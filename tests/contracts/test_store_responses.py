@@ -153,18 +153,22 @@ async def test_a_response_that_has_waited_long_enough_is_listed_until_it_is_leas
     assert await world.store.long_waiting_responses(10) == [], "what rests is not leased before its time"
     await world.clock.advance(5_000)
     assert await world.store.long_waiting_responses(10) == [(job.id, MODEL)]
+    await world.store.pause_job(caller.tenant_id, job.id)
+    assert await world.store.long_waiting_responses(10) == []
+    await world.store.resume_job(caller.tenant_id, job.id)
+    assert await world.store.long_waiting_responses(10) == [(job.id, MODEL)]
     await world.store.cancel_job(caller.tenant_id, job.id)
     assert await world.store.long_waiting_responses(10) == []
 
 
 async def test_the_response_that_has_waited_longest_is_first(world: StoreWorld) -> None:
     caller, worker_id, found = await world.caller(), await world.worker(), list[tuple[str, str]]()
-    for after_ms in (3_000, 1_000, 2_000):
+    for after_ms in (3_000, 1_000, 2_000, 5_000, 4_000):
         ask = Ask(world)
         ask.terms = replace(ask.terms, interactive_after_ms=after_ms)
         found.append(((await ask.accept(world, caller, worker_id)).id, MODEL))
-    await world.clock.advance(3_000)
-    assert await world.store.long_waiting_responses(10) == [found[1], found[2], found[0]]
+    await world.clock.advance(5_000)
+    assert await world.store.long_waiting_responses(10) == [found[number] for number in (1, 2, 0, 4, 3)]
     assert await world.store.long_waiting_responses(2) == [found[1], found[2]]
 
 

@@ -262,6 +262,16 @@ async def test_a_worker_holds_only_as_many_suspects_as_it_asks_for_the_worst_fir
     assert held_by(await world.store.lease_picks(careful, [(pick, "another")], 2)) == {(1, 1): 2}
 
 
+async def test_the_worst_suspect_is_taken_first_wherever_it_lies(world: StoreWorld) -> None:
+    job = await world.running(await world.caller(), 1, 1)
+    await lost_before(world, job, 2, slice_count=2)
+    [kept] = await world.lease(await world.worker(), job, 1)
+    await lost_before(world, job, 1)
+    await world.store.release_slice(job.id, kept.first, kept.token, 0)
+    [held] = await world.store.lease_picks(await world.worker(), [(Pick(job.id, MODEL, 9, Why.FAIR), "t")], 1)
+    assert (held.first, held.lost_count) == (1, 3)
+
+
 async def test_what_a_worker_ran_alone_bears_its_loss_alone(world: StoreWorld) -> None:
     worker, job = await world.worker(), await world.running(await world.caller(), 3, 2)
     await world.lease(worker, job)
@@ -316,10 +326,12 @@ async def test_what_is_unfinished_covers_every_item_without_an_outcome(world: St
     [held] = await world.lease(worker, job, 1)
     await world.answer(log, job, 0, 1, 2, 4)
     await world.store.record_outcomes([], [(job.id, 0, held.token)], [])
-    await world.lease(worker, job, 1)
+    [late] = await world.lease(worker, job, 1)
     await world.store.cancel_job(caller.tenant_id, job.id)
     await world.store.close_job(job.id, -1)
     assert (await world.look(job)).state is JobState.FINALIZING
+    # Its owner's outcomes came too late, so its end says nothing.
+    await world.store.record_outcomes([], [(job.id, late.first, late.token)], [])
     assert await world.store.unfinished_slices(job.id) == [(3, 3, 3, 300, 300), (6, 3, 6, 600, 300)]
 
 

@@ -132,6 +132,8 @@ async def test_a_call_that_does_not_fit_into_a_grant_is_asked_for_again(
     permits = await asyncio.gather(*(taking(budget_client, one) for one in tokens))
     assert [permit.tokens for permit in permits] == list(tokens)
     assert [(ask.requests, ask.tokens) for [ask] in limits.questions] == asked
+    await asyncio.gather(*(taking(budget_client, 1) for _ in range(2)))
+    assert [(ask.requests, ask.tokens) for ask in limits.questions[-1]] == [(2, 2)], "together again"
     await budget_client.close()
 
 

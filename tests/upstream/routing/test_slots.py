@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -438,6 +440,26 @@ async def test_slots_of_the_last_life_are_not_those_of_the_next() -> None:
             await eventually(lambda: router.free_slots("m") > 0, "slots of its own", 10)
             me[0] = "after"
             assert router.free_slots("m") == 0
+
+
+async def test_slots_that_a_life_asked_for_which_ended_meanwhile_are_not_those_of_the_next() -> None:
+    me, own_until_ms = ["before"], list[float]()
+
+    class Asked(_Asked):
+        async def share_slots(self, *question: Any) -> dict[str, int]:
+            me[0] = "after"
+            return await super().share_slots(*question)
+
+        def has_shares(self) -> None:
+            own_until_ms.append(demand.own_until_ms())
+
+    limits = Asked(RouterWorld().clock)
+    limits.one.count(1)
+    demand = SlotDemand(lambda: me[0], ModelSlots({}, 0, is_alone=False))
+    sharing = SlotSharing(limits, demand, [limits], RoomSignal(WaitLine()), None)
+    await eventually(lambda: bool(own_until_ms), "the answer", 10)
+    await sharing.close()
+    assert own_until_ms[0] == -math.inf
 
 
 async def test_a_process_says_once_more_that_nothing_is_in_use() -> None:
