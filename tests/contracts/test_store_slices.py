@@ -219,15 +219,15 @@ def held_by(leased: list[LeasedSlice]) -> dict[tuple[int, int], int]:
 async def test_a_suspect_that_was_lost_without_others_is_cut_in_two(world: StoreWorld) -> None:
     log = await world.log()
     job = await world.running(await world.caller(), 6)
-    await lost_before(world, job, 1)
+    await lost_before(world, job, 2)
     worker = await world.worker()
     [held] = await world.lease(worker, job)
-    assert held.lost_count == 1
+    assert held.lost_count == 2
     await world.record(world.answers(log, job, 1, token=held.token))
     await world.record(JobFlush(job.id, attempts=[(held.token, tries(4, 1, 10))]))
     assert await lose(world, worker) == 1
     halves = await world.lease(await world.worker(), job)
-    assert held_by(halves) == {(0, 3): 2, (3, 3): 2}, "its five open items, as two slices"
+    assert held_by(halves) == {(0, 3): 3, (3, 3): 3}, "its five open items, as two slices"
     assert {(half.read_first, half.work_at, half.work_bytes) for half in halves} == {(0, 0, 600)}
     assert [half.work_units for half in halves] == [150, 150]
     assert (set(halves[0].done), halves[1].attempts[4].count) == ({1}, 1)
@@ -251,15 +251,15 @@ async def test_suspects_that_were_lost_together_stay_one_group(world: StoreWorld
 
 async def test_a_worker_holds_only_as_many_suspects_as_it_asks_for_the_worst_first(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 2, 2)
-    await lost_before(world, job, 2, slice_count=1)
+    await lost_before(world, job, 3, slice_count=1)
     await lost_before(world, job, 1, slice_count=1)
     careful = await world.worker()
     pick = Pick(job.id, MODEL, 9, Why.FAIR)
     assert held_by(await world.store.lease_picks(careful, [(pick, "none")], 0)) == {(2, 2): 0}, "no suspect at all"
     [held] = await world.store.lease_picks(careful, [(pick, "one")], 1)
-    assert (held.first, held.count, held.lost_count) == (0, 1, 3)
+    assert (held.first, held.count, held.lost_count) == (0, 1, 4)
     assert await world.store.lease_picks(careful, [(pick, "no more")], 1) == []
-    assert held_by(await world.store.lease_picks(careful, [(pick, "another")], 2)) == {(1, 1): 2}
+    assert held_by(await world.store.lease_picks(careful, [(pick, "another")], 2)) == {(1, 1): 3}
 
 
 async def test_the_worst_suspect_is_taken_first_wherever_it_lies(world: StoreWorld) -> None:
@@ -278,7 +278,7 @@ async def test_what_a_worker_ran_alone_bears_its_loss_alone(world: StoreWorld) -
     assert await world.store.run_alone(worker, (job.id, 1))
     assert await lose(world, worker) == 2
     again = await world.lease(await world.worker(), job)
-    assert held_by(again) == {(0, 1): 0, (1, 1): 2, (2, 1): 0, (3, 2): 0}
+    assert held_by(again) == {(0, 1): 0, (1, 1): 3, (2, 1): 0, (3, 2): 0}
     assert {number: one.alone_losses for piece in again for number, one in piece.attempts.items()} == {1: 1}
 
 
@@ -311,7 +311,7 @@ async def test_an_item_that_ended_before_its_worker_was_lost_is_not_blamed(world
 async def test_a_slice_whose_items_are_all_done_vanishes_when_it_is_cut(world: StoreWorld) -> None:
     log = await world.log()
     job = await world.running(await world.caller(), 2, 2)
-    await lost_before(world, job, 1, slice_count=1)
+    await lost_before(world, job, 2, slice_count=1)
     worker = await world.worker()
     await world.lease(worker, job, 1)
     await world.answer(log, job, 0, 1)
@@ -366,7 +366,7 @@ async def test_a_slice_keeps_its_endpoint_when_it_is_cut(world: StoreWorld) -> N
     assert held.endpoint == "/v1/responses"
     assert await lease_slices(world.store, worker, job.id, MODEL, 1, held.token) == [held]
     assert await world.store.release_tail(job.id, held.first, held.token, 2)
-    for _ in range(2):
+    for _ in range(3):
         await lose(world, worker)
         worker = await world.worker()
         leased = [piece for _ in range(4) for piece in await world.lease(worker, job)]

@@ -202,19 +202,19 @@ async def test_the_job_that_is_due_first_is_shown_wherever_it_stands(world: Stor
 async def test_a_look_counts_the_worst_suspects_and_hides_them_when_asked(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 2)
     assert (await look(world)).suspects == Suspects()
-    for _ in range(2):
+    for _ in range(3):
         worker = await world.worker()
         await world.lease(worker, job, 1)
         await world.clock.advance(LEASE_MS + 1)
         await world.store.declare_gone(worker)
         await world.store.reclaim_slices(worker)
-    assert (await look(world)).suspects == Suspects(0, 2, 2, True)
+    assert (await look(world)).suspects == Suspects(0, 3, 2, True)
     assert ids(await look(world)) == [job.id]
     assert ids(await look(world, bounds=SnapshotBounds(shows_suspects=False))) == []
     holder = await world.worker()
     await world.lease(holder, job, 1)
-    assert (await look(world, holder)).suspects == Suspects(0, 2, 1, True)
-    assert (await look(world, "another")).suspects == Suspects(2, 2, 1, True)
+    assert (await look(world, holder)).suspects == Suspects(0, 3, 1, True)
+    assert (await look(world, "another")).suspects == Suspects(3, 3, 1, True)
 
 
 async def test_a_jobs_last_slices_that_lost_nobody_are_kept_while_a_culprit_is_searched_for_in_it(

@@ -456,15 +456,15 @@ async def test_a_look_without_suspects_begins_anew_unless_a_group_is_out() -> No
     [survived] = hashable(state(5))
     ours.begin_group([survived])
     assert ours.end_slice(survived)
-    assert ours.suspects_max(Suspects(0, 2, 8)) == ALL_SUSPECTS
-    ours.begin_group(hashable(state(2)))
+    assert ours.suspects_max(Suspects(0, 3, 8)) == ALL_SUSPECTS
+    ours.begin_group(hashable(state(3)))
     ours.begin_again()
     assert ours.suspects_max(Suspects()) == 0, "a new incarnation holds none"
     ours._stage = trials._Stage.ALL
-    group = hashable(state(2), state(2))
+    group = hashable(state(3), state(3))
     ours.begin_group([*group, *hashable(state(1))])
     assert not ours.hides_suspects, "all are taken at once"
     assert ours.suspects_max(Suspects()) == 2, "those that it holds, and none that came since"
     assert [ours.end_slice(one) for one in group] == [False, True]
     assert ours.suspects_max(Suspects()) == 0
-    assert ours.suspects_max(Suspects(0, 2, 8)) == 4, "what was survived is forgotten with the last suspect"
+    assert ours.suspects_max(Suspects(0, 3, 8)) == 4, "what was survived is forgotten with the last suspect"

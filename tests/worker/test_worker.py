@@ -263,7 +263,7 @@ async def test_a_suspect_of_one_job_keeps_no_other_job_waiting(live: WorkerWorld
     script = Script(live, "m")
     gate = asyncio.Event()
     suspects = await live.started(chat_lines(4))
-    for _ in range(2):
+    for _ in range(3):
         dying = await live.worker()
         assert await lease_slices(live.store, dying, suspects.id, "m", 1, dying)
         assert await live.store.declare_gone(dying, leaving=True)

@@ -1,6 +1,6 @@
 """Find the item that kills its workers, without holding up the others.
 
-Slices that lost two owners or more are suspects. A worker runs its suspects in groups:
+Slices that lost three owners or more are suspects. A worker runs its suspects in groups:
 
 1. half of those that lost the most owners,
 2. the rest of those, but for a few,

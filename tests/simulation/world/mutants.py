@@ -221,7 +221,7 @@ MUTANTS: dict[str, Mutant] = {
     "suspects_together": Mutant(
         "poison",
         "suspects are leased together",
-        sql("slices_lease", "s.lost_count < 2 or s.first in", "1 = 1 or s.first in"),
+        sql("slices_lease", "s.lost_count < 3 or s.first in", "1 = 1 or s.first in"),
     ),
     "alone_in_company": Mutant(
         "poison",

@@ -94,23 +94,23 @@ limit :count_max;
 
 -- slices_lease --
 -- Takes ready slices under a token that the caller made, so that the call can be replayed. The lease is committed before any call
--- goes out. A worker that is gone gets nothing. Slices that lost two owners or more are suspects: a worker holds at most
+-- goes out. A worker that is gone gets nothing. Slices that lost three owners or more are suspects: a worker holds at most
 -- :suspects_max of them at a time, and takes those that lost the most owners first. While slices of the job that
 -- lost owners are out or were freed a moment ago, its last :kept slices that lost none are left for checks.
 -- moves: slices: ready -> leased
 with suspects as (
     select q.first as suspect_first from slices q
     where q.job_id = :job_id and q.model = :model and q.state = 'ready' and q.ready_at <= now_ms()
-        and q.lost_count > 0 and q.lost_count >= 2
+        and q.lost_count > 0 and q.lost_count >= 3
     order by q.lost_count desc, q.first
     limit (
         select case when count(*) < cast(:suspects_max as bigint) then cast(:suspects_max as bigint) - count(*) else 0 end
-        from slices h where h.worker_id = :worker_id and h.state = 'leased' and h.lost_count >= 2
+        from slices h where h.worker_id = :worker_id and h.state = 'leased' and h.lost_count >= 3
     )
 ), picked as (
     select s.job_id as picked_job, s.first as picked_first from slices s
     where s.job_id = :job_id and s.model = :model and s.state = 'ready' and s.ready_at <= now_ms()
-        and (s.lost_count < 2 or s.first in (select suspect_first from suspects))
+        and (s.lost_count < 3 or s.first in (select suspect_first from suspects))
         and (s.lost_count > 0 or cast(:kept as bigint) = 0 or not (
             exists (select 1 from slices z where z.job_id = :job_id and z.model = :model and z.state = 'leased'
                 and z.lost_count between 1 and :search_max)

@@ -11,10 +11,10 @@ coalesce((select w.share_owner from workers w where w.id = :worker_id), '');
 select now_ms() as now,
     (select count(*) from workers c where c.state = 'alive' and c.alive_until > now_ms() and c.runs_items = 1
         and c.share_owner in ('', {owner_of_worker})) as workers,
-    coalesce((select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0 and q.lost_count >= 2
+    coalesce((select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0 and q.lost_count >= 3
         and exists (select 1 from job_models m where m.job_id = q.job_id and m.model = q.model and m.state = 'open'
             and {owner_of_worker} in ('', m.share_owner))), 0) as level,
-    (select count(*) from slices s where s.state = 'ready' and s.lost_count > 0 and s.lost_count >= 2
+    (select count(*) from slices s where s.state = 'ready' and s.lost_count > 0 and s.lost_count >= 3
         and exists (select 1 from job_models m where m.job_id = s.job_id and m.model = s.model and m.state = 'open'
             and {owner_of_worker} in ('', m.share_owner))
         and s.lost_count = (select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0

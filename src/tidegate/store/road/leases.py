@@ -21,7 +21,7 @@ from tidegate.store.jobs.job_events import record_running
 
 RATE_MINUTES = 15
 # Slices that lost so many owners are suspected of having killed them. The statements say the same number, as their index must.
-SUSPECT_AFTER = 2
+SUSPECT_AFTER = 3
 ALL_SUSPECTS = 1 << 40
 # So many of a job's slices that never lost an owner are left while a culprit is searched for in it: an item that is run alone needs others
 # to be compared with. A culprit that is not found after so many losses keeps nothing waiting.
