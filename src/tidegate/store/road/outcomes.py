@@ -5,8 +5,8 @@ replay adds and charges nothing.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate
-from operator import itemgetter
+from itertools import accumulate, groupby
+from operator import attrgetter, itemgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from tidegate.store.jobs.job_events import record_lines
 
 _OUTPUT_WEIGHT = 2
 NO_COST = (0, 0, 0)
+_BILLED = attrgetter("model", "deployment", "outcome", "tries")
 
 
 class Outcomes(Table):
@@ -134,7 +135,7 @@ async def _record_job(
         await tx.many("attempt_put", sorted(allowed))
     unused = await _count_unused(logs, flush, answers.entries)
     usage = Usage.total((answers.usage, errors.usage))
-    cost_nano = sum(sum(entry.cost_nano) for entry in (*answers.entries, *errors.entries))
+    cost_nano = sum(sum(map(sum, [entry.cost_nano for entry in added.entries])) for added in (answers, errors))
     tokens = (usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
     sizes = (answers.size_bytes, errors.size_bytes)
     new_count = len(answers.entries) + len(errors.entries)
@@ -341,43 +342,42 @@ class FlowAccounting(msgspec.Struct):
         """These items of a job are done, their lines stand in this log. What failed is charged too, or failing would be free; but it
         says nothing about how fast a model answers."""
         entries = await _with_models(tx, job_id, entries)
-        costs: dict[str, int] = {}
-        counts: dict[str, int] = {}
-        for entry in entries:
-            model = entry.model or ""
-            cost = real_cost(entry.usage) or entry.units
-            costs[model] = costs.get(model, 0) + cost
-            counts[model] = counts.get(model, 0) + 1
-            if entry.outcome is Outcome.ANSWERED:
-                sums = self._rates.setdefault((model, blob_id), [0, 0, 0, 0, 0, 0])
-                sums[0] += entry.units
-                sums[1] += cost
-                sums[2] += 1
-                sums[3] = max(sums[3], entry.took_ms)
-                sums[4] += entry.took_ms
-                sums[5] += entry.usage.input_tokens
-            if entry.tries:
-                for one in entry.tries:
-                    self._use((job_id, one.model, one.deployment), one.usage, one.cost_nano)
-            elif entry.outcome is Outcome.ANSWERED or entry.deployment:
-                # An answer that policy did not let through was paid for all the same.
-                self._use((job_id, model, entry.deployment), entry.usage, entry.cost_nano)
-        for model, cost in costs.items():
+        # Most lines of a flush come from one server, so their sums are made a run at a time.
+        for (name, deployment, outcome, tries), group in groupby(entries, _BILLED):
+            run, model = list(group), name or ""
+            usage = Usage.total([one.usage for one in run])
+            cost = sum([real_cost(one.usage) or one.units for one in run])
             self._flows[model, share_owner] = self._flows.get((model, share_owner), 0) + cost
-            self._jobs[job_id, model] = self._jobs.get((job_id, model), 0) + counts[model]
+            self._jobs[job_id, model] = self._jobs.get((job_id, model), 0) + len(run)
+            if outcome is Outcome.ANSWERED:
+                took_ms = [one.took_ms for one in run]
+                sums = self._rates.setdefault((model, blob_id), [0, 0, 0, 0, 0, 0])
+                sums[0] += sum([one.units for one in run])
+                sums[1] += cost
+                sums[2] += len(run)
+                sums[3] = max(sums[3], *took_ms)
+                sums[4] += sum(took_ms)
+                sums[5] += usage.input_tokens
+            if tries:
+                for one in tries * len(run):
+                    self._use((job_id, one.model, one.deployment), 1, one.usage, [one.cost_nano])
+            elif outcome is Outcome.ANSWERED or deployment:
+                # An answer that policy did not let through was paid for all the same.
+                self._use((job_id, model, deployment), len(run), usage, [one.cost_nano for one in run])
 
-    def _use(self, name: tuple[str, str, str], usage: Usage, cost_nano: tuple[int, int, int]) -> None:
-        """Add what an answer used and cost, to the token and the billionth. `name` is its job, model and deployment."""
-        sums = self._usage.get(name)
-        if sums is None:
-            sums = self._usage[name] = [0] * 8
-        sums[0] += 1
+    def _use(
+        self, name: tuple[str, str, str], count: int, usage: Usage, costs_nano: list[tuple[int, int, int]]
+    ) -> None:
+        """Add what answers used and cost, to the token and the billionth. `name` is their job, model and deployment."""
+        sums = self._usage.setdefault(name, [0] * 8)
+        sums[0] += count
         sums[1] += usage.input_tokens
         sums[2] += usage.cached_tokens
         sums[3] += usage.output_tokens
         sums[4] += usage.reasoning_tokens
-        if cost_nano != NO_COST:
-            sums[5:] = [sums[5] + cost_nano[0], sums[6] + cost_nano[1], sums[7] + cost_nano[2]]
+        for cost_nano in costs_nano:
+            if cost_nano != NO_COST:
+                sums[5:] = [sums[5] + cost_nano[0], sums[6] + cost_nano[1], sums[7] + cost_nano[2]]
 
     async def write_charges(self, tx: Tx, owners: dict[str, str]) -> None:
         """Write it all down. A rate belongs to the worker whose log holds the lines, so no other worker writes its row."""
