@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.errors import Overspent, Unavailable, UpstreamError
+from tidegate.core.errors import Ambiguous, Overspent, Unavailable, UpstreamError
 from tidegate.core.nouns import Item, ItemVerdict, LeasedSlice
 from tidegate.core.policy.policy_rules import UNKNOWN, Denied
 from tidegate.core.retry import RetryPolicy
@@ -35,7 +35,7 @@ async def performed(failure: UpstreamError, denied: Denied | None = None) -> Ite
         begin_by_ms=lambda leased: NOW_MS + 10_000,
         parallel=lambda leased: (),
         models=lambda leased: frozenset(),
-        retry=lambda leased: RetryPolicy(),
+        retry=lambda leased: RetryPolicy(attempts_max=1),
     )
     leased = LeasedSlice(JOB, "t", "/v1/chat/completions", "m", 0, 1, 0, "blob", 0, 0, 0, 0, "token", 1, key_id=KEY)
     held: Any = SimpleNamespace(
@@ -59,6 +59,13 @@ async def test_what_is_tried_again_waits_until_its_window_is_over(denied: Denied
     assert isinstance(verdict, Again)
     assert verdict.reason == (UNKNOWN.code if denied else Unavailable.reason)
     assert verdict.wait_ms >= LEFT_MS
+
+
+@pytest.mark.parametrize("status", [400, 500, 599])
+async def test_an_error_that_a_server_answered_with_is_the_items_answer(status: int) -> None:
+    verdict = await performed(Ambiguous("broken", status=status, body=b'{"error":{"message":"broken"}}'))
+    assert isinstance(verdict, ItemVerdict)
+    assert json.loads(verdict.line)["response"]["status_code"] == status
 
 
 async def test_an_item_that_its_budget_cannot_pay_fails_with_a_sentence() -> None:

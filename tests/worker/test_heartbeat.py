@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.worker.world import Script, WorkerWorld, chat_lines, until, working
-from tidegate.core.nouns import Answer, Call
+from tidegate.core.nouns import Answer, Call, Holding
+from tidegate.core.states import JobState
+from tidegate.worker.heartbeat import CloseGrace, Heartbeat
 
 pytestmark = pytest.mark.anyio
 
@@ -34,3 +39,30 @@ async def test_calls_of_a_cancelled_job_are_cut_off_when_their_grace_ends_howeve
         await live.store.cancel_job(job.tenant_id, job.id)
         bench.worker._recorder.job_stopped.set()
         await until(lambda: sorted(cut_off) == [0, 1], "their grace to end")
+
+
+async def test_the_next_heartbeat_comes_when_the_first_of_several_graces_ends() -> None:
+    beats, beat_due = list[int](), asyncio.Event()
+
+    async def beat() -> list[Holding]:
+        beats.append(len(beats))
+        if len(beats) == 2:
+            me.has_left = True
+            beat_due.set()
+        soon, late = (Holding(name, 0, "t", JobState.CANCELLING, JobState.CANCELLED, 0, False, 0) for name in "ab")
+        return [replace(soon, closing_for_ms=MINUTES_MS - 10), late]
+
+    me = SimpleNamespace(has_left=False, safe_until_ms=0.0, asked_ms=0.0, beat=beat)
+    leased_work = SimpleNamespace(
+        extend_lease=lambda until_ms: None,
+        keys=set,
+        close_job=lambda job_id: [],
+        move_deadlines=lambda *_: None,
+        compare=lambda *_: [],
+    )
+    settler = SimpleNamespace(settle_all=lambda: None)
+    grace = CloseGrace(MINUTES_MS, MINUTES_MS)
+    ports: Any = (me, SimpleNamespace(pending=set()), leased_work, settler, beat_due, MINUTES_MS, grace)
+    async with asyncio.timeout(10):
+        await Heartbeat(*ports).run()
+    assert beats == [0, 1]

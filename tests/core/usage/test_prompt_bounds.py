@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tidegate.core.json_limits import NODES_MAX
 from tidegate.core.usage.prompt_bounds import (
     BODY_BYTES_MAX,
     IMAGE_TOKENS,
@@ -98,6 +99,7 @@ def chat(*parts: Any, **more: Any) -> bytes:
         (b'{"a":{"image":"b"},"a":1}', 1, 0),
         (b'{"image', 0, 1),
         (b'{"image":1%b}' % (b" " * BODY_BYTES_MAX), 0, 1),
+        (b'{"image":[%b]}' % b",".join([b"{}"] * (NODES_MAX + 1)), 0, 1),
     ],
 )
 def test_files_and_what_servers_read_elsewhere_are_counted(body: bytes, images: int, others: int) -> None:

@@ -193,7 +193,7 @@ def test_what_runs_and_waits_over_all_tenants(desk: AdminDesk) -> None:
     assert [one["id"] for one in got("workers")["data"]] == [desk.web.worker_id]
     assert {one["name"]: one["open_batches"] for one in got("orgs")["data"]} == {"ours": 1, "theirs": 1, "ops": 0}
     [flow] = got("flows")["data"]
-    assert (flow["model"], flow["org"], flow["state"]) == (stages.MODEL, "ours", "awake")
+    assert (flow["model"], flow["org"], flow["state"], flow["weight"]) == (stages.MODEL, "ours", "awake", 1.0)
     assert got("flows?model=other")["data"] == []
     assert desk.writer.post("/admin/v1/flows/refresh").json() == {"refreshed": 0}
     assert got("model_capacity")["object"] == "list"
