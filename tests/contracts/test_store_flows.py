@@ -479,3 +479,14 @@ async def test_a_lost_worker_leaves_an_exact_look(world: StoreWorld) -> None:
     assert look.models[MODEL].in_flight_units == 0
     assert look.flows[0].in_flight_units == 0
     assert look.owner_in_flight_units == {}
+
+
+async def test_a_flow_sleeps_though_another_one_has_slices_out(world: StoreWorld) -> None:
+    worker = await world.worker()
+    ours = await world.running(await world.caller("one"), 1)
+    theirs = await world.running(await world.caller("two"), 1)
+    await world.lease(worker, theirs)
+    [resting] = await world.lease(worker, ours)
+    assert not await world.store.rest_flow(MODEL, ours.share_owner), "its own is out"
+    assert await world.store.release_slice(ours.id, resting.first, resting.token, 60_000)
+    assert await world.store.rest_flow(MODEL, ours.share_owner)
