@@ -46,6 +46,7 @@ def test_every_new_directory_has_a_name_that_survives(tmp_path: Path, syncs: Syn
     make_directories(tmp_path / "a" / "b")
     assert syncs.names(tmp_path) == {"a"}
     assert syncs.names(tmp_path / "a") == {"b"}
+    assert {(tmp_path / place).stat().st_mode & 0o777 for place in ("a", "a/b")} == {0o700}, "for nobody else to read"
     syncs.seen.clear()
     make_directories(tmp_path / "a" / "b")
     assert syncs.names(tmp_path / "a") == {"b"}, "the process that made it may have died before it synced it"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of, tries
 from tests.support.store_verbs import lease_slices, slice_counts
-from tidegate.core.nouns import IngestPlan, Job, JobFlush, LeasedSlice, LineError
+from tidegate.core.nouns import AnswerTry, Attempts, IngestPlan, Job, JobFlush, LeasedSlice, LineError, Usage
 from tidegate.core.schedule import Pick, Why
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
@@ -395,3 +395,16 @@ async def test_a_lost_workers_slices_are_freed_and_those_of_the_living_in_other_
     assert await world.store.reclaim_slices(lost) == 1
     told = await world.store.beat(living, LEASE_MS)
     assert [(one.job_id, one.token) for one in told or ()] == [(ours.id, held.token)]
+
+
+async def test_what_was_paid_for_and_taken_back_of_an_item_is_never_forgotten_by_a_later_note(
+    world: StoreWorld,
+) -> None:
+    worker, job = await world.worker(), await world.running(await world.caller(), 1)
+    [held] = await world.lease(worker, job)
+    paid = (AnswerTry("m", "d", Usage(1, 0, 1, 0), (1, 0, 1), "no number"),)
+    for note in (Attempts(0, 1, 0, "x", hand_backs=2, tries=paid), Attempts(0, 1, 0, "y", hand_backs=1)):
+        await world.record(JobFlush(job.id, attempts=[(held.token, note)]))
+    await world.store.release_slice(job.id, 0, held.token, 0)
+    [again] = await world.lease(worker, job)
+    assert (again.attempts[0].hand_backs, again.attempts[0].tries) == (2, paid)
