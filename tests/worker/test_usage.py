@@ -69,13 +69,13 @@ async def test_what_a_server_does_not_report_is_counted_by_its_text_and_stops_a_
         for one in await live.store.usage(0, live.clock.now_ms() // DAY_MS + 1, by_job=True)
         if one.job == whole.id
     ]
-    assert (spent.usage, spent.cost) == (each, cost(each, price, batch=True))
+    assert (spent.usage, spent.cost) == (Usage(), cost(each, price, batch=True)), "lines report no tokens"
     assert stopped.stopped_by == "max_cost"
     assert len(await live.file_lines(stopped.output_file_id)) < 40
 
 
 @pytest.mark.parametrize(
-    ("reported", "body", "counted"),
+    ("reported", "body", "priced"),
     [
         (Usage(9, 3, 7, 2), SAYS, Usage(9, 3, 7, 2)),
         (Usage(9, 3, 0, 0), SAYS, Usage(9, 3, 50, 0)),
@@ -84,16 +84,18 @@ async def test_what_a_server_does_not_report_is_counted_by_its_text_and_stops_a_
     ids=["all of it", "no output", "nothing was written"],
 )
 async def test_what_a_server_reports_is_believed(
-    live: WorkerWorld, reported: Usage, body: bytes, counted: Usage
+    live: WorkerWorld, reported: Usage, body: bytes, priced: Usage
 ) -> None:
     script = Script(live, "m")
+    price = Price.of("1", "0.5", "1")
 
     async def answer(call: Call) -> Answer:
         return Answer(200, body, reported, "dear")
 
     script.answers = answer
+    script.prices = {"dear": price}
     job = await live.started(chat_lines(1))
     async with working(live, script):
         await live.ended(job)
     [entry] = await live.store.usage(0, live.clock.now_ms() // DAY_MS + 1, by_job=True)
-    assert entry.spend.usage == counted
+    assert (entry.spend.usage, entry.spend.cost) == (reported, cost(priced, price, batch=True))

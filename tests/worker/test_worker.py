@@ -10,7 +10,7 @@ import pytest
 from tests.support.store_verbs import lease_slices, slice_counts
 from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
-from tidegate.core.errors import BlobUnavailable, Refused, Unavailable, Withheld
+from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
 from tidegate.core.nouns import Answer, Attempts, Call, Caller, JobFlush, Usage
 from tidegate.core.policies import Policies
 from tidegate.core.schedule import Policy
@@ -129,20 +129,6 @@ async def test_a_wrong_body_parameter_is_a_400_for_its_own_item(live: WorkerWorl
     assert (none["code"], none["param"]) == ("missing_required_parameter", "messages")
     assert "(line 5)" in none["message"]
     assert {call.number for call in script.calls} == {0, 1, 2}, "nothing wrong was sent"
-
-
-async def test_a_redirect_is_a_502_for_its_item(live: WorkerWorld) -> None:
-    script = Script(live, "m")
-
-    async def answer(call: Call) -> Answer:
-        raise Refused("the upstream redirects (307)", status=307)
-
-    script.answers = answer
-    job = await live.started(chat_lines(1))
-    async with working(live, script):
-        ended = await live.ended(job)
-    [line] = await live.file_lines(ended.error_file_id)
-    assert (line["response"]["status_code"], line["response"]["body"]["error"]["code"]) == (502, "upstream_refused")
 
 
 async def test_a_call_that_breaks_in_an_unforeseen_way_fails_its_item_alone(live: WorkerWorld) -> None:

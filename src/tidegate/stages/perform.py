@@ -44,7 +44,6 @@ log = structlog.get_logger()
 OK = 200
 BAD_REQUEST = 400
 SERVER_ERROR = 500
-BAD_GATEWAY = 502
 # Each may be as large as 25 MiB.
 FETCHED_FILES_MAX = 16
 # A host that a tenant names may take a minute for each file: that must not take every other item's runner.
@@ -116,14 +115,24 @@ class Again(msgspec.Struct, frozen=True, gc=False):
     rejected_text: str = ""
 
 
+class _Paid(msgspec.Struct, frozen=True, gc=False):
+    """What an answer reported that it used, what it is priced by, and where it came from. They differ where it did not report all."""
+
+    usage: Usage = Usage()
+    priced: Usage = Usage()
+    deployment: str = ""
+
+
+_NOT_PAID = _Paid()
+
+
 class _ItemEnd(msgspec.Struct, frozen=True, gc=False):
-    """How an item ended. `usage` of a failure is what was paid for an answer that was not let pass. `body` is what the model server
+    """How an item ended. `paid` of a failure is what was paid for an answer that was not let pass. `body` is what the model server
     sent, and `problem` says why that did not fit."""
 
     outcome: Outcome
     line: bytes
-    usage: Usage = Usage()
-    deployment: str = ""
+    paid: _Paid = _NOT_PAID
     body: bytes = b""
     problem: str | None = None
     is_grouped: bool = False
@@ -204,7 +213,7 @@ class Performer:
             return Again(0, item.attempt_count, "schema_invalid", item.hand_backs, tries, text)
         message = f"No answer fitted in {in_words(len(tries), 'try', 'tries')}. The last one: {problem}."
         line = results.error_line(leased.job_id, item.number, item.custom_id, "schema_invalid", message)
-        return _ItemEnd(Outcome.FAILED, line, ended.usage, ended.deployment, ended.body, problem)
+        return _ItemEnd(Outcome.FAILED, line, ended.paid, ended.body, problem)
 
     def _may_escalate(self, terms: AnswerTerms, leased: LeasedSlice, tried: int) -> bool:
         """Whether the stronger model may be asked now: once, and only if it is there and the key allows it."""
@@ -257,19 +266,25 @@ class Performer:
             return self._after_failure(error, leased, state, item)
         except Exception as error:
             return self._after_failure(_unforeseen(error, leased.job_id, item.number), leased, state, item)
-        if not (answer.usage.input_tokens and answer.usage.output_tokens):
-            # An item without limits has no receipt, and a shared call only its own: books and budgets count by the same rule.
-            answer = replace(answer, usage=counted_whole(call, answer.usage, answer.body))
         if failpoints.ARMED:
             await failpoints.hit("after_answer")
+        priced = answer.usage
+        if not (priced.input_tokens and priced.output_tokens):
+            # The tokens on record are those of the lines. What they cost is counted as budgets count it.
+            priced = counted_whole(call, priced, answer.body)
         kept: bytes | Stop = answer.body
         if guard is not None:
             kept = await guard.after(answer.body, lambda: _about(leased, item))
         if isinstance(kept, Stop):
-            return self._stopped(state, item, kept, answer)
+            return self._stopped(state, item, kept, _Paid(answer.usage, priced, answer.deployment))
         line = results.response_line(name, item.custom_id, answer.status, kept)
         return _ItemEnd(
-            Outcome.ANSWERED, line, answer.usage, answer.deployment, kept, None, answer.is_grouped, is_interactive
+            Outcome.ANSWERED,
+            line,
+            _Paid(answer.usage, priced, answer.deployment),
+            body=kept,
+            is_grouped=answer.is_grouped,
+            is_interactive=is_interactive,
         )
 
     def _call(self, leased: LeasedSlice, state: SliceAtWork, item: Item, body: bytes, key: str) -> Call:
@@ -369,9 +384,7 @@ class Performer:
             return _failed(leased, item, "model_not_found", message)
         return None
 
-    def _stopped(
-        self, state: SliceAtWork, item: Item, why: Denied | Stop, paid: Answer | None = None
-    ) -> _ItemEnd | Again:
+    def _stopped(self, state: SliceAtWork, item: Item, why: Denied | Stop, paid: _Paid = _NOT_PAID) -> _ItemEnd | Again:
         """Policy lets this item not pass: for good, or for a while that says nothing about the item and ends with the job's window."""
         if why.retryable:
             metrics.policy_waits.of(metrics.endpoint_of(state.slice.endpoint), why.code).inc()
@@ -397,11 +410,9 @@ class Performer:
             metrics.policy_refusals.of(metrics.endpoint_of(leased.endpoint), error.code).inc()
             return _failed(leased, item, error.code, _sentence(error.message))
         if isinstance(error, Refused) or 400 <= error.status <= 599:
-            # A redirect is no answer that a client could follow from here.
-            status = BAD_GATEWAY if 300 <= error.status <= 399 else error.status
-            body = results.http_error_body(status, error.body, error.message, error.code)
+            body = results.http_error_body(error.status, error.body, error.message, error.code)
             name = item_id(leased.job_id, item.number)
-            return _ItemEnd(Outcome.FAILED, results.response_line(name, item.custom_id, status, body))
+            return _ItemEnd(Outcome.FAILED, results.response_line(name, item.custom_id, error.status, body))
         line = results.error_line(leased.job_id, item.number, item.custom_id, verdict.code, verdict.message)
         return _ItemEnd(Outcome.FAILED, line, body=error.body if isinstance(error, BrokenAnswer) else b"")
 
@@ -412,12 +423,12 @@ class Performer:
 
     def _verdict(self, leased: LeasedSlice, item: Item, ended: _ItemEnd, took_ms: int) -> ItemVerdict:
         _count(leased, ended, took_ms / 1000)
-        usage, tries, members = ended.usage, item.tries, []
+        usage, tries, members = ended.paid.usage, item.tries, []
         paid_nano = self._cost(ended)
         if ended.outcome is Outcome.FAILED and ended.body:
             members.append(results.raw_member(ended.body))
         if tries or ended.problem:
-            if ended.deployment:
+            if ended.paid.deployment:
                 tries = (*tries, self._paid_try(_model_of(leased, item), ended, ended.problem))
             usage = Usage.total(one.usage for one in tries)
             paid_nano = _sum_costs(tries)
@@ -429,20 +440,20 @@ class Performer:
         line = results.with_members(ended.line, members) if members else ended.line
         finished = Finished(
             item.number, ended.outcome, len(line), leased.first, leased.token, usage, 0, leased.model, leased.item_units,
-            ended.deployment, paid_nano or _NO_COST, crc32(line), took_ms, tries, ended.problem is not None,
+            ended.paid.deployment, paid_nano or _NO_COST, crc32(line), took_ms, tries, ended.problem is not None,
         )  # fmt: skip
         return ItemVerdict(leased.job_id, item.number, line, finished)
 
     def _cost(self, ended: _ItemEnd) -> tuple[int, int, int] | None:
         """What an answer cost; None where answers have no price."""
-        price = self._upstream.price_of(ended.deployment) if ended.deployment else None
+        price = self._upstream.price_of(ended.paid.deployment) if ended.paid.deployment else None
         if price is None:
             return None
-        paid = cost(ended.usage, price, batch=not ended.is_interactive)
+        paid = cost(ended.paid.priced, price, batch=not ended.is_interactive)
         return paid.input_nano, paid.cached_nano, paid.output_nano
 
     def _paid_try(self, model: str, ended: _ItemEnd, problem: str | None) -> AnswerTry:
-        return AnswerTry(model, ended.deployment, ended.usage, self._cost(ended) or _NO_COST, problem)
+        return AnswerTry(model, ended.paid.deployment, ended.paid.usage, self._cost(ended) or _NO_COST, problem)
 
 
 def _model_of(leased: LeasedSlice, item: Item) -> str:
@@ -465,13 +476,13 @@ def _with_file(call: Call, request: audio.AudioRequest, file: AudioFile) -> Call
 
 def _count(leased: LeasedSlice, ended: _ItemEnd, took_s: float) -> None:
     mode = "" if leased.endpoint != _CHAT else "sync_microbatch" if ended.is_grouped else "concurrent"
-    usage = ended.usage if ended.outcome is Outcome.ANSWERED else None
+    usage = ended.paid.usage if ended.outcome is Outcome.ANSWERED else None
     metrics.item_counts.count_ended(leased.model, mode, took_s, usage)
 
 
-def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: Answer | None = None) -> _ItemEnd:
+def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: _Paid = _NOT_PAID) -> _ItemEnd:
     line = results.error_line(leased.job_id, item.number, item.custom_id, code, message)
-    return _ItemEnd(Outcome.FAILED, line, paid.usage, paid.deployment) if paid else _ItemEnd(Outcome.FAILED, line)
+    return _ItemEnd(Outcome.FAILED, line, paid)
 
 
 def _invalid_line(job_id: str, item: Item) -> _ItemEnd:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import msgspec
 import structlog
 
 from tidegate.core.answers import answer as answers
@@ -323,8 +322,8 @@ class Exchange:
         )
         reply = await state.line.post(request, total_s, permit)
         answer = self._feedback.read_reply(admission, shaped.endpoint, reply)
-        used = receipt.settle_whole(answer.usage, answer.body)
-        return answer if used is answer.usage else msgspec.structs.replace(answer, usage=used)
+        receipt.settle_whole(answer.usage, answer.body)
+        return answer
 
     async def _open_once(
         self, admission: Admission, shaped: Shaped, total_s: float, permit: SendPermit, receipt: CallReceipt
