@@ -18,7 +18,7 @@ from bench.machinery import median, simulated_engine, table
 from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.core.deployments import Deployment, HttpLimits
 from tidegate.core.nouns import Call
-from tidegate.upstream.calls.router import open_router
+from tidegate.upstream.calls.open_router import open_router
 from tidegate.upstream.http.transport import AiohttpTransport, UpstreamRequest
 
 BUDGETS = {"bare": "", "transport": "at most 0.50", "router": "at most 0.75"}

@@ -36,7 +36,8 @@ from tidegate.stages.deliver import WebhookDeliveries
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.storage import Parts, ended, opened
 from tidegate.store.limits import StoreLimits
-from tidegate.upstream.calls.router import Router, open_router
+from tidegate.upstream.calls.open_router import open_router
+from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.connections import make_room_for_connections
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBudgetPolicy
 from tidegate.upstream.routing.probe import Probe

@@ -15,7 +15,8 @@ from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.core.deployments import Deployment, HttpLimits
 from tidegate.core.errors import UpstreamError
 from tidegate.core.schedule import Reason
-from tidegate.upstream.calls.router import Router, open_router
+from tidegate.upstream.calls.open_router import open_router
+from tidegate.upstream.calls.router import Router
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 

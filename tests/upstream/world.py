@@ -19,7 +19,8 @@ from tests.upstream.raw_server import RawServer
 from tidegate.core.deployments import Deployment, HttpLimits, Resource, Secret
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Answer, Call
-from tidegate.upstream.calls.router import Router, open_router
+from tidegate.upstream.calls.open_router import open_router
+from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.transport import AiohttpClient, AiohttpTransport
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity

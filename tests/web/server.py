@@ -28,7 +28,7 @@ from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.limits import StoreLimits
 from tidegate.store.store import Store
 from tidegate.store.tenants.keys import KeyRights
-from tidegate.upstream.calls.router import open_router
+from tidegate.upstream.calls.open_router import open_router
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.web.app import build_app
 from tidegate.web.context import WebContext

@@ -19,7 +19,8 @@ from tidegate.backends.queue_redis import RedisQueue
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, HttpLimits, Queue, Secret
 from tidegate.core.errors import Ambiguous, Unavailable, Withheld
-from tidegate.upstream.calls.router import Router, open_router
+from tidegate.upstream.calls.open_router import open_router
+from tidegate.upstream.calls.router import Router
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

@@ -67,7 +67,7 @@ async def explained_by(server: server_client.AskedServer, batch: str) -> "Explan
 
 async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> tuple[Job, reasons.ExplainInputs]:
     """A batch, and all that is known of why it runs or waits."""
-    from tidegate.upstream.calls.router import open_router
+    from tidegate.upstream.calls.open_router import open_router
     from tidegate.web.jobs.explanation import Explainer
 
     async with server_client.reading(settings) as parts:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from tidegate import metrics, tracing
+from tidegate import tracing
 from tidegate.core.budgets.budget import Budget, LimitRoom
-from tidegate.core.deployments import Deployment, HttpLimits, Queue, Resource
+from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import Answer, Call
-from tidegate.core.ports import Clock, Entropy, RequestQueue
+from tidegate.core.ports import Clock, Entropy
 from tidegate.core.usage.prices import Price
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.budgets.token_estimator import TokenEstimator
@@ -28,15 +28,14 @@ from tidegate.upstream.calls.traced_open import open_traced
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.grouping.groups import Groups
 from tidegate.upstream.grouping.waiting_groups import WaitingGroups
-from tidegate.upstream.http.transport import AiohttpTransport, Transport
+from tidegate.upstream.http.transport import Transport
 from tidegate.upstream.http.wait_line import WaitLine
-from tidegate.upstream.queue.asynchronous import Office, QueueTransport
 from tidegate.upstream.routing.backpressure import Backpressure
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentStatus
 from tidegate.upstream.routing.deployments import Deployments
 from tidegate.upstream.routing.discovered_limits import DiscoveredLimits
 from tidegate.upstream.routing.key_slots import KeySlots
-from tidegate.upstream.routing.probe import CONTROL_LIMITS, PROBE_TIMEOUT_S, Probe, ask_models, knows_model
+from tidegate.upstream.routing.probe import PROBE_TIMEOUT_S, Probe, ask_models, knows_model
 from tidegate.upstream.routing.routes import Routes
 from tidegate.upstream.routing.slots import Capacity, ModelSlots, RoomSignal, SlotDemand, SlotSharing
 from tidegate.upstream.tide.tide_loop import TideLoop
@@ -235,26 +234,3 @@ class Router:
         await self._budgets.close()
         await self._transport.close()
         await self._control.close()
-
-
-def open_router(
-    limits: HttpLimits,
-    clock: Clock,
-    entropy: Entropy,
-    policy: DeploymentPolicy | None = None,
-    capacity: Capacity | None = None,
-    open_queue: Callable[[Queue], RequestQueue] | None = None,
-) -> Router:
-    """Return a router over aiohttp, and over queues where deployments have one; it serves nothing yet.
-
-    To be called inside the running loop, and closed with it.
-    """
-    direct = AiohttpTransport(limits)
-    metrics.upstream_connections.set_function(direct.connections_in_use)
-    metrics.upstream_connections_max.set(limits.connections_max)
-    transport: Transport = direct
-    control: Transport = AiohttpTransport(CONTROL_LIMITS)
-    if open_queue is not None:
-        office = Office(open_queue, limits, clock, entropy)
-        transport, control = QueueTransport(transport, office), QueueTransport(control, office)
-    return Router(transport, control, clock, entropy, policy, capacity)
