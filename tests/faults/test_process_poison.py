@@ -12,8 +12,8 @@ from tests.support.tidegate import ASK_S, END_S, ENDED, IN_FLIGHT, Site, chat_li
 
 POISON = "before_send@poison=kill"
 ITEMS = 20
-# Two losses without suspicion, one for each halving of what was open (all of it, where the first die at once), and three alone.
-DEATHS_MAX = 2 + math.ceil(math.log2(ITEMS)) + 3
+# Three losses without suspicion, one for each halving of what was open (all of it, where the first die at once), and three alone.
+DEATHS_MAX = 3 + math.ceil(math.log2(ITEMS)) + 3
 KILLS = 6
 
 
