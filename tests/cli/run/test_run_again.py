@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 from tests.cli.conftest import Desk, summary_of
 from tests.support.processes import Proc, wait_until
@@ -115,15 +116,28 @@ def test_a_run_that_cost_too_much_goes_on_with_a_larger_bound_and_pays_nothing_t
     first = summary_of(desk.done(*usual, "--max-cost", "0.001", "--json", code=1))
     called = len(desk.called())
     assert 0 < first["succeeded"] == called < 24
+    assert Decimal(first["cost"]) > Decimal("0.001")
     same = desk.done(*usual, "--max-cost", "0.001", code=1)
-    assert "stopped before: its answers cost 0." in same.stderr()
+    assert f"stopped before: its answers cost {first['cost']}," in same.stderr()
+    assert f"\ncost     {first['cost']}\n" in same.stderr()
     assert len(desk.called()) == called
     assert len(desk.custom_ids()) == called
     larger = summary_of(desk.done(*usual, "--max-cost", "100", "--json"))
     assert (larger["total"], larger["succeeded"], larger["found_done"]) == (24, 24, called)
+    # Both cost a thousandth of a unit a token, over all batches of the run.
+    assert Decimal(larger["cost"]) == Decimal(larger["input_tokens"] + larger["output_tokens"]) / 1_000
     assert len(desk.called()) == 24, "what has an answer is not asked for again"
     assert desk.custom_ids() == [f"c{number}" for number in range(24)]
     desk.done("verify", larger["batch"], "--config", "c.yaml", "--witness", str(desk.engine.calls_log))
+
+
+def test_a_run_whose_answers_have_no_price_says_so_only_where_a_cost_was_to_bound_it(desk: Desk) -> None:
+    desk.write_requests(2)
+    bounded = ended(desk, 0, "--max-cost", "0.001")
+    assert "cost     0: no answer had a price, so --max-cost bounded nothing\n" in bounded.stderr()
+    free = ended(desk, 0)
+    assert "\ncost " not in free.stderr()
+    assert summary_of(ended(desk, 0, "--json"))["cost"] == "0"
 
 
 def test_a_run_with_too_many_errors_goes_on_only_when_it_may(desk: Desk) -> None:

@@ -379,8 +379,13 @@ def test_the_bounds_of_a_table_count_over_all_of_its_parts(desk: Desk) -> None:
     assert (told["total"], told["failed"]) == (35, 4)
 
 
-def test_a_cost_bounds_all_parts_of_a_table() -> None:
+def test_a_cost_bounds_all_parts_of_a_table_and_is_told_at_its_end() -> None:
     ending = run_table.TableEnding(row_count=10, answered_count=8, cost_nano=700)
+    assert "\ncost     0.0000007\n" in ending.for_people("out.csv", "", has_bound=False)
+    assert ending.for_scripts("out.csv")["cost"] == "0.0000007"
+    unpriced = run_table.TableEnding(row_count=10, answered_count=8)
+    assert "\ncost     0: no answer had a price" in unpriced.for_people("out.csv", "", has_bound=True)
+    assert "\ncost " not in unpriced.for_people("out.csv", "", has_bound=False)
     asked = JobControls(max_cost_nano=1_000, max_errors=MaxErrors(count=5))
     assert ending.bounds_left(asked) == JobControls(max_cost_nano=300, max_errors=MaxErrors(count=3))
     share = JobControls(max_errors=MaxErrors(share_ppm=50_000, after=100))

@@ -164,7 +164,8 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
     if order.as_json:
         terminal.show_json(ending.for_scripts(shown))
     else:
-        terminal.say(ending.for_people(shown, order.where))
+        has_bound = order.run_options.controls.max_cost_nano is not None
+        terminal.say(ending.for_people(shown, order.where, has_bound=has_bound))
     return exit_code
 
 

@@ -97,7 +97,10 @@ async def perform(errand: Errand) -> tuple[summary.Ending, int]:
 
 def _ending(errand: Errand, chain: Sequence[Job], took_s: float, found_done_count: int) -> summary.Ending:
     job, unit = run_again.whole(chain), errand.source.places.unit
-    return summary.Ending(job, errand.targets, took_s, found_done_count, errand.where, unit=unit)
+    has_bound = errand.run_options.controls.max_cost_nano is not None
+    return summary.Ending(
+        job, errand.targets, took_s, found_done_count, errand.where, unit=unit, has_cost_bound=has_bound
+    )
 
 
 async def _run(

@@ -28,6 +28,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.job_controls import JobControls
 from tidegate.core.job_shape import InputPlaces
 from tidegate.core.states import JOB_ENDED
+from tidegate.core.usage.prices import units_text
 from tidegate.core.wording import in_words
 from tidegate.settings import Settings
 
@@ -97,13 +98,14 @@ class TableEnding(msgspec.Struct):
             "found_done": self.found_done_count,
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
+            "cost": units_text(self.cost_nano),
             "seconds": round(self.took_s, 3),
             "results": target,
             "failures": summary.causes_for_scripts(self.causes),
             "exit_code": self.exit_code,
         }
 
-    def for_people(self, target: str, where: str) -> str:
+    def for_people(self, target: str, where: str, *, has_bound: bool) -> str:
         failed = self.row_count - self.answered_count
         counts = f"{self.answered_count:,} of {in_words(self.row_count, 'row')} answered"
         failures = f", {failed:,} failed (why stands in their error column)" if failed else ""
@@ -111,6 +113,7 @@ class TableEnding(msgspec.Struct):
         lines = [
             f"done     {counts}{failures}, in {terminal.duration(self.took_s)}",
             f"tokens   {tokens}",
+            *summary.cost_lines(self.cost_nano, has_bound=has_bound),
             f"results  {target}",
             *summary.cause_lines(self.causes),
             *([f"stopped  {self.stopped}"] if self.stopped else []),

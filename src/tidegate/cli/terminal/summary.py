@@ -10,6 +10,7 @@ from tidegate.cli.terminal.input_file import Targets
 from tidegate.core.answers.failed_place import split_place, with_place
 from tidegate.core.nouns import Job
 from tidegate.core.states import JobState
+from tidegate.core.usage.prices import units_text
 from tidegate.core.wording import in_words
 
 ALL_SUCCEEDED, SOME_FAILED, UNUSABLE = 0, 1, 2
@@ -22,7 +23,7 @@ MESSAGE_CHARS_MAX = 120
 class Ending(msgspec.Struct, frozen=True):
     """A finished run: the batch, where its files went, how long this command worked on it and what it found done already. `is_futile`:
     it was to stop by itself if nothing succeeded. `job_ids` are the batches that its results come from. Its errors count by
-    `unit`."""
+    `unit`. `has_cost_bound`: this command gave `--max-cost`."""
 
     job: Job
     targets: Targets
@@ -33,6 +34,7 @@ class Ending(msgspec.Struct, frozen=True):
     is_futile: bool = False
     job_ids: tuple[str, ...] = ()
     unit: str = "line"
+    has_cost_bound: bool = False
 
     @property
     def not_answered_count(self) -> int:
@@ -58,6 +60,7 @@ def for_scripts(ending: Ending) -> dict[str, object]:
         "input_tokens": job.usage.input_tokens,
         "cached_tokens": job.usage.cached_tokens,
         "output_tokens": job.usage.output_tokens,
+        "cost": units_text(job.cost_nano),
         "seconds": round(ending.took_s, 3),
         "results": targets.results_name,
         "errors_file": targets.errors_name if ending.not_answered_count else None,
@@ -85,6 +88,7 @@ def of_nothing(targets: Targets) -> dict[str, object]:
         "batch": None,
         "status": str(JobState.COMPLETED),
         **dict.fromkeys(counts, 0),
+        "cost": units_text(0),
         "seconds": 0.0,
         "results": targets.results_name,
         "errors_file": None,
@@ -105,6 +109,7 @@ def for_people(ending: Ending) -> str:
         lines.append(
             f"tokens   {terminal.short(job.usage.input_tokens)} in{cached}, {terminal.short(job.usage.output_tokens)} out"
         )
+    lines += cost_lines(job.cost_nano, has_bound=ending.has_cost_bound)
     if ending.targets.results_name is not None:
         lines.append(f"results  {ending.targets.results_name}")
     if ending.not_answered_count and ending.targets.errors_name is not None:
@@ -115,6 +120,13 @@ def for_people(ending: Ending) -> str:
     lines.append(f"batch    {job.id}")
     lines.append(f"next     tidegate verify {job.id}{ending.where}   checks it against every promise")
     return "\n".join(lines)
+
+
+def cost_lines(cost_nano: int, *, has_bound: bool) -> list[str]:
+    """Say what the answers cost. Without a price there is nothing to say, unless `--max-cost` was to bound it."""
+    if cost_nano:
+        return [f"cost     {units_text(cost_nano)}"]
+    return ["cost     0: no answer had a price, so --max-cost bounded nothing"] if has_bound else []
 
 
 def cause_lines(causes: Sequence[Cause]) -> list[str]:
