@@ -13,6 +13,7 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import S3Settings
 from tidegate.backends.disk import AppendFile, make_directories, try_write, unavailable
+from tidegate.core.errors import BlobUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -106,6 +107,27 @@ async def test_a_file_that_is_adopted_is_synced_before_it_moves_and_gone_from_wh
     assert syncs.names(tmp_path) == {"blobs"}
     [place] = {path for path, names in syncs.seen if isinstance(names, frozenset) and BLOB in names}
     assert (place / BLOB).read_bytes() == b"12345"
+    await blobs.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOSPC])
+async def test_a_file_that_cannot_be_moved_is_not_copied_and_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Only another file system is a reason to copy: what keeps a name from being made is said, and nothing is half done."""
+    blobs = LocalBlobs(tmp_path / "blobs")
+    source = tmp_path / "made"
+    source.write_bytes(b"12345")
+
+    def rename(path: Path, _: Path) -> None:
+        if path == source:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(BlobUnavailable, match=os.strerror(number)):
+        await blobs.adopt(BLOB, source)
+    assert source.read_bytes() == b"12345"
+    assert await blobs.size(BLOB) is None
     await blobs.close()
 
 

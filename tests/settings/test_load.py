@@ -263,3 +263,11 @@ def test_everything_wrong_in_lists_and_mappings_is_reported_at_once(tmp_path: Pa
     begins = ["models.one.deployments.0.url", "models.one.deployments.1.weight", "models.two.deployments.0.nonsense"]
     begins += ["tenants.a", "tenants.b"]
     assert all(any(line.startswith(begin) for line in lines) for begin in begins), lines
+
+
+def test_many_mistakes_are_counted_and_the_first_twenty_shown(tmp_path: Path) -> None:
+    def wrong(count: int) -> list[str]:
+        return refusal(tmp_path, "".join(f"wrong{number}: 1\n" for number in range(count))).split("\n")
+
+    assert [line.split()[0] for line in wrong(20)] == [f"wrong{number}" for number in range(20)]
+    assert (len(wrong(23)), wrong(23)[-1]) == (21, "… and 3 more")

@@ -44,9 +44,9 @@ def test_an_operator_lists_tests_and_replays(desk: Desk, receiver: Receiver) -> 
         [failed] = desk.told("webhooks", "list", "--failed", "--json")
         assert (failed["attempts"], failed["failure"]) == (1, "http_4xx")
         assert desk.told("webhooks", "list", "--failed", "--all", "--json") == [{"org": "default", **failed}]
-        desk.done("webhooks", "test", made["id"], code=1)
+        assert desk.done("webhooks", "test", made["id"], code=1).stderr() == f"{made['id']} answered with status 410.\n"
         statuses["now"] = 204
-        assert desk.told("webhooks", "test", made["id"], "--json")["status_code"] == 204
+        assert desk.told("webhooks", "test", made["id"], "--json") == {"id": made["id"], "status_code": 204}
         sent = len(receiver.got)
         assert desk.told("webhooks", "replay", "--failed", "--json") == [failed["delivery"]]
         wait_until(lambda: len(receiver.got) > sent, WAIT_S, "the event to come again")

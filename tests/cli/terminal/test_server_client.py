@@ -121,6 +121,7 @@ def test_keys_shown_changed_and_rotated_beside_the_server(serving: Serving) -> N
     assert serving.call("GET", "/v1/batches", key=again["key"])[0] == 200
     wait_until(lambda: serving.call("GET", "/v1/batches", key=turned["key"])[0] == 401, what="the old secret to end")
     assert "no key" in desk.done("keys", "rotate", "00000000", code=2).stderr()
+    assert "90d at most" in desk.done("keys", "rotate", made["id"], "--grace", "91d", code=2).stderr()
     text = desk.done("keys", "show", made["id"]).stdout()
     assert "acme" in text
     assert all(secret["key"] not in text for secret in (made, turned, again))

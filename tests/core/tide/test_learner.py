@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bench.capacity import CEILING, learned_share
 from bench.capacity_world import Item, SteadyServer, run
 from tidegate.core.deployments import Deployment
-from tidegate.core.tide.learner import ROUND_CALLS_MAX, SAFE_CALLS, Learner
+from tidegate.core.tide.learner import ROUND_CALLS_MAX, SAFE_CALLS, UP_ROUNDS_MAX, Learner
 from tidegate.core.tide.signals import Ended, Kind
 from tidegate.simulate.engine.model import EngineLimits
 
@@ -61,6 +61,18 @@ def test_too_many_calls_from_the_beginning_are_given_up() -> None:
     learner = Learner(64)
     Upstream(learner, lambda calls: 10.0 * max(1.0, (calls / 4) ** 2)).rounds(60)
     assert learner.calls <= 9
+
+
+def test_at_one_call_every_round_counts_towards_the_next_try_of_two() -> None:
+    """There is nothing lower to try."""
+    learner = Learner(64)
+    upstream = Upstream(learner, lambda calls: 10.0 * calls**2)
+    upstream.rounds(60)
+    seen = []
+    for _ in range(4 * UP_ROUNDS_MAX):
+        upstream.rounds(1)
+        seen.append(learner.calls)
+    assert {len(ones) for ones in "".join(map(str, seen)).strip("1").split("22")[1:-1]} == {UP_ROUNDS_MAX + 1}, seen
 
 
 def test_an_upstream_that_became_slow_for_good_is_not_held_to_its_youth() -> None:

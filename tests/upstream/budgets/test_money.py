@@ -16,7 +16,7 @@ import pytest
 from tests.support.ports import HandClock
 from tests.upstream.budgets.test_budgets import AT_ONCE
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, answers_with, eventually
-from tests.upstream.world import RouterWorld, deployment
+from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period, Settlement, budgets_of
 from tidegate.core.budgets.deal import deal, settle
 from tidegate.core.budgets.ledger import Ledger
@@ -26,6 +26,8 @@ from tidegate.core.nouns import Answer, Call
 from tidegate.core.usage.prices import NANO, Price
 from tidegate.upstream.budgets.token_estimator import LETTER_TOKENS, OTHER_TOKENS
 from tidegate.upstream.calls.router import Router
+from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.calls.translation import Shaped
 from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.key_slots import WAITERS_MAX, KeySlots
 from tidegate.upstream.routing.slots import Capacity, ModelSlots, RoomSignal, SlotDemand, SlotSharing
@@ -38,6 +40,7 @@ CHEAP = Price.of(1, None, 1)
 TOKEN = NANO // 1_000
 USED = b'{"choices":[{}],"usage":{"prompt_tokens":5,"completion_tokens":5}}'
 DAY_MS = 86_400_000
+USER = Traffic(lambda engine: Shaped(CHAT_ENDPOINT, b"{}"), is_stream=False)
 
 
 class LedgerLimits:
@@ -237,7 +240,9 @@ async def test_what_is_too_dear_here_goes_where_it_is_cheaper(world: RouterWorld
     assert len(dear.posts) == 0
 
 
-async def test_a_budget_that_renews_in_time_is_waited_for(world: RouterWorld, limits: LedgerLimits) -> None:
+async def test_a_budget_that_renews_in_time_is_waited_for_unless_a_user_waits(
+    world: RouterWorld, limits: LedgerLimits
+) -> None:
     budgets = money(60, Period.DAY)
     all_used = b'{"choices":[{}],"usage":{"prompt_tokens":50,"completion_tokens":10}}'
     async with RawServer(answers_with(200, all_used)) as server:
@@ -252,6 +257,8 @@ async def test_a_budget_that_renews_in_time_is_waited_for(world: RouterWorld, li
             with pytest.raises(Withheld) as waits:
                 await router.send(sized(world, budgets, 60, left_ms=2 * DAY_MS))
             assert waits.value.code == "budget_spent"
+            with pytest.raises(Overspent):
+                await router.open(sized(world, budgets, 60, left_ms=2 * DAY_MS), USER)
             world.clock.advance(DAY_MS)
             await router.send(sized(world, budgets, 60))
 

@@ -1,15 +1,22 @@
 """Every status is an answer or exactly one class of error, and what came of an answer is settled."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.upstream.raw_server import CHAT as CHAT_ANSWER
+from tests.upstream.raw_server import Peer, RawServer, Request, eventually
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.answers.redaction import KeyRedactor
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, UpstreamError
 from tidegate.core.nouns import Usage
+from tidegate.upstream.calls import admission as admissions
 from tidegate.upstream.calls.admission import accept
 from tidegate.upstream.calls.exchange import UpstreamResponse
+from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.calls.translation import Shaped
 
 CHAT = "/v1/chat/completions"
 NOW_MS = 1_700_000_000_000
@@ -52,3 +59,27 @@ def test_what_came_of_a_stream_is_settled_though_its_reader_left_before_it_took_
     first = b'data: {"choices":[{"text":"a"}],"usage":{"prompt_tokens":2,"completion_tokens":1}}\n\n'
     UpstreamResponse(*ports, first=first, hides_usage=False).close()
     assert settled == [(Usage(2, 0, 1, 0), 0)]
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_is_answered_in_one_piece_has_its_first_token_while_it_is_read(
+    world: RouterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch work would be held back for a user who only waits for the rest of a long answer."""
+    monkeypatch.setattr(admissions, "UNSEEN_FIRST_TOKEN_S", 0.0)
+    rest = asyncio.Event()
+
+    async def script(_: Request, peer: Peer) -> None:
+        head = f"HTTP/1.1 200 X\r\nContent-Type: application/json\r\nContent-Length: {len(CHAT_ANSWER)}\r\n\r\n"
+        await peer.send(head.encode(), CHAT_ANSWER[:9])
+        await rest.wait()
+        await peer.send(CHAT_ANSWER[9:])
+
+    traffic = Traffic(lambda engine: Shaped(CHAT, b"{}"), is_stream=True)
+    async with RawServer(script) as server, world.router(deployment(server.url)) as router:
+        state = router._states["one"]
+        reading = asyncio.create_task(router.open(world.call(), traffic))
+        await eventually(lambda: state.interactive_in_flight and not state.interactive_awaiting, "the first token")
+        assert not reading.done()
+        rest.set()
+        assert (await reading).status == 200

@@ -30,6 +30,7 @@ from tidegate.web.http.loopback import is_loopback, is_sent_without_a_network, r
 from tidegate.web.http.pepper import pepper_of
 
 REFUSED = {"status": 401, "code": "invalid_api_key"}
+DAY_MS = 86_400_000
 
 
 def get(web: WebServer, key: str | None, path: str = "/v1/files") -> httpx2.Response:
@@ -153,9 +154,14 @@ def test_a_rotated_key_has_two_secrets_for_a_while(web: WebServer) -> None:
         assert client.post(path, json={"grace_ms": 60_000}).status_code == 401
         answer = client.post(path, json={"grace_ms": 60_000}, headers=OPERATOR)
         nobody = client.post("/admin/v1/keys/00000000/rotate", json={}, headers=OPERATOR)
-        endless = client.post(path, json={"grace_ms": 1 << 60}, headers=OPERATOR)
+        graces = [
+            client.post(
+                f"/admin/v1/keys/{keys.public_id_of(web.make_key('acme'))}/rotate", json=asked, headers=OPERATOR
+            )
+            for asked in ({"grace_ms": 90 * DAY_MS}, {"grace_ms": 90 * DAY_MS + 1}, {"grace_ms": -1})
+        ]
     is_error(nobody, {"status": 404, "code": "key_not_found"})
-    assert endless.status_code == 400
+    assert [one.status_code for one in graces] == [200, 400, 400]
     new = answer.json()["key"]
     assert (keys.public_id_of(new), new != old) == (key_id, True)
     # The new one is right at once, though the old one's row is still believed.
