@@ -15,6 +15,7 @@ import msgspec
 from tests.support.ports import FairDice, PushedClock
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.callback_sender import CallbackSender
+from tidegate.backends.queue_redis import RedisQueue
 from tidegate.core import ids, keys
 from tidegate.core.deployments import Secret
 from tidegate.core.nouns import Caller, Job
@@ -112,6 +113,7 @@ class WebServer:
             self.clock,
             FairDice(),
             capacity=Capacity(limits=StoreLimits(self.store, self.worker_id)),
+            open_queue=lambda queue: RedisQueue(queue, self.worker_id),
         )
         self.router.serve(deployments(self.settings), resources(self.settings))
         self.callbacks = CallbackSender(self.settings.callbacks.rules(), "Tidegate/test")

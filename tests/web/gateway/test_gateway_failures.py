@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.web.upstream import answers, chat_with
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Secret
 from tidegate.core.usage.prices import NANO
-from tidegate.settings.capacity import DeploymentPrice, ModelDeployment, ModelSettings
+from tidegate.settings.capacity import DeploymentPrice, DeploymentQueue, ModelDeployment, ModelSettings
 
 WORDS = "the engine has 900 requests in its queue"
 OPENAI_ERROR = json.dumps({"error": {"message": WORDS, "type": "server_error", "param": None, "code": "busy"}}).encode()
@@ -186,6 +187,48 @@ def test_a_model_for_interactive_calls_only_says_so_to_a_flex_call(world: Gatewa
     world.start(answers(), options=[{"serves": "interactive"}])
     answer = world.client().post(CHAT, json={**ASK, "service_tier": "flex"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_interactive_only")
+
+
+def queued(redis_url: str) -> dict[str, Any]:
+    place = DeploymentQueue(Secret(redis_url), pool=secrets.token_hex(6))
+    return {"queue": place, "max_in_flight": 4}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_flex_call_never_lies_in_a_queue(world: GatewayWorld, redis_url: str, is_stream: bool) -> None:
+    """Its caller would wait for whoever takes from there. Before a direct deployment it goes there, however little is in the queue."""
+    world.start(answers(), answers(), options=[queued(redis_url), {"batch_fraction": 0.5}])
+    client, ask = world.client(), {**ASK, "service_tier": "flex", "stream": is_stream}
+    for _ in range(3):
+        answer = client.post(CHAT, json=ask)
+        assert answer.status_code == 200, answer.text
+    assert [len(upstream.posts) for upstream in world.upstreams] == [0, 3]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_flex_call_for_a_model_behind_a_queue_alone_is_told_so(
+    world: GatewayWorld, redis_url: str, is_stream: bool
+) -> None:
+    world.start(answers(), options=[queued(redis_url)])
+    client = world.client()
+    for tier in ({"service_tier": "flex"}, {}):
+        answer = client.post(CHAT, json={**ASK, **tier, "stream": is_stream})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "model_batch_only", "model"), answer.text
+        assert error["message"] == "This model is served through a queue, to batches only: send a batch."
+    # A background response is a job, whose items may lie there.
+    background = client.post("/v1/responses", json={"model": "m", "input": "hi", "background": True})
+    assert background.status_code == 200, background.text
+
+
+def test_a_flex_call_for_a_model_with_a_queue_and_a_place_for_users_is_told_to_go_there(
+    world: GatewayWorld, redis_url: str
+) -> None:
+    world.start(answers(), answers(), options=[queued(redis_url), {"serves": "interactive"}])
+    answer = world.client().post(CHAT, json={**ASK, "service_tier": "flex"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "model_interactive_only", "service_tier")
+    assert "but through a queue" in error["message"]
 
 
 def test_a_moderation_without_a_model_goes_to_the_usual_one_or_is_told_which(world: GatewayWorld) -> None:

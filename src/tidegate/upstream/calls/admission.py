@@ -160,6 +160,13 @@ def chain(route: NameRoute, models: frozenset[str] = frozenset()) -> Iterable[tu
     return ((one, state) for one in route.ways(models) for state in one.states)
 
 
+def states_for(route: NameRoute, traffic: Traffic | None) -> list[DeploymentState]:
+    """Return the deployments that a call of this traffic may go to."""
+    if traffic is None:
+        return route.states
+    return route.flex_states if traffic.flex_wait_s else route.interactive_states
+
+
 def choose(
     view: View,
     route: NameRoute,
@@ -178,7 +185,7 @@ def choose(
     is_user = traffic is not None and not traffic.flex_wait_s
     if not is_user and not view.has_model_slots(route, call, now_ms):
         return None
-    states = route.interactive_states if is_user else route.states
+    states = states_for(route, traffic)
     best = spent = again = shut = None
     sticky: list[DeploymentState] | None = [] if call.prefix_salt and len(states) > 1 else None
     for state in states:

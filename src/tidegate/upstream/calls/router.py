@@ -147,6 +147,9 @@ class Router:
     def takes_interactive(self, model: str) -> bool:
         return self._routes.of(model).takes_interactive
 
+    def takes_flex(self, model: str) -> bool:
+        return self._routes.of(model).takes_flex
+
     def interactive(self, deployment: str) -> tuple[int, int]:
         """How many interactive calls this process has at a deployment, and how many of them wait for their first token."""
         state = self._states[deployment]

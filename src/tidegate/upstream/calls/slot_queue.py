@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tidegate.core.errors import PoolExhausted, RetryBudgetSpent, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.calls.admission import Admissions, View, choose
+from tidegate.upstream.calls.admission import Admissions, View, choose, states_for
 from tidegate.upstream.calls.closed_route import closed_route_error
 from tidegate.upstream.calls.traffic import Traffic, is_users
 from tidegate.upstream.http.wait_line import WaitLine
@@ -48,7 +48,7 @@ class SlotQueue:
         try:
             async with asyncio.timeout(timeout_s):
                 while chosen is None:
-                    self._refuse(route, call, is_user=is_user)
+                    self._refuse(route, call, traffic)
                     standing = self._stand(route, call, traffic, standing)
                     self._admissions.note_demand(route, call, traffic, self._clock.monotonic_ms())
                     self._demand.hurry(is_urgent=is_user)
@@ -83,7 +83,7 @@ class SlotQueue:
         self, route: NameRoute, call: Call, traffic: Traffic | None, before: Sequence[DeploymentState]
     ) -> Sequence[DeploymentState]:
         """Be known to wait at the deployments of this moment: a route may lead elsewhere before the turn comes."""
-        states = route.interactive_states if is_users(traffic) else route.states
+        states = states_for(route, traffic)
         if states is not before:
             self._admissions.end_wait(before, call, traffic)
             self._admissions.begin_wait(states, call, traffic)
@@ -97,16 +97,17 @@ class SlotQueue:
             # All have their turns together, so none has to be passed on.
             self._line.give_up(turn)
 
-    def _refuse(self, route: NameRoute, call: Call, *, is_user: bool) -> None:
+    def _refuse(self, route: NameRoute, call: Call, traffic: Traffic | None) -> None:
         """Raise what is missing, when it is not a slot."""
         now_ms = self._clock.monotonic_ms()
-        if is_user:
+        if is_users(traffic):
             _refuse_user(route, call, now_ms)
         else:
-            self._refuse_item(route, call, now_ms)
+            self._refuse_background(route, call, states_for(route, traffic), now_ms)
 
-    def _refuse_item(self, route: NameRoute, call: Call, now_ms: float) -> None:
-        states = route.states
+    def _refuse_background(
+        self, route: NameRoute, call: Call, states: Sequence[DeploymentState], now_ms: float
+    ) -> None:
         if not states:
             raise Unavailable(f"no deployment serves model {call.model!r}: add one under models, or set an upstream")
         ready = [state for state in states if self._view.ready_at_ms(route, state) <= now_ms]

@@ -31,11 +31,12 @@ class NameRoute:
     def __init__(self, states: Sequence[DeploymentState] = (), resource: Resource | None = None) -> None:
         self.states: list[DeploymentState] = []
         self.queued_states: list[DeploymentState] = []
+        self.flex_states: list[DeploymentState] = []
         self.interactive_states: list[DeploymentState] = []
         self.own_budgets: tuple[Budget, ...] = ()
         self.fallbacks: tuple[NameRoute, ...] = ()
         self.is_plain = self.is_direct = self.has_one_shape = True
-        self.takes_background = self.takes_interactive = False
+        self.takes_background = self.takes_flex = self.takes_interactive = False
         self._total_s: float | None = None
         self._model = ""
         self._replaced: frozenset[str] = frozenset()
@@ -50,6 +51,8 @@ class NameRoute:
         self.states = [state for state in states if state.deployment.takes_background]
         self.interactive_states = [state for state in states if state.deployment.takes_interactive]
         self.queued_states = [state for state in self.states if state.queued_line is not None]
+        # The caller of a flex call waits for its answer, so it may not lie in a queue.
+        self.flex_states = [state for state in self.states if state.queued_line is None]
         self.items_per_call = max((state.deployment.items_per_call_max for state in self.states), default=1)
         self.own_budgets = ()
         self._total_s = None if resource is None else resource.total_timeout_s
@@ -83,15 +86,16 @@ class NameRoute:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        """Note what every call asks: whether batch work and interactive calls lead anywhere, its fallbacks included; and whether a call
-        goes straight to one of its deployments, because nothing comes after them and it can lie in no queue but one. A failover between
-        engines of different shapes asks for another translation."""
+        """Note what every call asks: whether batch work, flex and interactive calls lead anywhere, its fallbacks included; and whether a
+        call goes straight to one of its deployments, because nothing comes after them and it can lie in no queue but one. A failover
+        between engines of different shapes asks for another translation."""
         ways = (self, *self.fallbacks)
         engines = {state.deployment.engine for one in ways for state in (*one.states, *one.interactive_states)}
         for one in ways:
             one.has_one_shape = len(engines) == 1 or EngineKind.ANTHROPIC not in engines
-        self.takes_background = any(one.states for one in (self, *self.fallbacks))
-        self.takes_interactive = any(one.interactive_states for one in (self, *self.fallbacks))
+        self.takes_background = any(one.states for one in ways)
+        self.takes_flex = any(one.flex_states for one in ways)
+        self.takes_interactive = any(one.interactive_states for one in ways)
         self.is_direct = not self.fallbacks and not (self.queued_states and len(self.states) > 1)
 
     def ways(self, models: frozenset[str]) -> "tuple[NameRoute, ...]":

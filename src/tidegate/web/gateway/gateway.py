@@ -134,19 +134,24 @@ class GatewayRoutes:
             raise ApiProblem(404, "model_not_found", message, param="model")
         router = self._context.router
         takes_background, takes_interactive = router.knows(wish.model), router.takes_interactive(wish.model)
-        is_background = wish.is_flex or wish.is_background
+        is_taken = takes_background if wish.is_background else takes_interactive
+        if wish.is_flex and not wish.is_background:
+            is_taken = router.takes_flex(wish.model)
         if wish.interactive_after_s is not None and takes_background and not takes_interactive:
             message = f"No deployment of this model takes interactive calls: leave `{INTERACTIVE_AFTER}` out."
             raise ApiProblem(400, "model_batch_only", message, param=INTERACTIVE_AFTER)
-        if takes_background if is_background else takes_interactive:
+        if is_taken:
             return
-        if takes_background:
-            message = 'This model is served to batches only: send a batch, or set `service_tier` to "flex".'
-            raise ApiProblem(400, "model_batch_only", message, param="model")
         if takes_interactive:
             param = "background" if wish.is_background else "service_tier"
-            message = f"No deployment of this model takes batch work, in whose gaps this would be served: leave `{param}` out."
+            lacking = "takes batch work but through a queue" if takes_background else "takes batch work"
+            message = f"No deployment of this model {lacking}, in whose gaps this would be served: leave `{param}` out."
             raise ApiProblem(400, "model_interactive_only", message, param=param)
+        if takes_background:
+            message = "This model is served through a queue, to batches only: send a batch."
+            if router.takes_flex(wish.model):
+                message = 'This model is served to batches only: send a batch, or set `service_tier` to "flex".'
+            raise ApiProblem(400, "model_batch_only", message, param="model")
         message = "The model does not exist here: GET /v1/models lists those that do."
         if not wish.names_model:
             message = f"`model` was left out, which means {wish.model}, and that model does not exist here: name one of GET /v1/models."
