@@ -147,6 +147,7 @@ NOT_SET: dict[str, object] = {
     "hints.fairness_header": "X-Fairness",
     "hints.deadline_header": "X-Deadline-Ms",
     "hints.prefix_header": "X-Prefix",
+    "price.covers": ["service_tier"],
     "chat_batching.max_in_flight": 32,
     "queue.url": "env:QUEUE_URL",
     "queue.pool": "llama",

@@ -256,7 +256,7 @@ def test_the_judge_knows_the_codes_of_items() -> None:
 
 def test_the_judge_knows_why_items_are_tried_again() -> None:
     """Every error of a call but those that fail the item at once is a reason to try again, which `verify` finds on record."""
-    final = {"upstream_refused", "budget_exceeded", "max_tokens_required"}
+    final = {"upstream_refused", "budget_exceeded", "max_tokens_required", "surcharge_unpriced"}
     reasons = {one.reason for one in _family(errors.UpstreamError)[1:]} - final
     assert reasons <= rules_items.FREE_REASONS | rules_items.BILLED_REASONS
 

@@ -194,6 +194,10 @@ class Unbounded(Refused):
     reason = "max_tokens_required"
 
 
+class SurchargeUnpriced(Unbounded):
+    reason = "surcharge_unpriced"
+
+
 class Untranslatable(Refused):
     pass
 

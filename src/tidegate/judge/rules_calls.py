@@ -36,6 +36,7 @@ OWN_REFUSALS = frozenset(
         "missing_required_parameter",
         "parameter_not_allowed",
         "request_exceeds_limit",
+        "surcharge_unpriced",
         "unsupported_endpoint",
         "unsupported_parameter",
     }

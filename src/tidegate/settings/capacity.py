@@ -57,12 +57,16 @@ class DeploymentHints(DeclaredSetting, frozen=True):
 
 
 class DeploymentPrice(DeclaredSetting, frozen=True):
-    """What a million tokens cost there; cached ones cost what others do where no price of their own is given."""
+    """What a million tokens cost there; cached ones cost what others do where no price of their own is given.
+
+    `covers` are surcharges of the provider that the price has in it.
+    """
 
     input: Price = 0.0
     cached: Price | None = None
     output: Price = 0.0
     batch_factor: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    covers: tuple[Literal["service_tier", "server_tools", "modalities"], ...] = ()
 
 
 class DeploymentChatBatching(DeclaredSetting, frozen=True):

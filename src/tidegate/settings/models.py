@@ -11,7 +11,7 @@ from tidegate.core.deployments import Deployment, EngineKind, Estimate, Hints, Q
 from tidegate.core.errors import SettingsError
 from tidegate.core.grouping.chat import ChatAdapter, ChatBatching
 from tidegate.core.retry import RetryPolicy
-from tidegate.core.usage.prices import Price, nano_of
+from tidegate.core.usage.prices import Price, Surcharge, nano_of
 from tidegate.settings.capacity import LimitEntry, ModelDeployment, ModelSettings, ModelTerms, ResourceEntry
 from tidegate.settings.groups import Settings
 from tidegate.settings.key_path import KeyPath
@@ -20,6 +20,7 @@ ANY_MODEL = "upstream"
 GLOBAL_SLOTS = "global"
 # As many calls as a deployment is ever sent whose operator does not say how many it can take.
 MAX_IN_FLIGHT = 64
+_OWN_ENGINES = ("vllm", "sglang")
 MODEL_SLOTS = "model:"
 # Headers of the call itself: a hint under such a name would break it or show our key.
 _SERVERS_CHARS = 16
@@ -260,7 +261,11 @@ def price_of(entry: ModelDeployment) -> Price | None:
     """What tokens cost there; None when they cost nothing."""
     given = entry.price
     price = Price.of(given.input, given.cached, given.output, given.batch_factor)
-    return price if price.input_nano or price.cached_nano or price.output_nano else None
+    if not (price.input_nano or price.cached_nano or price.output_nano):
+        return None
+    # An engine of the operator's own charges nothing, whatever a request asks for.
+    covers = Surcharge if entry.engine in _OWN_ENGINES else map(Surcharge, given.covers)
+    return msgspec.structs.replace(price, covers=frozenset(covers))
 
 
 def retry_policies(

@@ -92,6 +92,8 @@ def chat(*parts: Any, **more: Any) -> bytes:
         (encoded(tools=[{"type": "web_search"}, {"type": "file_search"}, {"type": "function"}]), 0, 2),
         (encoded(tools=[{"type": "web_search_20250305", "name": "web_search"}]), 0, 1),
         (encoded(web_search_options={"search_context_size": "high"}), 0, 1),
+        (encoded(web_search_options={}), 0, 1),
+        (encoded(web_search_options=None), 0, 0),
         (encoded(mcp_servers=[{"url": "https://a"}]), 0, 1),
         (encoded(previous_response_id="resp_1", prompt={"id": "pmpt_1"}), 0, 2),
         (encoded(prompt="words", audio={"voice": "a"}, modalities=["audio"], metadata={"file": "a"}), 0, 0),

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import pytest
 
 from tests.support.ports import HandClock
@@ -21,9 +22,10 @@ from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, Li
 from tidegate.core.budgets.deal import deal, settle
 from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.budgets.money import MoneyLedger
-from tidegate.core.errors import Ambiguous, Overspent, Refused, Throttled, Unbounded, Withheld
+from tidegate.core.deployments import Deployment
+from tidegate.core.errors import Ambiguous, Overspent, Refused, SurchargeUnpriced, Throttled, Unbounded, Withheld
 from tidegate.core.nouns import Answer, Call
-from tidegate.core.usage.prices import NANO, Price
+from tidegate.core.usage.prices import NANO, Price, Surcharge
 from tidegate.upstream.budgets.token_estimator import LETTER_TOKENS, OTHER_TOKENS
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
@@ -410,6 +412,43 @@ async def test_a_server_that_counts_densely_is_believed_from_then_on(world: Rout
             with pytest.raises(Overspent):
                 await router.send(wordy(world, poor, 4_000))
     assert len(server.posts) == 1
+
+
+DEARER = (b'"service_tier":"priority"', b'"web_search_options":{}', b'"modalities":["text","audio"]')
+
+
+@pytest.mark.parametrize("more", DEARER)
+@pytest.mark.parametrize("traffic", [None, USER], ids=["item", "user"])
+async def test_what_costs_more_than_its_tokens_is_not_sent_under_a_hard_budget(
+    world: RouterWorld, limits: LedgerLimits, more: bytes, traffic: Traffic | None
+) -> None:
+    body = b'{"model":"m","max_tokens":10,%s}' % more
+    covering = msgspec.structs.replace(PRICE, covers=frozenset(Surcharge))
+    async with RawServer(answers_with(200, USED)) as strict, RawServer(answers_with(200, USED)) as other:
+
+        async def send(*places: Deployment, budgets: tuple[Budget, ...]) -> str:
+            async with world.router(*places, policy=AT_ONCE, capacity=Capacity(limits)) as router:
+                call = world.call(body=body, budgets=budgets)
+                if traffic is None:
+                    return (await router.send(call)).deployment
+                shaped = traffic._replace(shape=lambda engine: Shaped(CHAT_ENDPOINT, body))
+                answer = await router.open(call, shaped)
+                assert isinstance(answer, Answer)
+                return answer.deployment
+
+        first = deployment(strict.url, name="strict", price=PRICE)
+        with pytest.raises(SurchargeUnpriced) as refused:
+            await send(first, budgets=money(10**6))
+        assert (refused.value.code, refused.value.status) == ("surcharge_unpriced", 400)
+        assert "price.covers" in refused.value.message
+        assert len(strict.posts) == 0
+        # Elsewhere it may be priced.
+        second = deployment(other.url, name="other", price=covering)
+        assert await send(first, second, budgets=money(10**6)) == "other"
+        # Where nothing counts money, what it costs is the operator's own affair.
+        assert await send(first, budgets=()) == "strict"
+        free = deployment(strict.url, name="free", price=None)
+        assert await send(free, budgets=money(10**6)) == "free"
 
 
 @pytest.mark.parametrize("more", [b'"n":"128"', b'"n":128.0', b'"best_of":1.28e2', b'"max_completion_tokens":"100000"'])

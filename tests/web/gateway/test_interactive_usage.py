@@ -122,6 +122,10 @@ def test_a_keys_own_limits_bind_its_interactive_calls(world: GatewayWorld) -> No
     poor = world.client(world.web.make_key("acme", limits=(Limit(Period.MONTH, nano=NANO),)))
     unbounded = poor.post(CHAT, json=ASK)
     assert (unbounded.status_code, unbounded.json()["error"]["code"]) == (400, "max_tokens_required")
+    for dearer in ({"service_tier": "priority"}, {"tools": [{"type": "web_search"}]}):
+        surcharged = poor.post(CHAT, json={**ASK, "max_tokens": 50, **dearer})
+        assert (surcharged.status_code, surcharged.json()["error"]["code"]) == (400, "surcharge_unpriced")
+        assert twice.post(CHAT, json={**ASK, **dearer}).status_code == 429, "its limit counts no money"
     dear = poor.post(CHAT, json={**ASK, "max_tokens": 500})
     assert (dear.status_code, dear.json()["error"]["code"]) == (429, "insufficient_quota")
     assert poor.post(CHAT, json={**ASK, "max_tokens": 50}).status_code == 200

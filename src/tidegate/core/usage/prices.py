@@ -8,6 +8,7 @@ keeps what was spent.
 
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
+from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -25,16 +26,26 @@ PRICE_UNITS_MAX = 10**6
 DIGITS_MAX = 50
 
 
+class Surcharge(StrEnum):
+    """What providers charge beside the usual price of tokens."""
+
+    SERVICE_TIER = "service_tier"
+    SERVER_TOOLS = "server_tools"
+    MODALITIES = "modalities"
+
+
 class Price(msgspec.Struct, frozen=True):
     """What a deployment's tokens cost, in nano-units per million of them. `batch_factor_ppm` is the share that batch work pays.
 
-    Without a price of their own, cached tokens cost what others do.
+    Without a price of their own, cached tokens cost what others do. `covers` are surcharges that the deployment does not
+    make, or that the price has in it.
     """
 
     input_nano: int = 0
     cached_nano: int | None = None
     output_nano: int = 0
     batch_factor_ppm: int = FACTOR_ONE
+    covers: frozenset[Surcharge] = frozenset()
 
     @classmethod
     def of(

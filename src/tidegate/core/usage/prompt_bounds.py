@@ -167,7 +167,9 @@ def _of_servers(name: str, value: Any) -> int:
     """Return how many things a parameter has a server read from elsewhere."""
     if name == "tools" and isinstance(value, list):
         return sum(not _is_callers_own(tool) for tool in value)
-    return 1 if (name in _ELSEWHERE and value) or (name == "prompt" and isinstance(value, _PromptPairs)) else 0
+    # An empty object of options asks for a search too.
+    is_asked = bool(value) or (name == "websearchoptions" and isinstance(value, _PromptPairs))
+    return 1 if (name in _ELSEWHERE and is_asked) or (name == "prompt" and isinstance(value, _PromptPairs)) else 0
 
 
 def _is_callers_own(tool: Any) -> bool:

@@ -8,9 +8,9 @@ A caller who allows any number of tokens has no bound: such a call takes all tha
 module looks into a body only for what bounds the answer and the prompt.
 
 What a call may cost at most is its bound at the deployment's prices. Nothing is sent under a budget in money that has no bound: the caller
-says how long an answer may be, or the operator says it of the deployment. What it will likely cost differs in the prompt alone: a plain
-letter counts as half a token, another byte nearly as a whole one, until the deployment has counted some; then a quarter more than it
-ever did.
+says how long an answer may be, or the operator says it of the deployment. Nor is anything that costs more than its tokens, unless the price
+covers that. What a call will likely cost differs in the prompt alone: a plain letter counts as half a token, another byte nearly as a whole
+one, until the deployment has counted some; then a quarter more than it ever did.
 """
 
 import math
@@ -19,11 +19,11 @@ import sys
 
 from tidegate.core.budgets.budget import TOKENS_MAX
 from tidegate.core.deployments import Deployment, Estimate
-from tidegate.core.errors import Unbounded
+from tidegate.core.errors import SurchargeUnpriced, Unbounded
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.usage.answer_bounds import SILENT, output_tokens_max
 from tidegate.core.usage.inline_files import without_files
-from tidegate.core.usage.prices import CostRange, bound
+from tidegate.core.usage.prices import CostRange, Price, bound
 from tidegate.core.usage.prompt_bounds import (
     COMPARED,
     audio_tokens,
@@ -31,6 +31,7 @@ from tidegate.core.usage.prompt_bounds import (
     hidden_tokens,
     likely_prompt_tokens,
 )
+from tidegate.core.usage.surcharges import surcharge
 
 UNKNOWN_OUTPUT_TOKENS = 256
 LEARNED_MAX = 1_000
@@ -90,6 +91,7 @@ class TokenEstimator:
         price = deployment.price
         if price is None:
             return CostRange()
+        _check_surcharge(call, price)
         most = self.most(call, deployment)
         likely = self.likely(call, deployment, most)
         return CostRange(
@@ -141,6 +143,17 @@ class TokenEstimator:
     def nano_unanswered(self, call: Call, deployment: Deployment) -> int:
         """The most that a batch call cost which was taken back before its first token."""
         return 0 if deployment.price is None else bound(_size_bytes(call), 0, deployment.price, batch=True)
+
+
+def _check_surcharge(call: Call, price: Price) -> None:
+    """Refuse what a provider charges more for than the price says."""
+    found = surcharge(call.body, price.covers)
+    if found is not None:
+        raise SurchargeUnpriced(
+            f"its key, user, team or organization has a budget in money, and `{found.param}` as it is here may cost more than the tokens "
+            f"of the request: leave it out, or have `{found.kind}` listed in price.covers of the deployment",
+            status=400,
+        )
 
 
 def _size_bytes(call: Call) -> int:

@@ -30,6 +30,7 @@ from tidegate.core.errors import (
     PoolExhausted,
     Throttled,
     Unavailable,
+    Unbounded,
     Untranslatable,
     UpstreamError,
     Withheld,
@@ -50,6 +51,9 @@ from tidegate.upstream.routing.probe import SideProbes, probe
 from tidegate.upstream.routing.routes import NameRoute
 
 log = structlog.get_logger(__name__)
+
+# After these a call may pass at another deployment: what is too expensive at one, or cannot be bounded or translated for it, too.
+_ELSEWHERE = (Throttled, Unavailable, KeyRejected, Overspent, Unbounded, Untranslatable, ApiProblem)
 
 
 class CallPath:
@@ -125,10 +129,9 @@ class CallPath:
                 put_off.append(state)
                 state = await self._budget_wait.next_state(route, put_off, call, traffic, error, give_up_ms)
                 now_ms = self._clock.monotonic_ms()
-            except (Throttled, Unavailable, KeyRejected, Overspent, Untranslatable, ApiProblem, Ambiguous) as error:
+            except (*_ELSEWHERE, Ambiguous) as error:
                 if isinstance(error, Ambiguous) and not goes_on(error, traffic):
                     raise
-                # A call that is too expensive there, or cannot be translated for it, may pass at another deployment.
                 tried.append(state)
                 now_ms = self._clock.monotonic_ms()
                 other = choose(self._view, route, call, traffic, tried, now_ms)

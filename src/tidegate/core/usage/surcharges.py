@@ -1,0 +1,119 @@
+"""What a request asks for that a provider charges beside the price of its tokens: a dearer tier, tools of its own, audio and images.
+
+No price of tokens bounds such a charge, and no usage reports it. A name counts in any case, and each time that it comes. Nothing here knows
+a price.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidegate.core.json_limits import has_too_many_values
+from tidegate.core.usage.prices import Surcharge
+
+# Tiers that cost no more than the usual one.
+_USUAL_TIERS = ("auto", "batch", "default", "flex", "standard", "standard_only")
+# The value of a parameter that asks for nothing dearer; null never does.
+_USUAL: dict[str, tuple[str, ...]] = {
+    "service_tier": _USUAL_TIERS,
+    "speed": ("standard",),
+    "inference_geo": ("global",),
+}
+_SERVER_TOOLS = ("tools", "web_search_options", "plugins")
+_MODALITIES = ("modalities", "audio")
+_READ = frozenset((*_USUAL, *_SERVER_TOOLS, *_MODALITIES, "extra_body"))
+# The caller runs these, or they cost no more than the tokens that they read.
+_FREE_TOOLS = (
+    "apply_patch",
+    "bash",
+    "computer",
+    "custom",
+    "function",
+    "local_shell",
+    "mcp",
+    "memory",
+    "namespace",
+    "text_editor",
+    "tool_search",
+    "web_fetch",
+)
+# A larger body is not read pair by pair.
+BODY_BYTES_MAX = 8 << 20
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class Charged(NamedTuple):
+    """A parameter that makes a request dearer than its tokens, and of which kind the surcharge is."""
+
+    param: str
+    kind: Surcharge
+
+
+class _SurchargePairs(list[tuple[str, Any]]):
+    """An object's members, also those that have one name."""
+
+
+def surcharge(body: bytes, covered: frozenset[Surcharge] = frozenset()) -> Charged | None:
+    """Return the first parameter that costs more than its tokens, of a kind that the price does not cover."""
+    try:
+        members = _members(body)
+        if _READ.isdisjoint(name.lower() for name in members):
+            return None
+        if len(body) > BODY_BYTES_MAX or has_too_many_values(body):
+            pairs: Any = [(name, msgspec.json.decode(raw)) for name, raw in members.items() if name.lower() in _READ]
+        else:
+            pairs = json.loads(body, object_pairs_hook=_SurchargePairs)
+    except (ValueError, RecursionError):
+        return None
+    return next((one for one in _charged(pairs) if one.kind not in covered), None)
+
+
+def _charged(members: Iterable[tuple[str, Any]]) -> Iterable[Charged]:
+    for key, value in members:
+        name = key.lower()
+        if value is None or name not in _READ:
+            continue
+        if name == "extra_body":
+            yield from _charged(_pairs(value))
+        elif name in _USUAL:
+            if value not in _USUAL[name]:
+                yield Charged(name, Surcharge.SERVICE_TIER)
+        elif name in _SERVER_TOOLS:
+            if _asks_for_tools(name, value):
+                yield Charged(name, Surcharge.SERVER_TOOLS)
+        elif name == "audio" or _asks_for_more_than_text(value):
+            yield Charged(name, Surcharge.MODALITIES)
+
+
+def _asks_for_tools(name: str, value: Any) -> bool:
+    if name == "web_search_options":
+        # An empty object asks for a search too.
+        return value is not False
+    if name == "plugins":
+        return bool(value)
+    listed = value if isinstance(value, list) and not isinstance(value, _SurchargePairs) else [value]
+    return any(not _is_free(kind) for tool in listed for kind in _values(tool, "type"))
+
+
+def _is_free(kind: Any) -> bool:
+    """Return whether a kind of tool is free of charge; some kinds go on with their version, as `bash_20250124` does."""
+    if kind is None:
+        return True
+    return isinstance(kind, str) and any(kind == one or kind.startswith(f"{one}_") for one in _FREE_TOOLS)
+
+
+def _asks_for_more_than_text(value: Any) -> bool:
+    return any(one != "text" for one in (value if isinstance(value, list) else [value]))
+
+
+def _values(value: Any, wanted: str) -> list[Any]:
+    return [one for name, one in _pairs(value) if name.lower() == wanted]
+
+
+def _pairs(value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return value.items()
+    return value if isinstance(value, _SurchargePairs) else ()
