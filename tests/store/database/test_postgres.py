@@ -135,6 +135,99 @@ async def test_terminated_backends_are_replaced(postgres_url: str, postgres_serv
         assert await asyncio.gather(*(store.tenant_by_name("acme") for _ in range(8))) == ["acme"] * 8
 
 
+SESSIONS = 4
+
+
+async def end_session(tx: Tx, url: str) -> None:
+    """End the session of this transaction from another one."""
+    pid = await tx._connection.fetchval("select pg_backend_pid()")  # type: ignore[attr-defined]
+    hand = await asyncpg.connect(url)
+    try:
+        await hand.fetch("select pg_terminate_backend($1, 60000)", pid)
+    finally:
+        await hand.close()
+
+
+async def open_all_sessions(driver: PostgresDriver) -> None:
+    """Have every connection of the pool open at once."""
+    both = asyncio.Barrier(SESSIONS)
+
+    async def look(tx: Tx) -> None:
+        await tx.all("now")
+        await both.wait()
+
+    await asyncio.gather(*[driver.read(look) for _ in range(SESSIONS)])
+
+
+@pytest.mark.parametrize("pooler", ["none", "transaction"])
+async def test_every_connection_reads_and_writes_at_once_after_its_session_was_ended(
+    postgres_url: str, postgres_server: PostgresServer, pooler: str
+) -> None:
+    database = postgres_url.rsplit("/", 1)[1]
+    async with opened(postgres_url, pool_size=SESSIONS, pooler=pooler) as (store, driver):
+        await store.enlist_worker("w", "host", "1", 60_000)
+        await store.beat("w", 60_000)
+        for asked in (
+            store.tenant_by_name,
+            lambda name: store.put_tenant(name, name),
+            lambda name: store.beat("w", 60_000),
+        ):
+            await open_all_sessions(driver)
+            # The event loop does not run meanwhile, so no connection knows of its end before it is used.
+            assert postgres_server.terminate_backends(database) >= SESSIONS
+            await asyncio.gather(*[asked(f"t{number}") for number in range(SESSIONS)])
+
+
+@pytest.mark.parametrize("way", ["read", "write", "beat"])
+async def test_what_was_not_committed_for_certain_is_asked_again_once_in_a_new_session(
+    postgres_url: str, way: str
+) -> None:
+    async with opened(postgres_url, pool_size=1) as (store, driver):
+        begun = 0
+
+        async def body(tx: Tx) -> int:
+            nonlocal begun
+            begun += 1
+            await tx.all("now")
+            if begun <= deaths:
+                await end_session(tx, postgres_url)
+            await tx.all("now")
+            return begun
+
+        deaths = 1
+        assert await getattr(driver, way)(body) == 2
+        begun, deaths = 0, 99
+        with pytest.raises(StoreUnavailable):
+            await getattr(driver, way)(body)
+        assert begun == 2
+        assert await store.tenant_by_name("acme") is None
+
+
+DIES_AT_COMMIT = """
+create table doomed (number bigint);
+create function die() returns trigger language plpgsql as
+    $$ begin perform pg_terminate_backend(pg_backend_pid()); perform pg_sleep(60); return null; end $$;
+create constraint trigger dies after insert on doomed deferrable initially deferred for each row execute function die();
+"""
+
+
+async def test_a_write_that_may_be_committed_is_not_made_again(postgres_url: str) -> None:
+    async with opened(postgres_url, pool_size=1) as (_, driver):
+        hand = await asyncpg.connect(postgres_url)
+        await hand.execute(DIES_AT_COMMIT)
+        await hand.close()
+        begun = 0
+
+        async def body(tx: Tx) -> None:
+            nonlocal begun
+            begun += 1
+            await tx._connection.execute("insert into doomed values (1)")  # type: ignore[attr-defined]
+
+        with pytest.raises(StoreUnavailable):
+            await driver.write(body)
+        assert begun == 1
+
+
 @pytest.mark.parametrize("direction", ["both", "down"])
 async def test_a_silent_network_is_given_up_and_comes_back(wired_database: WiredDatabase, direction: Any) -> None:
     """Without `down` the server hears and may commit; either way the caller is told within the time-out that nothing is known."""

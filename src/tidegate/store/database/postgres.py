@@ -6,7 +6,7 @@ has time-outs too: a process that is paused or cut off in the middle of a transa
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
@@ -112,6 +112,10 @@ class _DoubtfulClock(Exception):
     """The database's clock is not where it was a moment ago: somebody must look at it first. Nothing was written."""
 
 
+class _SessionLost(Exception):
+    """A session ended before anything of its transaction could be committed: the transaction may begin again in another one."""
+
+
 class PostgresDriver:
     dialect = "postgresql"
 
@@ -142,6 +146,8 @@ class PostgresDriver:
         else:
             self._options["server_settings"] = {"application_name": "tidegate", **self._limits}
         self._pool: Any = None
+        # Counts how often the pool's sessions were left because one of them had ended.
+        self._left_count = 0
         self._heart: Any = None
         self._opening = asyncio.Lock()
         self._beating = asyncio.Lock()
@@ -225,25 +231,42 @@ class PostgresDriver:
         )
 
     async def _read_in_pool(self, body: Body[T]) -> T:
-        pool = await self._opened()
-        async with pool.acquire(timeout=self._timeout_s) as connection:
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
-                if self._prelude:
-                    await connection.execute(self._prelude)
-                return await body(PostgresTx(connection))
+        async with self._session() as connection:
+            try:
+                async with connection.transaction(isolation="repeatable_read", readonly=True):
+                    if self._prelude:
+                        await connection.execute(self._prelude)
+                    return await body(PostgresTx(connection))
+            except _LOST as error:
+                raise _SessionLost from error
 
     async def _write_in_pool(self, body: Body[T], *, is_checked: bool) -> T:
-        pool = await self._opened()
-        async with pool.acquire(timeout=self._timeout_s) as connection:
+        async with self._session() as connection:
             return await self._transact(connection, body, is_checked=is_checked)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[Any]:
+        """Take a connection of the pool. After one whose session had ended, none that was open then is taken any more: when one session was
+        ended, others were too, or are about to be."""
+        pool, left_count = await self._opened(), self._left_count
+        try:
+            async with pool.acquire(timeout=self._timeout_s) as connection:
+                yield connection
+        except _SessionLost:
+            if left_count == self._left_count:
+                self._left_count += 1
+                await pool.expire_connections()
+            raise
 
     async def _transact(self, connection: Any, body: Body[T], *, is_checked: bool) -> T:
         """Run the body and commit. One question begins the transaction, sets time-outs where a pooler keeps none, and checks the clock:
         nothing is written by a clock that has just been set."""
         words = ["begin isolation level read committed", self._prelude, "select assert_clock()" if is_checked else ""]
+        may_be_committed = False
         try:
             await connection.execute("; ".join(word for word in words if word))
             result = await body(PostgresTx(connection))
+            may_be_committed = True
             await connection.execute("commit")
         except BaseException as error:
             # What cannot be rolled back here is so when the connection goes back to the pool, or ends.
@@ -251,6 +274,8 @@ class PostgresDriver:
                 await connection.execute("rollback")
             if isinstance(error, asyncpg.PostgresError) and error.sqlstate == DOUBTFUL_CLOCK:
                 raise _DoubtfulClock from None
+            if isinstance(error, _LOST) and not may_be_committed:
+                raise _SessionLost from error
             raise
         return result
 
@@ -297,10 +322,15 @@ class PostgresDriver:
 
     async def _retried(self, run: Callable[[], Awaitable[T]]) -> T:
         """A deadlock, a serialisation failure, a plan that a migration outdated or a clock in doubt has rolled back for certain: run
-        again. Anything else is for the caller to replay."""
+        again. So has a session that ended before its commit: run once more in another. Anything else is for the caller to replay."""
+        was_lost = False
         for attempt in range(_RETRIES_MAX):
             try:
                 return await run()
+            except _SessionLost as lost:
+                if was_lost:
+                    raise _unavailable(lost.__cause__) from lost.__cause__
+                was_lost = True
             except _ROLLED_BACK:
                 if attempt == _RETRIES_MAX - 1:
                     raise StoreUnavailable(
@@ -313,9 +343,7 @@ class PostgresDriver:
             except asyncpg.DiskFullError as error:
                 raise StoreFull(f"PostgreSQL's disk is full ({error}). Free some space there.") from error
             except _PASSING as error:
-                raise StoreUnavailable(
-                    f"PostgreSQL cannot be used now ({type(error).__name__}: {error}). Check that it runs and that store.url is right."
-                ) from error
+                raise _unavailable(error) from error
         raise AssertionError("unreachable")
 
     async def close(self) -> None:
@@ -329,6 +357,15 @@ class PostgresDriver:
 
 
 _ROLLED_BACK = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
+# What an ended session says, to a statement that is under way or that is tried on it.
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InterfaceError,
+    ConnectionError,
+)
 _PASSING = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
@@ -347,6 +384,12 @@ _PASSING = (
     OSError,
     TimeoutError,
 )
+
+
+def _unavailable(error: BaseException | None) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"PostgreSQL cannot be used now ({type(error).__name__}: {error}). Check that it runs and that store.url is right."
+    )
 
 
 async def _keep_session(connection: Any) -> None:
