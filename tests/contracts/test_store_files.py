@@ -225,6 +225,16 @@ async def test_a_file_is_taken_back_with_its_key_unless_a_job_was_made_of_it(wor
     assert (await world.file(caller, idempotency=key)).id != file.id, "the key makes a new file"
 
 
+async def test_a_file_that_is_taken_back_late_leaves_its_key_to_the_next_one(world: StoreWorld) -> None:
+    caller, key = await world.caller(), Idempotency("k", "hash")
+    file = await world.file(caller, idempotency=key)
+    await world.clock.advance(DAY_MS)
+    later = await world.file(caller, idempotency=key)
+    assert later.id != file.id
+    assert await world.store.take_back_file(caller.tenant_id, file.id, "k")
+    assert await world.file(caller, idempotency=key) == later
+
+
 async def test_a_key_whose_file_was_deleted_says_so(world: StoreWorld) -> None:
     caller, key = await world.caller(), Idempotency("k", "hash")
     file = await world.file(caller, idempotency=key)

@@ -184,6 +184,17 @@ async def test_a_flow_keeps_what_it_was_served_beyond_the_others(world: StoreWor
     assert await served(world, greedy) == 9_000, "a short sleep forgives nothing"
 
 
+async def test_the_clock_of_a_model_does_not_go_back_when_one_that_had_less_goes_to_sleep(world: StoreWorld) -> None:
+    greedy, modest = await world.caller("greedy"), await world.caller("modest")
+    jobs = [await world.running(one, 1) for one in (greedy, modest)]
+    for job, tokens in zip(jobs, (9_000, 10), strict=True):
+        await charge(world, job, 0, tokens)
+        assert await world.store.rest_flow(MODEL, job.share_owner)
+    newcomer = await world.caller("newcomer")
+    await world.running(newcomer, 1)
+    assert await served(world, newcomer) == 9_000
+
+
 @pytest.mark.parametrize("end", ["cancel", "fail", "expire", "complete"])
 async def test_a_job_that_closes_leaves_its_flow_to_sleep(world: StoreWorld, end: str) -> None:
     caller = await world.caller()

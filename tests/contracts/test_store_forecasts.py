@@ -64,6 +64,13 @@ async def test_of_more_jobs_than_are_looked_at_those_of_higher_priority_are_ahea
     assert outlook.models[0].ahead_units == 100
 
 
+async def test_jobs_of_one_moment_are_ahead_of_one_another_in_order_of_their_ids(world: StoreWorld) -> None:
+    caller = await world.caller()
+    jobs = sorted([await world.running(caller, 2) for _ in range(3)], key=lambda job: job.id)
+    outlooks = [await world.store.outlook(job.id) for job in jobs]
+    assert [one and one.models[0].ahead_units for one in outlooks] == [0, 100, 200]
+
+
 async def test_other_flows_count_by_what_they_have(world: StoreWorld) -> None:
     caller, other = await world.caller("one"), await world.caller("other")
     job, theirs = await world.running(caller, 4), await world.running(other, 2, 2)
@@ -99,6 +106,16 @@ async def test_a_minute_knows_how_long_there_was_work(world: StoreWorld) -> None
     (minute,) = outlook.models[0].minutes
     assert (minute.units, minute.items, minute.call_ms) == (20, 4, 6_000)
     assert minute.busy_ms == 2_000 + 1_000 + 500 + 500
+
+
+async def test_a_minute_was_busy_at_most_since_it_began(world: StoreWorld) -> None:
+    job, log = await world.running(await world.caller(), 8), await world.log()
+    await world.clock.advance(60_000 - await world.store.now_ms() % 60_000 + 20_000)
+    text = [line(job.id, 0)]
+    entry = Finished(0, Outcome.ANSWERED, len(text[0]), 0, "", Usage(), 0, MODEL, 5, took_ms=90_000)
+    await world.record(JobFlush(job.id, answers=[entry], answers_placed=log.append(text)))
+    [minute] = (await world.store.forecast(MODEL, job.share_owner, 500)).minutes
+    assert (minute.busy_ms, minute.call_ms) == (20_000, 90_000)
 
 
 async def test_calls_that_are_told_together_keep_a_worker_busy_as_long_as_the_longest(world: StoreWorld) -> None:

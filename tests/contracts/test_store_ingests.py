@@ -163,6 +163,9 @@ async def test_what_ingest_must_know_is_read_at_once(world: StoreWorld) -> None:
     assert (second.job, second.key_names) == (keyed, ('["m"]', ""))
     extents = await world.store.list_extents(plain.input_file_id, 0, 1)
     assert first.blob_id == extents[0].blob_id
+    await world.store.delete_key("k1")
+    [second] = await world.store.ingest_sources([keyed.id])
+    assert second.key_names is None, "as without a key"
 
 
 async def test_ingest_is_told_where_each_further_input_begins(world: StoreWorld) -> None:

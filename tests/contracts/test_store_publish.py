@@ -99,6 +99,8 @@ async def test_items_that_are_not_run_are_done_when_their_lines_are_added(
     ended = await world.judge(job)
     assert (ended.state, ended.answered_count, ended.failed_count) == (JobState.COMPLETED, 4, 1)
     assert (ended.schema_invalid_count, ended.usage) == (1, job.usage)
+    listed = await world.store.search_jobs(job.tenant_id, JobFilter(), after=None, count_max=10, sort=JobSort.FAILED)
+    assert [one.id for one in listed or ()] == [job.id]
 
 
 async def test_an_answered_job_shows_its_output_and_no_error_file(world: StoreWorld) -> None:

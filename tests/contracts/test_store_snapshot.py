@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
 from tests.support.store_verbs import lease_slices, slice_counts
-from tidegate.core.nouns import IngestPlan, Job, Usage
+from tidegate.core.nouns import IngestPlan, Job, Usage, WorkerDuty
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import ModelRoom, Pick, Snapshot, Suspects, Turn, Why
 from tidegate.store.road.leases import BOUNDS, SnapshotBounds
@@ -186,17 +186,33 @@ async def test_of_a_crowded_flow_the_oldest_and_the_smallest_jobs_are_shown(worl
 
 
 async def test_the_job_that_is_due_first_is_shown_wherever_it_stands(world: StoreWorld) -> None:
-    crowd, other = await world.caller("crowd"), await world.caller("other")
+    crowd = await world.caller("crowd")
     for _ in range(4):
         await world.running(crowd, 1)
+    await world.clock.advance(1)
     urgent = await world.running(crowd, 90, window_ms=HOUR_MS)
-    soon = await world.running(other, 80, begin_within_ms=HOUR_MS // 2)
+    soon = await world.running(crowd, 80, begin_within_ms=HOUR_MS // 2)
     bounds = SnapshotBounds(flows_max=2, jobs_per_flow_max=1, due_jobs_max=1)
     assert soon.id in ids(await look(world, bounds=bounds)), "when it must begin counts until it has begun"
     worker = await world.worker()
     [held] = await world.lease(worker, soon)
     await world.store.release_slice(soon.id, 0, held.token, 0)
     assert urgent.id in ids(await look(world, bounds=bounds))
+
+
+async def test_a_look_counts_the_workers_that_choose_of_the_same_jobs(world: StoreWorld) -> None:
+    async def enlisted(duty: WorkerDuty, lease_ms: int = LEASE_MS) -> str:
+        worker = world.id("worker")
+        await world.store.enlist_worker(worker, "host", "1", lease_ms, duty)
+        return worker
+
+    everyones, anns, bobs = [await enlisted(WorkerDuty(share_owner=owner)) for owner in ("", "user:ann", "user:bob")]
+    await enlisted(WorkerDuty(runs_items=False))
+    await enlisted(WorkerDuty(), 1)
+    await world.clock.advance(1)
+    assert [(await look(world, one)).workers for one in (everyones, anns, bobs)] == [1, 2, 2]
+    await enlisted(WorkerDuty())
+    assert [(await look(world, one)).workers for one in (everyones, anns, bobs)] == [2, 3, 3]
 
 
 async def test_a_look_counts_the_worst_suspects_and_hides_them_when_asked(world: StoreWorld) -> None:
