@@ -9,6 +9,7 @@ from tests.contracts.test_store_budgets import rows
 from tests.support.store_verbs import lease_slices
 from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, LineError, Usage
 from tidegate.core.policies import Policies
+from tidegate.core.schedule.outlooks import Backlog
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import FlowView, ModelRoom, Why
 from tidegate.core.states import Outcome
@@ -310,7 +311,7 @@ async def test_a_flow_that_sleeps_for_a_while_is_not_forgotten_and_has_no_weight
     assert await world.store.list_flows("other", 10) == []
     outlook = await world.store.outlook(other.id)
     assert outlook is not None
-    assert outlook.models[0].others == ((1.0, 150),), "one item of four is done"
+    assert outlook.models[0].others == ((1.0, Backlog(150, 3)),), "one item of four is done"
     await world.store.pause_job(ours.tenant_id, job.id)
     assert await world.store.rest_flow(MODEL, job.share_owner)
     pace = (await world.store.paces([MODEL]))[MODEL]
@@ -447,8 +448,8 @@ async def test_an_outlook_says_what_stands_before_a_job(world: StoreWorld) -> No
     outlook = await world.store.outlook(mine.id)
     assert outlook is not None
     [model] = outlook.models
-    assert (model.model, model.total_units, model.left_units, model.in_flight_units) == (MODEL, 200, 150, 100)
-    assert model.ahead_units == 350
+    assert (model.model, model.total, model.left, model.in_flight_units) == (MODEL, (200, 4), (150, 3), 100)
+    assert model.ahead == (350, 7)
     assert (model.weight, model.weights, model.flow_count) == (1.0, 2.0, 2)
     assert (outlook.now, outlook.expires_at, outlook.begun_at) == (world.clock.now, mine.expires_at, world.clock.now)
     assert await world.store.outlook(world.id("batch")) is None

@@ -10,6 +10,7 @@ from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBoun
 from tidegate.core.job_controls import JobControls
 from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage, WorkerDuty
 from tidegate.core.schedule.autoscale import DueWork
+from tidegate.core.schedule.outlooks import Backlog
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import Outcome
 from tidegate.store.road import forecasts
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_newcomer_stands_behind_nobody(world: StoreWorld) -> None:
-    found = await world.store.forecast(MODEL, tenant_owner("nobody"), 500)
-    assert (found.model, found.left_units, found.ahead_units) == (MODEL, 500, 0)
+    found = await world.store.forecast(MODEL, tenant_owner("nobody"), Backlog(500))
+    assert (found.model, found.left, found.ahead) == (MODEL, (500, 0), (0, 0))
     assert (found.weight, found.weights, found.flow_count, found.minutes) == (1.0, 1.0, 1, ())
 
 
@@ -28,11 +29,11 @@ async def test_what_a_flow_has_is_ahead_of_what_it_gets(world: StoreWorld) -> No
     job = await world.running(caller, 4)
     outlook = await world.store.outlook(job.id)
     assert outlook is not None
-    mine = await world.store.forecast(MODEL, job.share_owner, 500)
-    assert mine.ahead_units == outlook.models[0].left_units
+    mine = await world.store.forecast(MODEL, job.share_owner, Backlog(500))
+    assert mine.ahead == outlook.models[0].left
     assert (mine.flow_count, mine.weights) == (1, 1.0)
-    theirs = await world.store.forecast(MODEL, tenant_owner(other.tenant_id), 500)
-    assert theirs.ahead_units == 0
+    theirs = await world.store.forecast(MODEL, tenant_owner(other.tenant_id), Backlog(500))
+    assert theirs.ahead == (0, 0)
     assert (theirs.flow_count, theirs.weights) == (2, 2.0)
 
 
@@ -43,9 +44,9 @@ async def test_of_more_jobs_than_are_looked_at_the_first_are_ahead(
     for count in (1, 2, 4):
         job = await world.running(caller, count)
         await world.clock.advance(1)
-    for jobs_max, ahead_units in ((1, 50), (2, 150), (3, 350), (4, 350)):
+    for jobs_max, ahead in ((1, (50, 1)), (2, (150, 3)), (3, (350, 7)), (4, (350, 7))):
         monkeypatch.setattr(forecasts, "OUTLOOK_JOBS_MAX", jobs_max)
-        assert (await world.store.forecast(MODEL, job.share_owner, 500)).ahead_units == ahead_units
+        assert (await world.store.forecast(MODEL, job.share_owner, Backlog(500))).ahead == ahead
 
 
 async def test_of_more_jobs_than_are_looked_at_those_of_higher_priority_are_ahead(
@@ -57,18 +58,18 @@ async def test_of_more_jobs_than_are_looked_at_those_of_higher_priority_are_ahea
         await world.clock.advance(1)
     last = await world.running(caller, 4)
     monkeypatch.setattr(forecasts, "OUTLOOK_JOBS_MAX", 1)
-    assert (await world.store.forecast(MODEL, job.share_owner, 500)).ahead_units == 100
-    assert (await world.store.forecast(MODEL, tenant_owner("newcomer"), 500)).others == ((1.0, 100),)
+    assert (await world.store.forecast(MODEL, job.share_owner, Backlog(500))).ahead == (100, 2)
+    assert (await world.store.forecast(MODEL, tenant_owner("newcomer"), Backlog(500))).others == ((1.0, (100, 2)),)
     outlook = await world.store.outlook(last.id)
     assert outlook is not None
-    assert outlook.models[0].ahead_units == 100
+    assert outlook.models[0].ahead == (100, 2)
 
 
 async def test_jobs_of_one_moment_are_ahead_of_one_another_in_order_of_their_ids(world: StoreWorld) -> None:
     caller = await world.caller()
     jobs = sorted([await world.running(caller, 2) for _ in range(3)], key=lambda job: job.id)
     outlooks = [await world.store.outlook(job.id) for job in jobs]
-    assert [one and one.models[0].ahead_units for one in outlooks] == [0, 100, 200]
+    assert [one and one.models[0].ahead for one in outlooks] == [(0, 0), (100, 2), (200, 4)]
 
 
 async def test_other_flows_count_by_what_they_have(world: StoreWorld) -> None:
@@ -77,10 +78,10 @@ async def test_other_flows_count_by_what_they_have(world: StoreWorld) -> None:
     outlook, their_outlook = await world.store.outlook(job.id), await world.store.outlook(theirs.id)
     assert outlook is not None
     assert their_outlook is not None
-    assert outlook.models[0].others == ((1.0, their_outlook.models[0].left_units),)
-    newcomer = await world.store.forecast(MODEL, tenant_owner("nobody"), 500)
-    assert sorted(units or 0 for _, units in newcomer.others) == sorted(
-        one.models[0].left_units for one in (outlook, their_outlook)
+    assert outlook.models[0].others == ((1.0, their_outlook.models[0].left),)
+    newcomer = await world.store.forecast(MODEL, tenant_owner("nobody"), Backlog(500))
+    assert sorted(backlog or Backlog() for _, backlog in newcomer.others) == sorted(
+        one.models[0].left for one in (outlook, their_outlook)
     )
 
 
@@ -88,8 +89,8 @@ async def test_another_flow_whose_jobs_are_all_paused_has_nothing(world: StoreWo
     other = await world.caller("other")
     job = await world.running(other, 4)
     assert await world.store.pause_job(other.tenant_id, job.id)
-    newcomer = await world.store.forecast(MODEL, tenant_owner("nobody"), 500)
-    assert (newcomer.flow_count, newcomer.others) == (2, ((1.0, 0),))
+    newcomer = await world.store.forecast(MODEL, tenant_owner("nobody"), Backlog(500))
+    assert (newcomer.flow_count, newcomer.others) == (2, ((1.0, (0, 0)),))
 
 
 async def test_a_minute_knows_how_long_there_was_work(world: StoreWorld) -> None:
@@ -114,8 +115,26 @@ async def test_a_minute_was_busy_at_most_since_it_began(world: StoreWorld) -> No
     text = [line(job.id, 0)]
     entry = Finished(0, Outcome.ANSWERED, len(text[0]), 0, "", Usage(), 0, MODEL, 5, took_ms=90_000)
     await world.record(JobFlush(job.id, answers=[entry], answers_placed=log.append(text)))
-    [minute] = (await world.store.forecast(MODEL, job.share_owner, 500)).minutes
+    [minute] = (await world.store.forecast(MODEL, job.share_owner, Backlog(500))).minutes
     assert (minute.busy_ms, minute.call_ms) == (20_000, 90_000)
+
+
+async def test_a_minute_knows_how_what_requests_take_hangs_on_their_units(world: StoreWorld) -> None:
+    """Its sums over requests are those of all workers. A request without usage counts as many tokens as units."""
+    job = await world.running(await world.caller(), 8)
+    for worker, requests in enumerate([[(5, 2_000, Usage(7, 0, 1)), (11, 3_000, Usage())], [(20, 1_000, Usage(1))]]):
+        log = await world.log(worker_id=await world.worker())
+        texts = [line(job.id, 4 * worker + number) for number in range(len(requests))]
+        entries = [
+            Finished(4 * worker + n, Outcome.ANSWERED, len(texts[n]), 0, "", usage, 0, MODEL, units, took_ms=took_ms)
+            for n, (units, took_ms, usage) in enumerate(requests)
+        ]
+        await world.record(JobFlush(job.id, answers=entries, answers_placed=log.append(texts)))
+    [minute] = (await world.store.forecast(MODEL, job.share_owner, Backlog(500))).minutes
+    assert (minute.items, minute.units, minute.tokens, minute.call_ms) == (3, 36, 9 + 11 + 1, 6_000)
+    assert minute.unit_squares == 25 + 121 + 400
+    assert minute.unit_ms == 5 * 2_000 + 11 * 3_000 + 20 * 1_000
+    assert minute.unit_tokens == 5 * 9 + 11 * 11 + 20 * 1
 
 
 async def test_calls_that_are_told_together_keep_a_worker_busy_as_long_as_the_longest(world: StoreWorld) -> None:
@@ -127,7 +146,7 @@ async def test_calls_that_are_told_together_keep_a_worker_busy_as_long_as_the_lo
         for number, took_ms in enumerate((2_000, 3_000, 1_000))
     ]
     await world.record(JobFlush(job.id, answers=entries, answers_placed=log.append(texts)))
-    [minute] = (await world.store.forecast(MODEL, job.share_owner, 500)).minutes
+    [minute] = (await world.store.forecast(MODEL, job.share_owner, Backlog(500))).minutes
     assert (minute.busy_ms, minute.call_ms) == (3_000, 6_000)
 
 
@@ -140,7 +159,7 @@ async def test_a_run_is_forecast_from_what_its_own_model_servers_did(world: Stor
         log = await world.log(worker_id=worker_id)
         await world.record(JobFlush(job.id, answers=[entry], answers_placed=log.append(text)))
     for servers, measured in (("a", [5]), ("b", [6]), ("c", []), ("", [11])):
-        found = await world.store.forecast(MODEL, job.share_owner, 500, servers)
+        found = await world.store.forecast(MODEL, job.share_owner, Backlog(500), servers)
         assert [minute.units for minute in found.minutes] == measured
 
 
@@ -189,9 +208,9 @@ async def test_a_flow_that_sleeps_will_share_its_model_with_what_it_gets(world: 
     job, theirs = await world.running(caller, 4), await world.running(other, 4)
     await world.store.pause_job(caller.tenant_id, job.id)
     assert await world.store.rest_flow(MODEL, job.share_owner)
-    found = await world.store.forecast(MODEL, job.share_owner, 500)
+    found = await world.store.forecast(MODEL, job.share_owner, Backlog(500))
     assert (found.flow_count, found.weights) == (2, 2.0)
-    found = await world.store.forecast(MODEL, theirs.share_owner, 500)
+    found = await world.store.forecast(MODEL, theirs.share_owner, Backlog(500))
     assert (found.flow_count, found.weights) == (1, 1.0)
 
 

@@ -18,6 +18,7 @@ from tidegate.core.nouns import Caller, IngestPlan, Job, JobEnd, JobFlush, Usage
 from tidegate.core.operations import OperationScope
 from tidegate.core.ports import Present, WorkerReport
 from tidegate.core.schedule.autoscale import DueWork
+from tidegate.core.schedule.outlooks import Backlog
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
@@ -381,9 +382,9 @@ async def test_of_other_flows_the_first_jobs_of_those_served_least_are_looked_at
         job = await world.running(caller, count)
         await world.clock.advance(1)
     await world.answer(await world.log(), job, 0)
-    newcomer = partial(world.store.forecast, MODEL, tenant_owner("newcomer"), 500)
-    assert (await newcomer()).others == ((1.0, 150), (1.0, 150))
+    newcomer = partial(world.store.forecast, MODEL, tenant_owner("newcomer"), Backlog(500, 5))
+    assert (await newcomer()).others == ((1.0, Backlog(150, 3)), (1.0, Backlog(150, 3)))
     monkeypatch.setattr(forecasts, "OUTLOOK_JOBS_MAX", 1)
-    assert (await newcomer()).others == ((1.0, 50), (1.0, 150))
+    assert (await newcomer()).others == ((1.0, Backlog(50, 1)), (1.0, Backlog(150, 3)))
     monkeypatch.setattr(forecasts, "OUTLOOK_FLOWS_MAX", 1)
-    assert (await newcomer()).others == ((1.0, 50), (1.0, None))
+    assert (await newcomer()).others == ((1.0, Backlog(50, 1)), (1.0, None))

@@ -72,9 +72,9 @@ async def test_a_forecast_is_made_of_one_flow_of_one_model(world: StoreWorld) ->
         await world.ingested(await world.job(caller), plan_of(1, model=model))
     await world.answer(await world.log(), jobs[0], 0)
     flow = {"model": MODEL, "share_owner": tenant_owner(first.tenant_id)}
-    assert await told(world.store, "forecast_flow", jobs_max=9, **flow) == [(2_000, 1, 350)]
+    assert await told(world.store, "forecast_flow", jobs_max=9, **flow) == [(2_000, 1, 350, 7)]
     assert (await told(world.store, "forecast_flow", jobs_max=1, **flow))[0][2] in (150, 200)
-    assert await told(world.store, "forecast_flow", jobs_max=9, model=MODEL, share_owner="x") == [(1_000, 0, 0)]
+    assert await told(world.store, "forecast_flow", jobs_max=9, model=MODEL, share_owner="x") == [(1_000, 0, 0, 0)]
 
 
 async def test_a_census_tells_models_apart_and_counts_nothing_where_nothing_is_out(world: StoreWorld) -> None:

@@ -485,7 +485,8 @@ create table model_clocks (
 );
 
 -- What each worker had answered, by minute: estimated units, the tokens they really cost, items; for how long any of it was in flight, how
--- long all calls took together, when the last one ended, and how many tokens the prompts had. No other process writes a worker's row.
+-- long all calls took together, when the last one ended, and how many tokens the prompts had. The last three are sums over its requests:
+-- they show how much of what a request takes comes with its units. No other process writes a worker's row.
 create table rates (
     model text not null,
     minute bigint not null,
@@ -498,6 +499,9 @@ create table rates (
     last_at bigint not null default 0,
     input_tokens bigint not null default 0,
     servers text not null default '',
+    unit_squares double precision not null default 0,
+    unit_ms double precision not null default 0,
+    unit_tokens double precision not null default 0,
     primary key (model, minute, worker_id)
 );
 create index rates_by_age on rates (minute);

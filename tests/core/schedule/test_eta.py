@@ -1,5 +1,6 @@
 """When a job ends and whether it can end in time, from rates and its place in the queue."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,53 +13,62 @@ from tidegate.core.schedule import Policy
 from tidegate.core.schedule.eta import (
     Eta,
     JobOutlook,
+    Linear,
     Position,
+    RequestCost,
     best_rates,
     busy_rates,
     eta,
     feasible,
+    fitted,
     not_before,
     own_rate,
     recent_rate,
     slack_ms,
-    units_before_end,
+    work_before_end,
 )
-from tidegate.core.schedule.outlooks import Minute
+from tidegate.core.schedule.outlooks import Backlog, Minute
 
 # The noon of a day, in milliseconds.
 NOON = 20_000 * 86_400_000 + 43_200_000
 
 positions = st.builds(
     Position,
-    left_units=st.integers(1, 10**7),
-    ahead_units=st.integers(0, 10**7),
+    left=st.builds(Backlog, st.integers(1, 10**7), st.integers(1, 10**5)),
+    ahead=st.builds(Backlog, st.integers(0, 10**7), st.integers(0, 10**5)),
     weight=st.floats(0.1, 10),
-    others=st.lists(st.tuples(st.floats(0.1, 10), st.none() | st.integers(0, 10**7)), max_size=4),
+    others=st.lists(
+        st.tuples(st.floats(0.1, 10), st.none() | st.builds(Backlog, st.integers(0, 10**7), st.integers(0, 10**5))),
+        max_size=4,
+    ),
 )
 rates = st.lists(st.floats(1, 10_000), min_size=1, max_size=15)
 
 
 def test_without_a_rate_nobody_knows() -> None:
-    assert eta(Position(100), []) is None
-    assert eta(Position(100), [0.0, 0.0]) is None
+    assert eta(Position(Backlog(100)), []) is None
+    assert eta(Position(Backlog(100)), [0.0, 0.0]) is None
     assert slack_ms(1_000, 100, None) is None
-    assert feasible(1_000, Position(100), [], 0.5) is JobOutlook.UNKNOWN
+    assert feasible(1_000, Position(Backlog(100)), [], 0.5) is JobOutlook.UNKNOWN
 
 
 def test_a_default_rate_stands_in_for_a_measured_one() -> None:
-    told = eta(Position(1_000), [], rate_default=100.0)
+    told = eta(Position(Backlog(1_000)), [], rate_default=100.0)
     assert told is not None
     assert told.p50_ms == 10_000
     assert told.p95_ms > told.p50_ms
 
 
 def test_steady_rates_give_a_narrow_forecast() -> None:
-    assert eta(Position(6_000), [100.0] * 15) == Eta(60_000, 60_000)
+    assert eta(Position(Backlog(6_000)), [100.0] * 15) == Eta(60_000, 60_000)
 
 
 def test_others_count_as_far_as_their_backlog_and_weight_go() -> None:
-    assert units_before_end(Position(100, others=[(1.0, None), (1.0, 30), (2.0, None)])) == 100 + 100 + 30 + 200
-    assert units_before_end(Position(100, ahead_units=50)) == 150
+    assert (
+        work_before_end(Position(Backlog(100), others=[(1.0, None), (1.0, Backlog(30)), (2.0, None)]))
+        == 100 + 100 + 30 + 200
+    )
+    assert work_before_end(Position(Backlog(100), ahead=Backlog(50))) == 150
 
 
 @given(positions, rates)
@@ -67,7 +77,8 @@ def test_a_forecast_is_ordered_and_grows_with_what_is_ahead(position: Position, 
     told = eta(position, measured)
     assert told is not None
     assert 0 <= told.p50_ms <= told.p95_ms
-    more = eta(Position(position.left_units, position.ahead_units + 1_000, position.weight, position.others), measured)
+    ahead = Backlog(position.ahead.units + 1_000, position.ahead.items)
+    more = eta(Position(position.left, ahead, position.weight, position.others), measured)
     assert more is not None
     assert more.p50_ms >= told.p50_ms
 
@@ -82,7 +93,7 @@ def test_more_time_never_makes_an_outlook_worse(position: Position, measured: li
 
 
 def test_an_outlook_knows_what_urgency_can_do() -> None:
-    crowded = Position(1_000, others=[(1.0, None)] * 9)
+    crowded = Position(Backlog(1_000), others=[(1.0, None)] * 9)
     steady = [100.0] * 15
     assert feasible(100_000, crowded, steady, 0.5) is JobOutlook.LIKELY
     assert feasible(50_000, crowded, steady, 0.5) is JobOutlook.AT_RISK
@@ -93,7 +104,7 @@ def test_an_outlook_knows_what_urgency_can_do() -> None:
 def test_the_forecast_agrees_with_what_the_scheduler_does() -> None:
     """Three tenants share four slots of 100 units a second each; one of them has little left and drops out early."""
     world = World([job("a", "a", 80), job("b", "b", 400), job("c", "c", 20)], Policy(), slots=4)
-    told = eta(Position(8_000, others=[(1.0, 40_000), (1.0, 2_000)]), [400.0] * 15)
+    told = eta(Position(Backlog(8_000), others=[(1.0, Backlog(40_000)), (1.0, Backlog(2_000))]), [400.0] * 15)
     world.run(400)
     ended = world.jobs["a"].ended_at
     assert told is not None
@@ -174,18 +185,18 @@ def test_a_rate_is_what_was_served_while_there_was_work() -> None:
 
 def test_a_jobs_own_progress_says_more_than_what_others_were_served() -> None:
     minutes = [Minute(7, 2_000, 2_000, 20, busy_ms=20_000, call_ms=40_000)]
-    assert own_rate(Position(500), 0, 60_000, minutes) is None
-    assert own_rate(Position(500), 400, 2_000, minutes) is None
+    assert own_rate(Position(Backlog(500)), Backlog(0), 60_000, minutes) is None
+    assert own_rate(Position(Backlog(500)), Backlog(400), 2_000, minutes) is None
     # Calls take two seconds: what was done in 11 seconds was done in ten.
-    assert own_rate(Position(500), 400, 11_000, minutes) == 40.0
-    assert own_rate(Position(500), 1, 11_000, minutes) == 0.1
-    assert own_rate(Position(500), 300, 3_999, minutes) is None
-    assert own_rate(Position(500), 300, 4_000, minutes) == 100.0
-    assert own_rate(Position(500, others=[(1.0, None)]), 400, 11_000, minutes) == 80.0
+    assert own_rate(Position(Backlog(500)), Backlog(400), 11_000, minutes) == 40.0
+    assert own_rate(Position(Backlog(500)), Backlog(1), 11_000, minutes) == 0.1
+    assert own_rate(Position(Backlog(500)), Backlog(300), 3_999, minutes) is None
+    assert own_rate(Position(Backlog(500)), Backlog(300), 4_000, minutes) == 100.0
+    assert own_rate(Position(Backlog(500), others=[(1.0, None)]), Backlog(400), 11_000, minutes) == 80.0
 
 
 def test_the_rate_of_now_says_more_than_those_before() -> None:
-    told = eta(Position(6_000), [50.0, 150.0], rate_now=200.0)
+    told = eta(Position(Backlog(6_000)), [50.0, 150.0], rate_now=200.0)
     assert told is not None
     assert told.p50_ms == 30_000
     assert told.p95_ms > 30_000
@@ -193,4 +204,74 @@ def test_the_rate_of_now_says_more_than_those_before() -> None:
 
 def test_others_are_served_for_their_weight_beside_ours() -> None:
     """Our flow weighs four times as much as the others: until it is done each of them gets a quarter, at most what it has."""
-    assert units_before_end(Position(300, 100, weight=4.0, others=((1.0, None), (1.0, 30), (2.0, 10_000)))) == 730
+    assert (
+        work_before_end(
+            Position(
+                Backlog(300), Backlog(100), weight=4.0, others=((1.0, None), (1.0, Backlog(30)), (2.0, Backlog(10_000)))
+            )
+        )
+        == 730
+    )
+
+
+def minute_of(requests: list[tuple[int, int, int]], busy_ms: int = 10_000) -> Minute:
+    """A minute of requests, each of so many units, milliseconds and tokens."""
+    units, took_ms, tokens = (sum(column) for column in zip(*requests, strict=True))
+    squares = sum(one[0] ** 2 for one in requests)
+    unit_ms, unit_tokens = (sum(one[0] * one[place] for one in requests) for place in (1, 2))
+    return Minute(1, units, tokens, len(requests), busy_ms, took_ms, 0, squares, unit_ms, unit_tokens)
+
+
+@given(
+    st.floats(1, 1_000),
+    st.floats(0, 10),
+    st.lists(st.integers(1, 10_000), min_size=2, max_size=9, unique=True),
+    st.integers(1, 3),
+)
+@looks.tried
+def test_what_requests_take_is_found_from_those_that_were_answered(
+    each: float, per_unit: float, lengths: list[int], minutes: int
+) -> None:
+    took = [(units, round(1_000 * (each + per_unit * units)), 3 * units + 40) for units in (*lengths, 20_000)]
+    found = fitted([minute_of(took[number::minutes]) for number in range(minutes)])
+    assert found.ms.of(Backlog(12_345, 3)) == pytest.approx(3_000 * each + 1_000 * per_unit * 12_345, rel=0.02)
+    assert found.tokens.of(Backlog(12_345, 3)) == pytest.approx(3 * 12_345 + 3 * 40, rel=0.02)
+
+
+def test_of_requests_that_are_all_as_long_longer_ones_are_thought_to_take_as_much_more() -> None:
+    alike = minute_of([(100, 500, 200)] * 10)
+    assert fitted([alike]) == RequestCost(Linear(0.0, 5.0), Linear(0.0, 2.0))
+    assert fitted([]) == RequestCost(Linear(0.0, 1.0), Linear(0.0, 1.0))
+    # A minute in which nobody timed calls says nothing of them.
+    assert fitted([Minute(0, 6_000, 12_000, 60)]) == RequestCost(Linear(0.0, 1.0), Linear(0.0, 2.0))
+    assert fitted([alike, Minute(0, 6_000, 12_000, 60)]).ms == Linear(0.0, 5.0)
+
+
+def test_no_request_takes_less_than_nothing() -> None:
+    """Longer requests that were answered sooner, and those that take more for each unit the longer they are, both meet a bound."""
+    sooner = fitted([minute_of([(10, 1_000, 10), (1_000, 10, 1_000)])])
+    assert sooner.ms == Linear(505.0, 0.0)
+    steeper = fitted([minute_of([(10, 1, 10), (1_000, 10_000, 1_000)])])
+    assert steeper.ms.each == pytest.approx(0.0)
+    assert steeper.ms.per_unit == pytest.approx(10_001 / 1_010)
+
+
+def test_flows_share_tokens_and_what_is_left_of_them_takes_its_own_time() -> None:
+    """A call takes a second whatever it reads: for the tokens of one long request ten short ones are served, while there are any."""
+    takes = RequestCost(Linear(1_000.0, 0.0), Linear(0.0, 1.0))
+    position = Position(Backlog(4_000, 4), others=[(1.0, Backlog(10_000, 100)), (2.0, Backlog(2_000, 20)), (1.0, None)])
+    assert work_before_end(position, takes) == 4_000 + 40_000 + 20_000 + 4_000
+    # Of all flows, one whose tokens take ten times as long has ten times as much of the time.
+    minutes = [Minute(7, 2_000, 2_000, 20, busy_ms=20_000, call_ms=40_000)]
+    short = Position(Backlog(1_000, 10), others=[(1.0, Backlog(4_000, 4))])
+    assert own_rate(short, Backlog(1_000, 10), 11_000, minutes, takes) == pytest.approx(1_000 * 11 / 10)
+    assert own_rate(short, Backlog(1_000, 10), 11_000, minutes) == pytest.approx(200.0)
+
+
+def test_rates_of_a_mixture_are_those_of_its_calls() -> None:
+    takes = RequestCost(Linear(500.0, 0.0), Linear(0.0, 1.0))
+    few, many = Minute(1, 9_000, 9_000, 20, 10_000, 10_000), Minute(2, 100, 100, 80, 40_000, 40_000)
+    assert busy_rates([few, many], takes) == [1_000.0, 1_000.0]
+    assert recent_rate([few, many], takes) == 1_000.0
+    told = eta(Position(Backlog(9_000, 20)), [1_000.0] * 15, rate_now=1_000.0, takes=takes)
+    assert told == Eta(10_000, 10_000)

@@ -11,7 +11,7 @@ from tidegate.core.job_controls import Canary, JobControls
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker, WorkerReport
 from tidegate.core.schedule import FlowForecast, Policy, Reason, Why, choose, forecast_not_ready, forecasts
 from tidegate.core.schedule import explain as reasons
-from tidegate.core.schedule.outlooks import ModelOutlook
+from tidegate.core.schedule.outlooks import Backlog, ModelOutlook
 from tidegate.core.states import JobState
 from tidegate.core.window import DAY_MS
 
@@ -71,7 +71,9 @@ def test_a_deadline_that_presses_and_one_that_is_lost() -> None:
 
 
 def test_a_job_whose_only_slice_rests_has_its_line_too() -> None:
-    outlook = ModelOutlook("m", 100, 50, 0, 0, weight=1.0, weights=4.0, flow_count=3, minutes=())
+    outlook = ModelOutlook(
+        "m", Backlog(100), Backlog(50), 0, Backlog(), weight=1.0, weights=4.0, flow_count=3, minutes=()
+    )
     forecast = forecast_not_ready(outlook, Policy())
     assert (forecast.rule, forecast.reason, forecast.share) == (None, None, 0.25)
     assert "m: nothing more of it can be taken now: all that is left is out or put off." in said(forecast)

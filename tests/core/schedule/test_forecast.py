@@ -19,7 +19,7 @@ from tidegate.core.schedule import (
     forecast_not_ready,
     forecasts,
 )
-from tidegate.core.schedule.outlooks import ModelOutlook
+from tidegate.core.schedule.outlooks import Backlog, ModelOutlook
 
 NOW = 1_000_000
 JOB = JobView("ours", "m", "tenant:a", "default", NOW, NOW + 60_000, None, 900, 600, 0, 100, None, None)
@@ -76,7 +76,7 @@ def test_the_rule_that_takes_it_or_the_reason_why_none_does_is_its_own() -> None
 
 
 def test_a_job_that_no_look_shows_has_the_share_that_is_known() -> None:
-    outlook = ModelOutlook("m", 9, 9, 9, 0, 2.0, 8.0, 3, ())
+    outlook = ModelOutlook("m", Backlog(9), Backlog(9), 9, Backlog(), 2.0, 8.0, 3, ())
     found = forecast_not_ready(outlook, Policy())
     assert (found.share, found.flows, found.slack_ms, found.hopeless, found.rule) == (0.25, 3, None, False, None)
     assert forecast_not_ready(replace(outlook, flow_count=0), Policy()).flows == 1

@@ -71,7 +71,7 @@ class Running:
 
 class Service:
     """Runs jobs on some slots, and asks for a forecast of each at the quarter and at the half of its items, or after `looks_after` items.
-    A prompt has `token_share` of the tokens that are estimated."""
+    A prompt has `token_share` of the tokens that are estimated. A tenant's turn is `slice_items` requests long."""
 
     def __init__(
         self, world: WorkerWorld, forecaster: Forecaster, seed: int, fixed_ms: int = 0, looks_after: int = 0
@@ -79,6 +79,7 @@ class Service:
         self.fixed_ms = fixed_ms
         self.looks_after = looks_after
         self.token_share = 1.0
+        self.slice_items = 1
         self.world = world
         self.forecaster = forecaster
         self.chance = random.Random(seed)
@@ -99,6 +100,7 @@ class Service:
         for one in jobs:
             await self.write("update jobs set begun_at = ? where id = ?", clock.now_ms(), one.job.id)
         waits: dict[int, float] = {}
+        turn, turn_left = 0, 0
         while any(one.done < one.job.item_count for one in jobs):
             while len(flying) < SLOTS:
                 ready = [
@@ -106,7 +108,9 @@ class Service:
                 ]
                 if not ready:
                     break
-                number = min(ready, key=lambda number: jobs[number].served)
+                if not turn_left or turn not in ready:
+                    turn, turn_left = min(ready, key=lambda number: jobs[number].served), self.slice_items
+                number, turn_left = turn, turn_left - 1
                 one = jobs[number]
                 if one.budgets:
                     grant = (await self.world.store.debit_budgets([BudgetRequest(one.budgets, 1, one.tokens_each)]))[0]
@@ -115,7 +119,7 @@ class Service:
                         continue
                 prompt_bytes = one.items.pop()
                 took = self.took_ms(prompt_bytes)
-                one.served += 1
+                one.served += prompt_tokens(prompt_bytes) + 90
                 heapq.heappush(flying, (clock.monotonic + took, took, number, prompt_bytes))
             if not flying:
                 clock.monotonic = min(at for at in waits.values() if at > clock.monotonic)
@@ -135,7 +139,8 @@ class Service:
         (units,) = (await self.world.rows("select work_units / item_count from job_models where job_id = ?", job.id))[0]
 
         async def body(tx: Any) -> None:
-            sums = (units, real_cost(usage), 1, took, took, usage.input_tokens)
+            tokens = real_cost(usage)
+            sums = (units, tokens, 1, took, took, usage.input_tokens, units * units, units * took, units * tokens)
             await tx.many("rate_add", [("m", "worker_x", *sums)])
             await tx.many("job_models_done", [(1, job.id, "m")])
             tx._connection.execute(
@@ -281,6 +286,25 @@ async def test_two_tenants_of_which_one_has_little(world: WorkerWorld, tmp_path:
     assert small.ended_ms < large.ended_ms
     near(large)
     near(small)
+
+
+@pytest.mark.parametrize("slice_items", [1, 32])
+@pytest.mark.parametrize("fixed_ms", [0, 1_000])
+@pytest.mark.parametrize("kinds", [("short", "long"), ("long", "short"), ("mixed", "short")])
+async def test_two_tenants_with_requests_of_other_lengths(
+    world: WorkerWorld, tmp_path: Path, kinds: tuple[str, str], fixed_ms: int, slice_items: int
+) -> None:
+    """Shares are shares of tokens, so the tenant with short requests has more calls out, and is done sooner. How long a call takes may
+    hang on its tokens or not. By slices a tenant with long requests seems to go fast for a while, and then hardly at all."""
+    service = Service(world, forecaster(world, tmp_path), 9, fixed_ms)
+    service.slice_items = slice_items
+    runs = [
+        await begun(world, await caller_of(world, name), inputs_of(service, kind))
+        for name, kind in zip("ab", kinds, strict=True)
+    ]
+    await service.run(*runs)
+    for one in runs:
+        near(one)
 
 
 async def test_a_lifetime_that_is_too_short_promises_no_end(world: WorkerWorld, tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """When a job will end, and whether it can end in time: pure arithmetic on measured rates, its place in the queue and its limits.
 
-Rates are a model's work units a second while it had work to do, one sample a minute; idle time says nothing about what a model can
+Rates are what a model served a second while it had work to do, one sample a minute; idle time says nothing about what a model can
 serve. Where nothing was measured there is no answer, and None says so.
+
+What requests take of a model is fitted to those that it answered lately: a part that each takes, however long it is, and a part for every
+unit. So a backlog of short requests and one of long ones can be compared, and added up.
 """
 
 from collections.abc import Sequence
@@ -10,7 +13,7 @@ from statistics import fmean, median, stdev
 
 import msgspec
 
-from tidegate.core.schedule.outlooks import Minute
+from tidegate.core.schedule.outlooks import Backlog, Minute
 
 _ONE_IN_TWENTY = 1.645
 _MINUTE_MS = 60_000
@@ -24,21 +27,49 @@ _BUSY_MS_MIN = 1_000
 _OWN_MS_MIN = 1_000
 # The pace of now is that of the last half minute in which there was work.
 _RECENT_BUSY_MS = 30_000
+# Requests whose units differ by less (the variance, as a share of the mean's square) do not show what longer or shorter ones take.
+_VARIANCE_MIN = 0.01
+
+
+class Linear(msgspec.Struct, frozen=True):
+    """An amount that requests take: so much each, and so much for each unit."""
+
+    each: float
+    per_unit: float
+
+    def of(self, backlog: Backlog) -> float:
+        return self.each * backlog.items + self.per_unit * backlog.units
+
+
+class RequestCost(msgspec.Struct, frozen=True):
+    """What requests take of a model: the time of their calls, and the tokens that shares are counted in."""
+
+    ms: Linear
+    tokens: Linear
+
+
+# Work is counted in units.
+IN_UNITS = RequestCost(Linear(0.0, 1.0), Linear(0.0, 1.0))
 
 
 class Position(msgspec.Struct, frozen=True):
-    """A job's place on one model: its own work left, the work ahead of it in its flow, the flow's weight, and the weight and backlog of
+    """A job's place on one model: what is left of it, what is ahead of it in its flow, the flow's weight, and the weight and backlog of
     each other awake flow (None where the backlog is not known)."""
 
-    left_units: int
-    ahead_units: int = 0
+    left: Backlog
+    ahead: Backlog = Backlog()
     weight: float = 1.0
-    others: Sequence[tuple[float, int | None]] = ()
+    others: Sequence[tuple[float, Backlog | None]] = ()
 
     @property
     def share(self) -> float:
         """The part of the model that its flow can count on while all the others have work."""
         return self.weight / (self.weight + sum(weight for weight, _ in self.others))
+
+    @property
+    def own(self) -> Backlog:
+        """All that its flow serves until the job is done."""
+        return Backlog(self.left.units + self.ahead.units, self.left.items + self.ahead.items)
 
 
 class Eta(msgspec.Struct, frozen=True):
@@ -62,42 +93,85 @@ def slack_ms(time_left_ms: int, left_units: int, rate: float | None) -> int | No
     return int(max(time_left_ms - 1_000 * left_units / max(rate, 1e-9), -1e15))
 
 
-def units_before_end(position: Position) -> float:
-    """What the whole model serves until this job is done, if flows share by weight: of every other flow as much for its weight as ours,
-    and not more than it has."""
-    own = position.ahead_units + position.left_units
+def fitted(minutes: Sequence[Minute]) -> RequestCost:
+    """What requests of a model take, by those of these minutes."""
+    timed = [one for one in minutes if one.call_ms]
+    return RequestCost(
+        _fitted(timed, sum(one.call_ms for one in timed), sum(one.unit_ms for one in timed)),
+        _fitted(minutes, sum(one.tokens for one in minutes), sum(one.unit_tokens for one in minutes)),
+    )
+
+
+def _fitted(minutes: Sequence[Minute], amount: float, unit_amount: float) -> Linear:
+    """Fit a line to all requests of these minutes, with neither part below nothing. Where their units hardly differ, all goes by units."""
+    items, units = sum(one.items for one in minutes), sum(one.units for one in minutes)
+    if not (items and units and amount):
+        return IN_UNITS.ms
+    variance = sum(one.unit_squares for one in minutes) - units * units / items
+    if variance < _VARIANCE_MIN * units * units / items:
+        return Linear(0.0, amount / units)
+    per_unit = min(max((unit_amount - units * amount / items) / variance, 0.0), amount / units)
+    return Linear((amount - per_unit * units) / items, per_unit)
+
+
+def work_before_end(position: Position, takes: RequestCost = IN_UNITS) -> float:
+    """What the whole model serves until this job is done, if flows share its tokens by weight: of every other flow as many for its weight
+    as of ours, and not more than it has."""
+    own = takes.ms.of(position.own)
+    tokens = max(takes.tokens.of(position.own), 1e-9)
     theirs = 0.0
     for weight, backlog in position.others:
-        equal = own * weight / position.weight
-        theirs += equal if backlog is None else min(backlog, equal)
+        equal = weight / position.weight
+        if backlog is None:
+            theirs += own * equal
+        else:
+            has = takes.tokens.of(backlog)
+            theirs += takes.ms.of(backlog) * min(1.0, equal * tokens / has) if has > 0 else 0.0
     return own + theirs
 
 
-def busy_rates(minutes: Sequence[Minute]) -> list[float]:
-    """Work units a second of each minute while there was work, the newest last."""
-    return [1_000 * one.units / _busy_ms(one) for one in minutes if one.units]
+def busy_rates(minutes: Sequence[Minute], takes: RequestCost = IN_UNITS) -> list[float]:
+    """Work a second of each minute while there was any, the newest last."""
+    return [1_000 * _work(one, takes) / _busy_ms(one) for one in minutes if one.units]
 
 
-def recent_rate(minutes: Sequence[Minute]) -> float | None:
-    """Work units a second in the last half minute of work; None where nothing was measured."""
-    units = busy_ms = 0
+def recent_rate(minutes: Sequence[Minute], takes: RequestCost = IN_UNITS) -> float | None:
+    """Work a second in the last half minute of work; None where nothing was measured."""
+    work, busy_ms = 0.0, 0
     for one in reversed(minutes):
-        units += one.units
+        work += _work(one, takes)
         busy_ms += _busy_ms(one)
         if busy_ms >= _RECENT_BUSY_MS:
             break
-    return 1_000 * units / busy_ms if units else None
+    return 1_000 * work / busy_ms if work else None
 
 
-def own_rate(position: Position, done_units: int, begun_ms_ago: int, minutes: Sequence[Minute]) -> float | None:
-    """Work units a second that the model serves with requests as this job has them, from its own progress and its share; None while it has
+def own_rate(
+    position: Position, done: Backlog, begun_ms_ago: int, minutes: Sequence[Minute], takes: RequestCost = IN_UNITS
+) -> float | None:
+    """Work a second that the model serves with requests as this job has them, from its own progress and its share; None while it has
     little to show. Other jobs' requests may cost more or less for their units."""
     items = sum(one.items for one in minutes)
     call_ms = sum(one.call_ms for one in minutes) / items if items else 0.0
-    if done_units <= 0 or begun_ms_ago < max(_OWN_MS_MIN, 2 * call_ms):
+    if done.units <= 0 or begun_ms_ago < max(_OWN_MS_MIN, 2 * call_ms):
         return None
     # What is in flight is half done on average.
-    return 1_000 * done_units / (begun_ms_ago - call_ms / 2) / position.share
+    return 1_000 * takes.ms.of(done) / (begun_ms_ago - call_ms / 2) / _time_share(position, takes)
+
+
+def _time_share(position: Position, takes: RequestCost) -> float:
+    """The part of the model's time that its flow has while all the others have work. A flow whose tokens take longer has more of it."""
+    own = ms_per_token = _ms_per_token(position.own, takes)
+    own *= position.weight
+    others = sum(
+        weight * (ms_per_token if backlog is None or not backlog.units else _ms_per_token(backlog, takes))
+        for weight, backlog in position.others
+    )
+    return own / (own + others)
+
+
+def _ms_per_token(backlog: Backlog, takes: RequestCost) -> float:
+    return max(takes.ms.of(backlog), 1e-9) / max(takes.tokens.of(backlog), 1e-9)
 
 
 def best_rates(minutes: Sequence[Minute], slots: int) -> tuple[float, float] | None:
@@ -112,13 +186,21 @@ def best_rates(minutes: Sequence[Minute], slots: int) -> tuple[float, float] | N
     return (max(units for units, _ in found), max(items for _, items in found)) if found else None
 
 
+def _work(minute: Minute, takes: RequestCost) -> float:
+    return takes.ms.of(Backlog(minute.units, minute.items))
+
+
 def _busy_ms(minute: Minute) -> int:
     """Return how long there was work in a minute; the whole minute where it was not counted."""
     return max(minute.busy_ms, _BUSY_MS_MIN) if minute.busy_ms else _MINUTE_MS
 
 
 def eta(
-    position: Position, rates: Sequence[float], rate_default: float | None = None, rate_now: float | None = None
+    position: Position,
+    rates: Sequence[float],
+    rate_default: float | None = None,
+    rate_now: float | None = None,
+    takes: RequestCost = IN_UNITS,
 ) -> Eta | None:
     """When a job in this place ends. A default rate, where one was configured, stands in for a measured one; the rate of now, where it is
     known, says more than those of earlier minutes, and those say how much it may change."""
@@ -127,14 +209,14 @@ def eta(
         measured = [rate_default]
     if not measured:
         return None
-    units = units_before_end(position)
-    p50_ms = 1_000 * units / (rate_now or median(measured))
+    work = work_before_end(position, takes)
+    p50_ms = 1_000 * work / (rate_now or median(measured))
     # The longer it takes, the more minutes good and bad even out; the fewer were measured, the less is known.
     mean = fmean(measured)
     spread = stdev(measured) if len(measured) > 1 else _SPREAD_UNKNOWN * mean
     minutes = max(1.0, p50_ms / _MINUTE_MS)
     slow = mean - _ONE_IN_TWENTY * spread * (1 / minutes + 1 / len(measured)) ** 0.5
-    p95_ms = 1_000 * units / (max(slow, _SLOWEST * mean) * ((rate_now or mean) / mean))
+    p95_ms = 1_000 * work / (max(slow, _SLOWEST * mean) * ((rate_now or mean) / mean))
     return Eta(int(p50_ms), int(max(p50_ms, p95_ms)))
 
 
@@ -159,7 +241,7 @@ def feasible(
         return JobOutlook.UNKNOWN
     if expected.p95_ms <= time_left_ms:
         return JobOutlook.LIKELY
-    hurried = Position(position.left_units)
+    hurried = Position(position.left)
     alone = eta(hurried, rates, rate_default)
     assert alone is not None, "there was a rate just now"
     best_share = urgent_share + (1 - urgent_share) * position.share

@@ -1,6 +1,15 @@
 """What forecasts are made from: how fast a model went, minute by minute, and what stands before a job."""
 
+from typing import NamedTuple
+
 import msgspec
+
+
+class Backlog(NamedTuple):
+    """Requests that are not done: their estimated work units, and how many they are."""
+
+    units: int = 0
+    items: int = 0
 
 
 class Minute(msgspec.Struct, frozen=True):
@@ -8,7 +17,8 @@ class Minute(msgspec.Struct, frozen=True):
     units, and the tokens charged; `input_tokens` are those of the prompts.
 
     `busy_ms` is for how long any call was in flight, `call_ms` how long all calls took together;
-    both are 0 where they were not counted."""
+    both are 0 where they were not counted. The last three are sums over all requests: of the squares
+    of their units, and of their units times the time and the tokens that they took."""
 
     minute: int
     units: int
@@ -17,25 +27,28 @@ class Minute(msgspec.Struct, frozen=True):
     busy_ms: int = 0
     call_ms: int = 0
     input_tokens: int = 0
+    unit_squares: float = 0.0
+    unit_ms: float = 0.0
+    unit_tokens: float = 0.0
 
 
 class ModelOutlook(msgspec.Struct, frozen=True):
-    """What stands before one model of a job, in estimated work units, and how fast the model went, minute by minute.
+    """What stands before one model of a job, and how fast the model went, minute by minute.
 
-    `ahead_units` is what its flow still has of older jobs. The flow has `weight` of the `weights` that share the model now. `others`
+    `ahead` is what its flow still has of older jobs. The flow has `weight` of the `weights` that share the model now. `others`
     are the other flows: the weight of each, and what it still has; None where that was not looked at. Since `shared_since` the same flows
     share the model."""
 
     model: str
-    total_units: int
-    left_units: int
+    total: Backlog
+    left: Backlog
     in_flight_units: int
-    ahead_units: int
+    ahead: Backlog
     weight: float
     weights: float
     flow_count: int
     minutes: tuple[Minute, ...]
-    others: tuple[tuple[float, int | None], ...] = ()
+    others: tuple[tuple[float, Backlog | None], ...] = ()
     shared_since: int = 0
 
 

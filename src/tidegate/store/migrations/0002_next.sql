@@ -2,6 +2,9 @@
 
 alter table rates add column input_tokens bigint not null default 0;
 alter table rates add column servers text not null default '';
+alter table rates add column unit_squares double precision not null default 0;
+alter table rates add column unit_ms double precision not null default 0;
+alter table rates add column unit_tokens double precision not null default 0;
 
 alter table workers add column share_owner text not null default '';
 alter table workers add column servers text not null default '';

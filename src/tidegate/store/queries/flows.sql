@@ -101,15 +101,19 @@ where state = 'asleep' and wakes_at is null and changed_at < now_ms() - :keep_ms
 
 -- rate_add --
 -- `since_ms` ago the first of these calls began. Only time that was not counted before is added to what the worker was busy.
-insert into rates (model, minute, worker_id, units, tokens, items, busy_ms, call_ms, last_at, input_tokens, servers)
+insert into rates (model, minute, worker_id, units, tokens, items, busy_ms, call_ms, last_at, input_tokens, servers,
+    unit_squares, unit_ms, unit_tokens)
 values (:model, now_ms() / 60000, :worker_id, :units, :tokens, :items,
     case when cast(:since_ms as bigint) < now_ms() % 60000 then cast(:since_ms as bigint) else now_ms() % 60000 end, :call_ms, now_ms(),
-    :input_tokens, coalesce((select w.servers from workers w where w.id = :worker_id), ''))
+    :input_tokens, coalesce((select w.servers from workers w where w.id = :worker_id), ''),
+    cast(:unit_squares as double precision), cast(:unit_ms as double precision), cast(:unit_tokens as double precision))
 on conflict (model, minute, worker_id) do update set
     units = rates.units + excluded.units, tokens = rates.tokens + excluded.tokens, items = rates.items + excluded.items,
     busy_ms = rates.busy_ms + case when excluded.busy_ms < excluded.last_at - rates.last_at then excluded.busy_ms
         when excluded.last_at > rates.last_at then excluded.last_at - rates.last_at else 0 end,
-    call_ms = rates.call_ms + excluded.call_ms, last_at = excluded.last_at, input_tokens = rates.input_tokens + excluded.input_tokens;
+    call_ms = rates.call_ms + excluded.call_ms, last_at = excluded.last_at, input_tokens = rates.input_tokens + excluded.input_tokens,
+    unit_squares = rates.unit_squares + excluded.unit_squares, unit_ms = rates.unit_ms + excluded.unit_ms,
+    unit_tokens = rates.unit_tokens + excluded.unit_tokens;
 
 -- rates_forget --
 delete from rates where minute < now_ms() / 60000 - :keep_minutes;
@@ -117,7 +121,8 @@ delete from rates where minute < now_ms() / 60000 - :keep_minutes;
 -- rates_recent --
 -- What all workers together served of a model lately, a row a minute. A run that has model servers of its own asks for theirs alone.
 select r.minute, cast(sum(r.units) as bigint) as units, cast(sum(r.tokens) as bigint) as tokens, cast(sum(r.items) as bigint) as items,
-    max(r.busy_ms) as busy_ms, cast(sum(r.call_ms) as bigint) as call_ms, cast(sum(r.input_tokens) as bigint) as input_tokens
+    max(r.busy_ms) as busy_ms, cast(sum(r.call_ms) as bigint) as call_ms, cast(sum(r.input_tokens) as bigint) as input_tokens,
+    sum(r.unit_squares) as unit_squares, sum(r.unit_ms) as unit_ms, sum(r.unit_tokens) as unit_tokens
 from rates r
 where r.model = :model and r.minute > now_ms() / 60000 - :minutes and (:servers = '' or r.servers in ('', :servers))
 group by r.minute
@@ -138,7 +143,13 @@ select f.weight_milli, cast(coalesce((select sum(o.units) from (
     where m.model = f.model and m.share_owner = f.share_owner and m.state = 'open'
     order by m.priority desc, m.created_at, m.job_id
     limit :jobs_max
-) o), 0) as bigint) as units
+) o), 0) as bigint) as units,
+    cast(coalesce((select sum(o.items) from (
+        select m.item_count - m.done_count as items from job_models m
+        where m.model = f.model and m.share_owner = f.share_owner and m.state = 'open'
+        order by m.priority desc, m.created_at, m.job_id
+        limit :jobs_max
+    ) o), 0) as bigint) as items
 from flows f
 where f.model = :model and f.state = 'awake' and f.share_owner <> :share_owner
 order by f.served, f.share_owner

@@ -9,4 +9,10 @@ select coalesce((select f.weight_milli from flows f where f.model = :model and f
         where o.model = :model and o.share_owner = :share_owner and o.state = 'open'
         order by o.priority desc, o.created_at, o.job_id
         limit :jobs_max
-    ) ahead), 0) as bigint) as ahead_units;
+    ) ahead), 0) as bigint) as ahead_units,
+    cast(coalesce((select sum(ahead.items) from (
+        select o.item_count - o.done_count as items from job_models o
+        where o.model = :model and o.share_owner = :share_owner and o.state = 'open'
+        order by o.priority desc, o.created_at, o.job_id
+        limit :jobs_max
+    ) ahead), 0) as bigint) as ahead_items;

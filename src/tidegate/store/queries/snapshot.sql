@@ -129,6 +129,14 @@ select m.model, m.work_units, m.item_count, m.done_count, m.share_owner, m.state
         order by o.priority desc, o.created_at, o.job_id
         limit :jobs_max
     ) ahead), 0) as bigint) as ahead_units,
+    cast(coalesce((select sum(ahead.items) from (
+        select o.item_count - o.done_count as items from job_models o
+        where o.model = m.model and o.share_owner = m.share_owner and o.state = 'open'
+            and (o.priority > m.priority or (o.priority = m.priority
+                and (o.created_at < m.created_at or (o.created_at = m.created_at and o.job_id < m.job_id))))
+        order by o.priority desc, o.created_at, o.job_id
+        limit :jobs_max
+    ) ahead), 0) as bigint) as ahead_items,
     cast(coalesce((select sum(s.work_units) from slices s
         where s.job_id = m.job_id and s.model = m.model and s.state = 'leased'), 0) as bigint) as in_flight_units
 from job_models m

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tidegate.core.budgets.ahead import CallsAhead, calls_take_ms
 from tidegate.core.budgets.budget import Budget
-from tidegate.core.schedule.outlooks import Minute, ModelOutlook, Outlook
+from tidegate.core.schedule.outlooks import Backlog, Minute, ModelOutlook, Outlook
 from tidegate.store.database.driver import Row, Tx
 from tidegate.store.database.table import IDEMPOTENCY_KEEP_MS, Table, reads
 from tidegate.store.road.leases import RATE_MINUTES, rates_of
@@ -32,11 +32,11 @@ class Forecasts(Table):
         return Outlook(row[0], *times, row[1], models)
 
     @reads
-    async def forecast(self, tx: Tx, model: str, share_owner: str, units: int, servers: str = "") -> ModelOutlook:
-        """What would stand before so many work units of this share owner on this model, if they came now. With a name of model servers
+    async def forecast(self, tx: Tx, model: str, share_owner: str, work: Backlog, servers: str = "") -> ModelOutlook:
+        """What would stand before so much work of this share owner on this model, if they came now. With a name of model servers
         the rates are those that were measured there."""
         [(flow_count, weights_milli)] = await tx.all("flows_weight", model=model)
-        [(weight_milli, is_awake, ahead_units)] = await tx.all(
+        [(weight_milli, is_awake, *ahead)] = await tx.all(
             "forecast_flow", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX
         )
         if not is_awake:
@@ -45,7 +45,7 @@ class Forecasts(Table):
         minutes = tuple(Minute(*row) for row in recent)
         others = await _other_flows(tx, model, share_owner, flow_count, weights_milli - weight_milli)
         weight, weights = weight_milli / 1000, weights_milli / 1000
-        return ModelOutlook(model, units, units, 0, ahead_units, weight, weights, flow_count, minutes, others)
+        return ModelOutlook(model, work, work, 0, Backlog(*ahead), weight, weights, flow_count, minutes, others)
 
     @reads
     async def workers_alive(self, tx: Tx) -> int:
@@ -70,18 +70,18 @@ class Forecasts(Table):
 
 
 async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:
-    model, total, items, done, share_owner, state, weight_milli, ahead_units, in_flight_units = row
+    model, units, items, done, share_owner, state, weight_milli, ahead_units, ahead_items, in_flight_units = row
     if state != "open":
         return None
     [(flow_count, weights_milli)] = await tx.all("flows_weight", model=model)
     [(changed_at,)] = await tx.all("flows_changed", model=model, share_owner=share_owner)
-    left = max(0, total - total * done // max(1, items))
+    left_units = max(0, units - units * done // max(1, items))
     return ModelOutlook(
         model,
-        total,
-        left,
+        Backlog(units, items),
+        Backlog(left_units, max(0, items - done)),
         in_flight_units,
-        ahead_units,
+        Backlog(ahead_units, ahead_items),
         weight_milli / 1000,
         weights_milli / 1000,
         flow_count,
@@ -93,12 +93,12 @@ async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:
 
 async def _other_flows(
     tx: Tx, model: str, share_owner: str, flow_count: int, weights_milli: int
-) -> tuple[tuple[float, int | None], ...]:
+) -> tuple[tuple[float, Backlog | None], ...]:
     """The other flows of a model with what they have; those that were not looked at count as one that has enough."""
     rows = await tx.all(
         "flows_backlog", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX, flows_max=OUTLOOK_FLOWS_MAX
     )
-    seen: list[tuple[float, int | None]] = [(row[0] / 1000, row[1]) for row in rows]
+    seen: list[tuple[float, Backlog | None]] = [(row[0] / 1000, Backlog(row[1], row[2])) for row in rows]
     unseen_milli = weights_milli - sum(row[0] for row in rows)
     if flow_count > len(rows) + 1 and unseen_milli > 0:
         seen.append((unseen_milli / 1000, None))

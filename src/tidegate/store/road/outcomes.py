@@ -6,7 +6,7 @@ replay adds and charges nothing.
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate, groupby
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, mul
 
 import msgspec
 from msgspec.structs import replace
@@ -346,18 +346,22 @@ class FlowAccounting(msgspec.Struct):
         for (name, deployment, outcome, tries), group in groupby(entries, _BILLED):
             run, model = list(group), name or ""
             usage = Usage.total([one.usage for one in run])
-            cost = sum([real_cost(one.usage) or one.units for one in run])
+            costs = [real_cost(one.usage) or one.units for one in run]
+            cost = sum(costs)
             self._flows[model, share_owner] = self._flows.get((model, share_owner), 0) + cost
             self._jobs[job_id, model] = self._jobs.get((job_id, model), 0) + len(run)
             if outcome is Outcome.ANSWERED:
-                took_ms = [one.took_ms for one in run]
-                sums = self._rates.setdefault((model, blob_id), [0, 0, 0, 0, 0, 0])
-                sums[0] += sum([one.units for one in run])
+                took_ms, units = [one.took_ms for one in run], [one.units for one in run]
+                sums = self._rates.setdefault((model, blob_id), [0] * 9)
+                sums[0] += sum(units)
                 sums[1] += cost
                 sums[2] += len(run)
                 sums[3] = max(sums[3], *took_ms)
                 sums[4] += sum(took_ms)
                 sums[5] += usage.input_tokens
+                sums[6] += sum(map(mul, units, units))
+                sums[7] += sum(map(mul, units, took_ms))
+                sums[8] += sum(map(mul, units, costs))
             if tries:
                 for one in tries * len(run):
                     self._use((job_id, one.model, one.deployment), 1, one.usage, [one.cost_nano])

@@ -114,7 +114,7 @@ class Explainer:
             ),
             unhealthy=unhealthy,
             spent=spent,
-            work_units=sum(one.total_units for one in outlook.models),
+            work_units=sum(one.total.units for one in outlook.models),
         )
 
     async def _places(self, settings: Settings) -> Places:

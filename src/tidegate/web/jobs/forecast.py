@@ -4,6 +4,7 @@ A forecast never keeps anything from being accepted by failing itself: where not
 """
 
 from collections.abc import Sequence
+from operator import sub
 
 import msgspec
 
@@ -14,7 +15,7 @@ from tidegate.core.input.lines import DEFAULT_MODELS, LineRules, decode_request,
 from tidegate.core.input.parameters import BodyShaper
 from tidegate.core.nouns import Caller, File, Job, JobRequest
 from tidegate.core.schedule import eta
-from tidegate.core.schedule.outlooks import ModelOutlook, Outlook
+from tidegate.core.schedule.outlooks import Backlog, ModelOutlook, Outlook
 from tidegate.core.states import JobState
 from tidegate.core.usage import estimate
 from tidegate.core.usage.inline_files import unread_bytes
@@ -29,6 +30,8 @@ SAMPLE_BYTES_MAX = 64 * 1024
 SAMPLE_MODELS_MAX = 8
 CHOICES_MAX = 128
 _SHARED_MIN = 0.9
+# Moments are shown to the nearest second.
+_HALF_S_MS = 500
 
 
 class Forecaster:
@@ -48,7 +51,7 @@ class Forecaster:
         outlook = await self._store.outlook(job.id)
         if outlook is None or not outlook.models:
             return UNKNOWN
-        work_units = sum(one.total_units for one in outlook.models)
+        work_units = sum(one.total.units for one in outlook.models)
         caller = await self._caller_of(job)
         least_ms = await self.least_ms(
             caller, calls_ahead(job), [one.model for one in outlook.models], job.id, job.limits
@@ -62,7 +65,9 @@ class Forecaster:
         last = eta.not_before(eta.Eta(max(end.p50_ms for end in known), max(end.p95_ms for end in known)), least_ms)
         return Forecast(
             slack_seconds=(outlook.expires_at - outlook.now - last.p50_ms) // 1000,
-            eta=EtaShown((outlook.now + last.p50_ms) // 1000, (outlook.now + last.p95_ms) // 1000),
+            eta=EtaShown(
+                (outlook.now + last.p50_ms + _HALF_S_MS) // 1000, (outlook.now + last.p95_ms + _HALF_S_MS) // 1000
+            ),
             work_units=work_units,
         )
 
@@ -118,7 +123,7 @@ class Forecaster:
             size_bytes = size_bytes * sum(map(len, sample)) // max(1, read_bytes)
         units_by_model = sampled_units(sample, size_bytes, rules)
         for model, units in units_by_model.items():
-            outlook = await self._store.forecast(model, share_owner, units)
+            outlook = await self._store.forecast(model, share_owner, Backlog(units, calls))
             best = eta.best_rates(outlook.minutes, slots)
             if best is None:
                 continue
@@ -128,7 +133,7 @@ class Forecaster:
             if chance is eta.JobOutlook.IMPOSSIBLE and is_too_many:
                 return (
                     f"Measured by what {model} served lately, this batch cannot be done within {spoken(wanted.window_ms)}: "
-                    f"it has about {in_words(outlook.total_units, 'token')} of work. Give it a longer completion_window, or split it."
+                    f"it has about {in_words(units, 'token')} of work. Give it a longer completion_window, or split it."
                 )
         least_ms = await self.least_ms(caller, CallsAhead(calls), list(units_by_model), "new", wanted.limits)
         if least_ms is None:
@@ -202,16 +207,26 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
 
 def position_of(outlook: ModelOutlook) -> eta.Position:
     """A job's place on a model."""
-    return eta.Position(outlook.left_units, outlook.ahead_units, outlook.weight, outlook.others)
+    return eta.Position(outlook.left, outlook.ahead, outlook.weight, outlook.others)
 
 
 def end_of(model: ModelOutlook, outlook: Outlook, *, is_limited: bool) -> eta.Eta | None:
     """When a job is done with a model, by its own progress, or else by what the model served lately; None where nothing was measured.
     The progress of a job that waits for its limits says nothing about the model."""
-    position, minutes = position_of(model), model.minutes
+    takes, done = eta.fitted(model.minutes), Backlog(*map(sub, model.total, model.left))
     begun_ms_ago = outlook.now - outlook.begun_at if outlook.begun_at is not None else 0
-    rate = eta.own_rate(position, model.total_units - model.left_units, begun_ms_ago, minutes)
-    # A share that changed in between says nothing about the job's own pace.
-    if rate is None or is_limited or outlook.now - model.shared_since < _SHARED_MIN * begun_ms_ago:
-        rate = eta.recent_rate(minutes)
-    return eta.eta(position, eta.busy_rates(minutes), rate_now=rate)
+    rate = eta.own_rate(position_of(model), done, begun_ms_ago, model.minutes, takes)
+    # Beside other flows its progress is by slices, now here, now there; and a share that changed says nothing about its own pace.
+    if is_limited or model.others or outlook.now - model.shared_since < _SHARED_MIN * begun_ms_ago:
+        rate = None
+    return _end_at(model, takes, rate)
+
+
+def end_by_rates(model: ModelOutlook) -> eta.Eta | None:
+    """When a job that has not begun is done with a model, by what the model served lately; None where nothing was measured."""
+    return _end_at(model, eta.fitted(model.minutes), None)
+
+
+def _end_at(model: ModelOutlook, takes: eta.RequestCost, own_rate: float | None) -> eta.Eta | None:
+    rate = eta.recent_rate(model.minutes, takes) if own_rate is None else own_rate
+    return eta.eta(position_of(model), eta.busy_rates(model.minutes, takes), rate_now=rate, takes=takes)

@@ -21,7 +21,7 @@ from tidegate.core.nouns import Caller, File, IngestPlan, JobRequest, LineError
 from tidegate.core.policy.policy_rules import names_allowed
 from tidegate.core.schedule import eta
 from tidegate.core.schedule.job_estimate import EstimateRange, ModelLoad, cost_nano, input_tokens, output_tokens
-from tidegate.core.schedule.outlooks import ModelOutlook
+from tidegate.core.schedule.outlooks import Backlog, ModelOutlook
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import escaped_bytes, prompt_tokens
 from tidegate.core.usage.prices import nano_of, units_text
@@ -34,7 +34,7 @@ from tidegate.store.file_bytes import file_bytes
 from tidegate.web.context import WebContext
 from tidegate.web.http.tenant_slots import dry_run_slots
 from tidegate.web.jobs.creation import JobCreation
-from tidegate.web.jobs.forecast import Forecaster, position_of
+from tidegate.web.jobs.forecast import Forecaster, end_by_rates
 from tidegate.web.jobs.limit_rooms import CallerLimit, LimitRooms, LimitSides
 
 # Passes over small and over large inputs that this process makes at once: each of a large one may take a core.
@@ -144,7 +144,7 @@ class JobValidation:
         outlooks: list[ModelOutlook] = []
         for load in loads:
             units = load.input_tokens + load.output_tokens_max
-            outlook = await self._store.forecast(load.model, share_owner, units, self._servers)
+            outlook = await self._store.forecast(load.model, share_owner, Backlog(units, load.items), self._servers)
             answers = output_tokens(load, outlook.minutes)
             output += answers
             # What is measured and scheduled are the bytes of requests; what is paid for is what a model reads of them.
@@ -295,10 +295,7 @@ def _loads(plan: IngestPlan) -> tuple[list[ModelLoad], int]:
 
 def _eta(outlooks: Sequence[ModelOutlook], least_ms: int) -> EtaSeconds | None:
     """When the last model is done, under limits that take so long at the least; None where one of the models was not measured."""
-    ends = [
-        eta.eta(position_of(one), eta.busy_rates(one.minutes), rate_now=eta.recent_rate(one.minutes))
-        for one in outlooks
-    ]
+    ends = [end_by_rates(one) for one in outlooks]
     known = [end for end in ends if end is not None]
     if not known or len(known) < len(ends):
         return None
