@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import httpx2
 import msgspec
+import uvloop
 
 from tests.support.ports import FairDice, PushedClock
 from tidegate.backends.blobs_local import LocalBlobs
@@ -71,7 +72,7 @@ class WebServer:
         self.problems: dict[str, str | None] = {"worker": None}
         self._directory = directory
         self._postgres_url = postgres_url
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="web-server", daemon=True)
         self.store: Store
         self.blobs: LocalBlobs
