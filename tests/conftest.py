@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.azure import AzureServer, azure_server
 from tests.support.engine import Engine
 from tests.support.postgres import PostgresServer
+from tests.support.prepared import prepared
 from tests.support.processes import Processes
 from tests.support.proxy import Proxies, WiredDatabase
 from tests.support.receiver import Receiver
@@ -63,6 +64,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RUN] = RunDirectory.create()
     # Reading the system's authorities costs each of the thousands of clients 50 ms of CPU, and no test meets any of them.
     os.environ |= {"SSL_CERT_FILE": str(AUTHORITY), "SSL_CERT_DIR": os.devnull}
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Begin what the product's processes are forked from beside the collection of a whole run, once for all its workers."""
+    config = session.config
+    if config.getoption("workers") > 1 and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        prepared("")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -12,6 +12,7 @@ Run as a module it is the process that forks: asks come over a socket, one datag
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import json
 import os
@@ -26,7 +27,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 ASK_BYTES_MAX = 1 << 18
 POLL_S = 0.005
@@ -60,7 +61,7 @@ def _read_once(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Prepared:
-    """The one that forks, and the way to it. It ends when this process does, however that is."""
+    """The one that forks, and the way to it. It ends when this process and all that were forked from it do, however that is."""
 
     def __init__(self, preloaded: str) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -74,15 +75,25 @@ class Prepared:
                 start_new_session=True,
             )
         self._one_at_a_time = threading.Lock()
+        self._asker = os.getpid()
 
     def ask(self, question: dict[str, object], fds: Sequence[int] = ()) -> int | None:
         with self._one_at_a_time:
+            if self._asker != os.getpid():
+                self._open_own_line()
             socket.send_fds(self._line, [json.dumps(question).encode()], fds)
             answer = self._line.recv(ASK_BYTES_MAX)
         if not answer:
             raise RuntimeError(f"the process that forks others ended ({self._popen.poll()})")
         said: int | None = json.loads(answer)
         return said
+
+    def _open_own_line(self) -> None:
+        """A process that was forked from the one that began it would hear the answers of others: it gets a line of its own."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, self._line as shared:
+            socket.send_fds(shared, [json.dumps({"line": True}).encode()], [theirs.fileno()])
+        self._line, self._asker = ours, os.getpid()
 
 
 _prepared: dict[str, Prepared] = {}
@@ -98,15 +109,11 @@ def prepared(preloaded: str) -> Prepared:
 
 
 class Forked:
-    """One forked process, as far as `subprocess.Popen` is needed for it."""
+    """One forked process, as far as `subprocess.Popen` is needed for it. Its files are one for what it says and one for errors, or a
+    terminal that it also reads from."""
 
     def __init__(
-        self,
-        args: Sequence[str],
-        stdout: IO[bytes],
-        stderr: IO[bytes],
-        env: Mapping[str, str] | None,
-        cwd: Path | None,
+        self, args: Sequence[str], files: Sequence[int], env: Mapping[str, str] | None, cwd: Path | None
     ) -> None:
         self.returncode: int | None = None
         given = dict(os.environ if env is None else env)
@@ -116,7 +123,7 @@ class Forked:
             "env": given,
             "cwd": str(Path.cwd() if cwd is None else cwd),
         }
-        pid = self._parent.ask(question, [stdout.fileno(), stderr.fileno()])
+        pid = self._parent.ask(question, files)
         assert pid is not None
         self.pid = pid
         try:
@@ -175,35 +182,51 @@ class _Nursery:
                 return
             self._ended[pid] = os.waitstatus_to_exitcode(status)
 
-    def serve(self, line: socket.socket) -> list[str]:
+    def serve(self, first: socket.socket) -> list[str]:
         """Answer asks until nobody is there to ask; a process that was forked gets the command that it is to run."""
-        while True:
-            message, fds, _, _ = socket.recv_fds(line, ASK_BYTES_MAX, 2)
-            if not message:
-                return []
-            ask = json.loads(message)
-            if "pid" in ask:
-                # Told once: the system gives the number to another process some day.
-                line.send(json.dumps(self._ended.pop(ask["pid"], None)).encode())
-                continue
-            pid = os.fork()
-            if not pid:
-                line.close()
-                _become(ask, *fds)
-                return list(ask["args"])
-            for fd in fds:
-                os.close(fd)
-            line.send(json.dumps(pid).encode())
+        lines = [first]
+        while lines:
+            for line in select.select(lines, [], [])[0]:
+                message, fds, _, _ = socket.recv_fds(line, ASK_BYTES_MAX, 2)
+                ask = json.loads(message or "null")
+                if ask is None:
+                    lines.remove(line)
+                    line.close()
+                elif "line" in ask:
+                    lines.append(socket.socket(fileno=fds[0]))
+                elif "pid" in ask:
+                    # Told once: the system gives the number to another process some day.
+                    _answer(line, self._ended.pop(ask["pid"], None))
+                elif pid := os.fork():
+                    for fd in fds:
+                        os.close(fd)
+                    _answer(line, pid)
+                else:
+                    for each in lines:
+                        each.close()
+                    _become(ask, fds)
+                    return list(ask["args"])
+        return []
 
 
-def _become(ask: dict[str, object], stdout: int, stderr: int) -> None:
+def _answer(line: socket.socket, said: int | None) -> None:
+    # The process that asked may have been killed meanwhile.
+    with contextlib.suppress(BrokenPipeError):
+        line.send(json.dumps(said).encode())
+
+
+def _become(ask: dict[str, object], files: list[int]) -> None:
     """What an interpreter finds when it is started, here by hand."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir(str(ask["cwd"]))
-    for own, standard in ((stdout, 1), (stderr, 2)):
+    is_in_terminal = len(files) == 1
+    for standard, own in enumerate(files * 3) if is_in_terminal else enumerate(files, 1):
         os.dup2(own, standard)
+    for own in files:
         os.close(own)
+    if is_in_terminal:
+        take_terminal()
     env, args = ask["env"], ask["args"]
     assert isinstance(env, dict)
     assert isinstance(args, list)
@@ -220,6 +243,12 @@ def _become(ask: dict[str, object], stdout: int, stderr: int) -> None:
         setattr(sys, name, file)
         setattr(sys, f"__{name}__", file)
     tempfile.tempdir = None
+
+
+def take_terminal() -> None:
+    """Have a new session take its terminal for its own, and hear when it is closed, though the tests may run under nohup."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _python_path(env: Mapping[str, str]) -> list[str]:

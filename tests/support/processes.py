@@ -110,7 +110,7 @@ class Proc:
         with self.stdout_path.open("xb") as stdout, self.stderr_path.open("xb") as stderr:
             self.popen: subprocess.Popen[bytes] | Forked
             if fits(self.args, env):
-                self.popen = Forked(self.args, stdout, stderr, env, cwd)
+                self.popen = Forked(self.args, [stdout.fileno(), stderr.fileno()], env, cwd)
             else:
                 self.popen = subprocess.Popen(
                     self.args,

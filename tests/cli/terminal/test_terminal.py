@@ -23,6 +23,7 @@ from rich.cells import cell_len
 from docs.pictures import Screen
 from tests.cli.conftest import QUICK, Desk, store_taken
 from tests.support.engine import Engine
+from tests.support.prepared import Forked, fits, take_terminal
 from tests.support.processes import Processes
 from tests.support.tidegate import TIDEGATE, behaving, chat_line
 
@@ -30,12 +31,6 @@ CTRL_C = b"\x03"
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 ERASE_LINE = "\x1b[2K"
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
-
-
-def _sit_down() -> None:
-    """Have the new session take its terminal for its own, and hear when it is closed, though the tests may run under nohup."""
-    os.close(os.open(os.ttyname(0), os.O_RDWR))
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class Terminal:
@@ -49,16 +44,21 @@ class Terminal:
         arguments = arguments or ("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl")
         self._ours, theirs = pty.openpty()
         ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        self.popen = subprocess.Popen(
-            [TIDEGATE, *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            cwd=desk.here,
-            env={"PATH": os.environ["PATH"], "TERM": kind, **QUICK},
-            start_new_session=True,
-            preexec_fn=_sit_down,  # noqa: PLW1509 - it needs nothing of other threads
-        )
+        command, env = [TIDEGATE, *arguments], {"PATH": os.environ["PATH"], "TERM": kind, **QUICK}
+        self.popen: subprocess.Popen[bytes] | Forked
+        if fits(command, env):
+            self.popen = Forked(command, [theirs], env, desk.here)
+        else:
+            self.popen = subprocess.Popen(
+                command,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                cwd=desk.here,
+                env=env,
+                start_new_session=True,
+                preexec_fn=take_terminal,  # noqa: PLW1509 - it needs nothing of other threads
+            )
         os.close(theirs)
         self.raw = ""
 
