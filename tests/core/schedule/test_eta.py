@@ -247,6 +247,14 @@ def test_of_requests_that_are_all_as_long_longer_ones_are_thought_to_take_as_muc
     assert fitted([alike, Minute(0, 6_000, 12_000, 60)]).ms == Linear(0.0, 5.0)
 
 
+def test_minutes_of_an_earlier_version_say_nothing_of_longer_requests() -> None:
+    mixed = minute_of([(100, 1_000, 100), (1_000, 1_000, 1_000)])
+    before = Minute(0, 50_000, 50_000, 500, 60_000, 500_000)
+    assert fitted([before, mixed]) == fitted([mixed])
+    assert fitted([mixed]).ms == Linear(1_000.0, 0.0)
+    assert fitted([before]).ms == Linear(0.0, 10.0)
+
+
 def test_no_request_takes_less_than_nothing() -> None:
     """Longer requests that were answered sooner, and those that take more for each unit the longer they are, both meet a bound."""
     sooner = fitted([minute_of([(10, 1_000, 10), (1_000, 10, 1_000)])])

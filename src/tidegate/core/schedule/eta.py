@@ -94,7 +94,8 @@ def slack_ms(time_left_ms: int, left_units: int, rate: float | None) -> int | No
 
 
 def fitted(minutes: Sequence[Minute]) -> RequestCost:
-    """What requests of a model take, by those of these minutes."""
+    """What requests of a model take, by those of these minutes. An earlier version of the program wrote down no sums of products."""
+    minutes = [one for one in minutes if one.unit_squares] or minutes
     timed = [one for one in minutes if one.call_ms]
     return RequestCost(
         _fitted(timed, sum(one.call_ms for one in timed), sum(one.unit_ms for one in timed)),
