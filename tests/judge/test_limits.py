@@ -154,9 +154,12 @@ def test_what_a_worker_holds_may_have_reasons_that_are_not_committed_yet(world: 
             ClaimedUsage(10, 4, 0, 0),
         ),
         ({"prompt_tokens": True}, ClaimedUsage()),
-        ({"prompt_tokens": -1, "completion_tokens": 3}, ClaimedUsage()),
+        ({"prompt_tokens": -1, "completion_tokens": 3}, ClaimedUsage(0, 0, 3, 0)),
+        ({"prompt_tokens": 7.0, "completion_tokens": 2.5}, ClaimedUsage(7, 0, 0, 0)),
+        ({"prompt_tokens": 1e300}, ClaimedUsage()),
+        ({"output_tokens": 5, "output_tokens_details": {"thinking_tokens": 4}}, ClaimedUsage(0, 0, 5, 4)),
         ({"prompt_tokens": 1 << 41}, ClaimedUsage()),
-        ({"prompt_tokens": 1, "prompt_tokens_details": 7}, ClaimedUsage()),
+        ({"prompt_tokens": 1, "prompt_tokens_details": 7}, ClaimedUsage(1, 0, 0, 0)),
     ],
 )
 def test_usage_is_read_in_every_dialect(said: object, usage: ClaimedUsage) -> None:

@@ -252,20 +252,18 @@ def _read_error(read: ResultLine, fields: Any) -> None:
 
 
 def read_usage(usage: Any) -> ClaimedUsage:
-    """What an answer says it cost. Numbers that are no token counts make the whole statement worthless."""
+    """What an answer says it cost. A number that is no token count says nothing; the others still do."""
     if not isinstance(usage, dict):
         return ClaimedUsage()
-    try:
-        prompt, completion = _tokens(usage, "prompt_tokens"), _tokens(usage, "completion_tokens")
-        read, thought = _tokens(usage, "input_tokens"), _tokens(usage, "output_tokens")
-        from_cache, to_cache = _tokens(usage, "cache_read_input_tokens"), _tokens(usage, "cache_creation_input_tokens")
-        cached = _detail(usage, ("prompt_tokens_details", "input_tokens_details"), "cached_tokens")
-        reasoning = _detail(usage, ("completion_tokens_details", "output_tokens_details"), "reasoning_tokens")
-    except ValueError:
-        return ClaimedUsage()
+    prompt, completion = _tokens(usage, "prompt_tokens"), _tokens(usage, "completion_tokens")
+    read, thought = _tokens(usage, "input_tokens"), _tokens(usage, "output_tokens")
+    from_cache, to_cache = _tokens(usage, "cache_read_input_tokens"), _tokens(usage, "cache_creation_input_tokens")
+    cached = _tokens(_details(usage, "prompt_tokens_details", "input_tokens_details"), "cached_tokens") or 0
+    written = _details(usage, "completion_tokens_details", "output_tokens_details")
+    reasoning = _tokens(written, "reasoning_tokens") or _tokens(written, "thinking_tokens") or 0
     if prompt is None:
         # Anthropic counts what it read from or wrote to its cache apart from the other input.
-        prompt = (read or 0) + (from_cache or 0) + (to_cache or 0)
+        prompt = min((read or 0) + (from_cache or 0) + (to_cache or 0), TOKENS_MAX)
         cached = cached or from_cache or 0
     output = completion if completion is not None else thought or 0
     return ClaimedUsage(prompt, min(cached, prompt), output, min(reasoning, output))
@@ -273,21 +271,11 @@ def read_usage(usage: Any) -> ClaimedUsage:
 
 def _tokens(usage: dict[str, Any], key: str) -> int | None:
     value = usage.get(key)
-    if value is None:
-        return None
-    if type(value) is not int or not 0 <= value <= TOKENS_MAX:
-        raise ValueError(key)
-    return value
+    if type(value) is float and value == value // 1:
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
 
 
-def _detail(usage: dict[str, Any], keys: tuple[str, str], key: str) -> int:
-    """Both are checked, the first that is there counts."""
-    values: list[int] = []
-    for name in keys:
-        details = usage.get(name)
-        if details is None:
-            continue
-        if not isinstance(details, dict):
-            raise ValueError(name)
-        values.append(_tokens(details, key) or 0)
-    return values[0] if values else 0
+def _details(usage: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The first of these that is an object counts."""
+    return next((usage[key] for key in keys if isinstance(usage.get(key), dict)), {})

@@ -48,6 +48,29 @@ def test_usage_is_heard_where_no_space_follows_the_name_of_a_line() -> None:
     assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 5, 4, 0), 0)
 
 
+@pytest.mark.parametrize("odd", [b"-1", b'"6"', b"6.5", b"true", b"null"])
+def test_an_odd_count_in_a_stream_spoils_no_other(odd: bytes) -> None:
+    ear = UsageReader()
+    ear.feed(CHAT.replace(b'"cached_tokens":5', b'"cached_tokens":%s' % odd))
+    ear.end_stream()
+    assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 0, 4, 0), 0)
+    ear = UsageReader()
+    ear.feed(MESSAGES.replace(b'"cache_read_input_tokens":5', b'"cache_read_input_tokens":%s' % odd))
+    ear.end_stream()
+    assert (ear.usage, ear.uncounted_bytes) == (Usage(4, 0, 4, 0), 0)
+
+
+@pytest.mark.parametrize("first", [0, 1, 4])
+def test_what_the_last_event_of_a_message_counts_is_all_of_its_text(first: int) -> None:
+    """An answer of one token has it counted before its text comes, and the last event counts no more."""
+    text = b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"a long word"}}\n\n'
+    start, last = MESSAGES.split(b"event: message_delta")
+    ear = UsageReader()
+    ear.feed(start.replace(b'"output_tokens":1', b'"output_tokens":%d' % first) + text + b"event: message_delta" + last)
+    ear.end_stream()
+    assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 5, 4, 0), 0)
+
+
 @pytest.mark.parametrize(
     ("event", "text"),
     [

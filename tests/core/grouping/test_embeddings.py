@@ -260,11 +260,25 @@ def test_an_answer_of_a_bad_shape_is_not_split(body: bytes) -> None:
         split(body, [Part(b"k", b"", b'"a"', 1)] * 2)
 
 
-@pytest.mark.parametrize("usage", [b"null", b'"many"', b'{"prompt_tokens":-4}', b'{"prompt_tokens":1.5}', b"{}"])
-def test_odd_usage_costs_no_vector(usage: bytes) -> None:
+@pytest.mark.parametrize(
+    ("usage", "prompt"),
+    [
+        (b"null", 0),
+        (b'"many"', 0),
+        (b'{"prompt_tokens":-4}', 0),
+        (b'{"prompt_tokens":1.5}', 0),
+        (b'{"prompt_tokens":7.0}', 7),
+        (b'{"prompt_tokens":7,"completion_tokens":"3","prompt_tokens_details":{"cached_tokens":-1}}', 7),
+        (b'{"prompt_tokens":7,"x":1e999}', 0),
+        (b"{}", 0),
+    ],
+)
+def test_odd_usage_costs_no_vector_and_each_part_is_charged_what_its_line_says(usage: bytes, prompt: int) -> None:
     body = b'{"data":[{"index":0,"embedding":[1]},{"index":1,"embedding":[2]}],"usage":%b}' % usage
-    answers = [json.loads(one) for one, _ in split(body, [Part(b"k", b"", b'"a"', 1)] * 2)]
-    assert [one["data"][0]["embedding"] for one in answers] == [[1], [2]]
+    answers = split(body, [Part(b"k", b"", b'"a"', 1)] * 2)
+    assert [json.loads(one)["data"][0]["embedding"] for one, _ in answers] == [[1], [2]]
+    assert [answers_core.read("/v1/embeddings", one)[1] for one, _ in answers] == [used for _, used in answers]
+    assert sum(used.input_tokens for _, used in answers) == prompt
 
 
 def test_parts_of_two_kinds_are_not_built_into_one_call() -> None:

@@ -67,14 +67,28 @@ def test_usage_is_read_in_every_dialect(endpoint: str, body: bytes, usage: Usage
 
 @pytest.mark.parametrize(
     "numbers",
-    [b'"lots"', b"-1", b"1.5", b"1" + b"0" * 40, b"[]", b'{"prompt_tokens":"7"}'],
+    [b'"lots"', b"-1", b"1.5", b"1" + b"0" * 40, b"1e999", b"true", b"[]", b'{"prompt_tokens":"7"}'],
 )
-def test_odd_numbers_cost_the_usage_and_never_the_answer(numbers: bytes) -> None:
+def test_odd_numbers_say_nothing_and_never_cost_the_answer(numbers: bytes) -> None:
     for body in (
         b'{"choices":[{}],"usage":{"prompt_tokens":%s}}' % numbers,
         b'{"choices":[{}],"usage":%s}' % numbers,
     ):
         assert answer.read(CHAT, body) == (body, Usage())
+    beside = b'{"choices":[{}],"usage":{"prompt_tokens":10,"completion_tokens":%s}}' % numbers
+    assert answer.read(CHAT, beside) == (beside, Usage(10))
+    within = b'{"choices":[{}],"usage":{"prompt_tokens":10,"completion_tokens":5,"prompt_tokens_details":%s}}' % numbers
+    assert answer.read(CHAT, within) == (within, Usage(10, 0, 5))
+
+
+def test_a_whole_number_that_is_written_as_a_float_is_one() -> None:
+    body = b'{"choices":[{}],"usage":{"prompt_tokens":10.0,"completion_tokens":5e0,"prompt_tokens_details":{"cached_tokens":4.0}}}'
+    assert answer.read(CHAT, body) == (body, Usage(10, 4, 5))
+
+
+def test_thinking_tokens_are_those_of_reasoning() -> None:
+    body = b'{"content":[],"usage":{"input_tokens":3,"output_tokens":9,"output_tokens_details":{"thinking_tokens":7}}}'
+    assert answer.read("/v1/messages", body) == (body, Usage(3, 0, 9, 7))
 
 
 def test_more_cached_than_prompt_tokens_are_not_believed() -> None:

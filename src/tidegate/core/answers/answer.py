@@ -10,9 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tidegate.core.nouns import Usage
-
-# Above any real count and far below what a database's integer holds, so a hostile number cannot break a sum.
-TOKENS_MAX = 1 << 40
+from tidegate.core.usage.token_counts import TOKENS_MAX, token_count
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] | None
 # Python's own reader, and with it many programs that read result files, refuses an integer of more digits.
@@ -25,7 +23,7 @@ _DEPTH_LEFT = 400
 _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 
 
-_NO_ERROR = msgspec.Raw(b"null")
+_NULL = msgspec.Raw(b"null")
 
 
 class NotAnAnswer(ValueError):
@@ -37,7 +35,10 @@ class _InputDetails(msgspec.Struct):
 
 
 class _OutputDetails(msgspec.Struct):
+    """Anthropic calls them thinking tokens."""
+
     reasoning_tokens: _Tokens = None
+    thinking_tokens: _Tokens = None
 
 
 class ReportedUsage(msgspec.Struct):
@@ -66,47 +67,49 @@ _SomeThings = Annotated[list[_Thing], msgspec.Meta(min_length=1)]
 class _ChoicesAnswer(msgspec.Struct):
     choices: _SomeThings
     usage: ReportedUsage | None = None
-    error: msgspec.Raw = _NO_ERROR
+    error: msgspec.Raw = _NULL
 
 
 class _DataAnswer(msgspec.Struct):
     data: _SomeThings
     usage: ReportedUsage | None = None
-    error: msgspec.Raw = _NO_ERROR
+    error: msgspec.Raw = _NULL
 
 
 class _OutputAnswer(msgspec.Struct):
     output: _Things
     usage: ReportedUsage | None = None
-    error: msgspec.Raw = _NO_ERROR
+    error: msgspec.Raw = _NULL
 
 
 class _ResultsAnswer(msgspec.Struct):
     results: _SomeThings
     usage: ReportedUsage | None = None
-    error: msgspec.Raw = _NO_ERROR
+    error: msgspec.Raw = _NULL
 
 
 class _ContentAnswer(msgspec.Struct):
     content: _Things
     usage: ReportedUsage | None = None
-    error: msgspec.Raw = _NO_ERROR
+    error: msgspec.Raw = _NULL
 
 
 class _AnyAnswer(msgspec.Struct):
     usage: ReportedUsage | None = None
-    error: msgspec.Raw = _NO_ERROR
+    error: msgspec.Raw = _NULL
 
 
 class _WithoutUsage(msgspec.Struct):
-    """The second look at a body whose numbers could not be read: the shape is checked again, the usage is left out."""
+    """The second look at a body whose numbers could not all be read: the shape is checked again, and of the usage each count is read
+    by itself."""
 
     choices: _SomeThings | msgspec.UnsetType = msgspec.UNSET
     data: _SomeThings | msgspec.UnsetType = msgspec.UNSET
     output: _Things | msgspec.UnsetType = msgspec.UNSET
     results: _SomeThings | msgspec.UnsetType = msgspec.UNSET
     content: _Things | msgspec.UnsetType = msgspec.UNSET
-    error: msgspec.Raw = _NO_ERROR
+    error: msgspec.Raw = _NULL
+    usage: msgspec.Raw = _NULL
 
 
 class _Shape:
@@ -145,10 +148,10 @@ def read(endpoint: str, body: bytes) -> tuple[bytes, Usage]:
         usage = decoded.usage
     except msgspec.ValidationError as wrong:
         decoded = _without_usage(shape, body, wrong)
-        usage = None
+        usage = _raw_usage(decoded.usage)
     except (msgspec.DecodeError, RecursionError) as wrong:
         raise NotAnAnswer(_why_not_json(body, wrong)) from None
-    if decoded.error is not _NO_ERROR:
+    if decoded.error is not _NULL:
         _check_no_error(decoded.error)
     if body.count(b'"usage"') > 1 or (shape.essential and body.count(shape.quoted) > 1):
         _check_read_once(body, shape.essential)
@@ -168,19 +171,49 @@ def usage_of(reported: ReportedUsage) -> Usage:
         cached = read_cached.cached_tokens or 0
     thought = reported.completion_tokens_details or reported.output_tokens_details
     if thought is not None:
-        reasoning = thought.reasoning_tokens or 0
+        reasoning = thought.reasoning_tokens or thought.thinking_tokens or 0
     tokens = reported.prompt_tokens
     if tokens is None:
         # Anthropic counts what it read from or wrote to its cache apart from the other input.
         from_cache = reported.cache_read_input_tokens or 0
         tokens = (reported.input_tokens or 0) + from_cache + (reported.cache_creation_input_tokens or 0)
+        tokens = min(tokens, TOKENS_MAX)
         cached = cached or from_cache
     output = reported.completion_tokens if reported.completion_tokens is not None else reported.output_tokens or 0
     return Usage(tokens, cached if cached < tokens else tokens, output, reasoning if reasoning < output else output)
 
 
+def loose_usage(reported: Any) -> ReportedUsage | None:
+    """Return what can be believed of a usage whose counts are not all counts; None where it is no object."""
+    if not isinstance(reported, dict):
+        return None
+    inputs = [reported.get(name) for name in ("prompt_tokens_details", "input_tokens_details")]
+    outputs = [reported.get(name) for name in ("completion_tokens_details", "output_tokens_details")]
+    of_input = next((one for one in inputs if isinstance(one, dict)), None)
+    of_output = next((one for one in outputs if isinstance(one, dict)), None)
+    return ReportedUsage(
+        prompt_tokens=token_count(reported, "prompt_tokens"),
+        completion_tokens=token_count(reported, "completion_tokens"),
+        input_tokens=token_count(reported, "input_tokens"),
+        output_tokens=token_count(reported, "output_tokens"),
+        cache_read_input_tokens=token_count(reported, "cache_read_input_tokens"),
+        cache_creation_input_tokens=token_count(reported, "cache_creation_input_tokens"),
+        prompt_tokens_details=_InputDetails(token_count(of_input, "cached_tokens")),
+        completion_tokens_details=_OutputDetails(
+            token_count(of_output, "reasoning_tokens"), token_count(of_output, "thinking_tokens")
+        ),
+    )
+
+
+def _raw_usage(raw: msgspec.Raw) -> ReportedUsage | None:
+    try:
+        return loose_usage(json.loads(bytes(raw)))
+    except (ValueError, RecursionError):
+        return None
+
+
 def _without_usage(shape: _Shape, body: bytes, wrong: msgspec.ValidationError) -> _WithoutUsage:
-    # A paid answer is not thrown away because its numbers are odd: only its usage is.
+    # A paid answer is not thrown away because its numbers are odd: only those numbers are.
     try:
         decoded = _decode_without_usage(body)
     except msgspec.ValidationError:

@@ -6,11 +6,12 @@ all text of a stream without one, is counted by its bytes.
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from tidegate.core.answers.answer import ReportedUsage, usage_of
+from tidegate.core.answers.answer import ReportedUsage, loose_usage, usage_of
 from tidegate.core.answers.answer_text import text_bytes
 from tidegate.core.nouns import Usage
 
@@ -19,6 +20,7 @@ LINE_BYTES_MAX = 1 << 20
 KEPT_BYTES_MAX = 1 << 16
 
 _DONE = b"[DONE]"
+_LAST = "message_delta"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _SAYS_USAGE = re.compile(rb'"usage"[ \t]*:[ \t]*\{')
 
@@ -45,11 +47,15 @@ class _Event(msgspec.Struct):
 
 
 class _Loose(msgspec.Struct):
-    """The second look at an event whose numbers could not be read: it still brings text."""
+    """The second look at an event whose numbers could not all be read: it still brings text, and other numbers."""
 
     choices: Any = None
     delta: Any = None
     content_block: Any = None
+    usage: Any = None
+    response: Any = None
+    message: Any = None
+    type: Any = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -117,11 +123,9 @@ class UsageReader:
             last, at = line_end.span() if line_end is not None else (end, end)
             if not data.startswith(b"data:", first):
                 continue
-            before = self.usage.output_tokens if self.usage is not None else 0
-            self._read_event(data[first + 5 : last])
+            counts_all = self._read_event(data[first + 5 : last])
             usage_parts.append((first, at))
-            if self.usage is not None and self.usage.output_tokens > before:
-                # It counts all that came before.
+            if counts_all:
                 uncounted = at
         for first, last in usage_parts:
             if first >= uncounted:
@@ -135,42 +139,51 @@ class UsageReader:
             if data and data != _DONE:
                 self._read_event(data)
 
-    def _read_event(self, data: bytes) -> None:
+    def _read_event(self, data: bytes) -> bool:
+        """Note what an event says; True when its usage counts all the text that came before."""
         try:
             event = _decode(data)
         except msgspec.ValidationError:
-            self._read_loosely(data)
-            return
+            return self._read_loosely(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self.uncounted_bytes += len(data)
-            return
+            return False
         if event.choices:
             for choice in event.choices:
                 self.uncounted_bytes += (
                     text_bytes(choice.delta) if choice.text is None else text_bytes([choice.delta, choice.text])
                 )
-        elif event.delta is not None and event.type != "message_delta":
+        elif event.delta is not None and event.type != _LAST:
             self.uncounted_bytes += text_bytes(event.delta)
         elif event.content_block is not None:
             self.uncounted_bytes += text_bytes(event.content_block)
-        if event.usage is not None:
-            self._note_usage(usage_of(event.usage))
-        for holder in (event.response, event.message):
-            if holder is not None and holder.usage is not None:
-                self._note_usage(usage_of(holder.usage))
+        inner = (holder.usage for holder in (event.response, event.message) if holder is not None)
+        return self._note_usages((event.usage, *inner), event.type)
 
-    def _read_loosely(self, data: bytes) -> None:
+    def _read_loosely(self, data: bytes) -> bool:
         try:
             event = _decode_loose(data)
         except msgspec.MsgspecError:
             # It is JSON, but no object.
             self.uncounted_bytes += len(data)
-            return
-        self.uncounted_bytes += text_bytes(event.choices) + text_bytes(event.delta) + text_bytes(event.content_block)
+            return False
+        delta = None if event.type == _LAST else event.delta
+        self.uncounted_bytes += text_bytes(event.choices) + text_bytes(delta) + text_bytes(event.content_block)
+        inner = (holder.get("usage") for holder in (event.response, event.message) if isinstance(holder, dict))
+        return self._note_usages([loose_usage(one) for one in (event.usage, *inner)], event.type)
 
-    def _note_usage(self, new: Usage) -> None:
+    def _note_usages(self, reported: Iterable[ReportedUsage | None], kind: Any) -> bool:
+        counts_all = False
+        for one in reported:
+            if one is not None:
+                counts_all = self._note_usage(usage_of(one), is_last=kind == _LAST) or counts_all
+        return counts_all
+
+    def _note_usage(self, new: Usage, *, is_last: bool) -> bool:
+        """Anthropic counts an answer's first token before there is any text; what its last event counts may be no more than that."""
         old = self.usage or Usage()
-        if new.output_tokens > old.output_tokens:
+        counts_all = new.output_tokens > old.output_tokens or (is_last and new.output_tokens > 0)
+        if counts_all:
             self.uncounted_bytes = 0
         # Each count is cumulative, and one that is not repeated stands as it was.
         self.usage = Usage(
@@ -179,3 +192,4 @@ class UsageReader:
             max(new.output_tokens, old.output_tokens),
             max(new.reasoning_tokens, old.reasoning_tokens),
         )
+        return counts_all

@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from tidegate.core.answers.answer import ReportedUsage, usage_of
+from tidegate.core.answers.answer import ReportedUsage, loose_usage, usage_of
 from tidegate.core.apportion import apportion
 from tidegate.core.errors import BrokenAnswer, HandedBack, KeyRejected, PoolExhausted, Refused, UpstreamError, Withheld
 from tidegate.core.nouns import Usage
 from tidegate.core.usage.estimate import prompt_tokens
+from tidegate.core.usage.token_counts import as_count
 
 ENDPOINT = "/v1/embeddings"
 # Two inputs already save a call; a deployment whose calls cost little may want more before it pays.
@@ -205,9 +206,9 @@ def _split_usage(reported: msgspec.Raw | None, weights: Sequence[int]) -> list[t
     try:
         whole = _decode_usage(reported)
     except (msgspec.MsgspecError, RecursionError):
-        # A paid answer is not thrown away because its numbers are odd: like in any other answer, only its usage is.
-        return [(None, Usage())] * len(weights)
-    prompts = apportion(_count(whole.get("prompt_tokens")) or 0, weights)
+        # A paid answer is not thrown away because its usage cannot be divided: only the usage is, so that no part has the whole of it.
+        return [(_Raw(b"null"), Usage())] * len(weights)
+    prompts = apportion(as_count(whole.get("prompt_tokens")) or 0, weights)
     parts: list[dict[str, Any]] = [{} for _ in weights]
     for name, value in whole.items():
         for part, share in zip(parts, _divide(name, value, whole, prompts, weights), strict=True):
@@ -217,17 +218,18 @@ def _split_usage(reported: msgspec.Raw | None, weights: Sequence[int]) -> list[t
 
 def _counted(reported: bytes) -> tuple[msgspec.Raw, Usage]:
     try:
-        return _Raw(reported), usage_of(_decode_reported(reported))
+        found: ReportedUsage | None = _decode_reported(reported)
     except msgspec.MsgspecError:
-        return _Raw(reported), Usage()
+        found = loose_usage(_decode_usage(reported))
+    return _Raw(reported), Usage() if found is None else usage_of(found)
 
 
 def _divide(name: str, value: Any, whole: dict[str, Any], prompts: list[int], weights: Sequence[int]) -> list[Any]:
-    count = _count(value)
+    count = as_count(value)
     if name == "prompt_tokens" and count is not None:
         return prompts
     if count is not None:
-        prompt, completion = _count(whole.get("prompt_tokens")), _count(whole.get("completion_tokens")) or 0
+        prompt, completion = as_count(whole.get("prompt_tokens")), as_count(whole.get("completion_tokens")) or 0
         if name == "total_tokens" and prompt is not None and count == prompt + completion:
             # The sum of two numbers that were divided is the sum of their parts; rounded by itself it could be another.
             return [mine + other for mine, other in zip(prompts, apportion(completion, weights), strict=True)]
@@ -236,16 +238,12 @@ def _divide(name: str, value: Any, whole: dict[str, Any], prompts: list[int], we
         # Cached tokens are a part of the prompt: divided alike, no item has more of them than prompt.
         nested: list[dict[str, Any]] = [{} for _ in weights]
         for inner, detail in value.items():
-            number = _count(detail)
+            number = as_count(detail)
             shares = [detail] * len(weights) if number is None else apportion(number, prompts)
             for part, share in zip(nested, shares, strict=True):
                 part[inner] = share
         return list(nested)
     return [value] * len(weights)
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
 
 
 class Remedy(StrEnum):

@@ -5,6 +5,8 @@ OpenAI counts cached tokens within the prompt, Anthropic beside the rest of the 
 
 from typing import Any
 
+from tidegate.core.usage.token_counts import TOKENS_MAX, token_count
+
 STOP_TO_ANTHROPIC = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -22,14 +24,17 @@ STOP_TO_OPENAI = {
 
 
 def _count(holder: Any, name: str) -> int:
-    value = holder.get(name) if isinstance(holder, dict) else None
-    return value if type(value) is int and value >= 0 else 0
+    return token_count(holder, name) or 0
+
+
+def _details(usage: Any, name: str) -> Any:
+    return usage.get(name) if isinstance(usage, dict) else None
 
 
 def usage_to_anthropic(usage: Any) -> dict[str, Any]:
     """What is unknown counts as 0: the shape has no word for it."""
     prompt = _count(usage, "prompt_tokens")
-    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    details = _details(usage, "prompt_tokens_details")
     cached = min(prompt, _count(details, "cached_tokens"))
     written = min(prompt - cached, _count(details, "cache_write_tokens"))
     out: dict[str, Any] = {
@@ -38,15 +43,17 @@ def usage_to_anthropic(usage: Any) -> dict[str, Any]:
         "cache_read_input_tokens": cached,
         "output_tokens": _count(usage, "completion_tokens"),
     }
-    thought = _count(usage.get("completion_tokens_details") if isinstance(usage, dict) else None, "reasoning_tokens")
+    thought = _count(_details(usage, "completion_tokens_details"), "reasoning_tokens")
     if thought:
         out["output_tokens_details"] = {"thinking_tokens": thought}
     return out
 
 
 def usage_to_openai(usage: Any) -> dict[str, Any]:
-    cached, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
-    prompt = _count(usage, "input_tokens") + cached + written
+    read, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
+    prompt = min(_count(usage, "input_tokens") + read + written, TOKENS_MAX)
+    # Some servers say it as OpenAI's responses do, within the rest of the input.
+    cached = min(_count(_details(usage, "input_tokens_details"), "cached_tokens") or read, prompt)
     output = _count(usage, "output_tokens")
     out: dict[str, Any] = {
         "prompt_tokens": prompt,
@@ -56,7 +63,8 @@ def usage_to_openai(usage: Any) -> dict[str, Any]:
     }
     if written:
         out["prompt_tokens_details"]["cache_write_tokens"] = written
-    thought = _count(usage.get("output_tokens_details") if isinstance(usage, dict) else None, "thinking_tokens")
+    details = _details(usage, "output_tokens_details")
+    thought = min(_count(details, "reasoning_tokens") or _count(details, "thinking_tokens"), output)
     if thought:
         out["completion_tokens_details"] = {"reasoning_tokens": thought}
     return out

@@ -1,0 +1,18 @@
+"""The counts of tokens that a model server reports, one by one: an odd one says nothing, and spoils no other."""
+
+from typing import Any
+
+# Above any real count and far below what a database's integer holds, so a hostile number cannot break a sum.
+TOKENS_MAX = 1 << 40
+
+
+def token_count(holder: Any, name: str) -> int | None:
+    """Return the count of this name; None where there is none that can be believed."""
+    return as_count(holder.get(name)) if isinstance(holder, dict) else None
+
+
+def as_count(value: Any) -> int | None:
+    """Return a value as a count; None where it is none. `10.0` is one."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
