@@ -13,7 +13,7 @@ from zlib import crc32
 from tidegate.judge.jsonl import JsonlLine, NamedTwice, NotJson, read_json
 
 BOM = b"\xef\xbb\xbf"
-TOKENS_MAX = 1 << 40
+TOKENS_MAX = 1 << 28
 COPIED = ("deduplicated", "reused")
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ITEM_ID = re.compile(r"batch_req_([0-9A-Za-z]{16})([0-9A-Za-z]{6})", re.ASCII)

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-# Above any real count and far below what a database's integer holds, so a hostile number cannot break a sum.
-TOKENS_MAX = 1 << 40
+# Above any real count, and so low that a job of wrong ones at the dearest price does not soon cost more than a database's integer holds:
+# the worker that recorded such a sum would fail, and so would each one after it.
+TOKENS_MAX = 1 << 28
 
 
 def token_count(holder: Any, name: str) -> int | None:
