@@ -13,7 +13,7 @@ from tests.contracts.test_store_publish import closed, publish
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_controls import JobControls
 from tidegate.core.job_lists import JobFilter, JobSort
-from tidegate.core.nouns import Job, JobEnd, PublishTurns
+from tidegate.core.nouns import Job, JobEnd, LineError, PublishTurns
 from tidegate.core.operations import OperationScope
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
@@ -275,6 +275,15 @@ async def test_a_list_by_failures_goes_on_behind_a_job_of_one_item_and_behind_a_
     await store.publish_job(await world.look(jobs[2]), token, end=JobEnd(None))
     await store.forget_job(jobs[2].id)
     assert await behind(jobs[2]) == []
+
+
+async def test_a_job_whose_input_was_refused_has_failed_as_an_operator_asks(world: StoreWorld) -> None:
+    job, token = await world.job(await world.caller()), world.token()
+    assert await world.store.take_step(job.id, JobState.VALIDATING, await world.worker(), token)
+    await world.store.refuse_job(job.id, token, [LineError("bad", "no")])
+    refused = await world.look(job)
+    assert (refused.state, refused.closing) == (JobState.FAILED, None)
+    assert await world.store.end_as_failed(job.id) == refused
 
 
 async def test_an_operator_ends_a_job_that_waits(world: StoreWorld) -> None:

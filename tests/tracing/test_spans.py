@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import format_span_id
 
 from tests.upstream.raw_server import RawServer
 from tests.upstream.world import RouterWorld, deployment
@@ -17,7 +18,7 @@ from tidegate import tracing
 from tidegate.core.deployments import Hints
 from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.settings.collector import wants_traces
-from tidegate.tracing.spans import Spans
+from tidegate.tracing.spans import Spans, _job_context
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -145,3 +146,12 @@ async def test_few_spans_are_kept_for_a_collector_that_takes_none(monkeypatch: p
 def _spans_alive() -> int:
     gc.collect()
     return sum(isinstance(one, ReadableSpan) for one in gc.get_objects())
+
+
+def test_the_span_of_every_job_has_an_id_that_a_collector_takes(spans: Spans) -> None:
+    creator = spans.begin_creation().traceparent
+    for number in range(9):
+        context = _job_context(f"batch_{number}", creator)
+        assert context is not None
+        assert context.is_valid
+        assert len(format_span_id(context.span_id)) == 16

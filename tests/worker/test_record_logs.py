@@ -417,6 +417,15 @@ async def test_a_flush_waits_for_so_many_lines_or_bytes_and_for_nothing_more() -
         assert len(ledger.committed) == 4, "a hurry is about what waited then"
 
 
+async def test_what_was_tried_is_told_with_no_line_beside_it() -> None:
+    """Another worker must not believe that the item was never tried."""
+    ledger = Ledger()
+    async with noting(ledger, FlushLimits(0, 3, 1_000, 1_500)) as recorder:
+        recorder.tried("job", "t", Attempts(8, 1, 0, "throttled"))
+        await turns()
+        assert ledger.committed == [0]
+
+
 async def test_an_object_is_worth_waiting_for_until_it_is_large_or_old_enough() -> None:
     ledger = Ledger()
     ledger.seal_after_ms, ledger.seal_after_bytes = 3_600_000, 30

@@ -566,3 +566,8 @@ def test_an_error_says_its_kind_in_either_shape(status: int, kind: str, back: st
 def test_any_body_makes_an_error_with_a_message(body: bytes) -> None:
     assert json.loads(error_to_anthropic(500, body))["error"]["message"]
     assert json.loads(error_to_openai(500, body))["error"]["message"]
+
+
+def test_a_field_of_the_wrong_kind_is_told_what_it_may_be() -> None:
+    with pytest.raises(ApiProblem, match="tool_choice.* must be text or an object"):
+        request_to_anthropic(packed({"model": "m", "messages": [USER], "tool_choice": 1}))

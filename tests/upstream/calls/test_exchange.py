@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.upstream.raw_server import CHAT as CHAT_ANSWER
-from tests.upstream.raw_server import Peer, RawServer, Request, eventually
+from tests.upstream.raw_server import Peer, RawServer, Request, answers_with, eventually
 from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.answers.redaction import KeyRedactor
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, UpstreamError
@@ -83,3 +83,15 @@ async def test_a_stream_that_is_answered_in_one_piece_has_its_first_token_while_
         assert not reading.done()
         rest.set()
         assert (await reading).status == 200
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("status", [300, 299])
+async def test_a_user_gets_an_answer_with_a_good_status_alone(world: RouterWorld, status: int) -> None:
+    traffic = Traffic(lambda engine: Shaped(CHAT, b"{}"), is_stream=False)
+    async with RawServer(answers_with(status, CHAT_ANSWER)) as server, world.router(deployment(server.url)) as router:
+        if status == 299:
+            assert (await router.open(world.call(), traffic)).status == status
+        else:
+            with pytest.raises(Refused):
+                await router.open(world.call(), traffic)

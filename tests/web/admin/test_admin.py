@@ -115,6 +115,14 @@ def test_each_change_is_noted_with_who_and_what(desk: AdminDesk) -> None:
     assert len(desk.audit()) == 2, "what was refused changed nothing"
 
 
+def test_a_key_has_so_many_calls_at_once_at_most(desk: AdminDesk) -> None:
+    made = desk.writer.post("/admin/v1/keys", json={"org": "acme", "parallel_max": 1_000_000}).json()
+    for path, wish in (("/admin/v1/keys", {"org": "acme"}), (f"/admin/v1/keys/{made['id']}/change", {})):
+        for count in (-1, 1_000_001):
+            refused = desk.writer.post(path, json={**wish, "parallel_max": count})
+            is_error(refused, {"status": 400, "param": "parallel_max"})
+
+
 def test_the_audit_holds_no_secret(desk: AdminDesk) -> None:
     made = desk.writer.post("/admin/v1/keys", json={"org": "acme", "label": "ci"}).json()
     rotated = desk.writer.post(f"/admin/v1/keys/{made['id']}/rotate", json={}).json()

@@ -66,6 +66,7 @@ def test_the_impact_is_shown_before_and_the_progress_after(desk: AdminDesk) -> N
     carry_out(desk)
     now = desk.reader.get(f"{OPERATIONS}/{made['id']}").json()
     assert (now["status"], now["done"], now["failed"]) == ("completed", 1, 0)
+    assert made["created_at"] <= now["ended_at"] <= made["created_at"] + 600
     assert desk.web.job(desk.our_batch).paused_at is not None
     assert desk.web.job(desk.their_batch).paused_at is None
     [noted] = desk.audit(target=desk.our_batch)

@@ -65,6 +65,7 @@ def names(client: httpx2.Client, batch_id: str, **query: Any) -> list[str]:
         answer = client.get(f"/v1/batches/{batch_id}/items", params={**query, **after})
         assert answer.status_code == 200, answer.text
         page = answer.json()
+        assert page["first_id"] == (page["data"][0]["id"] if page["data"] else None)
         found += [one["custom_id"] for one in page["data"]]
         if not page["has_more"]:
             return found
@@ -123,6 +124,23 @@ def test_one_item_with_its_request_and_its_response(client: httpx2.Client, batch
     if number in ANSWERED:
         assert shown["response"]["body"] == {"n": number}
     assert client.get(f"{path}/{shown['id']}").json() == shown
+
+
+@pytest.mark.parametrize("count", [1, 7, 100])
+def test_one_item_is_found_however_its_files_are_cut(
+    client: httpx2.Client, batch_id: str, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    whole = job_items.file_bytes
+
+    async def pieces(*where: Any) -> AsyncIterator[bytes]:
+        async for piece in whole(*where):
+            for start in range(0, len(piece), count):
+                yield piece[start : start + count]
+
+    monkeypatch.setattr(job_items, "file_bytes", pieces)
+    for name in NAMES:
+        found = client.get(f"/v1/batches/{batch_id}/items/{name.replace('/', '%2F')}").json()
+        assert found["custom_id"] == name
 
 
 def test_a_name_with_a_slash_may_be_escaped(client: httpx2.Client, batch_id: str) -> None:
