@@ -569,5 +569,5 @@ def test_any_body_makes_an_error_with_a_message(body: bytes) -> None:
 
 
 def test_a_field_of_the_wrong_kind_is_told_what_it_may_be() -> None:
-    with pytest.raises(ApiProblem, match="tool_choice.* must be text or an object"):
+    with pytest.raises(ApiProblem, match=r"tool_choice.* must be text or an object"):
         request_to_anthropic(packed({"model": "m", "messages": [USER], "tool_choice": 1}))
