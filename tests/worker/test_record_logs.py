@@ -421,6 +421,7 @@ async def test_what_was_tried_is_told_with_no_line_beside_it() -> None:
     """Another worker must not believe that the item was never tried."""
     ledger = Ledger()
     async with noting(ledger, FlushLimits(0, 3, 1_000, 1_500)) as recorder:
+        await turns()
         recorder.tried("job", "t", Attempts(8, 1, 0, "throttled"))
         await turns()
         assert ledger.committed == [0]

@@ -87,8 +87,9 @@ async def test_a_stream_that_is_answered_in_one_piece_has_its_first_token_while_
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("status", [300, 299])
-async def test_a_user_gets_an_answer_with_a_good_status_alone(world: RouterWorld, status: int) -> None:
-    traffic = Traffic(lambda engine: Shaped(CHAT, b"{}"), is_stream=False)
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_user_gets_an_answer_with_a_good_status_alone(world: RouterWorld, status: int, is_stream: bool) -> None:
+    traffic = Traffic(lambda engine: Shaped(CHAT, b"{}"), is_stream=is_stream)
     async with RawServer(answers_with(status, CHAT_ANSWER)) as server, world.router(deployment(server.url)) as router:
         if status == 299:
             assert (await router.open(world.call(), traffic)).status == status

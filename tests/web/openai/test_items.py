@@ -19,6 +19,7 @@ from tests.web.server import WebServer
 from tidegate.core.answers.results import error_line, never_ran_line, response_line
 from tidegate.core.ids import item_id
 from tidegate.core.states import Outcome
+from tidegate.store.file_bytes import file_bytes
 from tidegate.web.jobs import job_items
 from tidegate.web.jobs.job_items import LOOKUPS_MAX
 
@@ -130,7 +131,7 @@ def test_one_item_with_its_request_and_its_response(client: httpx2.Client, batch
 def test_one_item_is_found_however_its_files_are_cut(
     client: httpx2.Client, batch_id: str, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    whole = job_items.file_bytes
+    whole = file_bytes
 
     async def pieces(*where: Any) -> AsyncIterator[bytes]:
         async for piece in whole(*where):
