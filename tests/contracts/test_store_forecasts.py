@@ -137,6 +137,21 @@ async def test_a_minute_knows_how_what_requests_take_hangs_on_their_units(world:
     assert minute.unit_tokens == 5 * 9 + 11 * 11 + 20 * 1
 
 
+async def test_the_longest_requests_that_there_may_be_are_summed_too(world: StoreWorld) -> None:
+    """Their products are more than a database's integer holds."""
+    job, log = await world.running(await world.caller(), 8), await world.log()
+    texts, units, took_ms = [line(job.id, number) for number in range(2)], 10**15, 10**10
+    entries = [
+        Finished(number, Outcome.ANSWERED, len(text), 0, "", Usage(), 0, MODEL, units, took_ms=took_ms)
+        for number, text in enumerate(texts)
+    ]
+    await world.record(JobFlush(job.id, answers=entries, answers_placed=log.append(texts)))
+    [minute] = (await world.store.forecast(MODEL, job.share_owner, Backlog(500))).minutes
+    assert (minute.units, minute.call_ms) == (2 * units, 2 * took_ms)
+    assert minute.unit_squares == minute.unit_tokens == pytest.approx(2 * units**2)
+    assert minute.unit_ms == pytest.approx(2 * units * took_ms)
+
+
 async def test_calls_that_are_told_together_keep_a_worker_busy_as_long_as_the_longest(world: StoreWorld) -> None:
     job, log = await world.running(await world.caller(), 8), await world.log()
     await world.clock.advance(60_000 - await world.store.now_ms() % 60_000 + 20_000)

@@ -335,7 +335,7 @@ class FlowAccounting(msgspec.Struct):
 
     _flows: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
     _jobs: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
-    _rates: dict[tuple[str, str], list[int]] = msgspec.field(default_factory=dict)
+    _rates: dict[tuple[str, str], list[float]] = msgspec.field(default_factory=dict)
     _usage: dict[tuple[str, str, str], list[int]] = msgspec.field(default_factory=dict)
 
     async def add(self, tx: Tx, job_id: str, share_owner: str, blob_id: str, entries: list[Finished]) -> None:
@@ -359,9 +359,10 @@ class FlowAccounting(msgspec.Struct):
                 sums[3] = max(sums[3], *took_ms)
                 sums[4] += sum(took_ms)
                 sums[5] += usage.input_tokens
-                sums[6] += sum(map(mul, units, units))
-                sums[7] += sum(map(mul, units, took_ms))
-                sums[8] += sum(map(mul, units, costs))
+                # Products of long requests are more than a database's integer holds.
+                sums[6] += float(sum(map(mul, units, units)))
+                sums[7] += float(sum(map(mul, units, took_ms)))
+                sums[8] += float(sum(map(mul, units, costs)))
             if tries:
                 for one in tries * len(run):
                     self._use((job_id, one.model, one.deployment), 1, one.usage, [one.cost_nano])
