@@ -261,6 +261,38 @@ def test_whole_answers_agree_with_and_without_usage(
     assert books.agree() > 0
 
 
+ODD: dict[str, Any] = {
+    "negative": {"prompt_tokens": -10, "completion_tokens": 5},
+    "texts": {"prompt_tokens": "10", "completion_tokens": "5"},
+    "halves": {"prompt_tokens": 10.5, "completion_tokens": 5},
+    "too many": {"prompt_tokens": 10, "completion_tokens": 1 << 60},
+    "only a prompt": {"prompt_tokens": 10},
+    "only an answer": {"completion_tokens": 5},
+    "odd details": {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": "6"}},
+    "more cached": {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 60}},
+    "more reasoning": {"completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 60}},
+    "a list": [],
+}
+
+
+@pytest.mark.parametrize("door", [CHAT, MESSAGES])
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_books_and_budget_agree_whatever_a_server_says_it_used(world: GatewayWorld, door: str, is_stream: bool) -> None:
+    world.start(answers(), options=[PRICED])
+    for name, usage in ODD.items():
+        if is_stream:
+            said = event({"choices": [], "usage": usage})
+            world.upstreams[0].becomes(streams(chunk(TEXT), chunk(finish="stop"), said, DONE))
+        else:
+            whole = {**json.loads(chat_with(TEXT)), "usage": usage}
+            world.upstreams[0].becomes(answers(json.dumps(whole).encode()))
+        books = Books(world, name)
+        answer = world.client(books.key).post(door, json={**body_for(door), "stream": is_stream})
+        assert answer.status_code == 200, answer.text
+        paid = books.agree()
+        assert 5 * 1_000 < paid < 300 * 1_000, f"{name}: {paid}"
+
+
 def test_text_is_counted_and_not_events(world: GatewayWorld) -> None:
     """One event of 4,800 bytes is 1,200 tokens; reasoning and what tools are called with count as well."""
     long = "word " * 960
