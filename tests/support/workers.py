@@ -1,7 +1,9 @@
 """Run tests in several processes: `pytest -n 6`. One process imports and collects everything, and the workers are forked from it.
 
-So ten thousand tests are collected once and not once a worker. Each worker has a range of the tests, and one whose range is empty steals
-half of the longest one. A worker that ends in the middle of a test fails that test, and a new worker goes on with its range.
+So ten thousand tests are collected once and not once a worker. Each worker has a range of the tests. Two workers of three begin with those
+that start processes, which wait for them half of the time, and the others have work for the cores meanwhile. A worker whose range is empty
+steals half of the longest one, of tests that wait as long as there are any. A worker that ends in the middle of a test fails that test, and
+a new worker goes on with its range.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from _pytest.tmpdir import TempPathFactory
 # The test that runs, the one after it, which says which fixtures stay, and one that is on its way.
 AHEAD = 3
 WORKERS_LOST_MAX = 20
+# The fixtures through which tests start processes.
+STARTERS = frozenset(("processes", "module_processes"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,6 +88,7 @@ class _Controller:
         self._config = session.config
         self._workers: list[_Worker] = []
         self._lost = 0
+        self._waiting = {number for number, item in enumerate(session.items) if _waits(item)}
         # Making it empties it, so it is made once, before the workers have theirs in it.
         self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         for number, tests in enumerate(_dealt(session, count)):
@@ -129,9 +134,12 @@ class _Controller:
                 worker.line.send(None)
 
     def _steal_for(self, worker: _Worker) -> None:
-        richest = max((other.tests for other in self._workers), key=len)
+        richest = max((other.tests for other in self._workers), key=lambda tests: (self._waiting_in(tests), len(tests)))
         stolen = [richest.pop() for _ in range((len(richest) + 1) // 2)]
         worker.tests.extend(reversed(stolen))
+
+    def _waiting_in(self, tests: deque[int]) -> int:
+        return sum(number in self._waiting for number in tests)
 
     def _hear(self, worker: _Worker) -> None:
         kind, said = _receive(worker.line)
@@ -179,16 +187,32 @@ class _Controller:
 
 
 def _dealt(session: pytest.Session, count: int) -> list[deque[int]]:
-    """A share for each worker: a range of the tests, and before it some of those that may take long, which must not begin last."""
+    """A share for each worker."""
     usual_s = float(session.config.getini("timeout") or 0)
-    long, others = list[int](), list[int]()
+    long, waiting, others = set[int](), list[int](), list[int]()
     for number, item in enumerate(session.items):
-        (long if _timeout_s(item, usual_s) > usual_s else others).append(number)
-    starts = [number * len(others) // count for number in range(count + 1)]
+        (waiting if _waits(item) else others).append(number)
+        if _timeout_s(item, usual_s) > usual_s:
+            long.add(number)
+    if count > 1 and waiting and others:
+        patient = count * 2 // 3
+        return _shares(waiting, long, patient) + _shares(others, long, count - patient)
+    return _shares(sorted(waiting + others), long, count)
+
+
+def _shares(tests: list[int], long: set[int], count: int) -> list[deque[int]]:
+    """A range of the tests for each, and before it some of those that may take long, which must not begin last."""
+    first = [number for number in tests if number in long]
+    rest = [number for number in tests if number not in long]
+    starts = [number * len(rest) // count for number in range(count + 1)]
     return [
-        deque([*long[number::count], *others[start:end]])
+        deque([*first[number::count], *rest[start:end]])
         for number, (start, end) in enumerate(itertools.pairwise(starts))
     ]
+
+
+def _waits(item: pytest.Item) -> bool:
+    return not STARTERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def _timeout_s(item: pytest.Item, usual_s: float) -> float:

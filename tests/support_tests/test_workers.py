@@ -38,6 +38,21 @@ def test_in_turn(turn):
 def test_takes_long():
     note("long")
 """
+WAITING = """
+import os, pathlib, pytest
+def note(name):
+    with pathlib.Path(__file__).with_name(f"order-{os.getpid()}").open("a") as order:
+        order.write(f"{name}\\n")
+@pytest.fixture
+def processes():
+    return None
+@pytest.mark.parametrize("turn", range(30))
+def test_of_cores(turn):
+    note("busy")
+@pytest.mark.parametrize("turn", range(6))
+def test_of_processes(turn, processes):
+    note("waiting")
+"""
 NESTED_S = 90
 
 
@@ -71,6 +86,14 @@ def test_what_may_take_long_begins_first(nested: Callable[..., Proc], tmp_path: 
     orders = [path.read_text().split() for path in tmp_path.glob("order-*")]
     assert [order.index("long") for order in orders if "long" in order] == [0]
     assert sum(map(len, orders)) == 13
+
+
+def test_two_workers_of_three_begin_with_tests_that_wait(nested: Callable[..., Proc], tmp_path: Path) -> None:
+    proc = nested(WAITING, "-n", "3")
+    assert proc.wait(NESTED_S) == 0, proc.logs()
+    orders = [path.read_text().split() for path in tmp_path.glob("order-*")]
+    assert sorted(order[0] for order in orders) == ["busy", "waiting", "waiting"]
+    assert sum(map(len, orders)) == 36
 
 
 @pytest.mark.soak
