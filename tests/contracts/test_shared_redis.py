@@ -127,3 +127,9 @@ async def test_it_ends_whenever_it_is_told_to(redis_url: str) -> None:
         shared.start()
         await asyncio.sleep(number % 5 / 1000)
         await shared.close()
+
+
+async def test_a_notice_that_cannot_be_sent_is_lost_and_harms_nobody() -> None:
+    away = RedisShared("redis://127.0.0.1:1/0", "t-away", SystemClock(), SystemEntropy())
+    await away.send_notice("lost")
+    await away.close()

@@ -10,7 +10,7 @@ import pytest
 from tests.support.ports import HandClock
 from tests.worker.test_leased_work import hand_of, items, slice_of
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
-from tidegate.core.schedule import Pick, Why
+from tidegate.core.schedule import Pick, Reason, Why
 from tidegate.worker.leased_work import SHORT_WAIT_MS
 from tidegate.worker.leasing import HoldLimits, Leaser, LeaseRoom
 
@@ -64,3 +64,14 @@ async def test_a_job_rests_in_the_store_only_while_its_budgets_are_spent_for_lon
         await room.rest_jobs()
         assert rested == rests
         rested.clear()
+
+
+@pytest.mark.parametrize(("model", "reason"), [("m", Reason.UNKNOWN_CAPACITY), ("", None)])
+def test_of_a_model_that_no_deployment_names_a_few_items_are_held_and_no_model_has_no_reason(
+    model: str, reason: str | None
+) -> None:
+    upstream = SimpleNamespace(knows=lambda _: False)
+    ports: Any = (None, upstream, HandClock(), hand_of(HandClock()), None, None, HoldLimits(1, 1))
+    room, why = LeaseRoom(*ports).items(model)
+    assert room > 0
+    assert why == reason

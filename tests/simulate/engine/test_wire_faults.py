@@ -205,3 +205,8 @@ def test_an_engine_takes_every_kind_at_random(start: Start) -> None:
 def test_tools_that_are_no_objects_are_refused(address: Address, tools: list[object]) -> None:
     seen = address.call("/v1/responses", {"model": "m", "input": "x", "tools": tools})
     assert (seen.status, seen.json["error"]["param"]) == (400, "tools")
+
+
+def test_a_response_repeats_the_tools_that_it_was_given(address: Address) -> None:
+    seen = address.call("/v1/responses", {"model": "m", "input": "x", "tools": [{"type": "function", "name": "f"}]})
+    assert seen.json["tools"] == [{"strict": True, "parameters": None, "type": "function", "name": "f"}]

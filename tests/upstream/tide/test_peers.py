@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.ports import HandClock
@@ -117,6 +117,7 @@ NAMES = st.text(min_size=1, max_size=300)
 
 
 @given(st.dictionaries(NAMES, st.tuples(st.integers(0, 1_000_000), st.integers(0, 1_000_000)), max_size=60))
+@example({f"{number}{'n' * 290}": (number, 1) for number in range(30)})
 def test_notices_come_back_as_they_were_sent_and_fit_the_database(users: dict[str, tuple[int, int]]) -> None:
     said = {name: Users(max(two), min(two)) for name, two in users.items()}
     texts = list(encode_notices("worker_1", said))

@@ -16,6 +16,8 @@ from tests.web.server import OPERATOR, model_at
 from tidegate.core import keys
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import PublishTurns
+from tidegate.core.ports import Present
+from tidegate.core.schedule import Reason
 from tidegate.web.doors import SCOPES
 
 ABSENT = "batch_" + 22 * "0"
@@ -146,6 +148,25 @@ def test_the_audit_holds_no_secret(desk: AdminDesk) -> None:
     listed = desk.reader.get("/admin/v1/keys").json()["data"]
     assert made["id"] not in [one["id"] for one in listed]
     assert "hash" not in json.dumps(listed)
+
+
+def test_why_batch_work_has_no_room_is_told_in_the_words_of_each_process(start_web: Any) -> None:
+    desk = AdminDesk(start_web(models={stages.MODEL: model_at(name="one")}))
+    web, path = desk.web, f"/admin/v1/batches/{desk.our_batch}/explain"
+    stages.start(web, desk.our_batch, 3)
+
+    def told(**whys: str) -> tuple[list[str], dict[str, Any]]:
+        for worker, why in whys.items():
+            web.run(web.store.report_to_fleet(worker, {"one": Present(1, 1, why=why)}))
+        [deployment] = desk.reader.get("/admin/v1/overview").json()["deployments"]
+        return deployment["tide"], desk.reader.get(path).raise_for_status().json()
+
+    whys, explained = told(first="half of it", second="rising")
+    assert whys == ["half of it", "rising"]
+    assert Reason.TIDE_CLOSED not in " ".join(explained["why"])
+    whys, explained = told(first=f"nothing ({Reason.TIDE_CLOSED})")
+    assert whys == [f"nothing ({Reason.TIDE_CLOSED})", "rising"]
+    assert f"interactive calls need all of it now ({Reason.TIDE_CLOSED})" in explained["waits_for"]
 
 
 def test_what_is_stuck_is_repaired(desk: AdminDesk) -> None:

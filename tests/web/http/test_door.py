@@ -65,6 +65,16 @@ def test_only_plain_chunks_are_read(web: WebServer, encodings: tuple[str, ...], 
     assert code in answer
 
 
+@pytest.mark.parametrize(("count", "bytes_more", "status"), [(96, 0, 200), (97, 0, 431), (9, 48_000, 431)])
+def test_so_many_headers_are_taken(web: WebServer, count: int, bytes_more: int, status: int) -> None:
+    head = "GET /v1/files HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += "".join(f"X-{number}: {'x' * (bytes_more // count)}\r\n" for number in range(count - 2))
+    with socket.create_connection(("127.0.0.1", web.port), timeout=30) as connection:
+        connection.sendall(head.encode() + b"\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+    assert int(answer.split(b" ", 2)[1]) == status
+
+
 def test_ready_says_what_is_wrong(start_web: Any) -> None:
     web: WebServer = start_web()
     with web.client() as client:
