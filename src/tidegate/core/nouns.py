@@ -510,13 +510,15 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """A whole 2xx answer. `body` is one line of JSON. `is_grouped`: other items shared its call."""
+    """A whole 2xx answer. `body` is one line of JSON. `is_grouped`: other items shared its call; it is then priced by its part of what
+    that used, which is `priced`."""
 
     status: int
     body: bytes
     usage: Usage
     deployment: str
     is_grouped: bool = False
+    priced: Usage | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):

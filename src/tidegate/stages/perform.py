@@ -268,8 +268,8 @@ class Performer:
             return self._after_failure(_unforeseen(error, leased.job_id, item.number), leased, state, item)
         if failpoints.ARMED:
             await failpoints.hit("after_answer")
-        priced = answer.usage
-        if not (priced.input_tokens and priced.output_tokens):
+        priced = answer.priced or answer.usage
+        if answer.priced is None and not (priced.input_tokens and priced.output_tokens):
             # The tokens on record are those of the lines. What they cost is counted as budgets count it.
             priced = counted_whole(call, priced, answer.body)
         kept: bytes | Stop = answer.body

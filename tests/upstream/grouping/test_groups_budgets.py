@@ -1,13 +1,19 @@
 """What shared calls take of budgets, and how many of them there are: one request and all their tokens, charged to whom they are for."""
 
 import asyncio
+import json
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 
-from tests.upstream.grouping.test_groups import Gate, embed, grouped, item, sizes
+from tests.upstream.budgets.test_money import PRICE, LedgerLimits, money
+from tests.upstream.grouping.test_groups import Gate, embed, grouped, inputs_of, item, sizes, vectors
+from tests.upstream.grouping.test_groups_chat import batching, chat, shapes
+from tests.upstream.grouping.test_groups_chat import item as chat_item
 from tests.upstream.limits import MemoryLimits, minute
-from tests.upstream.raw_server import RawServer, eventually
-from tests.upstream.world import RouterWorld, together
+from tests.upstream.raw_server import Peer, RawServer, Request, eventually
+from tests.upstream.world import RouterWorld, deployment, together
 from tidegate.core.budgets.budget import Budget, LimitBound
 from tidegate.core.deployments import Estimate
 from tidegate.core.errors import Withheld
@@ -42,6 +48,39 @@ async def test_tokens_are_settled_with_what_all_items_used(world: RouterWorld, l
         # Settled at the latest when the router closes.
         assert (limits.used(mine), limits.used(other)) == ((1, 80), (1, 40))
     assert sizes(server) == [8, 8]
+
+
+def lines_of(found: Sequence[object]) -> int:
+    """What the items are priced by together, in tokens."""
+    priced = [one.priced for one in found if isinstance(one, Answer)]
+    return sum(used.input_tokens + used.output_tokens for used in priced if used is not None)
+
+
+@pytest.mark.parametrize("usage", [None, [], {"prompt_tokens": 0}, {"prompt_tokens": 3}, {"prompt_tokens": "many"}])
+async def test_items_that_shared_a_call_cost_together_what_its_budget_paid(world: RouterWorld, usage: object) -> None:
+    async def vague(request: Request, peer: Peer) -> None:
+        body = json.loads(vectors(inputs_of(request)))
+        await peer.answer(200, json.dumps({**body, "usage": usage}).encode())
+
+    ledgers, budgets = LedgerLimits(world.clock), money(100_000)
+    async with RawServer(vague) as server:
+        place = grouped(server.url, price=PRICE)
+        async with world.router(place, policy=AT_ONCE, capacity=Capacity(ledgers)) as router:
+            found = await together(router, [item(world, "x" * (at + 1), budgets=budgets) for at in range(8)])
+    assert sizes(server) == [8]
+    assert 0 < lines_of(found) == 100_000 - ledgers.left(budgets[0])
+
+
+async def test_chats_that_shared_a_call_cost_together_what_its_budget_paid(world: RouterWorld) -> None:
+    """Their server reports what each of them used, and no sum."""
+    ledgers, budgets = LedgerLimits(world.clock), money(1_000_000)
+    async with RawServer(chat) as server:
+        place = deployment(server.url, price=PRICE, chat_batching=batching())
+        async with world.router(place, policy=AT_ONCE, capacity=Capacity(ledgers)) as router:
+            asked = [chat_item(world, "x" * (at + 1), max_tokens=9) for at in range(4)]
+            found = await together(router, [msgspec.structs.replace(call, budgets=budgets) for call in asked])
+    assert shapes(server) == [("/batch", 4)]
+    assert lines_of(found) == 1 + 2 + 3 + 4 + 4 * 2 == 1_000_000 - ledgers.left(budgets[0])
 
 
 @pytest.mark.parametrize("estimate", Estimate)

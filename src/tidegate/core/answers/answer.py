@@ -26,6 +26,10 @@ _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 _NULL = msgspec.Raw(b"null")
 
 
+# Several chats as one call; each of its answers reports its own usage.
+SHARED_CHAT = "/v1/chat/completions/batch"
+
+
 class NotAnAnswer(ValueError):
     """The body is not an answer of this endpoint; the text says why, without quoting the body."""
 
@@ -88,6 +92,20 @@ class _ResultsAnswer(msgspec.Struct):
     error: msgspec.Raw = _NULL
 
 
+class _OwnUsage(msgspec.Struct):
+    usage: msgspec.Raw = _NULL
+
+
+class _SharedRow(msgspec.Struct):
+    body: msgspec.Raw = _NULL
+
+
+class _SharedAnswer(msgspec.Struct):
+    """A shared call's answers, each with its own usage."""
+
+    results: list[_SharedRow]
+
+
 class _ContentAnswer(msgspec.Struct):
     content: _Things
     usage: ReportedUsage | None = None
@@ -123,7 +141,7 @@ class _Shape:
 
 _SHAPES = {
     "/v1/chat/completions": _Shape(_ChoicesAnswer, "choices"),
-    "/v1/chat/completions/batch": _Shape(_ResultsAnswer, "results"),
+    SHARED_CHAT: _Shape(_ResultsAnswer, "results"),
     "/v1/completions": _Shape(_ChoicesAnswer, "choices"),
     "/v1/embeddings": _Shape(_DataAnswer, "data"),
     "/v1/responses": _Shape(_OutputAnswer, "output"),
@@ -132,6 +150,8 @@ _SHAPES = {
 }
 _ANY_SHAPE = _Shape(_AnyAnswer, "")
 _decode_without_usage = msgspec.json.Decoder(_WithoutUsage).decode
+_decode_shared = msgspec.json.Decoder(_SharedAnswer).decode
+_decode_own = msgspec.json.Decoder(_OwnUsage).decode
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -158,7 +178,17 @@ def read(endpoint: str, body: bytes) -> tuple[bytes, Usage]:
     _check_readable(body)
     if b"\n" in body or b"\r" in body:
         body = body.strip().translate(_LINE_ENDS_TO_SPACES)
+    if endpoint == SHARED_CHAT and (shared := _sum_of_shared(body)).input_tokens:
+        return body, shared
     return body, _NO_USAGE if usage is None else usage_of(usage)
+
+
+def _sum_of_shared(body: bytes) -> Usage:
+    """Return what the answers of a shared call report together: that is what its items are charged."""
+    rows = _decode_shared(body).results
+    answers = [_decode_own(row.body) for row in rows if bytes(row.body)[:1] == b"{"]
+    own = [_raw_usage(one.usage) for one in answers]
+    return Usage.total(usage_of(one) for one in own if one is not None)
 
 
 _NO_USAGE = Usage()

@@ -22,7 +22,7 @@ from tidegate.core.translate import error_to_openai
 from tidegate.core.usage.estimate import prompt_tokens
 
 ENDPOINT = "/v1/chat/completions"
-BATCH_ENDPOINT = "/v1/chat/completions/batch"
+BATCH_ENDPOINT = answer.SHARED_CHAT
 ERROR_BYTES_MAX = 4096
 USAGE_MISSING = "chat_usage_missing"
 

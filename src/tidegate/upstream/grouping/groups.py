@@ -17,11 +17,13 @@ import msgspec
 import structlog
 
 from tidegate import metrics, tracing
+from tidegate.core.answers.answer_text import counted_whole
+from tidegate.core.apportion import apportion
 from tidegate.core.errors import BrokenAnswer, HandedBack, Refused, UpstreamError
 from tidegate.core.grouping.chat import ChatPart
 from tidegate.core.grouping.embeddings import Part, Remedy
 from tidegate.core.ids import group_id
-from tidegate.core.nouns import Answer, Call
+from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.ports import Clock
 from tidegate.upstream.grouping.group_kinds import KINDS, GroupKind, Share
 from tidegate.upstream.grouping.waiting_groups import (
@@ -151,10 +153,12 @@ class Groups:
         narrow = route.narrowed([one for one in route.states if self._takes(kind, one, members)])
         shares: Sequence[Share | GroupTrial]
         status, name = 0, ""
+        priced: Sequence[Usage] = ()
         try:
             answer = await self._send_shared(narrow, call, state, members)
             shares = kind.split(answer.body, [member.part for member in members])
             status, name = answer.status, answer.deployment
+            priced = _priced(counted_whole(call, answer.usage, answer.body), shares, members)
             self._waiting.learn(state, kind.endpoint, self._waiting.size(state, kind).succeeded(size.epoch))
             _count(kind, state, len(members), "answered")
         except UpstreamError as error:
@@ -167,7 +171,8 @@ class Groups:
                 member.set_outcome(HandedBack("the call that this request shared with others was ended"))
             raise
         found = [
-            share if not isinstance(share, tuple) else Answer(status, *share, name, is_grouped=True) for share in shares
+            Answer(status, *share, name, is_grouped=True, priced=priced[at]) if isinstance(share, tuple) else share
+            for at, share in enumerate(shares)
         ]
         for member, one in zip(members[1:], found[1:], strict=True):
             member.set_outcome(one)
@@ -251,6 +256,21 @@ def _joined(kind: GroupKind, members: Sequence[WaitingItem]) -> Call:
         items=len(calls),
         trace_header=b"",
     )
+
+
+def _priced(whole: Usage, shares: Sequence[Share], members: Sequence[WaitingItem]) -> Sequence[Usage]:
+    """Return what each share is priced by. Budgets count the shared call as one: where it reported no prompt, each pays its part of the
+    estimate, and not one of its own."""
+    own = [share[1] if isinstance(share, tuple) else Usage() for share in shares]
+    if any(used.input_tokens for used in own):
+        return own
+    weights = [
+        member.part.tokens if isinstance(share, tuple) else 0 for share, member in zip(shares, members, strict=True)
+    ]
+    if not any(weights):
+        return own
+    prompts = apportion(whole.input_tokens, weights)
+    return [msgspec.structs.replace(used, input_tokens=mine) for used, mine in zip(own, prompts, strict=True)]
 
 
 def _may_all_begin(calls: Sequence[Call]) -> bool:
