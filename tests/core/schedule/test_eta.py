@@ -185,14 +185,15 @@ def test_a_rate_is_what_was_served_while_there_was_work() -> None:
 
 def test_a_jobs_own_progress_says_more_than_what_others_were_served() -> None:
     minutes = [Minute(7, 2_000, 2_000, 20, busy_ms=20_000, call_ms=40_000)]
-    assert own_rate(Position(Backlog(500)), Backlog(0), 60_000, minutes) is None
-    assert own_rate(Position(Backlog(500)), Backlog(400), 2_000, minutes) is None
+    assert own_rate(Backlog(0), 60_000, minutes) is None
+    assert own_rate(Backlog(400), 2_000, minutes) is None
     # Calls take two seconds: what was done in 11 seconds was done in ten.
-    assert own_rate(Position(Backlog(500)), Backlog(400), 11_000, minutes) == 40.0
-    assert own_rate(Position(Backlog(500)), Backlog(1), 11_000, minutes) == 0.1
-    assert own_rate(Position(Backlog(500)), Backlog(300), 3_999, minutes) is None
-    assert own_rate(Position(Backlog(500)), Backlog(300), 4_000, minutes) == 100.0
-    assert own_rate(Position(Backlog(500), others=[(1.0, None)]), Backlog(400), 11_000, minutes) == 80.0
+    assert own_rate(Backlog(400), 11_000, minutes) == 40.0
+    assert own_rate(Backlog(1), 11_000, minutes) == 0.1
+    assert own_rate(Backlog(300), 3_999, minutes) is None
+    assert own_rate(Backlog(300), 4_000, minutes) == 100.0
+    takes = RequestCost(Linear(500.0, 0.0), Linear(0.0, 1.0))
+    assert own_rate(Backlog(400, 8), 11_000, minutes, takes) == 400.0
 
 
 def test_the_rate_of_now_says_more_than_those_before() -> None:
@@ -269,11 +270,6 @@ def test_flows_share_tokens_and_what_is_left_of_them_takes_its_own_time() -> Non
     takes = RequestCost(Linear(1_000.0, 0.0), Linear(0.0, 1.0))
     position = Position(Backlog(4_000, 4), others=[(1.0, Backlog(10_000, 100)), (2.0, Backlog(2_000, 20)), (1.0, None)])
     assert work_before_end(position, takes) == 4_000 + 40_000 + 20_000 + 4_000
-    # Of all flows, one whose tokens take ten times as long has ten times as much of the time.
-    minutes = [Minute(7, 2_000, 2_000, 20, busy_ms=20_000, call_ms=40_000)]
-    short = Position(Backlog(1_000, 10), others=[(1.0, Backlog(4_000, 4))])
-    assert own_rate(short, Backlog(1_000, 10), 11_000, minutes, takes) == pytest.approx(1_000 * 11 / 10)
-    assert own_rate(short, Backlog(1_000, 10), 11_000, minutes) == pytest.approx(200.0)
 
 
 def test_rates_of_a_mixture_are_those_of_its_calls() -> None:

@@ -148,31 +148,16 @@ def recent_rate(minutes: Sequence[Minute], takes: RequestCost = IN_UNITS) -> flo
 
 
 def own_rate(
-    position: Position, done: Backlog, begun_ms_ago: int, minutes: Sequence[Minute], takes: RequestCost = IN_UNITS
+    done: Backlog, begun_ms_ago: int, minutes: Sequence[Minute], takes: RequestCost = IN_UNITS
 ) -> float | None:
-    """Work a second that the model serves with requests as this job has them, from its own progress and its share; None while it has
-    little to show. Other jobs' requests may cost more or less for their units."""
+    """Work a second that the model serves with requests as this job has them, from the progress of a job that is alone there; None while
+    it has little to show. Requests of the jobs before may cost more or less for their units."""
     items = sum(one.items for one in minutes)
     call_ms = sum(one.call_ms for one in minutes) / items if items else 0.0
     if done.units <= 0 or begun_ms_ago < max(_OWN_MS_MIN, 2 * call_ms):
         return None
     # What is in flight is half done on average.
-    return 1_000 * takes.ms.of(done) / (begun_ms_ago - call_ms / 2) / _time_share(position, takes)
-
-
-def _time_share(position: Position, takes: RequestCost) -> float:
-    """The part of the model's time that its flow has while all the others have work. A flow whose tokens take longer has more of it."""
-    own = ms_per_token = _ms_per_token(position.own, takes)
-    own *= position.weight
-    others = sum(
-        weight * (ms_per_token if backlog is None or not backlog.units else _ms_per_token(backlog, takes))
-        for weight, backlog in position.others
-    )
-    return own / (own + others)
-
-
-def _ms_per_token(backlog: Backlog, takes: RequestCost) -> float:
-    return max(takes.ms.of(backlog), 1e-9) / max(takes.tokens.of(backlog), 1e-9)
+    return 1_000 * takes.ms.of(done) / (begun_ms_ago - call_ms / 2)
 
 
 def best_rates(minutes: Sequence[Minute], slots: int) -> tuple[float, float] | None:

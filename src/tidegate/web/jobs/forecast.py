@@ -29,7 +29,8 @@ from tidegate.web.jobs.forecast_shapes import UNKNOWN, EtaShown, Forecast
 SAMPLE_BYTES_MAX = 64 * 1024
 SAMPLE_MODELS_MAX = 8
 CHOICES_MAX = 128
-_SHARED_MIN = 0.9
+# A job that was alone for this part of its time shows the pace of its own requests.
+_ALONE_MIN = 0.9
 # Moments are shown to the nearest second.
 _HALF_S_MS = 500
 
@@ -215,10 +216,9 @@ def end_of(model: ModelOutlook, outlook: Outlook, *, is_limited: bool) -> eta.Et
     The progress of a job that waits for its limits says nothing about the model."""
     takes, done = eta.fitted(model.minutes), Backlog(*map(sub, model.total, model.left))
     begun_ms_ago = outlook.now - outlook.begun_at if outlook.begun_at is not None else 0
-    rate = eta.own_rate(position_of(model), done, begun_ms_ago, model.minutes, takes)
-    # Beside other flows its progress is by slices, now here, now there; and a share that changed says nothing about its own pace.
-    if is_limited or model.others or outlook.now - model.shared_since < _SHARED_MIN * begun_ms_ago:
-        rate = None
+    # Beside other flows its progress is by slices, now here, now there.
+    was_alone = not model.others and outlook.now - model.shared_since >= _ALONE_MIN * begun_ms_ago
+    rate = eta.own_rate(done, begun_ms_ago, model.minutes, takes) if was_alone and not is_limited else None
     return _end_at(model, takes, rate)
 
 
