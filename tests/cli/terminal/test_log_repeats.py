@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import structlog
 
+from tidegate.cli.terminal import logs
 from tidegate.cli.terminal.logs import EVENT_LINES_MAX, REPEAT_S, Repeats
+from tidegate.settings import Settings
 
 
 class Log:
@@ -66,3 +69,20 @@ def test_what_it_remembers_is_bounded(log: Log) -> None:
         log.now_ms += 1_000
         log.say("worker_lost", worker=f"w{number}")
     assert len(log._repeats._passed_ms) <= 1_000
+
+
+def test_a_process_counts_its_repeats_by_the_clock(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    before = structlog.get_config()
+    try:
+        logs.configure(Settings())
+        for now_s[0] in (0.0, REPEAT_S - 0.1, REPEAT_S + 0.1):
+            structlog.get_logger().warning("worker_loop_postponed", loop="lease")
+    finally:
+        structlog.configure(**before)
+    first, again = capsys.readouterr().err.splitlines()
+    assert "repeated" not in first
+    assert "repeated=1" in again

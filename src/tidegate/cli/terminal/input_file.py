@@ -207,8 +207,6 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
         if len(models) < MODELS_MAX:
             models.update(_MODEL.findall(seen))
         tail = seen[-PATH_BYTES_MAX:]
-    if spool is not None:
-        _keep(b"", spool)
     endpoint, trouble = _endpoint_of(bytes(head))
     # A body may hold what looks like a line's url: only the lines themselves tell.
     if endpoint is not None and len(paths) > 1 and _names_several(path):

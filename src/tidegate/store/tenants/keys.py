@@ -36,7 +36,7 @@ class KeyRow(msgspec.Struct, frozen=True):
     expires_in_ms: int | None
     revoked: bool
     limits: tuple[Limit, ...]
-    parallel_max: int = 0
+    parallel_max: int
 
 
 class Keys(Table):
