@@ -137,6 +137,14 @@ def test_both_sdks_list_models(world: GatewayWorld) -> None:
         assert theirs.models.retrieve("m").display_name == "Em"
 
 
+def test_a_list_for_anthropic_says_where_it_begins_and_ends(world: GatewayWorld) -> None:
+    world.start(lists({"id": "m"}), resources={name: ResourceEntry(model="m") for name in "ab"})
+    page = world.client().get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    names = [one["id"] for one in page["data"]]
+    assert sorted(names) == ["a", "b", "m"]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (names[0], names[-1], False)
+
+
 def test_a_model_with_a_slash_in_its_name_is_found_as_sdks_write_it(world: GatewayWorld) -> None:
     """They escape a slash within a name, and most models that are published have one."""
     world.start(lists({"id": "m"}), resources={"meta-llama/Llama-3": ResourceEntry(model="m")})
