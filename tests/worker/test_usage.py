@@ -40,6 +40,21 @@ async def test_every_answer_is_paid_for_once_by_its_deployments_price(live: Work
     }
 
 
+async def test_an_answer_is_priced_by_what_its_budgets_were_settled_with(live: WorkerWorld) -> None:
+    script = Script(live, "m")
+
+    async def answer(call: Call) -> Answer:
+        return Answer(200, BODY, Usage(), "dear", priced=Usage(7, 2, 3, 0))
+
+    script.answers = answer
+    job = await live.started(chat_lines(2))
+    script.prices = {"dear": Price.of("2", "1", "4")}
+    async with working(live, script):
+        ended = await live.ended(job)
+    assert ended.cost_nano == 2 * (5 * 2_000 + 2 * 1_000 + 3 * 4_000)
+    assert ended.usage == Usage(), "the tokens on record are those of the lines"
+
+
 SAYS = b'{"choices":[{"message":{"role":"assistant","content":"%b"}}]}' % (b"word" * 50)
 
 

@@ -510,8 +510,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """A whole 2xx answer. `body` is one line of JSON. `is_grouped`: other items shared its call; it is then priced by its part of what
-    that used, which is `priced`."""
+    """A whole 2xx answer. `body` is one line of JSON. `is_grouped`: other items shared its call. `priced` is what budgets were settled
+    with, or its part of that; None where that is what it reported, or none were asked."""
 
     status: int
     body: bytes

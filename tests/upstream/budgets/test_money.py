@@ -18,11 +18,12 @@ from tests.support.ports import HandClock
 from tests.upstream.budgets.test_budgets import AT_ONCE
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, answers_with, eventually
 from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
+from tidegate.core.audio_file import AudioFile
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period, Settlement, budgets_of
 from tidegate.core.budgets.deal import deal, settle
 from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.budgets.money import MoneyLedger
-from tidegate.core.deployments import Deployment
+from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import Ambiguous, Overspent, Refused, SurchargeUnpriced, Throttled, Unbounded, Withheld
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.usage.prices import NANO, Price, Surcharge
@@ -412,6 +413,38 @@ async def test_a_server_that_counts_densely_is_believed_from_then_on(world: Rout
             with pytest.raises(Overspent):
                 await router.send(wordy(world, poor, 4_000))
     assert len(server.posts) == 1
+
+
+TOOL_USE = (
+    b'{"type":"message","id":"m","model":"m","role":"assistant","stop_reason":"tool_use",'
+    b'"content":[{"type":"tool_use","id":"t","name":"f","input":{"of":["a","b"],"n":3}}]}'
+)
+SILENT_ANSWERS = {
+    "chat": ({}, b'{"model":"m","max_tokens":9}', b'{"choices":[{"message":{"content":"some words"}}]}'),
+    "chat from messages": (
+        {"engine": EngineKind.ANTHROPIC},
+        b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}',
+        TOOL_USE,
+    ),
+    "audio": ({}, b'{"model":"m","max_completion_tokens":9}', b'{"text":"some words"}'),
+}
+
+
+@pytest.mark.parametrize("kind", SILENT_ANSWERS)
+async def test_an_item_whose_answer_reports_no_usage_is_priced_by_what_its_budget_paid(
+    world: RouterWorld, limits: LedgerLimits, kind: str
+) -> None:
+    more, body, answer = SILENT_ANSWERS[kind]
+    budgets = money(10**6)
+    file = AudioFile("a.wav", "audio/wav", bytes(90_000)) if kind == "audio" else None
+    endpoint = "/v1/audio/transcriptions" if kind == "audio" else CHAT_ENDPOINT
+    async with RawServer(answers_with(200, answer)) as server:
+        place = deployment(server.url, price=PRICE, **more)
+        async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
+            found = await router.send(world.call(endpoint=endpoint, body=body, budgets=budgets, audio=file))
+    assert found.priced is not None
+    assert found.priced.input_tokens + found.priced.output_tokens == 10**6 - limits.left(budgets[0])
+    assert found.priced.input_tokens > (90 if kind == "audio" else 1)
 
 
 DEARER = (b'"service_tier":"priority"', b'"web_search_options":{}', b'"modalities":["text","audio"]')

@@ -286,7 +286,7 @@ class NamedCalls:
         line, usage = answers.read(endpoint, response.body)
         if translation is not None:
             line = translation.answer(line)
-        return Answer(response.status, line, usage, response.deployment)
+        return Answer(response.status, line, usage, response.deployment, priced=response.priced)
 
     async def _open_within(self, route: NameRoute, call: Call, traffic: Traffic) -> Answer | UpstreamResponse:
         while True:

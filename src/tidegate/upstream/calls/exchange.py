@@ -12,6 +12,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import msgspec
 import structlog
 
 from tidegate.core.answers import answer as answers
@@ -206,7 +207,7 @@ class Exchange:
         except UpstreamError as error:
             translation.failed(error)
             raise
-        return Answer(found.status, translation.answer(found.body), found.usage, found.deployment)
+        return msgspec.structs.replace(found, body=translation.answer(found.body))
 
     async def open(
         self, route: NameRoute, admission: Admission, shaped: Shaped, total_s: float
@@ -322,8 +323,8 @@ class Exchange:
         )
         reply = await state.line.post(request, total_s, permit)
         answer = self._feedback.read_reply(admission, shaped.endpoint, reply)
-        receipt.settle_whole(answer.usage, answer.body)
-        return answer
+        used = receipt.settle_whole(answer.usage, answer.body)
+        return answer if used is answer.usage else msgspec.structs.replace(answer, priced=used)
 
     async def _open_once(
         self, admission: Admission, shaped: Shaped, total_s: float, permit: SendPermit, receipt: CallReceipt
@@ -369,7 +370,7 @@ class Exchange:
             raise BrokenAnswer(why, status=stream.status)
         used = receipt.settle_whole(usage, body)
         self._admissions.end_call(admission, answer_tokens=usage.output_tokens)
-        return Answer(stream.status, body, used, admission.state.deployment.name)
+        return Answer(stream.status, body, used, admission.state.deployment.name, priced=used)
 
 
 def _settle_failed(receipt: CallReceipt, admission: Admission, permit: SendPermit, wrong: BaseException) -> None:

@@ -158,7 +158,8 @@ class Groups:
             answer = await self._send_shared(narrow, call, state, members)
             shares = kind.split(answer.body, [member.part for member in members])
             status, name = answer.status, answer.deployment
-            priced = _priced(counted_whole(call, answer.usage, answer.body), shares, members)
+            whole = answer.priced or counted_whole(call, answer.usage, answer.body)
+            priced = _priced(whole, shares, members)
             self._waiting.learn(state, kind.endpoint, self._waiting.size(state, kind).succeeded(size.epoch))
             _count(kind, state, len(members), "answered")
         except UpstreamError as error:
