@@ -76,7 +76,8 @@ async def test_items_that_come_together_share_calls_and_each_gets_its_own(world:
     async with RawServer(embed) as server, world.router(grouped(server.url)) as router:
         calls = [item(world, "x" * (number + 1)) for number in range(20)]
         answers = await together(router, calls)
-    assert sizes(server) == [8, 8, 4]
+    # Each call has a connection of its own: in which order they arrive is not certain.
+    assert sorted(sizes(server)) == [4, 8, 8]
     for number, answer in enumerate(answers):
         assert isinstance(answer, Answer)
         body = json.loads(answer.body)
