@@ -270,7 +270,9 @@ class PostgresDriver:
             await connection.execute("commit")
         except BaseException as error:
             # What cannot be rolled back here is so when the connection goes back to the pool, or ends.
-            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            with suppress(
+                asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError
+            ):
                 await connection.execute("rollback")
             if isinstance(error, asyncpg.PostgresError) and error.sqlstate == DOUBTFUL_CLOCK:
                 raise _DoubtfulClock from None
@@ -364,6 +366,8 @@ _LOST = (
     asyncpg.CrashShutdownError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InterfaceError,
+    # Raised before anything is sent, where the last words of the session were read and its end was not: on uvloop these are two steps.
+    asyncpg.InternalClientError,
     ConnectionError,
 )
 _PASSING = (
