@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from tests.clients.environments import CLIENTS, Environment
 from tests.docs.pages import PAGES, REPOSITORY, Block, blocks, name, page
-from tests.docs.typed import BIN, started_as
+from tests.docs.typed import BIN, environment, started_as
 from tests.support.processes import Proc, Processes, free_port
 
 # The ports on the pages, which may be taken on this machine.
@@ -59,7 +58,7 @@ class Reader:
         return text.startswith("tidegate serve") and "--config" not in text and "--port" not in text
 
     def _start(self, command: list[str]) -> Proc:
-        env = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(self._here), "TIDEGATE_WORKER_POLL_MS": "200"}
+        env = {**environment(self._here), "TIDEGATE_WORKER_POLL_MS": "200"}
         return self._processes.start(command, name="reader", env=env, cwd=self._here)
 
     def _done(self, command: list[str]) -> Proc:
@@ -128,7 +127,7 @@ def test_make_run_finds_its_work_done_the_second_time(processes: Processes, tmp_
     """What `make run` calls, in a copy of the examples; the Makefile's part is to set up the environment."""
     assert "./examples/run.sh" in page("Makefile")
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
-    env = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    env = environment(tmp_path)
     said = []
     for _ in range(2):
         proc = processes.start(["bash", "examples/run.sh"], name="make-run", env=env, cwd=tmp_path)

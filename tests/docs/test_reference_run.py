@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from pathlib import Path
@@ -13,7 +12,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.docs.pages import page
-from tests.docs.typed import BIN, started_as
+from tests.docs.typed import BIN, environment, started_as
 from tests.support.processes import Proc, Processes, free_port
 from tests.support.tidegate import behaving
 
@@ -47,7 +46,7 @@ class Operator:
         engine, self._port = free_port(), free_port()
         self._engine = f"http://127.0.0.1:{engine}/v1"
         self._elsewhere = f"--server http://127.0.0.1:{self._port} --api-key env:GATEWAY_KEY"
-        self._env = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(here), "TIDEGATE_WORKER_POLL_MS": "200"}
+        self._env = {**environment(here), "TIDEGATE_WORKER_POLL_MS": "200"}
         (here / "tidegate.yaml").write_text(
             f"server: {{port: {self._port}}}\nmodels:\n  m: {{deployments: [{{url: '{self._engine}'}}]}}\n"
             f"  gpt-4o-mini: {{deployments: [{{url: '{self._engine}'}}]}}\n"

@@ -13,6 +13,12 @@ BIN = Path(os.environ.get("READER_BIN") or Path(sys.executable).parent)
 SHELL_SIGNS = frozenset("$`*?[]{}|&;<>()~!#\\\n")
 
 
+def environment(home: Path) -> dict[str, str]:
+    """What a reader's processes find: the installed command, and as few authorities as other tests have, which each process reads."""
+    authorities = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
+    return {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(home), **authorities}
+
+
 def started_as(text: str) -> list[str]:
     """The command for `Processes.start`: what is typed in a line of plain words, or a shell that reads the text."""
     text = text.strip()

@@ -266,19 +266,23 @@ def _load() -> None:
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     assert tidegate.__version__
-    # Looking up a host's name loads it.
-    assert "localhost".encode("idna")
+    # Looking up a host's name and reading a file load these.
+    assert all("localhost".encode(one) for one in ("idna", "ascii", "utf-8-sig"))
     _build_what_a_start_builds()
 
 
 def _build_what_a_start_builds() -> None:
-    """Build commands and routes, and read options and settings once: all of it is the same at every start, and half of its cost."""
+    """Build commands and routes, and read options, settings and the store's texts once: all of it is the same at every start, and half of
+    its cost."""
     from unittest.mock import MagicMock
 
     import typer.main
 
     from tidegate.cli.app import app
     from tidegate.settings import load
+    from tidegate.store.database import postgres
+    from tidegate.store.database.queries import statements
+    from tidegate.store.database.schema import current_schema
     from tidegate.web.app import build_app
 
     command = typer.main.get_command(app)
@@ -288,6 +292,9 @@ def _build_what_a_start_builds() -> None:
     assert all(command.commands.values())  # type: ignore[attr-defined]
     made = typer.main.get_command
     typer.main.get_command = lambda typer_instance: command if typer_instance is app else made(typer_instance)
+    # These are kept where they are asked for.
+    assert all(step.checksum for step in current_schema().steps)
+    assert all(postgres._sql(name) for name in statements())
     # The patterns of the routes stay in the cache of `re`.
     build_app(MagicMock(settings=load(None, REPOSITORY, {}, {}).settings))
 
