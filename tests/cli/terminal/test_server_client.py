@@ -94,11 +94,12 @@ def test_a_batch_of_any_organization_is_found_by_its_id(serving: Serving) -> Non
     assert absent in desk.done("files", "show", f"{file[:-1]}{'a' if file[-1] != 'a' else 'b'}", code=2).stderr()
     assert "is paused" in desk.done("batches", "pause", batch).stderr()
     assert "It is paused" in desk.done("explain", batch).stdout()
-    assert "is changed" in desk.done("batches", "set", batch, "--priority", "3").stderr()
+    assert "is changed" in desk.done("batches", "set", batch, "--priority", "3", "--max-errors", "5%").stderr()
     serving.proc.terminate()
     serving.proc.wait()
     assert "goes on" in desk.done("batches", "resume", batch).stderr()
-    assert desk.told("batches", "show", batch, "--json")["priority"] == 3
+    shown = desk.told("batches", "show", batch, "--json")
+    assert (shown["priority"], shown["max_errors"]) == (3, {"count": None, "share": 0.05, "after": 100})
     assert "cancel" in desk.done("batches", "cancel", batch).stderr()
 
 
