@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from obstore.exceptions import GenericError
 
 from tests.contracts.blobs_places import s3_settings
 from tests.support.s3 import S3Server
 from tidegate.backends.blobs_s3_client import Objects, S3Settings
-from tidegate.core.errors import BlobUnavailable
+from tidegate.core.errors import BlobMissing, BlobUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -46,3 +47,13 @@ async def test_an_object_of_the_same_size_but_of_other_bytes_is_written_again(
     assert await objects.grow("log", b"torn") == 4
     assert await objects.grow("log", b"line") == 4
     assert await objects.read("log", 0, 4) == b"line"
+
+
+async def test_a_range_behind_the_end_is_missing_also_where_only_the_words_of_the_client_say_so() -> None:
+    """Some stores answer with what there is instead of a 416, and the client compares."""
+
+    async def attempt() -> bytes:
+        raise GenericError("Requested range 5..9, but object was only 3 bytes long")
+
+    with pytest.raises(BlobMissing, match="it ends before that range"):
+        await Objects(S3Settings("bucket", retry_for_ms=1)).persist("reading an object", attempt)

@@ -275,3 +275,24 @@ def gauge(address: Address, name: str) -> str:
 def test_options_without_sense_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EngineOptions(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("port", 0, 65_535),
+        ("processes", 1, 64),
+        ("max_num_seqs", 1, 65_536),
+        ("prefill_chunk_tokens", 1, 1 << 20),
+        ("kv_blocks", 1, 1 << 24),
+        ("embedding_dimensions", 1, 16_384),
+        ("answer_tokens_mean", 1, 65_536),
+        ("body_bytes_max", 1, 1 << 32),
+    ],
+)
+def test_numbers_are_taken_up_to_their_bounds(name: str, low: int, high: int) -> None:
+    for number in (low, high):
+        assert getattr(EngineOptions(**{name: number}), name) == number  # type: ignore[arg-type]
+    for number in (low - 1, high + 1):
+        with pytest.raises(ValueError, match=f"{name} must be between"):
+            EngineOptions(**{name: number})  # type: ignore[arg-type]
