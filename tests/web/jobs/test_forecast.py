@@ -12,7 +12,8 @@ from tests.web import stages
 from tests.web.calls import create, is_error, upload
 from tests.web.server import WebServer
 from tidegate.core.input.lines import LineRules
-from tidegate.web.jobs.forecast import sampled_units
+from tidegate.core.schedule.outlooks import Backlog, Minute, ModelOutlook, Outlook
+from tidegate.web.jobs.forecast import end_by_rates, end_of, sampled_units
 
 LINE = json.dumps(
     {
@@ -41,6 +42,33 @@ def running(web: WebServer, client: httpx2.Client, **more: Any) -> dict[str, Any
     batch_id = stages.running(web, client, 10, **more)
     web.rewrite("update job_models set work_units = 60000 where job_id = '$'".replace("$", batch_id))
     return dict(client.get(f"/v1/batches/{batch_id}").json())
+
+
+def test_the_pace_of_a_job_that_waits_for_its_limits_is_not_the_models() -> None:
+    """A tenth of the job took ten minutes; the model serves a hundred units a second."""
+    minutes = (Minute(7, 6_000, 6_000, 60, busy_ms=60_000, call_ms=60_000),)
+    model = ModelOutlook("m", Backlog(60_000, 60), Backlog(54_000, 54), 0, Backlog(), 1.0, 1.0, 1, minutes)
+    outlook = Outlook(600_000, 0, 10**9, None, 0, 1, (model,))
+    limited, free = (end_of(model, outlook, is_limited=is_limited) for is_limited in (True, False))
+    assert limited is not None
+    assert free is not None
+    assert limited.p50_ms == 540_000
+    assert free.p50_ms == pytest.approx(9 * 600_000, rel=0.01)
+    assert end_by_rates(model) == limited
+
+
+def test_a_dry_run_says_how_long_the_batch_would_take(start_web: Any) -> None:
+    web: WebServer = start_web()
+    with web.client() as client:
+        line = LINE.replace(b"[]", b'[{"role": "user", "content": "hello"}]')
+        lines = b"".join(line.replace(b'"a"', b'"a%d"' % number) + b"\n" for number in range(10))
+        wanted = CHAT | {"validate_only": True, "input_file_id": upload(client, lines), "completion_window": "1h"}
+        assert client.post("/v1/batches", json=wanted).json()["eta_seconds"] is None
+        measured(web, 100)
+        said = client.post("/v1/batches", json=wanted).json()["eta_seconds"]
+        # Ten answers of a thousand tokens, at 100 a second.
+        assert 100 <= said["p50"] <= 105
+        assert said["p50"] <= said["p95"]
 
 
 def test_a_running_batch_says_when_it_will_be_done(start_web: Any) -> None:

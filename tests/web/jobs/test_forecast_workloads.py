@@ -278,6 +278,20 @@ async def test_a_key_of_four_hundred_tokens_a_minute(world: WorkerWorld, tmp_pat
     near(one)
 
 
+async def test_moments_are_shown_to_the_nearest_second(world: WorkerWorld, tmp_path: Path) -> None:
+    service = Service(world, forecaster(world, tmp_path), 10)
+    one = await begun(world, await caller_of(world, "a"), lines(service.chance, 1, 20, 20))
+    minute = world.clock.now_ms() // 60_000
+    columns = "insert into rates (model, minute, worker_id, units, tokens, items) values "
+    await service.write(columns + f"('m', {minute}, 'worker_x', 6000, 6000, 60)")
+    # At 100 units a second.
+    for units, later_s in ((60_040, 600), (60_060, 601)):
+        await service.write("update job_models set work_units = ? where job_id = ?", units, one.job.id)
+        said = await service.forecaster.of_job(await world.look(one.job))
+        assert said.eta is not None
+        assert said.eta.p50 == world.clock.now_ms() // 1000 + later_s
+
+
 async def test_two_tenants_of_which_one_has_little(world: WorkerWorld, tmp_path: Path) -> None:
     service = Service(world, forecaster(world, tmp_path), 5)
     large = await begun(world, await caller_of(world, "a"), lines(service.chance, 400, 20, 900))
