@@ -34,7 +34,7 @@ serve: venv  ## the API and a worker on port 8080; UPSTREAM=http://host:port/v1 
 	$(BIN)/tidegate serve --upstream "$(UPSTREAM)"
 
 # Where PYTHONDONTWRITEBYTECODE is set, each of the thousand processes would compile the product, and each worker every test file.
-test test-lowest soak: export PYTHONDONTWRITEBYTECODE =
+test test-lowest soak bench: export PYTHONDONTWRITEBYTECODE =
 test: venv browser helm  ## every test but the soak and those of `make check`, on real servers that the run starts and stops
 	@$(BIN)/python -m compileall -q -j 0 src
 	$(BIN)/pytest -n $(WORKERS) $(READ_TESTS:%=--ignore=%)
