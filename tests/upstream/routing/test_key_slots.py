@@ -1,4 +1,4 @@
-"""Places of a key, a user or a tenant that several processes share: a part is asked for while it is needed, used and given back."""
+"""Slots of a key, a user or a tenant that several processes share: a part is asked for while it is needed, used and given back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.ports import HandClock
 from tidegate.core.errors import Withheld
 from tidegate.upstream.routing import key_slots
-from tidegate.upstream.routing.key_slots import AGAIN_MS, KeyPlace, KeySlots
+from tidegate.upstream.routing.key_slots import AGAIN_MS, KeySlots, TakenKeySlots
 from tidegate.upstream.routing.slots import ModelSlots, SlotDemand
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +23,7 @@ def shared(safe_until_ms: Callable[[], float] = lambda: 2_000_000.0) -> tuple[Sl
     return demand, KeySlots(demand, HandClock())
 
 
-async def waiting(parallel: KeySlots, count: int) -> list[asyncio.Task[KeyPlace]]:
+async def waiting(parallel: KeySlots, count: int) -> list[asyncio.Task[TakenKeySlots]]:
     tasks = [asyncio.create_task(parallel.take_slots(KEY)) for _ in range(count)]
     await asyncio.sleep(0)
     return tasks
@@ -34,19 +34,19 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def leave(tasks: list[asyncio.Task[KeyPlace]]) -> None:
+async def leave(tasks: list[asyncio.Task[TakenKeySlots]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_share_that_comes_lets_as_many_go_as_it_has_places() -> None:
+async def test_a_share_that_comes_lets_as_many_go_as_it_has_slots() -> None:
     demand, parallel = shared()
     tasks = await waiting(parallel, 4)
     await demand.wait(60, is_urgent=True)
-    [places] = parallel.slots()
-    assert (places.name, places.wanted(), places.share) == ("parallel:key:k", 4, 0)
-    places.grant(3)
+    [slots] = parallel.slots()
+    assert (slots.name, slots.wanted(), slots.share) == ("parallel:key:k", 4, 0)
+    slots.grant(3)
     parallel.has_shares()
     await turns()
     assert [task.done() for task in tasks] == [False] * 4, "the share was another life's"
@@ -56,24 +56,24 @@ async def test_a_share_that_comes_lets_as_many_go_as_it_has_places() -> None:
     gone, left = [task for task in tasks if task.done()], [task for task in tasks if not task.done()]
     assert (len(gone), [task.result().until_ms for task in gone]) == (3, [2_000_000.0] * 3)
     more = await waiting(parallel, 3)
-    assert places.wanted() == 5, "not more than the cap"
+    assert slots.wanted() == 5, "not more than the cap"
     await leave([*left, *more])
     for task in gone:
         task.result().release_key_slots()
     parallel.has_shares()
-    assert list(parallel.slots()) == [places], "what is shared goes when its share does"
-    places.grant(0)
+    assert list(parallel.slots()) == [slots], "what is shared goes when its share does"
+    slots.grant(0)
     parallel.has_shares()
     assert not parallel.slots()
 
 
-async def test_nothing_goes_on_places_that_may_be_anothers() -> None:
+async def test_nothing_goes_on_slots_that_may_be_anothers() -> None:
     until_ms = 1_000_000.0
     demand, parallel = shared(lambda: until_ms)
     demand.given_to("me")
     tasks = await waiting(parallel, 1)
-    [places] = parallel.slots()
-    places.grant(1)
+    [slots] = parallel.slots()
+    slots.grant(1)
     parallel.has_shares()
     await turns()
     assert not tasks[0].done()
@@ -91,8 +91,8 @@ async def test_one_that_leaves_when_its_turn_has_come_passes_it_on() -> None:
     await asyncio.sleep(0)
     held.release_key_slots()
     tasks[0].cancel()
-    place = await tasks[1]
-    place.release_key_slots()
+    taken = await tasks[1]
+    taken.release_key_slots()
     assert not parallel.slots()
 
 
@@ -102,5 +102,5 @@ async def test_one_that_waited_in_vain_is_put_off_for_a_moment(monkeypatch: pyte
     with pytest.raises(Withheld) as put_off:
         await parallel.take_slots(KEY)
     assert (put_off.value.until_ms, put_off.value.retry_after_ms) == (1_000_000.0 + AGAIN_MS, AGAIN_MS)
-    [places] = parallel.slots()
-    assert places.wanted() == 0
+    [slots] = parallel.slots()
+    assert slots.wanted() == 0

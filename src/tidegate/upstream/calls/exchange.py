@@ -4,7 +4,7 @@ A permit is taken, the call is sent under it, and what it took is settled: by on
 chooses a deployment nor judges one.
 
 An answer that is streamed is an `UpstreamResponse`. It is closed once, whatever happens: by its end, by its reader, or because it broke.
-Only then are its place and its permit given back and its usage settled.
+Only then are its slots and its permit given back and its usage settled.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import ItemTranslation, Shaped, as_form, beta_header, is_translated
 from tidegate.upstream.http import classify
 from tidegate.upstream.http.transport import PermitExpired, SendPermit, Stream, UpstreamRequest
-from tidegate.upstream.routing.key_slots import KeyPlace
+from tidegate.upstream.routing.key_slots import TakenKeySlots
 from tidegate.upstream.routing.routes import NameRoute
 from tidegate.upstream.routing.usage_asking import UsageAsking, names_the_option
 
@@ -56,7 +56,7 @@ class UpstreamResponse:
         "_ended",
         "_filter",
         "_first",
-        "_place",
+        "_key_slots",
         "_receipt",
         "_redactor",
         "_stream",
@@ -88,12 +88,12 @@ class UpstreamResponse:
         self._admissions = admissions
         # None when nothing of the call is under way any more.
         self._admission: Admission | None = admission
-        self._place: KeyPlace | None = None
+        self._key_slots: TakenKeySlots | None = None
         self._ended: Callable[[BaseException | None], None] | None = None
 
-    def keep(self, place: KeyPlace) -> None:
-        """Give this place back when nothing of the call is under way any more."""
-        self._place = place
+    def keep(self, slots: TakenKeySlots) -> None:
+        """Give these slots back when nothing of the call is under way any more."""
+        self._key_slots = slots
 
     def when_ended(self, report: Callable[[BaseException | None], None]) -> None:
         """Report once how a stream ended: with None when it came whole, with ReaderLeft when its reader wanted no more of it."""
@@ -159,8 +159,8 @@ class UpstreamResponse:
             self._usage.feed(self._first)
         self._usage.end_stream()
         self._receipt.settle_answer(self._usage.usage, self._usage.uncounted_bytes)
-        if self._place is not None:
-            self._place.release_key_slots()
+        if self._key_slots is not None:
+            self._key_slots.release_key_slots()
         if self._ended is not None:
             self._ended(error if error is not None or came_whole else ReaderLeft())
         return self._admissions.end_call(admission, error, answer_tokens=0 if came_whole else None)

@@ -1,7 +1,7 @@
 """How many calls at once those behind them may have: a key, a user, a tenant; over every process never above the cap.
 
-A place is taken per call, right before a deployment is looked for, and given back when the call ends, however it ends. A few calls wait
-here for a place, so that one is never idle; the others are put off, for a call that waits takes the place of one that could go. It knows
+A slot is taken per call, right before a deployment is looked for, and given back when the call ends, however it ends. A few calls wait
+here for a slot, so that one is never idle; the others are put off, for a call that waits takes up the slot of one that could go. It knows
 no deployment and no budget.
 """
 
@@ -13,7 +13,7 @@ from tidegate.core.ports import Clock
 from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.slots import SlotDemand, Slots
 
-# The names of these places lie beside those of deployments and models.
+# The names of these slots stand beside those of deployments and models.
 PREFIX = "parallel:"
 WAIT_S = 2.0
 WAITERS_MAX = 16
@@ -22,7 +22,7 @@ AGAIN_MS = 250
 Wanted = tuple[tuple[str, int], ...]
 
 
-class _Places(Slots):
+class _NamedSlots(Slots):
     """Those of one name, and the calls that wait for one."""
 
     __slots__ = ("line",)
@@ -32,11 +32,11 @@ class _Places(Slots):
         self.line = WaitLine()
 
     def wanted(self) -> int:
-        """As many as are needed now: the places of a key that sends nothing are others'."""
+        """As many as are needed now: the slots of a key that sends nothing are for others."""
         return min(self.in_flight + len(self.line), self.cap)
 
     def call_waiting(self) -> None:
-        """Give as many turns as there are places free, to those that have waited longest."""
+        """Give as many turns as there are slots free, to those that have waited longest."""
         for _ in range(self.free):
             if not self.line.call_first():
                 return
@@ -46,10 +46,10 @@ class KeySlots:
     def __init__(self, demand: SlotDemand, clock: Clock) -> None:
         self._demand = demand
         self._clock = clock
-        self._names: dict[str, _Places] = {}
+        self._names: dict[str, _NamedSlots] = {}
 
-    async def take_slots(self, wanted: Wanted) -> "KeyPlace":
-        """Take a place of each of these names; Withheld when one of them has none in time."""
+    async def take_slots(self, wanted: Wanted) -> "TakenKeySlots":
+        """Take a slot of each of these names; Withheld when one of them has none in time."""
         end_s = asyncio.get_running_loop().time() + WAIT_S
         try:
             while (lacking := self._lacking(wanted)) is not None:
@@ -60,13 +60,13 @@ class KeySlots:
             raise
         for name, _ in wanted:
             self._names[name].take_slot()
-        return KeyPlace(self, wanted, self._demand.own_until_ms())
+        return TakenKeySlots(self, wanted, self._demand.own_until_ms())
 
     def release_slots(self, wanted: Wanted) -> None:
         for name, _ in wanted:
-            places = self._names[name]
-            places.release_slot()
-            places.call_waiting()
+            slots = self._names[name]
+            slots.release_slot()
+            slots.call_waiting()
         self._forget_unused(wanted)
 
     def _forget_unused(self, wanted: Wanted) -> None:
@@ -74,35 +74,35 @@ class KeySlots:
         if not self._demand.is_alone:
             return
         for name, _ in wanted:
-            places = self._names.get(name)
-            if places is not None and not places.in_flight and not places.line:
+            slots = self._names.get(name)
+            if slots is not None and not slots.in_flight and not slots.line:
                 del self._names[name]
 
-    def _lacking(self, wanted: Wanted) -> _Places | None:
-        """The first of these names without a free place."""
+    def _lacking(self, wanted: Wanted) -> _NamedSlots | None:
+        """The first of these names without a free slot."""
         is_alone = self._demand.is_alone
         is_ours = self._demand.own_until_ms() > self._clock.monotonic_ms()
         for name, cap in wanted:
-            places = self._names.get(name)
-            if places is None:
-                places = self._names[name] = _Places(name, cap, cap if is_alone else 0)
-            elif places.cap != cap:
-                places.set_cap(cap, is_alone=is_alone)
-            if places.free < 1 or not is_ours:
-                return places
+            slots = self._names.get(name)
+            if slots is None:
+                slots = self._names[name] = _NamedSlots(name, cap, cap if is_alone else 0)
+            elif slots.cap != cap:
+                slots.set_cap(cap, is_alone=is_alone)
+            if slots.free < 1 or not is_ours:
+                return slots
         return None
 
-    async def _wait(self, places: _Places, end_s: float) -> None:
-        if len(places.line) < WAITERS_MAX:
-            turn = places.line.join()
+    async def _wait(self, slots: _NamedSlots, end_s: float) -> None:
+        if len(slots.line) < WAITERS_MAX:
+            turn = slots.line.join()
             try:
                 async with asyncio.timeout_at(end_s):
                     await turn
                 return
             except BaseException as stopped:
-                if places.line.give_up(turn):
+                if slots.line.give_up(turn):
                     # It was this one's turn, and it goes away: the next has it.
-                    places.call_waiting()
+                    slots.call_waiting()
                 if not isinstance(stopped, TimeoutError):
                     raise
         raise Withheld(
@@ -121,14 +121,14 @@ class KeySlots:
         return ()
 
     def has_shares(self) -> None:
-        for name, places in list(self._names.items()):
-            places.call_waiting()
-            if not places.share and not places.in_flight and not places.line:
+        for name, slots in list(self._names.items()):
+            slots.call_waiting()
+            if not slots.share and not slots.in_flight and not slots.line:
                 del self._names[name]
 
 
-class KeyPlace:
-    """The places of one call, to be given back once. From `until_ms` on they may be another process's: no call begins on them then."""
+class TakenKeySlots:
+    """The slots of one call, to be given back once. From `until_ms` on they may be another process's: no call begins on them then."""
 
     __slots__ = ("_slots", "_wanted", "until_ms")
 
