@@ -34,7 +34,7 @@ class MemoryLimits:
     settlements: list[Settlement] = field(default_factory=list)
     log: dict[str, list[Taken]] = field(default_factory=dict)
     shares: dict[str, dict[str, int]] = field(default_factory=dict)
-    told: dict[str, Limit] = field(default_factory=dict)
+    reported: dict[str, Limit] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._grants: dict[str, dict[str, Taken]] = {}
@@ -105,7 +105,7 @@ class MemoryLimits:
         return answer
 
     async def put_discovered(self, deployment: str, limit: Limit) -> None:
-        self.told[deployment] = limit
+        self.reported[deployment] = limit
 
     async def discovered(self) -> dict[str, Limit]:
-        return dict(self.told)
+        return dict(self.reported)

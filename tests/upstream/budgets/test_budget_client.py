@@ -66,7 +66,7 @@ async def test_one_that_is_cancelled_before_the_answer_gives_its_part_back(
 async def test_one_that_is_cancelled_with_the_answer_in_hand_gives_it_back(
     budget_client: BudgetClient, limits: GatedLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The grant is dealt and the call is cancelled before it runs again: nobody else could return that grant."""
+    """The grant is dealt and the call is cancelled before it runs again: no other call could return that grant."""
     kept, gone = taking(budget_client), taking(budget_client)
     deal = budget_client._deal
 

@@ -156,11 +156,11 @@ async def test_a_resources_calls_carry_the_upstreams_name_and_every_other_byte(
             assert router.knows("chat")
             await router.send(world.call("chat", body=body))
             await router.send(world.call("m", body=body))
-    told, plain = (request.body for request in server.posts)
+    renamed, plain = (request.body for request in server.posts)
     assert plain == body
-    assert told.startswith(b'{"model":"m",')
+    assert renamed.startswith(b'{"model":"m",')
     for kept in (b"12345678901234567890123", b'[{"role":"user","content":"\\u00e9  x"}]'):
-        assert kept in told
+        assert kept in renamed
 
 
 async def test_failover_goes_on_under_the_other_deployments_budget(world: RouterWorld, limits: MemoryLimits) -> None:
@@ -211,12 +211,12 @@ async def test_what_may_have_been_done_keeps_its_reserve(world: RouterWorld, lim
         assert limits.settlements == []
 
 
-async def test_a_call_that_was_not_sent_gives_its_leave_back(world: RouterWorld, limits: MemoryLimits) -> None:
+async def test_a_call_that_was_not_sent_gives_its_permit_back(world: RouterWorld, limits: MemoryLimits) -> None:
     place = deployment("http://127.0.0.1:9/v1", limits=(minute(10, 10_000),))
     async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
         with pytest.raises(Unavailable):
             await router.send(world.call(tokens=700))
-        await eventually(lambda: limits.settlements, "the leave to go back")
+        await eventually(lambda: limits.settlements, "the permit to be given back")
     assert limits.used("one") == (0, 0)
     assert limits.settlements[0].unsent_requests == 1
 
@@ -233,7 +233,7 @@ async def test_a_retry_takes_a_new_grant(world: RouterWorld, limits: MemoryLimit
     assert len(server.posts) == 2
 
 
-async def test_leave_that_died_while_a_connection_was_waited_for_is_taken_anew(
+async def test_a_permit_that_ran_out_while_a_connection_was_waited_for_is_taken_again(
     world: RouterWorld, limits: MemoryLimits
 ) -> None:
     gate = asyncio.Event()
@@ -249,12 +249,12 @@ async def test_leave_that_died_while_a_connection_was_waited_for_is_taken_anew(
             first = asyncio.create_task(router.send(world.call(key="first")))
             await eventually(lambda: server.posts, "the first call to arrive")
             second = asyncio.create_task(router.send(world.call(key="second")))
-            await eventually(lambda: len(limits.questions) == 2, "the second call to have leave")
+            await eventually(lambda: len(limits.questions) == 2, "the second call to have a permit")
             await asyncio.sleep(0)
             world.clock.advance(250)
             gate.set()
             await asyncio.gather(first, second)
-            await eventually(lambda: limits.settlements, "the dead leave to be said unsent")
+            await eventually(lambda: limits.settlements, "the outdated permit to be settled as unsent")
             assert len(limits.questions) == 3
             assert limits.used("one") == (2, 0)
     assert [request.headers["Idempotency-Key"] for request in server.posts] == ["first", "second"]
@@ -287,7 +287,7 @@ async def test_nothing_is_sent_after_its_permit_expired_however_late_that_is_see
             monkeypatch.setattr(Connection, expect.__name__, expect_late)
             monkeypatch.setattr(RequestTemplate, pieces.__name__, pieces_late)
             await router.send(world.call(key="second"))
-            await eventually(lambda: limits.settlements, "the dead leave to be said unsent")
+            await eventually(lambda: limits.settlements, "the outdated permit to be settled as unsent")
             assert stalls == []
             assert limits.used("one") == (2, 0)
             assert router.status()[0].failures == {}
@@ -432,7 +432,7 @@ async def test_a_cap_on_tokens_in_flight_lets_one_through_and_holds_the_others(w
             assert router._states["one"].tokens_in_flight == 0
 
 
-async def test_calls_without_budgets_ask_nobody(world: RouterWorld, limits: MemoryLimits) -> None:
+async def test_calls_without_budgets_do_not_ask_the_limits(world: RouterWorld, limits: MemoryLimits) -> None:
     place: Deployment
     async with RawServer() as server:
         place = deployment(server.url)

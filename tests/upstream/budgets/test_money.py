@@ -124,7 +124,7 @@ async def test_what_is_set_aside_is_replaced_by_what_it_cost(world: RouterWorld,
 
 
 async def test_large_calls_that_do_not_fit_keep_no_small_one_back(world: RouterWorld, limits: LedgerLimits) -> None:
-    """All are asked for together, as if each cost the same: what is told each is true of it alone."""
+    """All are asked for together, as if each cost the same: the answer to each is true of that call alone."""
     budgets = money(200)
     async with RawServer(answers_with(200, USED)) as server:
         async with world.router(

@@ -175,7 +175,7 @@ def test_no_header_does_harm(headers: dict[str, str], now_ms: int) -> None:
     assert 0 < rest.tokens_renew_ms <= RESET_MS_MAX
 
 
-async def test_a_told_limit_tightens_and_is_kept_for_the_others() -> None:
+async def test_a_limit_in_the_headers_tightens_and_is_kept_for_other_processes() -> None:
     world = RouterWorld()
     limits = MemoryLimits(world.clock)
 
@@ -191,7 +191,7 @@ async def test_a_told_limit_tightens_and_is_kept_for_the_others() -> None:
             assert sum(isinstance(end, Withheld) for end in ends) == 7, "the first call is inside the window"
             assert {end.spent for end in ends if isinstance(end, Withheld)} == {"deployment:one/discovered"}
             assert router.rests_until_ms("m") > world.clock.monotonic
-            await eventually(lambda: limits.told == {"one": Limit(Period.MINUTE, 3)}, "it to be kept")
+            await eventually(lambda: limits.reported == {"one": Limit(Period.MINUTE, 3)}, "it to be kept")
         # The next start knows it before the first answer.
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits, discovered=limits)) as router:
             await eventually(lambda: router.status()[0].discovered is not None, "it to be read")
@@ -281,7 +281,7 @@ async def test_another_process_that_has_not_asked_yet_knows_what_is_spent() -> N
         capacity = Capacity(limits, discovered=limits)
         async with world.router(deployment(server.url), policy=AT_ONCE, capacity=capacity) as first:
             assert await all_sent(first, world, 1) == 1
-            await eventually(lambda: "one" in limits.told, "it to be kept")
+            await eventually(lambda: "one" in limits.reported, "it to be kept")
             async with world.router(deployment(server.url), policy=AT_ONCE, capacity=capacity) as second:
                 await eventually(lambda: second.status()[0].discovered is not None, "it to be read")
                 sent = await asyncio.gather(all_sent(first, world, 20), all_sent(second, world, 20))
@@ -295,11 +295,11 @@ async def test_tokens_that_are_left_count_likewise() -> None:
     body = b'{"choices":[{}],"usage":{"prompt_tokens":50,"completion_tokens":50}}'
 
     async def script(request: Request, peer: Peer) -> None:
-        said = {
+        headers = {
             "x-ratelimit-limit-tokens": "1000",
             "x-ratelimit-remaining-tokens": f"{max(0, 300 - 100 * len(server.posts))}",
         }
-        await peer.answer(200, body, **said, **{"x-ratelimit-reset-tokens": "30s"})
+        await peer.answer(200, body, **headers, **{"x-ratelimit-reset-tokens": "30s"})
 
     async with RawServer(script) as server:
         capacity = Capacity(limits, discovered=limits)

@@ -138,7 +138,7 @@ class Scene:
         await store.close()
 
     async def _runner(self, router: Router, number: int) -> None:
-        """As a worker does: nothing is taken up while the model rests or has no slot, and what is put off waits as it is told."""
+        """As a worker does: take nothing up while the model rests or has no slot, and retry a call when its error says."""
         while True:
             rest_ms = router.rests_until_ms("m") - self.clock.monotonic_ms()
             if rest_ms > 0 or not router.free_slots("m"):
@@ -177,7 +177,7 @@ def test_a_limit_is_used_to_98_percent_and_exceeded_never(call_s: float, runners
     # Three whole minutes, after the first few seconds in which the processes find their parts.
     used = sum(5_000 <= at < 5_000 + 3 * MINUTE_MS for at in sent)
     assert used >= 0.98 * 3 * 600
-    # Nobody polls: four processes, a few questions for each sixteenth of what a minute frees.
+    # No process polls: there are four, with a few questions each for each sixteenth of what a minute frees.
     assert scene.limits.question_count < 4 * 60 * 4 * 6
     assert min(scene.sent_by) > 0.5 * len(sent) / 4
 
@@ -198,7 +198,7 @@ def test_a_store_that_goes_away_costs_use_and_never_exactness() -> None:
     scene.run(scene.work(5, away=[(70.0, 95.0), (150.0, 150.4), (200.0, 201.0)]))
     sent = scene.upstream.sent_ms
     assert fullest(sent) <= 120
-    # Nothing new goes out while nobody can be asked: only what had leave already.
+    # While the limits cannot be asked, only calls that had a permit already go out.
     assert not [at for at in sent if 70_300 <= at < 95_000]
     assert [at for at in sent if at >= 240_000]
 

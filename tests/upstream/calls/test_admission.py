@@ -27,8 +27,8 @@ STREAM = WHOLE._replace(is_stream=True)
 FLEX = WHOLE._replace(flex_wait_s=60.0)
 
 
-class Heard:
-    """The tide of a deployment and the loop over all of them: what they are told."""
+class NotedTide:
+    """The tide of a deployment and the loop over all of them; notes what is reported to them."""
 
     yields = True
 
@@ -68,9 +68,9 @@ class Gate:
         self.world, self.router = world, router
         self.state, self.route = router._states["one"], router._routes.of("m")
         self.admissions = router._path._admissions
-        self.heard = Heard(self.state)
-        self.state.tide = cast(Any, self.heard)
-        self.admissions._tides = cast(Any, self.heard)
+        self.noted_tide = NotedTide(self.state)
+        self.state.tide = cast(Any, self.noted_tide)
+        self.admissions._tides = cast(Any, self.noted_tide)
 
     def begin(self, traffic: Traffic | None = None, **call: Any) -> Admission:
         asked = self.world.call(**call)
@@ -101,9 +101,9 @@ async def test_a_user_is_known_to_wait_until_the_first_token_comes_or_the_call_e
         one.admissions.end_call(second)
         one.admissions.first_token(second)
         one.admissions.end_call(first, answer_tokens=3)
-        assert one.heard.users == [(1, 1), (2, 2), (2, 1), (1, 0), (0, 0)]
-        assert one.heard.announced == 5
-        assert (one.taken(), one.heard.flights) == ((0, 0, 0, 0), [])
+        assert one.noted_tide.users == [(1, 1), (2, 2), (2, 1), (1, 0), (0, 0)]
+        assert one.noted_tide.announced == 5
+        assert (one.taken(), one.noted_tide.flights) == ((0, 0, 0, 0), [])
         assert one.state.answered == 1
 
 
@@ -127,10 +127,10 @@ async def test_the_first_token_of_an_answer_that_is_not_streamed_is_taken_to_com
         assert one.taken() == (0, 2, 0, 2)
         for ended in (whole, streamed):
             one.admissions.end_call(ended)
-        assert (one.taken(), one.heard.users[-1]) == ((0, 0, 0, 0), (0, 0))
+        assert (one.taken(), one.noted_tide.users[-1]) == ((0, 0, 0, 0), (0, 0))
 
 
-async def test_the_tide_hears_how_flights_of_batch_work_end_and_of_flex_calls_not_how_long_they_took() -> None:
+async def test_flights_of_batch_work_are_reported_to_the_tide_with_their_tokens_and_flex_calls_without() -> None:
     async with gate() as one:
         item = one.begin(key="item", body=b"item", hand_backs=2)
         flex = one.begin(FLEX, key="flex", body=b"flex")
@@ -141,7 +141,7 @@ async def test_the_tide_hears_how_flights_of_batch_work_end_and_of_flex_calls_no
         one.admissions.end_call(flex, answer_tokens=7)
         for error in (Throttled("busy", status=429), Unavailable("away", status=503), Ambiguous("lost", status=500)):
             one.admissions.end_call(one.begin(key="item", body=b"item"), error)
-        assert [flight for flight in one.heard.flights if flight[0] != "begins"] == [
+        assert [flight for flight in one.noted_tide.flights if flight[0] != "begins"] == [
             ("has its first token", "flight"),
             ("ends", "flight", 7, False),
             ("ends", "flight", None, False),
@@ -149,21 +149,21 @@ async def test_the_tide_hears_how_flights_of_batch_work_end_and_of_flex_calls_no
             ("ends", "flight", None, True),
             ("ends", "flight", None, False),
         ]
-        assert one.heard.flights[:2] == [
+        assert one.noted_tide.flights[:2] == [
             ("begins", "item", b"item", one.world.clock.monotonic, 2, ("m", CHAT_ENDPOINT)),
             ("begins", "flex", b"flex", one.world.clock.monotonic),
         ]
-        assert (one.taken(), one.heard.users, one.router._model_slots._out) == ((0, 0, 0, 0), [], {})
-        for at_begin, at_end in ((one.heard, None), (None, one.heard)):
+        assert (one.taken(), one.noted_tide.users, one.router._model_slots._out) == ((0, 0, 0, 0), [], {})
+        for at_begin, at_end in ((one.noted_tide, None), (None, one.noted_tide)):
             # Its tide was switched off or on meanwhile.
             one.state.tide = cast(Any, at_begin)
-            changed, count = one.begin(), len(one.heard.flights)
+            changed, count = one.begin(), len(one.noted_tide.flights)
             one.state.tide = cast(Any, at_end)
             one.admissions.end_call(changed)
-            assert len(one.heard.flights) == count
+            assert len(one.noted_tide.flights) == count
 
 
-async def test_a_call_of_an_open_circuit_is_its_probe_and_whoever_waits_looks_again_when_it_ends() -> None:
+async def test_a_call_of_an_open_circuit_is_its_probe_and_waiting_calls_look_again_when_it_ends() -> None:
     async with gate() as one:
         now_ms = one.world.clock.monotonic
         assert not one.begin().is_probe
@@ -211,7 +211,7 @@ async def test_calls_that_find_no_slot_or_take_the_last_one_are_noted_for_the_ne
 
 
 @pytest.mark.parametrize("traffic", [WHOLE, FLEX, None], ids=["user", "flex", "item"])
-async def test_the_tide_hears_who_waits_for_a_slot_and_who_stops_waiting(traffic: Traffic | None) -> None:
+async def test_calls_that_begin_or_stop_waiting_for_a_slot_are_reported_to_the_tide(traffic: Traffic | None) -> None:
     async with gate() as one:
         call = one.world.call(key="key", body=b"body")
         one.admissions.begin_wait([one.state], call, traffic)
@@ -221,6 +221,6 @@ async def test_the_tide_hears_who_waits_for_a_slot_and_who_stops_waiting(traffic
         one.admissions.end_wait([one.state], call, traffic, one.state)
         assert (one.state.waiting, one.state.interactive_waiting.total()) == (0, 0)
         if traffic is WHOLE:
-            assert (waits, one.heard.users) == ((0, 1), [(1, 1), (0, 0), (1, 1)]), "at the chosen one it begins"
+            assert (waits, one.noted_tide.users) == ((0, 1), [(1, 1), (0, 0), (1, 1)]), "at the chosen one it begins"
         else:
-            assert (waits, one.heard.flights) == ((1, 0), 2 * [("stands", "key", b"body"), ("leaves", "key")])
+            assert (waits, one.noted_tide.flights) == ((1, 0), 2 * [("stands", "key", b"body"), ("leaves", "key")])

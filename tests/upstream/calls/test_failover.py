@@ -81,7 +81,9 @@ async def test_a_retry_goes_to_the_deployment_that_has_not_failed_it(world: Rout
             answer = await router.send(world.call(key="same", attempt_count=1))
             assert answer.deployment == "second"
             assert (await asyncio.gather(router.send(world.call()), return_exceptions=True))[0] != answer
-    assert (len(first.posts), len(second.posts)) == (2, 1), "a new call still finds the first one, which is not shut"
+    assert (len(first.posts), len(second.posts)) == (2, 1), (
+        "a new call still finds the first one, whose circuit is closed"
+    )
 
 
 async def test_beside_a_users_call_a_deployment_with_an_open_circuit_is_probed(world: RouterWorld) -> None:
@@ -117,7 +119,7 @@ async def test_where_all_have_failed_a_call_it_is_tried_again_all_the_same(world
 
 
 async def test_one_failure_counts_once(world: RouterWorld) -> None:
-    """#245: one 503 was counted twice, so that a deployment was shut after half the failures."""
+    """#245: one 503 was counted twice, so that a circuit opened after half the failures."""
 
     async def fails(request: Request, peer: Peer) -> None:
         await peer.answer(503, b"{}")
@@ -261,7 +263,7 @@ async def test_a_failover_to_a_healthy_deployment_is_not_charged_to_any_retry_bu
     assert [answer.deployment for answer in answers] == ["well"] * 100
     # No item waits for a budget: only for the backoff of its one failed try.
     assert took_ms < 2_000
-    assert len(ill.posts) <= AT_ONCE + 1, "the breaker shut it after the first calls"
+    assert len(ill.posts) <= AT_ONCE + 1, "its circuit opened after the first calls"
     assert len(well.posts) == 100
 
 
@@ -269,7 +271,7 @@ async def test_a_failover_to_a_healthy_deployment_is_not_charged_to_any_retry_bu
 async def test_a_retry_goes_to_a_deployment_that_has_not_failed_it_however_few_calls_there_are(
     world: RouterWorld, standby: str
 ) -> None:
-    """Too few failures to shut the ill one, and budget enough to try it three times: the item would fail beside a healthy server."""
+    """Too few failures to open its circuit, and budget for three tries: the item would fail though the other server is healthy."""
     terms, resources = STANDBYS[standby]
     async with RawServer(answers_with(500)) as ill, RawServer() as well:
         places = (deployment(ill.url, "ill", **terms[0]), deployment(well.url, "well", **terms[1]))
@@ -280,7 +282,7 @@ async def test_a_retry_goes_to_a_deployment_that_has_not_failed_it_however_few_c
 
 
 async def test_a_retry_that_another_process_left_is_charged_where_calls_failed_lately(world: RouterWorld) -> None:
-    """Nobody here knows which deployment failed it: the one that fails others too is likely to be the one."""
+    """This process does not know which deployment failed it: the one that fails others too is likely to be the one."""
 
     async def fails(request: Request, peer: Peer) -> None:
         await peer.answer(500, b"{}")

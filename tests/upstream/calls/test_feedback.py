@@ -97,7 +97,7 @@ async def test_what_was_withheld_here_teaches_nothing() -> None:
         assert error.retry_after_ms == 7
 
 
-async def test_our_own_ceiling_and_deadline_are_counted_and_blamed_on_nobody() -> None:
+async def test_our_own_ceiling_and_deadline_are_counted_and_open_no_circuit() -> None:
     async with school() as one:
         full = PoolExhausted("full", retry_after_ms=1_000)
         assert one.learn(full).retry_after_ms == 1_000
@@ -113,7 +113,7 @@ async def test_our_own_ceiling_and_deadline_are_counted_and_blamed_on_nobody() -
         assert (one.pressed, late.retry_after_ms) == (["failed"], 3_000)
 
 
-async def test_others_hear_of_longer_rests_and_of_failures_that_are_about_the_server() -> None:
+async def test_longer_rests_and_failures_of_the_server_are_published_to_other_processes() -> None:
     async with school() as one:
         for wait_ms in (3_000, 3_000, 4_000):
             one.learn(Throttled("busy", status=429, retry_after_ms=wait_ms))
@@ -127,7 +127,7 @@ async def test_others_hear_of_longer_rests_and_of_failures_that_are_about_the_se
         assert one.pressed == ["failed"] * 4 + ["answered"]
 
 
-async def test_a_circuit_that_opens_or_closes_is_said_once() -> None:
+async def test_a_circuit_that_opens_or_closes_is_logged_once() -> None:
     async with school() as one:
         with capture_logs() as logged:
             one.feedback.answered(one.state)

@@ -34,7 +34,7 @@ async def test_an_outage_of_150_seconds_ends_by_itself_and_costs_no_item(world: 
             ends = await asyncio.gather(*(router.send(world.call()) for _ in range(8)), return_exceptions=True)
             assert all(isinstance(end, UpstreamError) for end in ends)
             world.clock.advance(max(1_000, router.rests_until_ms("m") - world.clock.monotonic))
-        # The burst that shut it, and then no item at all: it does not even answer the knock.
+        # The burst that opened its circuit, and then no item at all: it does not even answer the probe.
         assert len(server.posts) <= 8 + OUTAGE_MS // 5_000 // 12 + 1
         came_back = world.clock.monotonic
         while router.status()[0].state != "closed":
@@ -115,13 +115,13 @@ async def test_a_grant_that_comes_too_late_sends_nothing(world: RouterWorld) -> 
             limits.asked.clear()
             world.clock.advance(250)
             limits.answer.set()
-            # The first leave was dead when it came; the second lives.
+            # The first permit had run out when it came; the second is in time.
             await call
             assert len(limits.questions) == 2
     assert len(server.posts) == 1
 
 
-async def test_a_lease_that_ran_out_while_leave_was_waited_for_sends_nothing(world: RouterWorld) -> None:
+async def test_a_lease_that_ran_out_while_a_permit_was_waited_for_sends_nothing(world: RouterWorld) -> None:
     limits = LateLimits(world.clock)
     async with RawServer() as server:
         place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),))
@@ -135,7 +135,7 @@ async def test_a_lease_that_ran_out_while_leave_was_waited_for_sends_nothing(wor
             assert isinstance(ends[0], Withheld)
             assert ends[0].code == "lease_over"
             assert router.status()[0].failures == {}
-            await eventually(lambda: limits.used("one") == (0, 0), "its leave to go back")
+            await eventually(lambda: limits.used("one") == (0, 0), "its permit to be given back")
     assert server.posts == []
 
 

@@ -108,7 +108,7 @@ async def test_slots_are_never_exceeded_and_waiting_calls_get_them(world: Router
     assert highest == 3
 
 
-async def test_slots_that_stay_taken_are_pool_exhaustion_and_harm_nobody(world: RouterWorld) -> None:
+async def test_slots_that_stay_taken_are_pool_exhaustion_and_open_no_circuit(world: RouterWorld) -> None:
     gate = Gate()
     async with RawServer(gate) as server, world.router(deployment(server.url, max_in_flight=2), limits=FAST) as router:
         flying = [asyncio.create_task(router.send(world.call())) for _ in range(2)]
@@ -121,7 +121,7 @@ async def test_slots_that_stay_taken_are_pool_exhaustion_and_harm_nobody(world: 
         await asyncio.gather(*flying)
 
 
-async def test_the_connection_ceiling_bounds_the_free_slots_and_harms_nobody(world: RouterWorld) -> None:
+async def test_the_connection_ceiling_bounds_the_free_slots_and_opens_no_circuit(world: RouterWorld) -> None:
     gate = Gate()
     limits = HttpLimits(connections_max=2, kept_alive_max=2, pool_timeout_s=0.05)
     async with RawServer(gate) as server, world.router(deployment(server.url), limits=limits) as router:
@@ -244,7 +244,7 @@ async def _open_the_breaker(router: Router, world: RouterWorld) -> None:
     assert router.status()[0].state == "open"
 
 
-async def test_a_burst_of_503_shuts_the_deployment_and_probes_bring_it_back(world: RouterWorld) -> None:
+async def test_a_burst_of_503_opens_the_circuit_and_probes_close_it(world: RouterWorld) -> None:
     async with RawServer(always(503)) as server, world.router(deployment(server.url)) as router:
         await _open_the_breaker(router, world)
         assert router.free_slots("m") == 0
@@ -265,7 +265,7 @@ async def test_a_burst_of_503_shuts_the_deployment_and_probes_bring_it_back(worl
         assert router.free_slots("m") == 64
 
 
-async def test_a_server_that_does_not_even_answer_the_knock_gets_no_item(world: RouterWorld) -> None:
+async def test_a_server_that_does_not_even_answer_the_probe_gets_no_item(world: RouterWorld) -> None:
     async def down(request: Request, peer: Peer) -> None:
         await peer.answer(502, b"bad gateway")
 
@@ -275,13 +275,13 @@ async def test_a_server_that_does_not_even_answer_the_knock_gets_no_item(world: 
             world.clock.advance(5_000)
             assert type(await failure(router, world)) is Unavailable
         assert len(server.posts) == 5
-        # Should only its GET be broken, an item goes without a knock once in a while.
+        # Should only its GET be broken, an item goes without a probe once in a while.
         world.clock.advance(5_000)
         assert type(await failure(router, world)) is Ambiguous
         assert len(server.posts) == 6
 
 
-async def test_a_shut_deployment_beside_a_good_one_is_probed_back(world: RouterWorld) -> None:
+async def test_an_open_circuit_beside_a_healthy_deployment_is_closed_by_a_probe(world: RouterWorld) -> None:
     async with RawServer(always(500)) as bad, RawServer() as good:
         bad_place = deployment(bad.url, "bad", weight=100.0)
         async with world.router(bad_place, deployment(good.url, "good")) as router:
@@ -304,7 +304,7 @@ async def test_a_refusal_or_a_throttle_shows_a_probe_that_the_server_is_back(wor
         assert router.status()[0].state in ("closed", "resting")
 
 
-async def test_refusals_never_shut_a_deployment(world: RouterWorld) -> None:
+async def test_refusals_never_open_a_circuit(world: RouterWorld) -> None:
     async with RawServer(always(422)) as server, world.router(deployment(server.url)) as router:
         for _ in range(50):
             assert type(await failure(router, world)) is Refused
@@ -325,7 +325,7 @@ async def test_a_rejected_key_pauses_the_deployment_instead_of_failing_every_ite
         assert router.status()[0].state == "closed"
 
 
-async def test_while_a_probe_is_out_nobody_is_sent_to_rest_until_the_next_one(world: RouterWorld) -> None:
+async def test_while_a_probe_is_out_no_call_is_put_off_until_the_next_one(world: RouterWorld) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def late(request: Request, peer: Peer) -> None:
@@ -393,7 +393,7 @@ async def test_a_throttled_retry_spends_no_budget(world: RouterWorld) -> None:
     assert len(server.posts) == 10
 
 
-async def test_our_own_deadline_ends_the_call_and_harms_nobody(world: RouterWorld) -> None:
+async def test_our_own_deadline_ends_the_call_and_opens_no_circuit(world: RouterWorld) -> None:
     async def hang(request: Request, peer: Peer) -> None:
         world.clock.advance(60)
         await peer.until_gone()
@@ -522,7 +522,7 @@ async def test_doctors_probe_says_what_is_there_and_what_to_do(world: RouterWorl
         assert "is the server running?" in probe.message
 
 
-async def test_a_call_whose_lease_may_be_over_is_not_sent_and_harms_nobody(world: RouterWorld) -> None:
+async def test_a_call_whose_lease_may_be_over_is_not_sent_and_counts_as_no_failure(world: RouterWorld) -> None:
     async with RawServer(always(200, CHAT)) as server, world.router(deployment(server.url)) as router:
         call = msgspec.structs.replace(world.call(), begin_by_ms=world.clock.monotonic_ms())
         with pytest.raises(Unavailable) as refused:

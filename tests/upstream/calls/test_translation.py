@@ -40,9 +40,9 @@ COMPLETION: dict[str, Any] = {
 }  # fmt: skip
 
 
-def says(said: Any, status: int = 200, **headers: str) -> Script:
+def says(body: Any, status: int = 200, **headers: str) -> Script:
     async def script(request: Request, peer: Peer) -> None:
-        await peer.answer(status, said if isinstance(said, bytes) else json.dumps(said).encode(), **headers)
+        await peer.answer(status, body if isinstance(body, bytes) else json.dumps(body).encode(), **headers)
 
     return script
 
@@ -67,10 +67,10 @@ async def test_a_chat_item_is_translated_for_an_anthropic_engine(world: RouterWo
     assert json.loads(sent.body) == {
         "model": "m", "max_tokens": 7, "messages": [{"role": "user", "content": "Say hi."}], "stop_sequences": ["x"],
     }  # fmt: skip
-    said = json.loads(answer.body)
+    body = json.loads(answer.body)
     assert b"\n" not in answer.body
-    assert (said["object"], said["choices"][0]["message"]["content"]) == ("chat.completion", "hi")
-    assert (said["usage"]["prompt_tokens"], said["usage"]["completion_tokens"]) == (5, 4)
+    assert (body["object"], body["choices"][0]["message"]["content"]) == ("chat.completion", "hi")
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (5, 4)
     assert answer.usage == Usage(5, 2, 4)
 
 
@@ -79,9 +79,9 @@ async def test_a_messages_item_is_translated_for_an_openai_engine(world: RouterW
     async with RawServer(says(COMPLETION)) as server, world.router(deployment(server.url, engine=engine)) as router:
         answer = await router.send(world.call(body=body_of(), endpoint=MESSAGES))
     assert server.posts[0].path == CHAT_ENDPOINT
-    said = json.loads(answer.body)
-    assert (said["type"], said["content"]) == ("message", [{"type": "text", "text": "hi"}])
-    assert (said["usage"]["input_tokens"], answer.usage) == (5, Usage(5, 0, 4))
+    body = json.loads(answer.body)
+    assert (body["type"], body["content"]) == ("message", [{"type": "text", "text": "hi"}])
+    assert (body["usage"]["input_tokens"], answer.usage) == (5, Usage(5, 0, 4))
 
 
 async def test_an_item_in_the_engines_own_shape_is_sent_as_it_is(world: RouterWorld) -> None:
@@ -118,8 +118,8 @@ async def test_an_error_comes_in_the_shape_of_the_items_endpoint(
     ours = {"error": {"message": "no", "type": "x", "param": "n", "code": "c"}}
     async with RawServer(says(ours, status)) as server, world.router(deployment(server.url)) as router:
         error = await failed(router, world, body=body_of(), endpoint=MESSAGES)
-    said = json.loads(error.body)
-    assert (said["type"], said["error"]["type"], said["error"]["message"]) == ("error", kind, "no")
+    body = json.loads(error.body)
+    assert (body["type"], body["error"]["type"], body["error"]["message"]) == ("error", kind, "no")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_an_error_comes_in_the_shape_of_the_items_endpoint(
         ("/v1/responses", {"input": "x"}, "unsupported_endpoint", None),
     ],
 )
-async def test_what_cannot_be_said_fails_its_item_and_is_not_sent(
+async def test_a_request_that_cannot_be_translated_fails_its_item_and_is_not_sent(
     world: RouterWorld, endpoint: str, more: dict[str, Any], code: str, param: str | None
 ) -> None:
     async with (
@@ -140,13 +140,13 @@ async def test_what_cannot_be_said_fails_its_item_and_is_not_sent(
     ):
         error = await failed(router, world, body=body_of(**more), endpoint=endpoint)
         assert (type(error), error.status) == (Untranslatable, 400)
-        said = json.loads(error.body)["error"]
-        assert (said["code"], said["param"]) == (code, param)
+        shown = json.loads(error.body)["error"]
+        assert (shown["code"], shown["param"]) == (code, param)
         assert router.status()[0].failures == {}
         assert server.posts == []
 
 
-async def test_what_cannot_be_said_to_one_engine_goes_to_another(world: RouterWorld) -> None:
+async def test_a_request_that_one_engine_cannot_express_goes_to_another(world: RouterWorld) -> None:
     async with RawServer(says(MESSAGE)) as theirs, RawServer() as ours:
         first = deployment(theirs.url, "first", engine=EngineKind.ANTHROPIC, weight=100.0)
         async with world.router(first, deployment(ours.url, "second", weight=0.01)) as router:

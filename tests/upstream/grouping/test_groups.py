@@ -99,11 +99,11 @@ async def test_the_key_of_a_group_names_its_items_and_follows_from_theirs(world:
     assert keys[0] == keys[1] != keys[2]
 
 
-async def test_what_waits_for_a_slot_forms_the_next_group_and_nobody_waits_for_company(world: RouterWorld) -> None:
+async def test_what_waits_for_a_slot_forms_the_next_group_and_no_item_waits_for_others(world: RouterWorld) -> None:
     gate = Gate(embed)
     async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=1)) as router:
         first = asyncio.create_task(router.send(item(world, "alone")))
-        await eventually(lambda: server.posts, "the first call, though nobody else is there")
+        await eventually(lambda: server.posts, "the first call, though no other item is there")
         rest = [asyncio.create_task(router.send(item(world, "x"))) for _ in range(11)]
         gate.opened.set()
         await asyncio.gather(first, *rest)
@@ -259,7 +259,7 @@ async def test_overload_is_put_off_first_and_then_the_groups_shrink_and_grow_aga
         for expected in ([8], [8]):
             calls = [item(world, "x") for _ in range(8)]
             found = await together(router, calls)
-            assert all(isinstance(one, Throttled) for one in found), "nobody paid, and nobody lost an attempt"
+            assert all(isinstance(one, Throttled) for one in found), "no item was paid for, and none lost an attempt"
             assert sizes(server)[-len(expected) :] == expected
             [state] = router._states.values()
             until_ms = {state.refusals.waits_until_ms(call.idempotency_key) for call in calls}
@@ -336,7 +336,7 @@ async def test_a_rest_puts_off_all_who_wait_and_none_is_forgotten(world: RouterW
     assert sizes(server) == [1]
 
 
-async def test_who_leaves_takes_nobody_along(world: RouterWorld) -> None:
+async def test_an_item_that_is_cancelled_takes_no_other_item_along(world: RouterWorld) -> None:
     gate = Gate(embed)
     fast = HttpLimits(pool_timeout_s=30)
     async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=1), limits=fast) as router:

@@ -203,7 +203,7 @@ def test_the_paths_are_the_items_own_and_the_batchs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "limits", "said"),
+    ("mode", "limits", "text"),
     [
         ("native_async_batch", {}, "reserved"),
         ("together", {}, "disabled, concurrent, sync_microbatch"),
@@ -211,6 +211,6 @@ def test_the_paths_are_the_items_own_and_the_batchs() -> None:
         ("sync_microbatch", {"require_homogeneous_params": False}, "can only be true"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_words(mode: str, limits: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
+def test_what_cannot_be_meant_is_refused_in_words(mode: str, limits: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
         ChatBatching.named(mode, **limits)

@@ -19,12 +19,12 @@ def test_an_answer_goes_on_byte_for_byte() -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
 def test_a_pretty_printed_answer_becomes_one_line_with_the_same_meaning(end: str) -> None:
-    said = {"choices": [{"message": {"content": "two\nlines\r\n and a \\n"}}], "usage": {"prompt_tokens": 3}}
-    body = (json.dumps(said, indent=2) + "\n").replace("\n", end).encode()
+    value = {"choices": [{"message": {"content": "two\nlines\r\n and a \\n"}}], "usage": {"prompt_tokens": 3}}
+    body = (json.dumps(value, indent=2) + "\n").replace("\n", end).encode()
     line, usage = answer.read(CHAT, body)
     assert b"\n" not in line
     assert b"\r" not in line
-    assert json.loads(line) == said
+    assert json.loads(line) == value
     assert usage.input_tokens == 3
 
 

@@ -120,7 +120,7 @@ def test_no_retry_after_can_raise_or_be_negative(text: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["code", "type"])
-def test_an_account_without_money_is_told_apart_from_too_many_requests(field: str) -> None:
+def test_an_account_without_money_is_not_taken_for_too_many_requests(field: str) -> None:
     out = classify.refusal(
         429, {}, json.dumps({"error": {"message": "no", field: "insufficient_quota"}}).encode(), NOW_MS
     )

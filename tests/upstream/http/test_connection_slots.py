@@ -13,13 +13,13 @@ from tidegate.upstream.http.connections import ConnectionSlots
 pytestmark = pytest.mark.anyio
 
 
-def seats(connections_max: int, kept: int) -> ConnectionSlots:
+def slots(connections_max: int, kept: int) -> ConnectionSlots:
     limits = HttpLimits(connections_max=connections_max, kept_alive_max=1, interactive_connections=kept)
     return ConnectionSlots(limits)
 
 
 async def test_batch_leaves_the_kept_part_alone() -> None:
-    some = seats(4, 1)
+    some = slots(4, 1)
     assert [some.take_slot(interactive=False) for _ in range(4)] == [True, True, True, False]
     assert some.free() == 0
     assert some.take_slot(interactive=True)
@@ -31,7 +31,7 @@ async def test_batch_leaves_the_kept_part_alone() -> None:
 
 
 async def test_interactive_calls_go_first() -> None:
-    some = seats(2, 1)
+    some = slots(2, 1)
     assert some.take_slot(interactive=False)
     assert some.take_slot(interactive=True)
     batch = asyncio.create_task(some.wait(60, interactive=False))
@@ -49,17 +49,17 @@ async def test_interactive_calls_go_first() -> None:
     assert some.free() == 1
 
 
-async def test_whoever_stops_waiting_takes_nothing() -> None:
-    some = seats(2, 0)
+async def test_a_call_that_stops_waiting_takes_no_slot() -> None:
+    some = slots(2, 0)
     assert some.take_slot(interactive=False)
     assert some.take_slot(interactive=False)
-    with pytest.raises(PoolExhausted) as said:
+    with pytest.raises(PoolExhausted) as refused:
         await some.wait(0.01, interactive=True)
-    assert said.value.code == "upstream_pool_timeout"
+    assert refused.value.code == "upstream_pool_timeout"
     waiting = asyncio.create_task(some.wait(60, interactive=False))
     await asyncio.sleep(0)
     some.release_slot(interactive=False)
-    # The seat was handed over, and in the same moment nobody wants it any more.
+    # The slot was handed over, and in the same moment the waiting call is cancelled.
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -69,8 +69,8 @@ async def test_whoever_stops_waiting_takes_nothing() -> None:
 
 @pytest.mark.parametrize("interactive", [False, True])
 @pytest.mark.parametrize("handed_over", [False, True])
-async def test_a_cancelled_waiter_leaves_every_seat_usable(interactive: bool, handed_over: bool) -> None:
-    some = seats(2, 1)
+async def test_a_cancelled_waiter_leaves_every_slot_usable(interactive: bool, handed_over: bool) -> None:
+    some = slots(2, 1)
     assert some.take_slot(interactive=False)
     assert some.take_slot(interactive=True)
     waiting = asyncio.create_task(some.wait(60, interactive=interactive))
@@ -91,8 +91,8 @@ async def test_a_cancelled_waiter_leaves_every_seat_usable(interactive: bool, ha
 
 
 @pytest.mark.parametrize("interactive", [False, True])
-async def test_a_seat_passes_over_a_cancelled_waiter_to_the_next(interactive: bool) -> None:
-    some = seats(2, 1)
+async def test_a_slot_passes_over_a_cancelled_waiter_to_the_next(interactive: bool) -> None:
+    some = slots(2, 1)
     assert some.take_slot(interactive=False)
     assert some.take_slot(interactive=True)
     gone, next_one = (asyncio.create_task(some.wait(60, interactive=interactive)) for _ in range(2))

@@ -369,19 +369,19 @@ async def test_an_address_that_swallows_packets_is_unavailable_at_the_connect_ti
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        fillers = []
+        handshakes = []
         for _ in range(4):
-            filler = socket.socket()
-            filler.setblocking(False)
-            filler.connect_ex(full.getsockname())
-            fillers.append(filler)
+            handshake = socket.socket()
+            handshake.setblocking(False)
+            handshake.connect_ex(full.getsockname())
+            handshakes.append(handshake)
         transport = AiohttpTransport(HttpLimits(connect_timeout_s=0.2))
         place = deployment(f"http://127.0.0.1:{full.getsockname()[1]}")
         with pytest.raises(Unavailable, match="connecting took too long"):
             await transport.line(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"{}"), 20)
         await transport.close()
-        for filler in fillers:
-            filler.close()
+        for handshake in handshakes:
+            handshake.close()
 
 
 async def test_the_body_is_cut_one_byte_above_the_limit() -> None:
@@ -601,7 +601,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return self_signed(tmp_path_factory.mktemp("tls"))
 
 
-async def test_tls_is_checked_unless_told_otherwise(certificate: tuple[Path, Path]) -> None:
+async def test_tls_is_checked_unless_it_is_switched_off(certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
     context = shown_by_server(cert, key)
     ways: list[tuple[Tls, bool]] = [(Tls(), False), (Tls(ca_file=str(cert)), True), (Tls(verify=False), True)]
@@ -660,10 +660,10 @@ class TestOpenFiles:
             "try: make_room_for_connections(HttpLimits())\n"
             "except SettingsError as wrong: print(wrong)\n"
         )
-        said = await _python(code)
-        assert "ulimit -n 756" in said
+        output = await _python(code)
+        assert "ulimit -n 756" in output
         # Nothing is advised that would not help either.
-        assert (instead in said) if instead else said.endswith("in the service's unit)")
+        assert (instead in output) if instead else output.endswith("in the service's unit)")
 
     async def test_enough_is_left_alone(self) -> None:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -675,8 +675,8 @@ async def _python(code: str) -> str:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    said, _ = await process.communicate()
-    return said.decode().strip()
+    output, _ = await process.communicate()
+    return output.decode().strip()
 
 
 @pytest.mark.parametrize("body_bytes", [10, 500_000])

@@ -223,7 +223,7 @@ async def test_a_connection_on_which_the_server_speaks_first_is_not_used() -> No
     transport = AiohttpTransport(HttpLimits())
     place = deployment(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     template = transport.line(place).template(URL(place.url_of("/v1/x")))
-    # A greeting that is on its way still cannot be told from an answer. One that has arrived can.
+    # A greeting that is on its way still cannot be distinguished from an answer. One that has arrived can.
     try:
         connection = await transport.connections.open(template.request)
     except aiohttp.ClientConnectionResetError:
@@ -238,7 +238,7 @@ async def test_a_connection_on_which_the_server_speaks_first_is_not_used() -> No
 
 
 class Sluggish:
-    """A server that reads the head of one request, and its body only when told."""
+    """A server that reads the head of one request, and its body only when the test asks."""
 
     def __init__(self, tls: ssl.SSLContext | None, first_says: bytes = b"") -> None:
         self.head_read = asyncio.Event()
@@ -304,11 +304,11 @@ class TestLargeRequests:
 
     async def test_one_that_is_not_taken_is_cut_and_its_connection_dropped(self, tls: ssl.SSLContext | None) -> None:
         # The TLS layer takes whatever is written, so there it is the silence that is noticed.
-        said = "did not take the request" if tls is None else "silent"
+        reason = "did not take the request" if tls is None else "silent"
         limits = HttpLimits(write_timeout_s=0.2, read_timeout_s=60 if tls is None else 0.2)
         transport = AiohttpTransport(limits)
         async with Sluggish(tls) as server:
-            with pytest.raises(Ambiguous, match=said):
+            with pytest.raises(Ambiguous, match=reason):
                 await transport.line(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60)
             assert transport.connections.open_count() == 0
             assert transport.free_slots() == limits.connections_max

@@ -1,4 +1,4 @@
-"""The line under connections, deployments and keys: whoever leaves it, whenever, takes no turn along, and the order holds."""
+"""The line under connections, deployments and keys: a caller that leaves it, at any time, takes no turn along, and the order holds."""
 
 from __future__ import annotations
 

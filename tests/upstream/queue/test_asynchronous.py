@@ -68,7 +68,7 @@ class Process:
 
 
 class Processor:
-    """Whoever takes from the queue."""
+    """The program that takes from the queue."""
 
     def __init__(self, url: str) -> None:
         name = secrets.token_hex(6)
@@ -105,8 +105,8 @@ class Processor:
 
 
 def deployment(queue: Queue, **more: Any) -> Deployment:
-    said: dict[str, Any] = {"serves": Serves.BATCH, "tide": TideMode.OFF, "models": ("m",), **more}
-    return Deployment(name="queued", url="http://gateway/v1", queue=queue, **said)
+    terms: dict[str, Any] = {"serves": Serves.BATCH, "tide": TideMode.OFF, "models": ("m",), **more}
+    return Deployment(name="queued", url="http://gateway/v1", queue=queue, **terms)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ async def test_who_sends_the_same_try_again_waits_for_the_same_answer(pair: Pair
     assert await processor.lies() == 0
 
 
-async def test_an_answer_that_nobody_recorded_is_found_by_the_next(pair: Pair, processor: Processor) -> None:
+async def test_an_answer_that_was_not_recorded_is_found_by_the_next_process(pair: Pair, processor: Processor) -> None:
     one, two = pair
     call = one.post()
     request = await processor.take()
@@ -285,7 +285,7 @@ async def test_a_call_that_was_adopted_is_not_withdrawn_by_who_left_it(pair: Pai
     assert (await other).status == 200
 
 
-async def test_a_request_that_nobody_took_in_time_was_not_sent(pair: Pair, processor: Processor) -> None:
+async def test_a_request_that_was_not_taken_in_time_was_not_sent(pair: Pair, processor: Processor) -> None:
     one, _ = pair
     error = await failure(one.post(total_s=2.0))
     assert (type(error), error.code) == (Unavailable, "queue_not_taken")
@@ -333,12 +333,12 @@ async def test_leave_that_ran_out_lays_nothing_down(pair: Pair, processor: Proce
     assert await processor.lies() == 0
 
 
-async def test_garbage_beside_an_answer_harms_nobody(pair: Pair, processor: Processor) -> None:
+async def test_garbage_beside_an_answer_does_no_harm(pair: Pair, processor: Processor) -> None:
     one, _ = pair
     call = one.post()
     request = await processor.take()
     await processor.redis.lpush(processor.queue.results, b"\x00", b"{", b"[]")
-    await processor.push("batch_req_of_nobody-0.0", **OK)
+    await processor.push("batch_req_unknown-0.0", **OK)
     await processor.push(request["data"]["id"], **OK)
     await processor.push(request["data"]["id"], **OK)
     assert (await call).status == 200

@@ -1,4 +1,4 @@
-"""How often a queue is looked at, and what is said of it: its looks are written down here, and no time passes."""
+"""How often a queue is looked at, and what is logged of it: what each look finds is written down here, and no time passes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class WrittenQueue:
         if not self.looks:
             self.over.set()
             await asyncio.Event().wait()
-        said = self.looks.pop(0)
-        if isinstance(said, QueueAway):
-            raise said
-        return said
+        found = self.looks.pop(0)
+        if isinstance(found, QueueAway):
+            raise found
+        return found
 
     async def sweep(self) -> int:
         late, self.late = self.late, 0
@@ -69,13 +69,13 @@ async def test_a_queue_without_news_is_looked_at_ever_more_rarely(pauses: list[f
     assert after_news == pytest.approx([LOOK_S_MIN, LOOK_S_MIN * 1.5, LOOK_S_MIN * 2.25, LOOK_S_MIN])
 
 
-async def test_an_outage_is_said_once_and_so_is_its_end(pauses: list[float]) -> None:
+async def test_an_outage_is_logged_once_and_so_is_its_end(pauses: list[float]) -> None:
     logged = await look(WrittenQueue(AWAY, AWAY, AWAY, Sorted(), Sorted((ANSWER,)), Sorted()))
     assert [line["event"] for line in logged] == ["queue_unreachable", "queue_reachable"]
     assert pauses[:3] == [AWAY_S] * 3
 
 
-async def test_every_kind_of_result_is_counted_and_dead_letters_are_said(pauses: list[float]) -> None:
+async def test_every_kind_of_result_is_counted_and_dead_letters_are_logged(pauses: list[float]) -> None:
     kinds = ("answered", "garbage", "unknown", "duplicate", "late")
     before = [counted(kind) for kind in kinds]
     logged = await look(WrittenQueue(Sorted((ANSWER,), garbage=2, unknown=3, duplicate=4), late=5))

@@ -23,8 +23,8 @@ NO_REQUEST = cast(QueueRequest, None)
 class AwayQueue:
     """A queue that says what was written for each question, and that it is away behind the last."""
 
-    def __init__(self, *said: Put | QueueAway | None) -> None:
-        self._said = list(said)
+    def __init__(self, *replies: Put | QueueAway | None) -> None:
+        self._replies = list(replies)
         self.asked = 0
 
     async def put(self, request: QueueRequest) -> Put:
@@ -37,10 +37,10 @@ class AwayQueue:
 
     def _next(self) -> Put | None:
         self.asked += 1
-        said = self._said.pop(0) if self._said else SURE
-        if isinstance(said, QueueAway):
-            raise said
-        return said
+        reply = self._replies.pop(0) if self._replies else SURE
+        if isinstance(reply, QueueAway):
+            raise reply
+        return reply
 
 
 def client_of(queue: AwayQueue) -> tuple[Office, QueueClient]:
@@ -58,7 +58,7 @@ async def test_a_cancelled_request_is_withdrawn_when_the_queue_is_back(outages: 
     assert (queue.asked, pauses, logged) == (outages + 1, [0.5] * outages, [])
 
 
-async def test_a_withdrawal_is_given_up_in_the_end_and_said(pauses: list[float]) -> None:
+async def test_a_withdrawal_is_given_up_in_the_end_and_logged(pauses: list[float]) -> None:
     queue = AwayQueue()
     office, client = client_of(queue)
     office.withdraw_later(client._mailbox, "r")

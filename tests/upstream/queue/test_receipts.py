@@ -20,19 +20,19 @@ JOB = "batch_0123456789ABCDEFabcdef"
 
 
 class NotedQueue:
-    """A queue that notes what it is told, and is away the first few times."""
+    """A queue that notes what is acknowledged, and is away the first few times."""
 
     def __init__(self, outages: int = 0) -> None:
         self.outages = outages
-        self.told: list[list[str]] = []
-        self.heard = asyncio.Event()
+        self.acknowledged: list[list[str]] = []
+        self.was_called = asyncio.Event()
 
     async def acknowledge(self, ids: Sequence[str]) -> None:
         if self.outages:
             self.outages -= 1
             raise QueueAway("no route", is_unsure=False)
-        self.told.append(list(ids))
-        self.heard.set()
+        self.acknowledged.append(list(ids))
+        self.was_called.set()
 
 
 @pytest.fixture(autouse=True)
@@ -61,18 +61,18 @@ async def test_every_recorded_result_is_acknowledged_once_some_at_a_time() -> No
     receipts.recorded((JOB, number) for number in range(count))
     receipts.recorded([(JOB, 0), (JOB, 10_000)])
     assert await end(receipts) == []
-    assert [len(some) for some in queue.told] == [256, 256, 1]
-    assert [one for some in queue.told for one in some] == ids[:count], "the last one is not recorded"
+    assert [len(some) for some in queue.acknowledged] == [256, 256, 1]
+    assert [one for some in queue.acknowledged for one in some] == ids[:count], "the last one is not recorded"
 
 
 async def test_an_outage_of_one_queue_loses_nothing_and_holds_up_no_other() -> None:
     gone, there, receipts = NotedQueue(outages=3), NotedQueue(), Receipts()
     late, soon = hold(receipts, gone, 2), hold(receipts, there, 2, first=2)
     receipts.recorded((JOB, number) for number in range(4))
-    await there.heard.wait()
-    assert (there.told, gone.told) == ([soon], [])
+    await there.was_called.wait()
+    assert (there.acknowledged, gone.acknowledged) == ([soon], [])
     assert await end(receipts) == []
-    assert gone.told == [late]
+    assert gone.acknowledged == [late]
 
 
 async def test_the_oldest_result_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,13 +81,13 @@ async def test_the_oldest_result_is_forgotten_when_there_are_too_many(monkeypatc
     ids = hold(receipts, queue, 5)
     receipts.recorded((JOB, number) for number in range(5))
     assert await end(receipts) == []
-    assert queue.told == [ids[2:]]
+    assert queue.acknowledged == [ids[2:]]
 
 
-async def test_a_queue_that_stays_away_is_said_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queue_that_stays_away_is_logged_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.upstream.queue.receipts.CLOSE_S", 0)
     queue, receipts = NotedQueue(outages=1_000_000), Receipts()
     hold(receipts, queue, 2)
     receipts.recorded((JOB, number) for number in range(2))
-    [said] = await end(receipts)
-    assert (said["event"], said["count"]) == ("results_acknowledgement_failed", 2)
+    [line] = await end(receipts)
+    assert (line["event"], line["count"]) == ("results_acknowledgement_failed", 2)

@@ -77,7 +77,7 @@ async def test_budgets_bind_what_goes_through_a_queue(processor: Processor) -> N
     assert await processor.lies() == 0
 
 
-async def test_failures_from_the_queue_shut_the_deployment_and_the_queue_brings_it_back(processor: Processor) -> None:
+async def test_failures_from_the_queue_open_the_circuit_and_an_answer_closes_it(processor: Processor) -> None:
     world = RouterWorld()
     async with routed(world.clock, deployment(processor.queue)) as router:
         while router.free_slots("m"):

@@ -1,4 +1,4 @@
-"""A model of which no server is well is left alone by every process for a while, and never for ever."""
+"""A model without a healthy server is left alone by every process for a while, and never for ever."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tidegate.upstream.routing.slots import Capacity
 pytestmark = pytest.mark.anyio
 
 
-async def shut(router: Router, world: RouterWorld, model: str = "m") -> None:
+async def open_the_circuit(router: Router, world: RouterWorld, model: str = "m") -> None:
     for _ in range(5):
         await failure(router, world, model=model)
 
 
-def heard(router: Router) -> None:
+def take_over_rests(router: Router) -> None:
     """As its loop over the slots does."""
     router.replace([state.deployment for state in router._states.values()], ())
 
@@ -38,10 +38,10 @@ async def test_one_process_says_so_and_the_others_wait_it_out(world: RouterWorld
     rests = LocalRests(world.clock)
     async with RawServer(always(503)) as ill, RawServer() as well:
         async with world.router(deployment(ill.url, models=("m",)), capacity=Capacity(rests=rests)) as first:
-            await shut(first, world)
+            await open_the_circuit(first, world)
             assert rests.current()["model:m"] == pytest.approx(world.clock.monotonic + 5_000, abs=10)
         async with world.router(deployment(well.url, models=("m",)), capacity=Capacity(rests=rests)) as second:
-            heard(second)
+            take_over_rests(second)
             assert (second.free_slots("m"), second.closed("m")) == (0, Reason.UNHEALTHY)
             assert second.rests_until_ms("m") == rests.current()["model:m"]
             world.clock.advance(5_001)
@@ -72,7 +72,7 @@ async def test_a_model_of_which_no_server_is_healthy_is_counted_wherever_it_is(
                     await router.send(world.call())
             assert counted() == before, "one of the two is healthy"
         async with world.router(deployment(ill.url, models=models), capacity=capacity) as router:
-            await shut(router, world)
+            await open_the_circuit(router, world)
             assert counted() > before
 
 
@@ -81,33 +81,33 @@ async def test_who_obeyed_once_tries_for_itself_before_it_obeys_again(world: Rou
     async with RawServer() as well, RawServer(always(503)) as ill:
         async with world.router(deployment(well.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
             rests.publish("model:m", 5_000)
-            heard(router)
+            take_over_rests(router)
             assert router.free_slots("m") == 0
             world.clock.advance(5_001)
-            # The one that cannot reach the servers says so again and again; it is well here.
+            # The one that cannot reach the servers says so again and again; here it can be reached.
             rests.publish("model:m", 300_000)
-            heard(router)
+            take_over_rests(router)
             assert router.free_slots("m") > 0
             await router.send(world.call())
-            heard(router)
+            take_over_rests(router)
             assert router.free_slots("m") > 0
         async with world.router(deployment(ill.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
-            await shut(router, world)
-            heard(router)
+            await open_the_circuit(router, world)
+            take_over_rests(router)
             assert router.rests_until_ms("m") > world.clock.monotonic + 250_000
 
 
-async def test_whoever_is_answered_obeys_no_report_of_the_model(world: RouterWorld) -> None:
+async def test_a_process_that_is_answered_obeys_no_report_of_the_model(world: RouterWorld) -> None:
     rests = LocalRests(world.clock)
     async with RawServer() as well:
         async with world.router(deployment(well.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
             await router.send(world.call())
             rests.publish("model:m", 300_000)
-            heard(router)
+            take_over_rests(router)
             assert router.free_slots("m") > 0
 
 
-async def test_as_long_as_one_server_is_well_the_model_is_not_left_alone(world: RouterWorld) -> None:
+async def test_as_long_as_one_server_is_healthy_the_model_is_not_left_alone(world: RouterWorld) -> None:
     rests = LocalRests(world.clock)
     async with RawServer(always(503)) as ill, RawServer() as well:
         places = deployment(ill.url, "ill", models=("m",)), deployment(well.url, "well", models=("m",))
@@ -126,16 +126,16 @@ async def test_a_throttled_model_is_not_ill_and_a_longer_retry_after_wins(world:
             await failure(router, world)
             assert rests.current().keys() == {"one"}
             rests.publish("model:m", 5_000)
-            heard(router)
+            take_over_rests(router)
             assert router.rests_until_ms("m") == pytest.approx(world.clock.monotonic + 900_000, abs=10)
 
 
-async def test_a_user_is_not_kept_waiting_by_what_another_process_said(world: RouterWorld) -> None:
+async def test_a_user_is_not_kept_waiting_by_the_report_of_another_process(world: RouterWorld) -> None:
     rests = LocalRests(world.clock)
     rests.publish("model:m", 60_000)
     async with RawServer() as server:
         async with world.router(deployment(server.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
-            heard(router)
+            take_over_rests(router)
             assert router.free_slots("m") == 0
             state = router._states["one"]
             assert state.ready_at_ms() <= world.clock.monotonic
@@ -143,14 +143,14 @@ async def test_a_user_is_not_kept_waiting_by_what_another_process_said(world: Ro
 
 async def test_it_can_be_switched_off_and_has_bounds(world: RouterWorld) -> None:
     async with RawServer(always(401)) as server:
-        for most, said in ((0, {"model:m": 0.0}), (3_000, {"model:m": 3_000.0})):
+        for most, rests_ms in ((0, {"model:m": 0.0}), (3_000, {"model:m": 3_000.0})):
             rests = LocalRests(world.clock)
             policy = DeploymentPolicy(model_rest_ms_min=1_000, model_rest_ms_max=most)
             place = deployment(server.url, models=("m",))
             async with world.router(place, capacity=Capacity(rests=rests), policy=policy) as router:
                 await failure(router, world)
                 left_ms = {name: until - world.clock.monotonic for name, until in rests.current().items()}
-                assert left_ms.get("model:m", 0.0) == pytest.approx(said["model:m"], abs=10)
+                assert left_ms.get("model:m", 0.0) == pytest.approx(rests_ms["model:m"], abs=10)
 
 
 async def test_a_resource_falls_back_while_its_model_is_left_alone(world: RouterWorld) -> None:
@@ -186,13 +186,13 @@ class Server:
 
 def test_a_process_obeys_its_own_report_while_one_of_the_servers_is_there_and_not_about_others() -> None:
     clock, servers = HandClock(), [Server("a"), Server("b")]
-    heard_of: Any = servers
-    pressure = Backpressure(LocalRests(clock), clock, DeploymentPolicy(), heard_of)
-    pressure.failed(heard_of[0])
+    states: Any = servers
+    pressure = Backpressure(LocalRests(clock), clock, DeploymentPolicy(), states)
+    pressure.failed(states[0])
     servers[1] = Server("b")
     pressure.obey()
     assert [one.background_until_ms for one in servers] == [clock.monotonic + 6_000] * 2
-    pressure.failed(heard_of[0])
+    pressure.failed(states[0])
     servers[:] = [Server("a"), Server("b")]
     pressure.obey()
     assert [one.background_until_ms for one in servers] == [0.0, 0.0]
@@ -200,8 +200,8 @@ def test_a_process_obeys_its_own_report_while_one_of_the_servers_is_there_and_no
 
 def test_a_process_obeys_the_rest_that_a_server_asked_of_another_one() -> None:
     clock, servers = HandClock(), [Server("a"), Server("b")]
-    rests, heard_of = LocalRests(clock), list[Any](servers)
+    rests, states = LocalRests(clock), list[Any](servers)
     rests.publish("a", 3_000)
-    Backpressure(rests, clock, DeploymentPolicy(), heard_of).obey()
+    Backpressure(rests, clock, DeploymentPolicy(), states).obey()
     assert [one.until_ms for one in servers] == [clock.monotonic + 3_000, 0.0]
     assert [one.background_until_ms for one in servers] == [0.0, 0.0], "it says nothing of the model"

@@ -27,7 +27,7 @@ def test_it_opens_at_the_fifth_failure_in_a_row_and_not_before() -> None:
     assert not breaker.failed(0)
 
 
-def test_a_success_in_between_starts_the_row_anew() -> None:
+def test_a_success_in_between_starts_the_count_again() -> None:
     breaker = Breaker(BreakerPolicy(share_calls_min=1000))
     for _ in range(50):
         assert not any(breaker.failed(0) for _ in range(4))
@@ -87,7 +87,7 @@ def test_a_rejected_key_pauses_with_rarer_probes_until_it_works() -> None:
     assert not breaker.is_open
 
 
-def test_what_went_well_long_ago_does_not_hide_a_failing_hour() -> None:
+def test_successes_of_long_ago_do_not_hide_a_failing_hour() -> None:
     breaker = Breaker(BreakerPolicy(consecutive_failures_max=1000))
     for _ in range(100_000):
         breaker.succeeded()

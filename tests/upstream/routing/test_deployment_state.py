@@ -314,13 +314,13 @@ def test_a_rejected_key_pauses_at_once_and_403_only_three_times_in_a_row(status:
     before = [fresh.failed(KeyRejected("no", status=status), str(number), NOW_MS, 0.0) for number in range(count_max)]
     assert before == [False] * (count_max - 1) + [True]
     state = state_of()
-    said = []
+    pauses = []
     for number in range(count_max):
-        said.append(state.failed(KeyRejected("no", status=status), str(number), NOW_MS, 0.0))
+        pauses.append(state.failed(KeyRejected("no", status=status), str(number), NOW_MS, 0.0))
         if number == 0 and count_max > 1:
             state.succeeded()
-            said.append(state.failed(KeyRejected("no", status=status), "again", NOW_MS, 0.0))
-    assert said == [False] * (len(said) - 1) + [True]
+            pauses.append(state.failed(KeyRejected("no", status=status), "again", NOW_MS, 0.0))
+    assert pauses == [False] * (len(pauses) - 1) + [True]
     status_of = state.status(NOW_MS)
     assert (status_of.is_key_rejected, status_of.open_for_ms, status_of.state) == (True, 0, "paused")
     assert state.rest_ends_ms(NOW_MS) == NOW_MS + 6_000, "a key may be put right at any moment"
@@ -423,7 +423,7 @@ def test_a_refusal_is_weighed_against_all_that_ended_otherwise(others: int, in_f
         empty.succeeded()
     empty.note_empty(is_empty=True)
     empty.failed(Throttled("busy", status=429, retry_after_ms=700), "key", NOW_MS, 0.0)
-    assert empty.rests_until_ms == NOW_MS + 700, "it said that nothing is left"
+    assert empty.rests_until_ms == NOW_MS + 700, "it reported that nothing is left"
 
 
 def test_an_answer_about_the_request_shows_that_the_server_is_there() -> None:

@@ -117,9 +117,9 @@ def test_an_audio_call_has_ten_minutes_unless_another_limit_is_set() -> None:
     assert Deployment("one", "http://h").total_s("/v1/chat/completions") == 3_600
 
 
-def test_chat_batching_that_has_no_effect_is_said() -> None:
-    def warned(**said: Any) -> bool:
-        return bool(Deployment("one", "http://h", chat_batching=ChatBatching.named(**said)).warnings)
+def test_chat_batching_that_has_no_effect_is_warned_of() -> None:
+    def warned(**terms: Any) -> bool:
+        return bool(Deployment("one", "http://h", chat_batching=ChatBatching.named(**terms)).warnings)
 
     assert warned(mode="sync_microbatch", upstream_max_batch_size=8)
     assert warned(mode="sync_microbatch", adapter=ChatAdapter.RESULTS)

@@ -1,4 +1,4 @@
-"""What is told downstream, as the server receives it; and the deployment that calls of one prefix stick to."""
+"""The hints in a request, as the server receives it; and the deployment that calls of one prefix stick to."""
 
 import asyncio
 import json
@@ -71,19 +71,19 @@ _json = st.recursive(
 
 @given(st.dictionaries(st.text(max_size=4) | st.just("priority"), _json, max_size=5))
 def test_only_the_priority_comes_in_front(body: dict[str, object]) -> None:
-    told = PriorityHints(deployment("http://h/v1", hints=ALL)).body(json.dumps(body).encode())
-    assert json.loads(told) == {"priority": 7, **body}
+    hinted = PriorityHints(deployment("http://h/v1", hints=ALL)).body(json.dumps(body).encode())
+    assert json.loads(hinted) == {"priority": 7, **body}
 
 
 def test_callers_choose_names_and_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.upstream.routing.priority_hints.NAMES_MAX", 3)
     hints = PriorityHints(deployment("http://h/v1", hints=ALL))
-    told, kept = [], []
+    names, kept = [], []
     for number in range(10):
-        told.append(hints._name_of(f"tenant:{number % 5}"))
+        names.append(hints._name_of(f"tenant:{number % 5}"))
         kept.append(len(hints._names))
-    assert told[:5] == told[5:], "a name that was forgotten is made the same again"
-    assert len(set(told)) == 5
+    assert names[:5] == names[5:], "a name that was forgotten is made the same again"
+    assert len(set(names)) == 5
     assert max(kept) == 3
 
 
@@ -134,7 +134,7 @@ async def test_a_prefix_is_served_elsewhere_rather_than_wait(world: RouterWorld)
             await asyncio.gather(*flying)
 
 
-async def test_a_resource_whose_model_nobody_serves_is_refused(world: RouterWorld) -> None:
+async def test_a_resource_whose_model_no_deployment_serves_is_refused(world: RouterWorld) -> None:
     with pytest.raises(SettingsError, match="no deployment serves"):
         async with world.router(deployment("http://h/v1", models=("m",)), resources=[Resource("r", "typo")]):
             pass

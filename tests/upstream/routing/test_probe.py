@@ -1,4 +1,4 @@
-"""A question to a deployment with an open circuit: what counts as an answer, and what the caller is told where there is none."""
+"""A question to a deployment with an open circuit: what counts as an answer, and which error the caller gets where there is none."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_server_that_answers_anything_but_an_error_of_its_own_is_there(s
         (Throttled("too many", code="rate_limited"), "upstream_unavailable"),
     ],
 )
-async def test_a_server_that_is_away_is_told_with_the_reason(answer: int | Exception, code: str) -> None:
+async def test_a_server_that_is_away_is_reported_with_the_reason(answer: int | Exception, code: str) -> None:
     with pytest.raises(Unavailable) as caught:
         await probe(state_of(Control(answer)))
     assert caught.value.code == code

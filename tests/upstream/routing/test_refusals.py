@@ -1,4 +1,4 @@
-"""What a deployment refuses: the refused call waits as long as it was told, and the whole deployment only when refusals are many."""
+"""What a deployment refuses: the refused call waits as long as the server asks, and the whole deployment only when refusals are many."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ async def test_a_refused_call_waits_and_the_others_go_on(world: RouterWorld, sta
     async with RawServer(picky) as server, world.router(deployment(server.url)) as router:
         for _ in range(40):
             await router.send(world.call())
-        with pytest.raises(UpstreamError) as told:
+        with pytest.raises(UpstreamError) as caught:
             await router.send(world.call(key="refused"))
-        assert told.value.retry_after_ms == 30_000
+        assert caught.value.retry_after_ms == 30_000
         assert router.rests_until_ms("m") == 0
         picky.keys.clear()
         world.clock.advance(29_999)
@@ -68,9 +68,9 @@ async def test_a_refused_call_goes_elsewhere_and_not_back_before_its_time(world:
                 await router.send(world.call())
             second_before = len(second.posts)
             await asyncio.gather(*(router.send(world.call()) for _ in range(20)))
-            with pytest.raises(Throttled) as told:
+            with pytest.raises(Throttled) as caught:
                 await router.send(world.call(key="same"))
-            assert told.value.retry_after_ms == 2_000, "the first of them that takes it"
+            assert caught.value.retry_after_ms == 2_000, "the first of them that takes it"
             both[0].keys.clear()
             both[1].keys.clear()
             world.clock.advance(2_000)
@@ -114,12 +114,12 @@ def test_more_waiting_calls_than_are_remembered_are_a_rest_of_them_all() -> None
 
 
 async def test_the_deployment_rests_at_once_when_it_says_that_nothing_is_left(world: RouterWorld) -> None:
-    said: dict[str, Any] = {
+    headers: dict[str, Any] = {
         "x_ratelimit_limit_requests": "20",
         "x_ratelimit_remaining_requests": "0",
         "Retry_After": "9",
     }
-    async with RawServer(Picky("refused", **said)) as server, world.router(deployment(server.url)) as router:
+    async with RawServer(Picky("refused", **headers)) as server, world.router(deployment(server.url)) as router:
         for _ in range(40):
             await router.send(world.call())
         with pytest.raises(Throttled):

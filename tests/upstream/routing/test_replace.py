@@ -51,7 +51,7 @@ async def test_who_waits_for_a_slot_of_one_that_is_gone_gets_one_of_its_successo
     assert len(old.posts) == 1
 
 
-async def test_who_waits_for_a_model_that_is_gone_is_told(world: RouterWorld) -> None:
+async def test_a_call_that_waits_for_a_model_that_is_removed_fails(world: RouterWorld) -> None:
     gate = Gate()
     async with RawServer(gate) as old:
         async with world.router(deployment(old.url, "old", models=("m",), max_in_flight=1)) as router:
@@ -100,7 +100,7 @@ async def test_other_terms_keep_calls_health_and_what_was_learned(world: RouterW
             assert (router.status()[0].in_flight, router.status()[0].answered, router.free_slots("m")) == (0, 3, 5)
 
 
-async def test_a_shut_deployment_stays_shut_under_other_terms_and_another_server_begins_well(
+async def test_an_open_circuit_stays_open_under_other_terms_and_another_server_begins_with_a_closed_one(
     world: RouterWorld,
 ) -> None:
     async with RawServer(always(503)) as ill, RawServer() as well:
@@ -131,7 +131,7 @@ async def test_another_tide_counts_only_its_own_calls(world: RouterWorld) -> Non
             await asyncio.gather(*(router.send(world.call()) for _ in range(6)))
 
 
-async def test_what_cannot_be_used_is_left_out_and_said(world: RouterWorld) -> None:
+async def test_what_cannot_be_used_is_left_out_with_the_reason(world: RouterWorld) -> None:
     async with RawServer() as server:
         good = deployment(server.url, "good", models=("m",))
         bad = deployment("https://h/v1", "bad", models=("b",), tls=Tls(ca_file="/no/such/file"))
@@ -308,7 +308,7 @@ async def test_a_fallbacks_own_limit_binds_what_falls_back_to_it(world: RouterWo
     assert len(second.posts) == 2
 
 
-async def test_a_policy_of_lanes_holds_for_those_that_come_later(world: RouterWorld) -> None:
+async def test_a_policy_of_deployments_holds_for_those_that_come_later(world: RouterWorld) -> None:
     async with RawServer(always(429, Retry_After="3600")) as server:
         async with world.router(policy=DeploymentPolicy(retry_after_ms_max=5_000)) as router:
             router.replace([deployment(server.url, models=("m",))], ())
@@ -327,7 +327,7 @@ async def test_a_beginning_with_what_cannot_be_used_is_refused(world: RouterWorl
 
 
 @pytest.mark.parametrize(
-    ("place", "named", "said"),
+    ("place", "named", "reason"),
     [
         ({"endpoint_timeouts_s": {"/v1/chat/completions": 0.2}}, None, "its deadline passed"),
         ({"endpoint_timeouts_s": {"/v1/embeddings": 1000.0}, "total_timeout_s": 0.2}, None, "its deadline passed"),
@@ -335,10 +335,10 @@ async def test_a_beginning_with_what_cannot_be_used_is_refused(world: RouterWorl
     ],
 )
 async def test_a_whole_call_may_take_what_its_route_endpoint_or_deployment_says(
-    world: RouterWorld, place: dict[str, Any], named: float | None, said: str
+    world: RouterWorld, place: dict[str, Any], named: float | None, reason: str
 ) -> None:
     async with RawServer(Gate()) as server:
         resource = [] if named is None else [Resource("chat", "m", total_timeout_s=named)]
         async with world.router(deployment(server.url, models=("m",), **place), resources=resource) as router:
             error = await failure(router, world, model="m" if named is None else "chat")
-            assert said in error.message
+            assert reason in error.message

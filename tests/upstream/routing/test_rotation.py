@@ -33,7 +33,7 @@ async def new_key_only(request: Request, peer: Peer) -> None:
 
 @pytest.mark.parametrize("is_shared", [False, True])
 async def test_another_key_is_tried_at_once(world: RouterWorld, is_shared: bool) -> None:
-    """Also where the processes told one another to leave the model alone."""
+    """Also where a process has published that the model is to be left alone."""
     rests = LocalRests(world.clock)
     async with RawServer(new_key_only) as server:
         before = deployment(server.url, models=("m",), api_key=Secret("old"))

@@ -26,7 +26,7 @@ def fails(state: DeploymentState, key: str = "key") -> None:
     state.failed(Ambiguous("lost"), key, NOW_MS, 0.0)
 
 
-def test_a_route_that_is_assigned_anew_keeps_nothing_of_its_resource() -> None:
+def test_a_route_that_is_assigned_again_keeps_nothing_of_its_resource() -> None:
     state = state_of("one", limits=(MINUTE, HOUR))
     route = NameRoute([state], Resource("chat", "m", limits=(MINUTE,), total_timeout_s=7.0))
     assert (route.model_of("chat"), route.total_s(state, "/v1/x"), route.is_plain) == ("m", 7.0, False)
@@ -77,7 +77,9 @@ def test_names_lead_to_their_own_first_and_by_order_to_the_others() -> None:
     assert not chat.fallbacks[1].is_plain
     lost = routes.assign([one], [Resource("chat", "n")])
     assert "routes to model 'n', which no deployment serves" in lost["chat"]
-    assert (chat.states, chat.fallbacks, routes.of("unknown").states) == ([], (), []), "who still waits there is told"
+    assert (chat.states, chat.fallbacks, routes.of("unknown").states) == ([], (), []), (
+        "calls that still wait there fail"
+    )
     assert [way.states for way in routes.of("m").ways(frozenset())] == [[one]]
     assert routes.names() == ["m"]
 

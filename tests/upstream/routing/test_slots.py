@@ -120,7 +120,7 @@ async def test_busy_processes_share_evenly_and_an_idle_one_gives_its_part_back(s
             await eventually(lambda: len(server.posts) == 12, "one busy process to have all slots", 10)
             others = [asyncio.create_task(second.send(call)) for call in calls(two, 30)]
             # Nothing lands, so nothing can be handed over: what is in use stays held.
-            await eventually(lambda: first.status()[0].max_in_flight == 8, "the first to be told of its part", 10)
+            await eventually(lambda: first.status()[0].max_in_flight == 8, "the first to get its part", 10)
             assert second.status()[0].max_in_flight == 0
             air.landing.set()
             await asyncio.gather(*flying, *others)
@@ -233,7 +233,7 @@ async def test_calls_of_a_life_that_was_declared_gone_count_in_the_next_one_unti
             await eventually(lambda: air.flying[b"all"] == 8, "only what is left of them to be used", 10)
             other_world, other = others[0]
             more = [asyncio.create_task(other.send(call)) for call in calls(other_world, 10)]
-            await eventually(lambda: router.status()[0].max_in_flight < 8, "the other to be heard", 10)
+            await eventually(lambda: router.status()[0].max_in_flight < 8, "the other to get its part", 10)
             assert (len(server.posts), other.status()[0].max_in_flight) == (8, 0)
             air.landing.set()
             await asyncio.gather(*old, *new, *more)
@@ -255,7 +255,7 @@ class Board:
         return self.until
 
 
-async def test_a_rest_is_told_to_the_others_and_a_longer_one_wins() -> None:
+async def test_a_rest_is_published_to_other_processes_and_a_longer_one_wins() -> None:
     world = RouterWorld()
     limits, board = MemoryLimits(world.clock), Board(world)
 
@@ -376,7 +376,7 @@ async def test_a_cap_that_comes_and_goes_holds_across_processes(store: Store) ->
             await eventually(lambda: air.flying.get(b"a") == 20, "all of them there")
             air.landing.set()
             await asyncio.gather(*again)
-            # Nobody holds any of the cap that is gone: whoever brings it back finds all of it free.
+            # No process holds any of the cap that is gone: when it is set again, all of it is free.
             air.landing.clear()
             air.highest.clear()
             first_world, first = made[0]
@@ -389,7 +389,7 @@ async def test_a_cap_that_comes_and_goes_holds_across_processes(store: Store) ->
 
 
 class _Asked(MemoryLimits):
-    """Gives nothing, and notes what it was told to be in use; the call in flight ends while it is asked."""
+    """Gives nothing, and notes what is reported to be in use; the call in flight ends while it is asked."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -463,7 +463,7 @@ async def test_slots_that_a_life_asked_for_which_ended_meanwhile_are_not_those_o
 
 
 async def test_a_process_says_once_more_that_nothing_is_in_use() -> None:
-    """Others count what it said last as in use for as long as it lives."""
+    """Others count its last report as in use for as long as it lives."""
     limits = _Asked(RouterWorld().clock)
     limits.one.count(1)
     demand = SlotDemand(lambda: "me", ModelSlots({}, 0, is_alone=False))
@@ -564,7 +564,7 @@ def test_a_cap_that_is_lifted_is_given_back_once_and_calls_of_a_model_count_befo
 
 
 async def test_what_was_asked_for_without_an_answer_may_be_held_and_is_given_back() -> None:
-    """A share that the store gave and this process never heard of would be nobody's."""
+    """A share that the store gave, and whose grant never reached this process, would be lost to all."""
     limits = _Asked(RouterWorld().clock)
     demand = SlotDemand(lambda: "me", ModelSlots({}, 0, is_alone=False))
     sharing = SlotSharing(limits, demand, [limits], RoomSignal(WaitLine()), None)

@@ -53,7 +53,7 @@ async def test_all_calls_of_one_process_stay_within_the_cap_and_users_go_first()
             await eventually(lambda: air.flying.get(b"m") == 4, "all slots to be in use")
             users = [ask(world, router) for _ in range(3)]
             await asyncio.sleep(0.05)
-            assert air.flying[b"all"] == 4, "a full deployment gets no more, whoever asks"
+            assert air.flying[b"all"] == 4, "a full deployment gets no more, from any caller"
             assert router.free_slots("m") == 0
             air.landing.set()
             await asyncio.gather(*users)
@@ -148,7 +148,7 @@ async def test_an_idle_process_serves_its_first_user_at_once(store: Store, monke
                     await ask(world, door)
 
 
-async def test_slow_calls_of_one_tenant_do_not_shut_out_others() -> None:
+async def test_slow_calls_of_one_tenant_do_not_block_others() -> None:
     world, air = RouterWorld(), Air()
     async with RawServer(air) as server:
         async with world.router(deployment(server.url, max_in_flight=64), limits=PATIENT) as router:

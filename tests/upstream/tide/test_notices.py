@@ -95,20 +95,20 @@ def test_a_notice_closes_the_workers_tide_while_the_store_says_nothing(site: Sit
 
     async def alone_with_notices() -> None:
         admin = await asyncpg.connect(migrated_postgres_url)
-        # What is said before both listen is lost, and here no poll makes up for it.
+        # A notice that is sent before both listen is lost, and here no poll makes up for it.
         while await admin.fetchval(LISTENING) < 2:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
-        # An API process that read the store before the worker was in it thinks for so long that nobody wants to hear.
+        # An API process that read the store before the worker was in it thinks for so long that no process wants its notices.
         await asyncio.sleep(REPORT_VALID_MS / 1000)
         async with admin.transaction():
-            # Nobody can write or read what processes tell each other.
+            # No process can write or read the reports of the others.
             await admin.execute("lock table fleet_reports in access exclusive mode")
             with split.user():
                 await asyncio.to_thread(split.closes)
         await admin.close()
 
     asyncio.run(alone_with_notices())
-    # The user's process was killed at that moment: what it said last holds for a few seconds, not for ever.
+    # The user's process was killed at that moment: its last notice holds for a few seconds, not for ever.
     split.opens()
 
 

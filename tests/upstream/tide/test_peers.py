@@ -75,7 +75,7 @@ def test_a_gateway_that_has_no_calls_is_there_all_the_same_and_not_for_ever(peer
     assert peers.present == Present()
 
 
-def test_a_killed_process_ends_though_its_last_notice_said_that_a_user_waits(peers: Peers, clock: HandClock) -> None:
+def test_a_killed_process_ends_though_its_last_notice_reported_a_waiting_user(peers: Peers, clock: HandClock) -> None:
     peers.read({"api": FleetReport(Present(has_gateway=True), 400)})
     peers.notice("api", Users(1, 1))
     clock.advance(2_800)
@@ -85,7 +85,7 @@ def test_a_killed_process_ends_though_its_last_notice_said_that_a_user_waits(pee
     assert peers.present == Present(has_gateway=True)
 
 
-def test_while_the_store_is_away_notices_still_count_and_old_rows_keep_nobody_waiting(
+def test_while_the_store_is_away_notices_still_count_and_old_rows_keep_no_call_waiting(
     peers: Peers, clock: HandClock
 ) -> None:
     peers.read({"api": FleetReport(API, 0), "worker": FleetReport(Present(1, 7), 0)})
@@ -96,7 +96,7 @@ def test_while_the_store_is_away_notices_still_count_and_old_rows_keep_nobody_wa
     assert peers.present == Present(1, 7, 2, 1, True)
 
 
-def test_notices_are_worth_sending_while_a_worker_was_seen_lately_or_nobody_knows(
+def test_notices_are_worth_sending_while_a_worker_was_seen_lately_or_may_be_there(
     peers: Peers, clock: HandClock
 ) -> None:
     assert peers.has_listeners
@@ -119,17 +119,17 @@ NAMES = st.text(min_size=1, max_size=300)
 @given(st.dictionaries(NAMES, st.tuples(st.integers(0, 1_000_000), st.integers(0, 1_000_000)), max_size=60))
 @example({f"{number}{'n' * 290}": (number, 1) for number in range(30)})
 def test_notices_come_back_as_they_were_sent_and_fit_the_database(users: dict[str, tuple[int, int]]) -> None:
-    said = {name: Users(max(two), min(two)) for name, two in users.items()}
-    texts = list(encode_notices("worker_1", said))
+    sent = {name: Users(max(two), min(two)) for name, two in users.items()}
+    texts = list(encode_notices("worker_1", sent))
     assert all(len(text.encode()) < 7_900 for text in texts)
-    heard: dict[str, Users] = {}
+    received: dict[str, Users] = {}
     for text in texts:
         notice = decode_notice(text)
         assert notice is not None
         assert notice.process == "worker_1"
-        heard |= notice.users
-    assert heard == said
-    assert len(texts) <= 1 + sum(len(name) + 16 for name in said) // (NOTICE_CHARS_MAX // 8)
+        received |= notice.users
+    assert received == sent
+    assert len(texts) <= 1 + sum(len(name) + 16 for name in sent) // (NOTICE_CHARS_MAX // 8)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_only_so_many_processes_are_remembered(peers: Peers) -> None:
         peers.notice(f"api-{number}", Users(1, 0))
     assert peers.present.interactive == PEERS_MAX
     peers.notice("api-0", Users(3, 0))
-    assert peers.present.interactive == PEERS_MAX + 2, "one that is known is heard all the same"
+    assert peers.present.interactive == PEERS_MAX + 2, "a notice of a known one counts all the same"
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ class NotedNotices:
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
         self.sent: asyncio.Queue[str] = asyncio.Queue()
-        self.hear: Callable[[str], None] = lambda _: None
+        self.receive: Callable[[str], None] = lambda _: None
 
     def on_notice(self, take: Callable[[str], None]) -> None:
-        self.hear = take
+        self.receive = take
 
     async def send_notice(self, text: str) -> None:
         if self.failures:
@@ -49,8 +49,8 @@ class NotedTide:
         self.deployment = SimpleNamespace(name=name)
         self.users = Users(0, 0)
         self.yields = True
-        self.heard: list[tuple[str, Users]] = []
-        self.peers = SimpleNamespace(has_listeners=True, notice=lambda *said: self.heard.append(said))
+        self.received: list[tuple[str, Users]] = []
+        self.peers = SimpleNamespace(has_listeners=True, notice=lambda *notice: self.received.append(notice))
         self.acts = 0
 
     def act(self) -> None:
@@ -60,7 +60,7 @@ class NotedTide:
         """There is no engine."""
 
 
-async def test_every_change_of_users_is_told_though_one_notice_failed() -> None:
+async def test_every_change_of_users_is_sent_though_one_notice_failed() -> None:
     notices, tide = NotedNotices(failures=1), NotedTide("a")
     loop = TideLoop([cast(DeploymentTide, tide)], SystemClock(), None, lambda: "me", cast(Notices, notices))
     tide.users = Users(1, 0)
@@ -74,6 +74,6 @@ async def test_every_change_of_users_is_told_though_one_notice_failed() -> None:
         assert await notices.next_users() == {"a": users}
     for process in ("me", "other"):
         for text in encode_notices(process, {"a": Users(5, 4), "unknown": Users(1, 1)}):
-            notices.hear(text)
-    assert (tide.heard, tide.acts) == ([("other", Users(5, 4))], 1), "a process hears nothing from itself"
+            notices.receive(text)
+    assert (tide.received, tide.acts) == ([("other", Users(5, 4))], 1), "a process takes no notices from itself"
     await loop.close()

@@ -306,7 +306,7 @@ async def test_a_call_that_is_cancelled_while_it_comes_back_is_cancelled(first: 
         assert (at.router._states["one"].in_flight, at.tide.present().calls) == (0, 0)
 
 
-async def test_whoever_made_the_call_goes_on_after_it_came_back() -> None:
+async def test_the_caller_goes_on_after_its_call_was_handed_back() -> None:
     async with sea() as at:
 
         async def caller() -> tuple[int, int]:
@@ -351,7 +351,7 @@ async def test_a_prompt_that_is_too_long_beside_users_waits_and_goes_some_day() 
             assert (await long).status == 200
 
 
-async def test_a_prompt_that_went_elsewhere_or_was_given_up_is_not_waited_for() -> None:
+async def test_a_prompt_that_was_sent_elsewhere_or_was_given_up_is_not_waited_for() -> None:
     async with sea() as at:
         user = at.open()
         at.model.first_token.set()
@@ -459,7 +459,7 @@ async def test_no_page_of_metrics_stops_the_tide() -> None:
         assert (await flying).status == 200
 
 
-# Capacity that nobody knows.
+# Capacity that is not known.
 
 
 async def test_unknown_capacity_begins_safe_grows_while_calls_succeed_and_shrinks_while_they_are_refused() -> None:
@@ -542,7 +542,7 @@ async def shared() -> AsyncIterator[tuple[Sea, Ocean]]:
         await ocean.store.close()
 
 
-async def test_users_of_other_processes_count_and_are_heard_of_when_they_go() -> None:
+async def test_users_of_other_processes_count_until_they_go() -> None:
     async with shared() as (at, ocean):
         await ocean.other(Present(1, 3, 1, 1, True))
         at.world.clock.advance(1_000)
@@ -556,7 +556,7 @@ async def test_users_of_other_processes_count_and_are_heard_of_when_they_go() ->
 
 
 @pytest.mark.parametrize("end", ["silent", "away"])
-async def test_a_process_with_nothing_to_do_is_not_closed_for_ever_by_what_it_heard_last(end: str) -> None:
+async def test_a_process_with_nothing_to_do_is_not_closed_for_ever_by_the_last_report(end: str) -> None:
     async with shared() as (at, ocean):
         await ocean.other(Present(1, 3, 1, 1, True))
         await eventually(lambda: at.router.closed("m") == Reason.TIDE_CLOSED, "another's user to count")
@@ -567,7 +567,7 @@ async def test_a_process_with_nothing_to_do_is_not_closed_for_ever_by_what_it_he
         assert (await at.send()).status == 200
 
 
-async def test_a_store_that_is_away_is_one_line_and_hears_the_rest_when_it_is_back() -> None:
+async def test_a_store_that_is_away_is_one_line_and_gets_the_reports_when_it_is_back() -> None:
     async with shared() as (at, ocean):
         at.send(LONG_BYTES)
         await eventually(lambda: any(one.calls for one in ocean.reported), "the first report")
@@ -576,26 +576,26 @@ async def test_a_store_that_is_away_is_one_line_and_hears_the_rest_when_it_is_ba
             for count in range(1, 6):
                 at.world.clock.advance(600)
                 await eventually(lambda count=count: ocean.refused >= count, "a report that fails")  # type: ignore[misc]
-            told = len(ocean.reported)
+            reported_count = len(ocean.reported)
             ocean.away = False
             at.world.clock.advance(600)
-            await eventually(lambda: len(ocean.reported) > told, "a report that arrives")
-        told_of = [(one["event"], one["log_level"]) for one in lines if one["event"].startswith("tide_")]
-        assert told_of == [("tide_report_failed", "warning")]
+            await eventually(lambda: len(ocean.reported) > reported_count, "a report that arrives")
+        logged = [(one["event"], one["log_level"]) for one in lines if one["event"].startswith("tide_")]
+        assert logged == [("tide_report_failed", "warning")]
 
 
-async def test_calls_that_other_processes_know_are_not_taken_for_strangers() -> None:
+async def test_calls_that_other_processes_report_are_not_taken_for_users() -> None:
     async with shared() as (at, ocean):
         at.model.page = gauges(6, 0)
         at.send()
         await at.arrived(1)
-        await at.until(lambda: at.tide._tide._outside == 5, "five strangers")
+        await at.until(lambda: at.tide._tide._outside == 5, "five calls that no process has reported")
         await ocean.other(Present(1, 3, 2, 0, True))
         at.world.clock.advance(600)
         await at.until(lambda: at.tide._tide._outside == 0, "them to be known")
 
 
-async def test_calls_that_another_process_had_no_time_to_tell_of_are_nobodys_users() -> None:
+async def test_calls_that_another_process_had_no_time_to_report_are_not_taken_for_users() -> None:
     async with shared() as (at, ocean):
         at.model.page = gauges(1, 0)
         at.send()
@@ -609,10 +609,10 @@ async def test_calls_that_another_process_had_no_time_to_tell_of_are_nobodys_use
         await at.until(lambda: at.tide._sample is not seen and at.tide._reading.running == 9, "eight more to be seen")  # type: ignore[union-attr]
         assert at.tide._tide._outside == 0, "another process may have begun them a moment ago"
         at.world.clock.advance(1_100)
-        await at.until(lambda: at.tide._tide._outside == 8, "them to be users, for nobody owned up")
+        await at.until(lambda: at.tide._tide._outside == 8, "them to be users, for no process reported them")
 
 
-async def test_while_the_others_are_not_heard_of_nobody_knows_whose_calls_an_engine_runs() -> None:
+async def test_without_reports_of_the_others_the_calls_of_an_engine_are_not_assigned() -> None:
     async with shared() as (at, ocean):
         await ocean.other(Present(1, 3, 0, 0, False))
         at.model.page = gauges(4, 0)
@@ -691,7 +691,7 @@ async def test_a_flex_call_is_one_of_the_tides_flights_and_is_never_taken_back()
         assert (at.tide.present().calls, at.router._states["one"].in_flight) == (0, 0)
 
 
-async def test_first_tokens_in_a_row_ask_the_controller_once_and_wake_whoever_stands() -> None:
+async def test_first_tokens_in_a_row_ask_the_controller_once_and_wake_waiting_calls() -> None:
     async with sea() as at:
         now_ms = at.world.clock.monotonic_ms()
         flights = [at.tide.begin_flight(f"k{number}", b"x" * SHORT_BYTES, now_ms) for number in range(50)]

@@ -25,7 +25,7 @@ from tidegate.upstream.tide.tides import HAND_BACKS_MAX
 
 WORKERS = 2
 CEILING = 32
-# What each worker may have when nobody else is there, and when somebody is.
+# What each worker may have without users beside it, and with some.
 QUIET_CALLS, BESIDE_CALLS = 8, 4
 ITEMS = 120
 PROMPT = "tide and time " * 400
@@ -69,7 +69,7 @@ class Shore:
         return batch_id
 
     def limits(self) -> list[int]:
-        """How many calls each worker that has something to send lets itself have, as it said within the last moments."""
+        """How many calls each worker that has something to send lets itself have, by its reports of the last moments."""
         rows = self.site.rows("select why, workers, reported_at from fleet_reports")
         lately = [row for row in rows if row["workers"] and row["reported_at"] > (time.time() - LATELY_S) * 1000]
         return [int(str(row["why"]).partition(" ")[0]) for row in lately]

@@ -500,7 +500,7 @@ def test_a_model_under_another_name_is_listed_with_what_its_server_says(world: G
     assert (model["id"], model["owned_by"]) == ("m", "them")
 
 
-def test_what_cannot_be_said_to_one_engine_goes_to_another(world: GatewayWorld) -> None:
+def test_a_request_that_one_engine_cannot_express_goes_to_another(world: GatewayWorld) -> None:
     world.start(answers(), answers(), options=[{"engine": "anthropic", "weight": 100.0}, {"weight": 0.01}])
     client = world.client()
     assert client.post(CHAT, json={**ASK, "logit_bias": {"5": 1}}).status_code == 200
