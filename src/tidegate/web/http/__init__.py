@@ -1,1 +1,1 @@
-"""What every door stands on: the wall, keys, bodies in and out, and answers."""
+"""What every front door needs: the outer checks, keys, request bodies, responses and refusals."""

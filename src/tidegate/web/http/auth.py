@@ -1,12 +1,15 @@
-"""Who is asking: a key, this machine's operator, or, while no key exists and only this machine can connect, anyone on it.
+"""Finds out who is asking: the holder of a key, this machine's operator, or anyone on this machine while
+there is no key and no other machine can connect.
 
-A command on this machine shows the token that a server left in its data directory; who can read that owns the data anyway, so it
-stands for any tenant, but only from this machine. A refusal never says why. What was read from the store is believed for two seconds
-at most, so a revoked or expired key stops working by then; calls that are open under it are cut within a second more. It decides who a
-caller is and what it may do in general; which things are a caller's own is the store's to say.
+A command on this machine shows the token that a server left in its data directory. Who can read that file owns the data
+anyway, so the token is good for any tenant, but only from this machine. A refusal never says why. A row of a key is
+believed for two seconds at most, so a revoked or expired key stops working by then; open calls with that key are cut
+within a second more. This module decides who a caller is and which scopes it has. The store decides which things belong
+to the caller.
 
-A right key is never refused for the mistakes of others: after too many wrong ones from an address or under a name, keys that were
-not used here before wait for their turn to be looked up, a few at a time, and only the wrong ones among them are answered with 429.
+A right key is never refused for the mistakes of others. After too many wrong keys from an address or under a key's
+name, keys that have not been used here before are looked up a few at a time, and only the wrong ones among them are
+answered with 429.
 """
 
 import asyncio
@@ -36,13 +39,13 @@ log = structlog.get_logger()
 
 CONTROL_HEADER = "X-Tidegate-Control"
 TENANT_HEADER = "X-Tidegate-Tenant"
-# In a request's scope: the address of the caller, as far as proxies are trusted.
+# The entry of a request's scope that holds the caller's address, behind trusted proxies too.
 CLIENT = "tidegate.client"
 BELIEVED_MS = 2_000
 ROWS_MAX = 4_096
 ADDRESS_FAILURES_MAX = 30
 KEY_FAILURES_MAX = 10
-# How many keys are looked up at once for addresses and names that failed too often.
+# Keys that are looked up at once for addresses and key names with too many failures.
 DOUBTFUL_LOOK_UPS = 4
 USED_EVERY_MS = 60_000
 _TENANT_CHARS_MAX = 255
@@ -53,7 +56,7 @@ NEEDS_ADMIN_KEY = (
 
 
 class BelievedKey(NamedTuple):
-    """A key that was found right, and who holds it; that is believed until a moment."""
+    """A key that was found right, with its holder. It is used without another check until `until_ms`."""
 
     until_ms: float
     public_id: str
@@ -70,10 +73,10 @@ class Authenticator:
         self._control_token = context.control_token
         self._scopes = context.scopes
         self._operator_scopes = frozenset(context.scopes.all)
-        # While there is no key, a program on this machine may look at everything; to change what holds for all it needs one.
+        # While there is no key, a program on this machine may read everything, but needs a key for an operator's changes.
         self._keyless_scopes = frozenset((*context.scopes.tenant, "admin:read"))
         self._rows: OrderedDict[str, tuple[float, dict[str, Any] | None]] = OrderedDict()
-        # Keys that were found right, by a hash of their text that only this process can make: no key is kept.
+        # Keyed by a hash that only this process can make, so that no key's text is kept.
         self._believed: OrderedDict[bytes, BelievedKey] = OrderedDict()
         self._hash_key = self._entropy.token_bytes(32)
         self._proven: OrderedDict[str, float] = OrderedDict()
@@ -81,7 +84,7 @@ class Authenticator:
         self._pepper_until_ms = 0.0
         self._any_key = False
         self._default_tenant_id: str | None = None
-        # Where other machines reach the door, a proxy may stand on this machine: then being local is no credential.
+        # If other machines can connect, a proxy may run on this machine: then a local address proves nothing.
         self._is_local_only = is_loopback(context.settings.server.host)
         self._address_failures = Failures(self._clock, ADDRESS_FAILURES_MAX)
         self._key_failures = Failures(self._clock, KEY_FAILURES_MAX)
@@ -91,7 +94,7 @@ class Authenticator:
         self._open_calls = OpenCalls(self._store)
 
     async def caller(self, request: Request, scope: str, key: str | None = None) -> Caller:
-        """Who sent this, provided that they may do what `scope` names. `key` was given otherwise than in a header."""
+        """Return who sent this request; raise a 403 without the scope `scope`. `key` is a key that did not come in a header."""
         peer = request.client.host if request.client else ""
         client = client_address(peer, request.headers, self._trusted_proxies) if self._trusted_proxies else peer
         request.scope[CLIENT] = client
@@ -131,7 +134,7 @@ class Authenticator:
         given = keys.keyed_hash(self._pepper, text)
         if public_id is None:
             raise self._failed(client, None)
-        # A key that was shown to be right does not wait, whatever others do under its name or from its address.
+        # A key that was right before does not wait for the failures of others.
         if public_id in self._proven or not self._wait_s(client, public_id):
             row, age_ms, matches = await self._look_up(public_id, given)
         else:
@@ -151,27 +154,27 @@ class Authenticator:
         )
 
     def _believed_until_ms(self, public_id: str, row: dict[str, Any]) -> float:
-        """Return until when a right key is let in without another look: as long as its row is believed, and not beyond its end."""
+        """Return until when a right key needs no other check: as long as its row is believed, at most until it expires."""
         if row["addresses"] or row["old_hash"]:
-            # Where it comes from, or which of its secrets it is, is looked at each time.
+            # Its address, or which of its two secrets was sent, must be checked each time.
             return 0.0
         read_ms = self._rows[public_id][0] if public_id in self._rows else 0.0
         left_ms = BELIEVED_MS if row["expires_at"] is None else min(BELIEVED_MS, row["expires_at"] - row["now"])
         return read_ms + left_ms
 
     async def _look_up(self, public_id: str, given: bytes) -> tuple[dict[str, Any] | None, float, bool]:
-        """Return the row of a key, how old that knowledge is, and whether the secret is its own."""
+        """Return a key's row, the age of the row, and whether the secret matches."""
         row, age_ms = await self._row(public_id)
         matches = matches_secret(row, given, age_ms)
         if not matches and age_ms:
-            # A secret that was made a moment ago is right at once; how often one may be wrong is bounded.
+            # The row may be older than a new secret. Wrong secrets are bounded, so this extra read is too.
             self._rows.pop(public_id, None)
             row, age_ms = await self._row(public_id)
             matches = matches_secret(row, given, age_ms)
         return row, age_ms, matches
 
     async def _require_pepper(self) -> None:
-        """Blame no caller for a secret that is right, but was hashed with the pepper of another API process."""
+        """Raise a 503 if the keys are hashed with another pepper: the caller's secret may be right."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._pepper_until_ms:
             return
@@ -199,8 +202,10 @@ class Authenticator:
         return row, 0.0
 
     async def _any_key_exists(self, text: str) -> bool:
-        """Return whether there is any key. Once there was one there is no way back; that there is none is believed for two seconds. A
-        caller who shows a key knows better: taken for anyone, it would make things that it could never find again."""
+        """Return whether there is any key. A yes is final; a no is believed for two seconds.
+
+        A request with a key asks the store again: as a keyless caller it would make things that its key cannot find
+        later."""
         now_ms = self._clock.monotonic_ms()
         is_shown = not self._any_key and keys.public_id_of(text) is not None
         if not self._any_key and (is_shown or now_ms >= self._keyless_until_ms):
@@ -214,7 +219,7 @@ class Authenticator:
         is_here = request.scope.get(BY_SOCKET, False) or is_loopback(client)
         if not hmac.compare_digest(given, wanted) or not wanted or not is_here:
             raise self._failed(client, None)
-        # Names are any printable text and headers are not: it comes percent-encoded.
+        # A name may have characters that a header may not, so it comes percent-encoded.
         name = unquote(request.headers.get(TENANT_HEADER, DEFAULT_TENANT))
         if name == DEFAULT_TENANT:
             return Caller(await self._default_tenant(), scopes=self._operator_scopes)
@@ -236,12 +241,13 @@ class Authenticator:
         return self._default_tenant_id
 
     def _wait_s(self, client: str, public_id: str | None) -> int:
-        """Return how long a client that failed too often, from this address or under this key's name, has to wait; 0 otherwise."""
+        """Return how long this client must wait after too many failures from its address or under this key's name; 0 if
+        it need not."""
         wait_s = self._address_failures.wait_s(owner_of(client))
         return max(wait_s, self._key_failures.wait_s(public_id)) if public_id is not None else wait_s
 
     def _failed(self, client: str, public_id: str | None) -> ApiProblem:
-        """Count a wrong key, and say only that it is wrong, or that there were too many."""
+        """Count a wrong key. Return the refusal: the key is wrong, or there were too many wrong ones."""
         wait_s = self._wait_s(client, public_id)
         if wait_s:
             return ApiProblem(
@@ -256,7 +262,7 @@ class Authenticator:
         return refusal()
 
     def _note_use(self, public_id: str) -> None:
-        """Remember that the key is right, and tell the store once a minute when it was last used; losing that is no harm."""
+        """Note that the key is right, and write the time of its last use to the store once a minute. A lost note does no harm."""
         now_ms = self._clock.monotonic_ms()
         noted_ms = self._proven.get(public_id)
         if noted_ms is not None and now_ms - noted_ms < USED_EVERY_MS:
@@ -277,7 +283,7 @@ class Authenticator:
 
 
 def holder_of(public_id: str, row: dict[str, Any], known: keys.Scopes) -> Caller:
-    """Return who holds a key, with all that its row allows and limits."""
+    """Return the holder of a key, with all that its row allows and limits."""
     scopes, environments = keys.scopes_from(row["scopes"]), keys.models_from(row["environments"])
     return Caller(
         row["tenant_id"],

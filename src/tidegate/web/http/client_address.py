@@ -1,7 +1,7 @@
-"""From which address a request comes, also behind proxies that the operator named.
+"""Finds the address that a request comes from, also behind proxies that the operator named.
 
-`X-Forwarded-For` is only what a proxy says. It counts when the peer is one of `server.trusted_proxies`, and is read from the
-right: the first address that is no trusted proxy is the caller, whatever a caller wrote further left.
+`X-Forwarded-For` can be written by anyone. It counts only when the peer is one of `server.trusted_proxies`, and is read
+from the right: the first address that is not a trusted proxy is the caller, whatever a caller wrote further left.
 """
 
 import ipaddress
@@ -16,7 +16,7 @@ from tidegate.web.http.door import is_plain_host
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 HOPS_MAX = 32
-# A client with one address of a /64 usually has all of them.
+# A client that has one address of a /64 usually has all of them.
 IPV6_OWNER_BITS = 64
 
 
@@ -26,7 +26,7 @@ def networks_of(texts: Sequence[str]) -> tuple[Network, ...]:
 
 
 def client_address(peer: str, headers: Headers, trusted: Sequence[Network]) -> str:
-    """Return the address of the caller: what trusted proxies say of it, or the peer where that is none of them."""
+    """Return the caller's address: the peer's, or the one that trusted proxies report."""
     if not _is_within(peer, trusted):
         return peer
     hops = [hop.strip() for line in headers.getlist("x-forwarded-for") for hop in line.split(",")]
@@ -41,7 +41,7 @@ def client_address(peer: str, headers: Headers, trusted: Sequence[Network]) -> s
 
 
 def public_base(peer: str, headers: Headers, scheme: str, trusted: Sequence[Network]) -> str:
-    """Return the scheme and host under which the caller reached us: as a trusted proxy says, else as the request does."""
+    """Return the scheme and host that the caller used, as a trusted proxy or else the request reports them."""
     host = headers.get("host", "")
     if trusted and _is_within(peer, trusted):
         forwarded_scheme, forwarded_host = headers.get("x-forwarded-proto", ""), headers.get("x-forwarded-host", "")
@@ -52,7 +52,7 @@ def public_base(peer: str, headers: Headers, scheme: str, trusted: Sequence[Netw
 
 @lru_cache(maxsize=4096)
 def owner_of(address: str) -> str:
-    """Return the name under which the failures of an address are counted: itself, or its network for IPv6."""
+    """Return the name under which failures of an address are counted: the address, or its network for IPv6."""
     parsed = _parsed(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((parsed, IPV6_OWNER_BITS), strict=False))
@@ -60,7 +60,7 @@ def owner_of(address: str) -> str:
 
 
 def is_allowed(address: str, text: str) -> bool:
-    """Whether a key may be used from this address; `text` is what the store keeps of where it may."""
+    """Return whether a key may be used from this address. `text` is the stored list of allowed addresses."""
     return not text or _is_within(address, _networks_in(text))
 
 

@@ -1,4 +1,4 @@
-"""The bytes of a file on their way out: extents page by page, one range or all, never a file in memory."""
+"""Sends the bytes of a file: extents page by page, one range or all, never a whole file in memory."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -20,7 +20,7 @@ _SANDBOX = "sandbox; default-src 'none'"
 
 
 class FileContents:
-    """Answers with the bytes of files."""
+    """Answers requests for the bytes of files."""
 
     def __init__(self, store: Store, blobs: Blobs) -> None:
         self._store = store
@@ -29,9 +29,9 @@ class FileContents:
     async def answer(
         self, request: Request, file_id: str | None, size_bytes: int, headers: dict[str, str], *, from_at: int = 0
     ) -> Response:
-        """Return the answer to a GET or HEAD of a file's bytes. Without a file there are none.
+        """Return the response to a GET or HEAD of a file's bytes; without a `file_id` it is empty.
 
-        With `from_at` it is the bytes from there on: a `Range` of a caller who named a line as well is ignored."""
+        With `from_at` it starts at that byte, and a `Range` header is ignored."""
         headers = {**headers, "Content-Security-Policy": _SANDBOX, "Accept-Ranges": "bytes"}
         try:
             asked = None if from_at else _asked(request, headers, size_bytes)
@@ -55,7 +55,7 @@ class FileContents:
         if request.method == "HEAD" or file_id is None or start == end:
             return Response(None, status, headers, media_type)
         stream = file_bytes(self._store, self._blobs, file_id, start, end)
-        # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
+        # Fetch the first piece before the head goes out, so that unreachable storage is still a 503.
         first = await anext(stream)
         return Download(first, stream, status, headers, media_type)
 
@@ -68,21 +68,21 @@ def _asked(request: Request, headers: dict[str, str], size_bytes: int) -> tuple[
 
 
 class Download(Response):
-    """Bytes that are read no faster than the client takes them. Whatever ends the answer closes what they are read from, at once."""
+    """Sends a stream of bytes no faster than the client takes them, and closes the stream as soon as the response ends."""
 
     def __init__(
         self, first: bytes, rest: AsyncGenerator[bytes, None], status: int, headers: dict[str, str], media_type: str
     ) -> None:
         super().__init__(None, status, headers, media_type)
         if "Content-Length" not in headers:
-            # Of an answer without a body it would be 0.
+            # Starlette set it to 0, because no body was passed.
             del self.headers["content-length"]
         self._first = first
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._rest):
-            # With this the rest of the request's body is read, so that its end is all that is left to wait for.
+            # Sending the head drains the request's body, so that only the disconnect is left to receive.
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with while_the_client_stays(receive):
                 await send_parts(send, self._first)
@@ -93,7 +93,7 @@ class Download(Response):
 
 @asynccontextmanager
 async def while_the_client_stays(receive: Receive) -> AsyncIterator[None]:
-    """Leave the block when the client leaves; that is no error, because no answer can reach it."""
+    """Leave the block when the client disconnects. That is no error, because no answer can reach the client."""
     task = asyncio.current_task()
     assert task is not None
     has_left = False

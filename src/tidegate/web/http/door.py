@@ -1,4 +1,4 @@
-"""The outermost wall: gives every request an id of ours, bounds its head, and turns whatever is raised inside into an answer.
+"""The outermost layer of the API: gives every request an id of ours, bounds its head, and turns every exception into a response.
 
 It knows no route and no tenant.
 """
@@ -17,15 +17,15 @@ from tidegate.web.http import problems
 from tidegate.web.http.intake import BodyRoom, Intake, KeyCut
 from tidegate.web.http.rate_limits import LIMIT_HEADERS
 
-# In a request's scope: the listener that took it does not show this path.
+# The entry of a request's scope that is set when its listener does not serve this path.
 HIDDEN = "tidegate.hidden"
 HEADER_BYTES_MAX = 32_768
 HEADER_COUNT_MAX = 96
 URL_BYTES_MAX = 8_192
-# A slash, a backslash or a control character that hides behind an escape would change what a path names.
+# An escaped slash, backslash or control character would change what a path names.
 _HIDDEN = re.compile(rb"%(?:2f|5c|[01][0-9a-f]|7f)", re.IGNORECASE)
 _CONTROL = re.compile(rb"%(?:[01][0-9a-f]|7f)", re.IGNORECASE)
-# Behind these the rest of a path is one name, of a model or of a caller's request, which may have a slash in it.
+# The rest of a path after these is one name, of a model or an item, which may contain a slash.
 _NAME_FOLLOWS = re.compile(rb"/v1/models/|/admin/v1/autoscale/models/|.*?/items/")
 _SINGLE = (
     b"authorization",
@@ -38,7 +38,7 @@ _SINGLE = (
 )
 _HOST = re.compile(rb"(?:[A-Za-z0-9_.-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{0,5}))?")
 _PORT_MAX = 65_535
-# How servers write the version of HTTP whose clients need not name a host.
+# Clients of HTTP/1.0 need not send a Host; servers write its version in these ways.
 _WITHOUT_HOST = ("1.0", "1")
 _PLAIN_ENCODINGS = (b"", b"identity")
 _ALWAYS = (
@@ -47,7 +47,7 @@ _ALWAYS = (
 )
 
 
-# Where the paths of each front door begin, and its name in metrics. The first that fits counts.
+# The beginning of each front door's paths, with its name in metrics. The first match counts.
 DoorNames = tuple[tuple[str, str], ...]
 
 
@@ -62,7 +62,7 @@ class RequestDoor:
         shapes: problems.ErrorShapes,
         names: DoorNames,
     ) -> None:
-        """`shapes` are how doors write their refusals, and `names` what they are called in metrics."""
+        """`shapes` write the refusals of each door, and `names` are the doors' names in metrics."""
         self._app = app
         self._names = names
         self._shapes = shapes
@@ -103,7 +103,7 @@ class RequestDoor:
             await self._app(scope, intake, answer)
         except Exception as error:
             if answered:
-                # Half an answer is out: only a broken connection can still say that it is not whole.
+                # A part of the answer is out: only a broken connection shows that the rest is missing.
                 problems.log.warning("answer_cut_off", request_id=request_id, problem=type(error).__name__)
                 raise
             shape = problems.shape_of(scope["path"], self._shapes)
@@ -132,7 +132,7 @@ def _check_head(scope: Scope) -> None:
                 400, "duplicate_header", f"The header {name.decode('latin-1')} may be sent once.", param="headers"
             )
         if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            # The server takes off the chunks alone and would hand on what is under them as it stands.
+            # The server decodes `chunked` alone; any other encoding under it would reach us undecoded.
             raise ApiProblem(
                 501,
                 "unsupported_transfer_encoding",
@@ -166,7 +166,7 @@ def _hides_something(path: bytes) -> bool:
 
 
 def _named(request_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
-    """The request's id where OpenAI's SDK reads it and where Anthropic's does."""
+    """Return the request's id in the headers that OpenAI's and Anthropic's SDKs read."""
     return (b"x-request-id", request_id), (b"request-id", request_id)
 
 
@@ -174,14 +174,14 @@ def _named(request_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def check_host(headers: Iterable[tuple[bytes, bytes]], http_version: str) -> None:
-    """Raise a 400 unless there is one Host header, and it is a name or an address with or without a port. HTTP/1.0 needs none.
+    """Raise a 400 unless there is one Host header, with a name or an address and at most a port. HTTP/1.0 needs none.
 
-    Nothing is routed by it, but libraries build URLs from it: a name with `/`, `?`, `#` or `@` in it would change the path or the owner of
-    such a URL."""
+    Nothing is routed by it, but libraries build URLs from it: a name with `/`, `?`, `#` or `@` in it would change the
+    path or the owner of such a URL."""
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1:
         raise ApiProblem(400, "duplicate_header", "The header host may be sent once.", param="headers")
-    # The server hands on an empty name where a client sent no Host.
+    # The server passes an empty host if the client sent none.
     host = hosts[0] if hosts else b""
     if not is_plain_host(host) if host else http_version not in _WITHOUT_HOST:
         raise ApiProblem(
@@ -193,7 +193,7 @@ def check_host(headers: Iterable[tuple[bytes, bytes]], http_version: str) -> Non
 
 
 def is_plain_host(host: bytes) -> bool:
-    """Return whether this is a name or an address, with or without a port, and nothing else."""
+    """Return whether this is only a name or an address, with or without a port."""
     found = _HOST.fullmatch(host)
     return found is not None and int(found[1] or 0) <= _PORT_MAX
 

@@ -1,4 +1,4 @@
-"""Counts failed attempts per name over a window, in a table that cannot be made to grow."""
+"""Counts failed attempts by name over a window, in a table of bounded size."""
 
 from collections import OrderedDict
 
@@ -9,7 +9,7 @@ NAMES_MAX = 10_000
 
 
 class Failures:
-    """Recent failures by name. When the table is full the name that failed longest ago is forgotten: flooding it gains only new names."""
+    """Recent failures by name. A full table forgets the name whose last failure is oldest."""
 
     def __init__(self, clock: Clock, count_max: int, names_max: int = NAMES_MAX) -> None:
         self._clock = clock

@@ -1,4 +1,5 @@
-"""Header parameters, and the one that carries a file's name. A name is data: it never becomes a path or a header as it came."""
+"""Reads the parameters of a header, and the file name among them. A name is data: it never becomes a path or a header
+unchanged."""
 
 import unicodedata
 from urllib.parse import quote, unquote_to_bytes
@@ -11,7 +12,7 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 
 def split_parameters(value: bytes) -> tuple[bytes, dict[bytes, bytes]]:
-    """`form-data; name="a"` as the word before the parameters, in lower case, and the parameters; the first of a name counts."""
+    """Split `form-data; name="a"` into its first word in lower case and its parameters. The first of a name counts."""
     word, _, rest = value.partition(b";")
     parameters: dict[bytes, bytes] = {}
     while rest and len(parameters) < _PARAMETERS_MAX:
@@ -29,11 +30,11 @@ def split_parameters(value: bytes) -> tuple[bytes, dict[bytes, bytes]]:
 
 
 def _quoted(rest: bytes) -> tuple[bytes, bytes]:
-    """The inside of a quoted string, and what follows the parameter."""
+    """Return the inside of a quoted string, and what follows the parameter."""
     text = bytearray()
     at = 0
     while at < len(rest) and rest[at : at + 1] != b'"':
-        # Only a quote and a backslash are ever escaped; others are browsers' plain Windows paths.
+        # Only a quote and a backslash are escaped; other backslashes come from Windows paths in browsers.
         if rest[at : at + 1] == b"\\" and rest[at + 1 : at + 2] in (b'"', b"\\"):
             at += 1
         text += rest[at : at + 1]
@@ -42,7 +43,7 @@ def _quoted(rest: bytes) -> tuple[bytes, bytes]:
 
 
 def file_name(parameters: dict[bytes, bytes]) -> str:
-    """The name that a part's Content-Disposition gives its file, made harmless."""
+    """Return the file name of a part's Content-Disposition, made harmless."""
     extended = parameters.get(b"filename*")
     if extended is not None and extended.count(b"'") >= 2:
         charset, _, escaped = extended.split(b"'", 2)
@@ -61,7 +62,8 @@ def file_name(parameters: dict[bytes, bytes]) -> str:
 
 
 def harmless(name: str) -> str:
-    """The last component of a path, without anything that steers a terminal or turns text around, cut to a bounded length."""
+    """Return the last component of a path, of bounded length and without characters that control a terminal or the
+    direction of text."""
     visible = "".join(
         char for char in name if char not in _BIDI and unicodedata.category(char) not in ("Cc", "Cs", "Zl", "Zp")
     )
@@ -71,7 +73,7 @@ def harmless(name: str) -> str:
 
 
 def attachment(name: str) -> str:
-    """A Content-Disposition that makes a browser save the bytes under this name (RFC 6266)."""
+    """Return a Content-Disposition that makes a browser save the bytes under this name (RFC 6266)."""
     plain = "".join(char if char in _PLAIN else "_" for char in name)
     if plain == name:
         return f'attachment; filename="{name}"'

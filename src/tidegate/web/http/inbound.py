@@ -1,10 +1,10 @@
 """Watches the connections that clients have open to one port of this process, and closes those that hold it up.
 
 The HTTP server bounds how many there are and how long a request's head may take. It has no option for the rest and does not say which
-connections it holds. So they are found among the descriptors of this process, and the kernel is asked how each of them fares:
+connections it holds. So this module finds them among the descriptors of the process and asks the kernel about each of them:
 
 - An answer that its client does not take, or takes too slowly, is cut off.
-- When there are almost as many as there may be, those without a request under way are closed, the longest idle first.
+- When there are almost as many as allowed, idle connections are closed, the longest idle first.
 - When the process stops, what is still open after the grace is closed.
 
 It reads no request and knows no tenant. It needs Linux; elsewhere only the server's own limits hold.
@@ -26,21 +26,21 @@ from tidegate import metrics
 
 log = structlog.get_logger()
 
-# A look costs some 10 microseconds a connection, so it is taken more often only where connections may become scarce.
+# A look costs some 10 microseconds a connection, so looks are frequent only when there are many connections.
 LOOK_S = 2.0
 BUSY_LOOK_S = 1.0
 BUSY_SHARE = 0.5
 RATE_MIN_BYTES_PER_S = 1_024
-# A client that has just connected gets this long to send its request, however crowded it is.
+# A client that has just connected gets this long to send its request, even when connections are scarce.
 IDLE_S_MIN = 1.0
 CROWDED_SHARE = 0.9
 ROOMY_SHARE = 0.25
-# A few bytes wait in the kernel for a moment on any connection. More of them mean that the client does not keep up.
+# A few bytes may wait in the kernel on any connection. More of them mean that the client does not keep up.
 WAITING_BYTES_MIN = 4_096
 CAN_WATCH = sys.platform == "linux"
 
 _DESCRIPTORS = "/proc/self/fd"
-# Of the kernel's `struct tcp_info`: the state, the milliseconds since data came in, the bytes acknowledged, the bytes not sent yet.
+# Fields of `struct tcp_info`: the state, the milliseconds since data came in, the bytes acknowledged and the bytes not sent yet.
 _TCP_INFO = struct.Struct("=B51xI64xQ16xI")
 _OPEN_STATES = (1, 8)
 _ABORT_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -49,7 +49,7 @@ Peer = tuple[str, int]
 
 
 class Fares(NamedTuple):
-    """How a connection fares, as the kernel says."""
+    """The state of a connection, as the kernel reports it."""
 
     silent_s: float
     taken_bytes: int
@@ -57,7 +57,7 @@ class Fares(NamedTuple):
 
 
 class InboundConnection(msgspec.Struct):
-    """What is remembered of one connection between two looks; `slow_since_s` is when its client began not to keep up."""
+    """What is kept of a connection between two looks. `slow_since_s` is when its client began not to keep up."""
 
     peer: Peer
     busy_at_s: float
@@ -67,7 +67,7 @@ class InboundConnection(msgspec.Struct):
     taken_bytes: int = 0
 
     def is_too_slow(self, now_s: float, fares: Fares, timeout_s: float) -> bool:
-        """Return whether the client took nothing, or took bytes below the least rate, for so long. Called at every look."""
+        """Return whether the client took nothing, or less than the least rate, for `timeout_s`. Call it at every look."""
         taken_bytes = fares.taken_bytes
         if fares.waiting_bytes < WAITING_BYTES_MIN:
             self.slow_since_s = None
@@ -95,14 +95,14 @@ class InboundConnections:
         self._port = port
         self._count_max = count_max
         self._timeout_s = timeout_s
-        # One connection has one request at a time.
+        # Peers suffice: a connection has one request at a time.
         self._busy: set[Peer] = set()
-        # By inode, so that no descriptor has to be kept open; None is a socket of another kind.
+        # By inode, so that no descriptor has to be kept open. None is a socket that is not a client's connection.
         self._known: dict[int, InboundConnection | None] = {}
         self._count = 0
 
     def counted(self, app: ASGIApp) -> ASGIApp:
-        """Return the same app; while it handles a request, the request's connection is known to be in use."""
+        """Wrap the app so that a request's connection is known to be busy while the app handles the request."""
 
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             peer = _peer(*(scope.get("client") or ("", 0)))
@@ -115,7 +115,7 @@ class InboundConnections:
         return handle
 
     async def watch(self) -> None:
-        """Look at all connections, for ever."""
+        """Look at all connections again and again."""
         loop = asyncio.get_running_loop()
         while CAN_WATCH:
             is_busy = self._count >= self._count_max * BUSY_SHARE
@@ -126,7 +126,7 @@ class InboundConnections:
                 log.warning("client_connections_watch_failed", problem=error.strerror)
 
     def look(self, now_s: float) -> None:
-        """Close the connections that hold the process up."""
+        """Close slow connections, and idle ones if there are too many."""
         descriptors = _socket_descriptors()
         known: dict[int, InboundConnection | None] = {}
         idle: list[tuple[float, int]] = []
@@ -157,7 +157,7 @@ class InboundConnections:
             self._tell("crowded", self._close_idle([(inode, descriptors[inode]) for _, inode in longest]))
 
     def close_all(self) -> None:
-        """Close every connection at once, whatever it is about."""
+        """Close every connection at once, also those with a request under way."""
         count = 0
         for inode, fd in _socket_descriptors().items() if CAN_WATCH else ():
             found = None if self._met(inode, fd, 0.0) is None else _opened(inode, fd)
@@ -174,14 +174,14 @@ class InboundConnections:
             if found is None:
                 continue
             with closing(found):
-                # A request may have come since.
+                # A request may have arrived since the look.
                 if connection is not None and connection.peer not in self._busy:
                     _close(found, abort=False)
                     count += 1
         return count
 
     def _met(self, inode: int, fd: int, now_s: float) -> InboundConnection | None:
-        """Return a connection that is seen for the first time; None for a socket that is not a client's connection to our port."""
+        """Return the connection of a socket that is new here; None if it is not a client's connection to our port."""
         found = _opened(inode, fd)
         if found is None:
             return None
@@ -201,7 +201,7 @@ class InboundConnections:
 
 
 def _socket_descriptors() -> dict[int, int]:
-    """The descriptors of this process that are sockets, by the inode that tells one socket from all others."""
+    """Return this process's descriptors of sockets by inode, which identifies a socket."""
     found = {}
     for name in os.listdir(_DESCRIPTORS):
         with suppress(OSError):
@@ -212,7 +212,7 @@ def _socket_descriptors() -> dict[int, int]:
 
 
 def _opened(inode: int, fd: int) -> socket.socket | None:
-    """Open this socket by a descriptor of our own; None when it is gone, also where its descriptor is another's by now."""
+    """Open this socket by a descriptor of our own; None when it is closed, or when its descriptor belongs to another by now."""
     with suppress(OSError):
         own = os.dup(fd)
         if os.fstat(own).st_ino == inode:
@@ -222,7 +222,7 @@ def _opened(inode: int, fd: int) -> socket.socket | None:
 
 
 def _fares(found: socket.socket) -> Fares | None:
-    """How this connection fares; None when it is ending anyway."""
+    """Return the state of this connection; None when it is closing anyway."""
     with suppress(OSError, struct.error):
         packed = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         state, silent_ms, taken_bytes, waiting_bytes = _TCP_INFO.unpack(packed)
@@ -232,7 +232,7 @@ def _fares(found: socket.socket) -> Fares | None:
 
 
 def _close(found: socket.socket, *, abort: bool) -> None:
-    """End the connection for the server too, which then closes its own descriptor. `abort` throws away what the client did not take."""
+    """Close the connection, so that the server closes its descriptor too. `abort` throws away what the client did not take."""
     with suppress(OSError):
         if abort:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT_ON_CLOSE)
@@ -240,5 +240,5 @@ def _close(found: socket.socket, *, abort: bool) -> None:
 
 
 def _peer(host: str, port: int | str) -> Peer:
-    """Return a client's address in one form: the server writes the port as text, and the kernel IPv4 in IPv6."""
+    """Return a client's address in one form: the server writes the port as text, and the kernel writes IPv4 within IPv6."""
     return host.removeprefix("::ffff:"), int(port)

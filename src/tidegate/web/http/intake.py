@@ -1,12 +1,13 @@
-"""A request while it is open: its body as it comes in, and the key that it came with. It knows no route.
+"""One request while it is open: its incoming body and its key. This module knows no route.
 
-A body is bounded, never awaited for ever, and read to its end before an answer goes out. A client that still sends when it is refused would
-see a broken connection instead of the refusal; so the rest of a body is taken and thrown away for a short while.
+A body is bounded, never awaited for ever, and read to its end before an answer goes out. A client that still sends when
+it is refused would see a broken connection instead of the refusal; so the rest of a body is received and thrown away
+for a short while.
 
-When a key is revoked, deleted, expired or given another secret, its open calls end too: while calls are open, the store is asked once a
-second how their keys stand, all in one statement. A call whose key does not work any more is cut: a stream ends with an error event, a call
-without an answer gets the refusal that a wrong key gets, an upload is refused and a download breaks off. While the store does not answer,
-open calls go on.
+When a key is revoked, deleted, expired or given another secret, its open calls end too: while calls are open, one
+statement a second reads the rows of their keys. A call whose key does not work any more is cut: a stream ends with an
+error event, a call without an answer gets the refusal of a wrong key, an upload is refused and a download breaks off.
+While the store does not answer, open calls go on.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from tidegate.store.store import Store
 log = structlog.get_logger()
 
 IDLE_S = 30.0
-# A body that is held in memory must be there by then.
+# A body that is held in memory must be complete by then.
 HELD_BODY_S = 300.0
 RATE_MIN_BYTES_PER_S = 1_024
 RATE_GRACE_S = 30.0
@@ -37,10 +38,10 @@ _ABSENT = bytes(32)
 
 
 class Intake:
-    """One request's body. It stands in for ASGI's `receive`, so that it knows what has been read, wherever that happened.
+    """The body of one request. It replaces ASGI's `receive`, so that it knows what any part of the program has read.
 
-    `tenant_id` is whose room a body takes that is held in memory, and `open_call` the call under its key; both are known once the caller
-    is."""
+    `tenant_id` is the tenant whose room a body in memory takes, and `open_call` is the call with its key. Both are set
+    once the caller is known."""
 
     def __init__(self, receive: Receive, headers: dict[bytes, bytes], clock: Clock, room: "BodyRoom") -> None:
         self.tenant_id = ""
@@ -52,21 +53,21 @@ class Intake:
         self._began_ms = clock.monotonic_ms()
         declared = headers.get(b"content-length", b"")
         self.declared_bytes = int(declared) if declared.isdigit() else None
-        # A client that waits to be asked for its body is answered without it.
+        # A client that expects a `100 Continue` is answered without its body.
         self._over = b"expect" in headers or (not self.declared_bytes and b"transfer-encoding" not in headers)
         self.received_bytes = 0
 
     def belongs_to(self, tenant_id: str) -> None:
-        """A body that is held in memory takes this tenant's room."""
+        """Note the tenant whose room a body in memory takes."""
         self.tenant_id = tenant_id
 
     def count_under(self, open_call: "OpenCall") -> None:
-        """The request is a call under its key: it is cut when the key stops working."""
+        """Note the call to cut when its key stops working."""
         self.open_call = open_call
 
     @property
     def is_cut_unheard(self) -> bool:
-        """Whether the key stopped working and nothing but the next part of the body or the answer can say so."""
+        """Return whether the key stopped working and only the next part of the body or of the answer can report it."""
         return self.open_call is not None and self.open_call.is_cut_unheard
 
     async def __call__(self) -> Message:
@@ -79,7 +80,8 @@ class Intake:
         return message
 
     async def chunks(self, bytes_max: int, over: ApiProblem | None = None) -> AsyncIterator[bytes]:
-        """The body, piece by piece. A longer one than allowed raises a 413, or `over`: before it is read where it says so itself."""
+        """Yield the body piece by piece. A body above `bytes_max` raises a 413 or `over`, unread if its Content-Length
+        shows it."""
         if self.declared_bytes is not None and self.declared_bytes > bytes_max:
             raise over or _too_large(bytes_max)
         while True:
@@ -98,7 +100,7 @@ class Intake:
                 return
 
     async def whole(self, bytes_max: int, over: ApiProblem | None = None) -> bytes:
-        """The whole body in memory, which takes room until `release`."""
+        """Return the whole body. It takes room in memory until `release`."""
         if self.declared_bytes is not None and self.declared_bytes <= bytes_max:
             self._hold(self.declared_bytes)
         chunks = []
@@ -116,7 +118,7 @@ class Intake:
             self._held_bytes = size_bytes
 
     def release(self) -> None:
-        """The request is over: its body is no longer held."""
+        """Give back the room of the body when the request is over."""
         if self._held_bytes:
             self._room.release_room(self.tenant_id, self._held_bytes)
             self._held_bytes = 0
@@ -135,7 +137,7 @@ class Intake:
         return message
 
     async def drain(self) -> None:
-        """Take the rest of the body and throw it away, within limits."""
+        """Receive the rest of the body and throw it away, within limits."""
         if self._over:
             return
         until_bytes = self.received_bytes + DRAIN_BYTES_MAX
@@ -157,12 +159,12 @@ def _too_slow(message: str) -> ApiProblem:
 
 
 class BodyRoom:
-    """How many bytes of request bodies this process holds in memory at once, over all callers and for one tenant.
+    """The room for request bodies in this process's memory, over all callers and for each tenant.
 
-    Uploads are not among them: they are written out as they come. What does not fit is refused."""
+    Uploads take none: they are written out as they arrive. A body that does not fit is refused."""
 
     def __init__(self, bytes_max: int, one_body_bytes_max: int) -> None:
-        """One tenant may have half of it, and in any case one body of the largest size."""
+        """Give a tenant at most half of all room, and always enough for one body of the largest size."""
         self._bytes_max = max(bytes_max, one_body_bytes_max)
         self._tenant_bytes_max = max(bytes_max // 2, one_body_bytes_max)
         self.held_bytes = 0
@@ -195,12 +197,12 @@ class BodyRoom:
 
 
 class KeyCut(Exception):
-    """The key stopped working while the answer was on its way, so that only a broken connection can say it."""
+    """The key stopped working in the middle of an answer, so only a broken connection can report it."""
 
 
 class OpenCall:
-    """One request under a key, from the moment that its key was found right. Unless it listens for
-    the moment that the key stops working, the next part of its body or of its answer is refused then."""
+    """One request with a key, from the moment its key was found right. When the key stops working the listener is
+    called; without a listener the next part of the body or of the answer is refused."""
 
     __slots__ = ("_calls", "_listener", "is_cut", "key_id", "secret_hash")
 
@@ -213,21 +215,21 @@ class OpenCall:
 
     @property
     def is_cut_unheard(self) -> bool:
-        """Whether the key stopped working and the request itself does not listen for that."""
+        """Return whether the key stopped working and the request has no listener for that."""
         return self.is_cut and self._listener is None
 
     def when_cut(self, listener: Callable[[], object] | None) -> None:
-        """Call this once when the key stops working; None listens no longer."""
+        """Set the listener that is called once when the key stops working; None removes it."""
         self._listener = listener
 
     def cut(self) -> None:
-        """The key does not work any more."""
+        """Note that the key does not work any more, and call the listener."""
         self.is_cut = True
         if self._listener is not None:
             self._listener()
 
     def leave(self) -> None:
-        """The request is over."""
+        """Stop watching the key, because the request is over."""
         self._calls.remove(self)
 
 
@@ -238,7 +240,7 @@ class OpenCalls:
         self._watching: asyncio.Task[None] | None = None
 
     def add(self, key_id: str, secret_hash: bytes) -> OpenCall:
-        """Watch the key of a call from now on; `secret_hash` is what the caller showed."""
+        """Watch the key of a call from now on. `secret_hash` is the hash of the secret that the caller sent."""
         call = OpenCall(self, key_id, secret_hash)
         self._by_key.setdefault(key_id, set()).add(call)
         if self._watching is None:
@@ -254,7 +256,7 @@ class OpenCalls:
 
     async def look(self) -> None:
         """Cut every call whose key does not work any more."""
-        # A call that begins while the store is asked was checked later than this answer: only the calls of now are judged by it.
+        # Calls that begin while the store is asked are left out: their keys were checked later than this answer.
         asked = [call for calls in self._by_key.values() for call in calls]
         rows = await self._store.key_facts(sorted(self._by_key))
         for call in asked:
@@ -279,22 +281,22 @@ class OpenCalls:
 
 
 def works(row: dict[str, Any] | None, secret_hash: bytes, age_ms: float = 0.0) -> bool:
-    """Whether a key's row, read so long ago, lets a caller in who shows this secret."""
+    """Return whether a key's row, read `age_ms` ago, allows a caller with this secret."""
     matches = matches_secret(row, secret_hash, age_ms)
     return matches and row is not None and row["revoked_at"] is None and not is_over(row, age_ms)
 
 
 def matches_secret(row: dict[str, Any] | None, secret_hash: bytes, age_ms: float) -> bool:
-    """Whether this is the key's secret, or the one before it while that still works.
+    """Return whether this is the key's secret, or its former secret while that still works.
 
-    Both are compared always, also when there is no such key, so that the time taken tells nothing."""
+    Both are always compared, even without a row, so that the time taken reveals nothing."""
     is_right = hmac.compare_digest(secret_hash, bytes(row["secret_hash"]) if row else _ABSENT)
     was_right = hmac.compare_digest(secret_hash, bytes((row and row["old_hash"]) or _ABSENT))
     return row is not None and (is_right or (was_right and bool(row["old_until"] > row["now"] + age_ms)))
 
 
 def is_over(row: dict[str, Any], age_ms: float) -> bool:
-    """Whether the key expired."""
+    """Return whether the key has expired."""
     return row["expires_at"] is not None and bool(row["expires_at"] <= row["now"] + age_ms)
 
 

@@ -1,4 +1,4 @@
-"""Which addresses and names mean this very machine, and what follows from it where no key protects the door."""
+"""Recognizes the addresses and names of this very machine, and the callers that may be served without a key."""
 
 import ipaddress
 from functools import lru_cache
@@ -9,9 +9,9 @@ from starlette.datastructures import Headers
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.store.store import Store
 
-# In a request's scope: it came through the socket in the data directory, so from this machine.
+# The entry of a request's scope that marks a request through the socket in the data directory: it comes from this machine.
 BY_SOCKET = "tidegate.by_socket"
-# What proxies add: a request that carries one comes from somewhere else, though its connection comes from here.
+# Headers of proxies: a request with one of them may come from elsewhere, though its connection comes from here.
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
 NO_KEY_YET = (
     "There is no API key yet, so every call is refused with 401. Set auth.bootstrap_key to a text from `tidegate keys generate` and "
@@ -21,7 +21,7 @@ NO_KEY_YET = (
 
 @lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
-    """Whether this address or name is this machine and nothing else."""
+    """Return whether this address or name always means this machine."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -42,7 +42,8 @@ async def require_key(store: Store) -> None:
 def is_local_program(client: str, headers: Headers) -> bool:
     """Return whether a program on this machine sent this, and not a web page in this machine's browser.
 
-    A page elsewhere shows itself by its Origin or Sec-Fetch-Site, and a name that was made to point here by the Host.
+    A page from elsewhere is recognized by its Origin or Sec-Fetch-Site, and a foreign name that points here by the
+    Host.
     """
     origin = headers.get("origin")
     return (
@@ -54,15 +55,18 @@ def is_local_program(client: str, headers: Headers) -> bool:
 
 
 def is_sent_without_a_network(client: str, headers: Headers) -> bool:
-    """Return whether what a browser sends leaves its machine only inside of something that its user trusts: it runs on this machine, or
-    it called its own machine, as through a tunnel or a published port of a container."""
+    """Return whether a browser's data crosses no network, except inside something that the user trusts.
+
+    Either the browser runs on this machine, or it called its own machine, as through a tunnel or a published port of a
+    container."""
     if is_loopback(client):
         return True
     return is_loopback(_host_of(f"//{headers.get('host', '')}")) and not any(name in headers for name in FORWARDED)
 
 
 def refuse_remote(client: str, headers: Headers) -> None:
-    """Without keys, being here is the only credential; a web page in this machine's browser must not borrow it."""
+    """Refuse requests that no local program sent: without keys a local address is the only credential, and a web page
+    in this machine's browser must not borrow it."""
     if not is_local_program(client, headers) or any(name in headers for name in FORWARDED):
         raise ApiProblem(
             403,

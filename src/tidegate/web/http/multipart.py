@@ -1,7 +1,8 @@
-"""An upload's multipart body, pushed through a parser piece by piece: the file's bytes come out as they came in, fields are collected.
+"""Parses the multipart body of an upload piece by piece: passes the file's bytes on unchanged and collects the fields.
 
-It takes exactly one file and the fields that go with it, in any order, each at most once, and bounds everything about them. Parts that it
-does not know are ignored, because clients send fields of their own. It neither reads from the network nor writes anywhere.
+The body must have exactly one file and may have known fields, in any order, each at most once and of bounded size.
+Unknown parts are ignored, because clients send fields of their own. This module neither reads from the network nor
+writes anywhere.
 """
 
 from python_multipart.exceptions import FormParserError
@@ -21,7 +22,7 @@ _PLAIN_ENCODINGS = (b"7bit", b"8bit", b"binary", b"")
 
 
 class FileBegins:
-    """The file's first byte comes next."""
+    """Marks that the file's first byte comes next."""
 
 
 FILE_BEGINS = FileBegins()
@@ -29,7 +30,7 @@ FILE_BEGINS = FileBegins()
 
 class UploadForm:
     def __init__(self, content_type: str | None, file_field: str = "file", fields: tuple[str, ...] = FIELDS) -> None:
-        """The part named `file_field` holds the bytes, and those named `fields` are kept."""
+        """Take the bytes from the part named `file_field`, and keep the values of the parts named in `fields`."""
         self.file_field = file_field
         self._known_fields = fields
         self.fields: dict[str, str] = {}
@@ -60,7 +61,7 @@ class UploadForm:
         )
 
     def feed(self, data: bytes) -> list[FileBegins | bytes]:
-        """What these bytes of the body hold of the file."""
+        """Parse these bytes of the body; return what they contain of the file."""
         self._out = []
         try:
             self._parser.write(data)
@@ -69,7 +70,7 @@ class UploadForm:
         return self._out
 
     def finish(self) -> str:
-        """The body is over: the file's name, provided that everything came."""
+        """Return the file's name at the end of the body; refuse a body that is incomplete or has no file."""
         if not self.is_complete:
             raise _broken("it ended before its closing boundary")
         if self.filename is None:

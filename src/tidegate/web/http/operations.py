@@ -1,17 +1,17 @@
-"""What a route is for, as the OpenAPI document shows it."""
+"""The purpose of a route, as the OpenAPI document shows it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-# What a list takes to be read in pages.
+# The parameters that page through a list.
 PAGE = ("after", "limit")
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """`takes` and `gives` are the structs of the body and the answer; None where bytes pass through as they are. A form has parts, one of
-    them a file."""
+    """The summary, bodies and parameters of a route. `takes` and `gives` are the structs of the body and the answer;
+    None for raw bytes. A form has parts, one of them a file."""
 
     summary: str
     takes: Any = None

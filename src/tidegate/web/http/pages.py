@@ -1,4 +1,5 @@
-"""Pages for people: templates that escape everything, and headers under which no script but ours runs and nothing outside is asked."""
+"""Renders pages for people: templates that escape everything, and headers that allow no foreign scripts and no outside
+requests."""
 
 import json
 import re
@@ -29,7 +30,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "X-Frame-Options": "DENY",
 }
-# What pages load, and as what; nothing else in the folder is served.
+# The files that pages load, with their types; nothing else in the folder is served.
 STATIC = {
     "style.css": "text/css; charset=utf-8",
     "console.js": "text/javascript; charset=utf-8",
@@ -57,7 +58,7 @@ def number(count: int) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Write a rate: digits behind the point only where they tell something."""
+    """Write a rate, with digits after the point only where they matter."""
     if 0 < per_second < 1:
         return f"{per_second:.2f}"
     return f"{per_second:,.1f}" if 0 < per_second < 100 else f"{per_second:,.0f}"
@@ -83,7 +84,7 @@ def json_text(value: Any) -> str:
 
 
 def tone(job: Job) -> str:
-    """Return the style of a job's status: one with failures is never shown as good."""
+    """Return the style of a job's status. A job with failures is never shown as good."""
     if job.state in (JobState.FAILED, JobState.EXPIRED):
         return "bad"
     if job.failed_count or job.state in (JobState.CANCELLED, JobState.CANCELLING) or job.closing is JobState.FAILED:
@@ -97,7 +98,7 @@ def health_tone(health: Any) -> str:
 
 
 def health_word(health: Any) -> str:
-    """Write a deployment's state: an operator reads a breaker's own "closed" as out of order."""
+    """Write a deployment's state. An operator would misread a breaker's "closed" as out of order."""
     words = {"closed": "healthy", "open": "circuit open", "paused": "key rejected"}
     word = words.get(health.state, health.state)
     if health.unhealthy_seconds:
@@ -106,7 +107,7 @@ def health_word(health: Any) -> str:
 
 
 def commands(text: str) -> Markup:
-    """Write a sentence with what stands in backquotes as code; everything is escaped."""
+    """Write a sentence with the text in backquotes as code; everything is escaped."""
     return Markup(_BACKQUOTED.sub(r"<code>\1</code>", str(escape(text))))
 
 
@@ -116,25 +117,25 @@ _TEMPLATES.filters.update(commands=commands)
 
 
 def page(template: str, status: int = 200, **values: Any) -> Response:
-    """Return a page made of this template; every value is escaped."""
+    """Return a page from this template; every value is escaped."""
     text = _TEMPLATES.get_template(template).render(**values)
     return Response(text, status, HEADERS, "text/html; charset=utf-8")
 
 
 def live_part(template: str, **values: Any) -> str:
-    """Return only what a page shows in its block `live`; every value is escaped."""
+    """Return a page's block `live` alone; every value is escaped."""
     found = _TEMPLATES.get_template(template)
     return "".join(found.blocks["live"](found.new_context(values)))
 
 
 def older_link(request: Request, last_id: str) -> str:
-    """Return the address of the next page of a list: the same question, behind this id."""
+    """Return the address of a list's next page: the same query, after this id."""
     kept = [(name, value) for name, value in request.query_params.multi_items() if value and name != "after"]
     return f"{request.url.path}?{urlencode([*kept, ('after', last_id)])}"
 
 
 def static_route() -> Route:
-    """Return the route of style sheets and scripts. They are in memory: no path of a request ever names a file."""
+    """Return the route of style sheets and scripts. They are in memory: no path of a request names a file."""
     folder = files("tidegate.web") / "static"
     kept = {name: (folder / name).read_bytes() for name in STATIC}
 

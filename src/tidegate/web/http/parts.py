@@ -1,4 +1,5 @@
-"""Hands an answer to the HTTP server in small parts. It holds a few of them for a client that does not read, so they are small."""
+"""Passes an answer to the HTTP server in small parts, because the server buffers a few of them for a client that does
+not read."""
 
 from starlette.types import Message, Send
 

@@ -1,6 +1,7 @@
-"""Every refusal and failure as the wire shows it: one shape, one type by status, and never a detail that is not the caller's.
+"""Writes every refusal and failure in the shape of a door: one type by status, and never a detail that is not the caller's.
 
-The map from errors to answers stands here once; what is not in it is a fault of ours and says nothing but the request's id.
+The map from errors to responses is here, once. An error that is not in it is our fault, and its response has only the
+request's id.
 """
 
 import errno
@@ -19,18 +20,19 @@ from tidegate.core.translate import error_to_anthropic
 log = structlog.get_logger()
 
 RETRY_AFTER_S = 5
-# OpenAI's code for an account without money, which is also the type of the error.
+# OpenAI's code for an account without money, and also the error's type.
 INSUFFICIENT_QUOTA = "insufficient_quota"
-# Here callers speak Anthropic's shapes, and so do refusals.
+# Requests and refusals under this path have Anthropic's shapes.
 ANTHROPIC_PATHS = "/v1/messages"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PATH_CHARS_MAX = 200
-# What clients ask for whose base URL lacks the /v1.
+# Paths of clients whose base URL lacks the /v1.
 _NEED_V1 = ("batches", "chat/completions", "completions", "embeddings", "files", "models", "responses", "uploads")
 
 
-# How a door writes a refusal, given the request's id; and the doors that have a shape of their own, by where their paths begin.
+# Writes a refusal as a door's body, with the request's id.
 ErrorShape = Callable[[ApiProblem, str], bytes]
+# The shapes of doors other than OpenAI's, by the beginning of their paths.
 ErrorShapes = Mapping[str, ErrorShape]
 
 
@@ -46,7 +48,7 @@ class ErrorBody(msgspec.Struct):
 
 
 def error_type(status: int, code: str) -> str:
-    """What OpenAI calls this kind of failure; its SDK goes by the status alone."""
+    """Return OpenAI's type for this kind of failure. Its SDK looks at the status alone."""
     if code == INSUFFICIENT_QUOTA:
         return code
     named = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -56,7 +58,7 @@ def error_type(status: int, code: str) -> str:
 
 
 def problem_of(error: Exception, request_id: str) -> ApiProblem:
-    """Return the words for a caller. An unknown error is logged, and the caller gets its request id alone."""
+    """Return the problem to show to a caller. An unknown error is logged, and the caller gets only the request's id."""
     match error:
         case ApiProblem():
             return error
@@ -94,7 +96,7 @@ def in_anthropic_shape(problem: ApiProblem, request_id: str) -> bytes:
 
 
 def shape_of(path: str, shapes: ErrorShapes) -> ErrorShape:
-    """Return the shape of the door that this path leads to; OpenAI's for all others."""
+    """Return the shape of the door that this path belongs to; OpenAI's for unknown paths."""
     return next((shape for start, shape in shapes.items() if path.startswith(start)), in_openai_shape)
 
 
@@ -109,15 +111,15 @@ def refusal(error: Exception, shape: ErrorShape, scope: Scope, request_id: str) 
 
 
 def answer(problem: ApiProblem, shape: ErrorShape = in_openai_shape, request_id: str = "") -> Response:
-    """The refusal in the shape of a door."""
+    """Return the response to a refused request, in the shape of a door."""
     encoded = shape(problem, request_id)
     headers = {}
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)
     is_final_conflict = problem.status == 409 and problem.retry_after_s is None
     if is_final_conflict or problem.code in (HookCode.FAILED, INSUFFICIENT_QUOTA):
-        # The SDKs take a conflict, a 429 or a 500 for a passing one and send it again. A conflict that does not say when it passes never
-        # does, money does not come back by itself, and where a hook broke on an answer each repeat would be paid for.
+        # The SDKs repeat a conflict, a 429 or a 500. Here a repeat would not help: a conflict without Retry-After stays, money
+        # does not come back by itself, and after a hook that failed on an answer each repeat would be paid for.
         headers["x-should-retry"] = "false"
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -125,7 +127,7 @@ def answer(problem: ApiProblem, shape: ErrorShape = in_openai_shape, request_id:
 
 
 def routing_problem(error: HTTPException, method: str, path: str) -> ApiProblem:
-    """What the router could not place."""
+    """Return the problem for a path or method that has no route."""
     shown = path[:_PATH_CHARS_MAX]
     if error.status_code == 405:
         allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))

@@ -1,4 +1,4 @@
-"""Byte ranges (RFC 9110, section 14). It knows sizes and nothing of what lies there."""
+"""Parses byte ranges (RFC 9110, section 14). It knows only the size of the file."""
 
 import re
 
@@ -6,11 +6,11 @@ _ONE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})", re.ASCI
 
 
 class Unsatisfiable(Exception):
-    """The range begins behind the end."""
+    """The range begins after the end."""
 
 
 def choose(header: str | None, size_bytes: int) -> tuple[int, int] | None:
-    """The bytes asked for, from and up to but without; None for all of them.
+    """Return the start and the exclusive end of the bytes asked for; None for all of them.
 
     A header that is malformed or names several ranges is ignored, as the standard allows: then the whole is sent, once."""
     matched = _ONE.fullmatch(header.replace(" ", "")) if header else None

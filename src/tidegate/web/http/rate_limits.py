@@ -1,7 +1,8 @@
-"""What a caller's limits have left, as headers: `RateLimit` and `RateLimit-Policy` of the IETF's draft 11, and OpenAI's `x-ratelimit-*`.
+"""Writes what a caller's limits have left as headers: `RateLimit` and `RateLimit-Policy` of the IETF's draft 11, and
+OpenAI's `x-ratelimit-*`.
 
-Of several limits of a kind the one that has least left is shown. On an interactive call the figures are those of the last time that the
-limits were asked, on others those of the store.
+Of several limits of a kind the one with the least left is shown. An interactive call shows the figures of the last time
+its limits were asked; other requests show those of the store.
 """
 
 from collections.abc import Iterable
@@ -9,9 +10,9 @@ from collections.abc import Iterable
 from tidegate.core.budgets.budget import NEVER_MS, BudgetKind, LimitRoom, Period, SideRoom
 
 Headers = list[tuple[bytes, bytes]]
-# Where a request's scope holds the function that makes these headers, for the answer whatever it is.
+# The entry of a request's scope with the function that makes these headers, also for a refusal.
 LIMIT_HEADERS = "tidegate.limit_headers"
-# What the two sides of a limit are called, and the unit of the second.
+# By kind: the names of a limit's two sides, and the unit of the second.
 _NAMES = (
     (BudgetKind.CALLS, "requests", "tokens", "tokens"),
     (BudgetKind.CREATED, "batches", "input-bytes", "content-bytes"),
@@ -27,7 +28,7 @@ _WINDOW_S = {
 
 
 def limit_headers(rooms: Iterable[LimitRoom]) -> Headers:
-    """Return the headers for these limits; none where nothing is known of them."""
+    """Return the headers for these limits; none for limits that are not known yet."""
     by_kind: dict[BudgetKind, list[LimitRoom]] = {}
     for room in rooms:
         by_kind.setdefault(room.budget.kind, []).append(room)

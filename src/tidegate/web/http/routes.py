@@ -1,4 +1,4 @@
-"""A route is a method, a path, what a key must be allowed to do, and who answers."""
+"""Routes with access checks: a method, a path, the scope that a key needs, and the function that answers."""
 
 import functools
 from collections.abc import Awaitable, Callable
@@ -17,14 +17,14 @@ from tidegate.web.http.rate_limits import LIMIT_HEADERS, Headers
 
 class CallerLimits(Protocol):
     async def headers(self, caller: Caller) -> Headers:
-        """Return what the limits of a caller have left, as headers."""
+        """Return what the caller's limits have left, as headers."""
 
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 class Guarded(msgspec.Struct, frozen=True):
-    """A route of one tenant's things. The answers of one that makes work say what the caller's limits have left."""
+    """A route to things of one tenant. If it makes work, its answers show what the caller's limits have left."""
 
     method: str
     path: str
@@ -45,7 +45,7 @@ def guarded_routes(authenticator: Authenticator, limits: CallerLimits, entries: 
 
 
 class GuardedPath:
-    """What answers at one path. It is an ASGI app: around a function Starlette would put layers that do what the door does."""
+    """The ASGI app of one path. Starlette would wrap a function in layers that repeat the door's work."""
 
     def __init__(self, authenticator: Authenticator, limits: CallerLimits, methods: dict[str, Guarded]) -> None:
         self._authenticator = authenticator

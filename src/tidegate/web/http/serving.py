@@ -1,4 +1,4 @@
-"""Listening: granian inside this process's own event loop, so that the API and the worker share one loop and one stop."""
+"""Serves HTTP: granian runs inside this process's event loop, so that the API and the worker share one loop and stop together."""
 
 import asyncio
 import errno
@@ -25,17 +25,17 @@ HEADER_WAIT_MS = 10_000
 REQUEST_LINE_AND_HEADERS_BYTES_MAX = 64 * 1024
 BACKLOG_COUNT = 1024
 _READY_WAIT_S = 10.0
-# The server gets this long to see that its connections are closed, also when the grace is over.
+# The server gets this long to notice that its connections are closed, even after the grace.
 _CLOSE_WAIT_S = 0.5
-# The rest of the grace is for closing everything else.
+# Share of the grace for answers; the rest is for closing everything else.
 ANSWERS_SHARE = 0.8
 CONNECTIONS_MIN = 32
-# A connection that sends or takes a file needs a second descriptor. Thousands of connections are streams of events, which need none.
+# Room for the second descriptor of a connection that sends or receives a file. Event streams need none.
 FILES_BESIDE_MAX = 1_000
 
 
 class ListenLimits(msgspec.Struct, frozen=True):
-    """What clients of one listener are held to. The grace is what answers under way get when the process stops."""
+    """The limits for the clients of one listener. The grace is the time that open answers get when the process stops."""
 
     connections_max: int = 64
     client_timeout_s: float = 60.0
@@ -46,7 +46,7 @@ DEFAULT_LIMITS = ListenLimits()
 
 
 def listen_limits(settings: Settings) -> ListenLimits:
-    """The limits of the API's listener, with as many connections as this process has descriptors for."""
+    """Return the limits of the API's listener, with as many connections as this process has descriptors for."""
     wanted = settings.server.connections_max
     upstream = min(settings.http.connections_max, settings.worker.in_flight_max + settings.http.kept_alive_max)
     others = OTHER_FILES_COUNT + upstream
@@ -72,9 +72,9 @@ def listen_limits(settings: Settings) -> ListenLimits:
 async def listening(
     app: Any, host: str, port: int, limits: ListenLimits = DEFAULT_LIMITS, stop: asyncio.Event | None = None
 ) -> AsyncIterator[str]:
-    """Serve an ASGI app; gives the address that answers.
+    """Serve an ASGI app while the block runs; yields the URL that answers.
 
-    Leaving ends it, after the answers under way or, if they take longer, after the grace, which begins with `stop`."""
+    Leaving the block stops the server after the open answers, at the latest after the grace, which begins with `stop`."""
     host = _address_of(host)
     port = _claim(host, port)
     inbound = InboundConnections(port, limits.connections_max, limits.client_timeout_s)
@@ -85,11 +85,11 @@ async def listening(
         interface=Interfaces.ASGINL,
         http=HTTPModes.http1,
         backlog=BACKLOG_COUNT,
-        # How many connections are accepted; the others wait in the backlog.
+        # The connections that are accepted; the others wait in the backlog.
         backpressure=limits.connections_max,
         websockets=False,
         log_enabled=False,
-        # Not `pipeline_flush`: with it a refusal before a route, such as that of a broken head, is lost when the connection closes.
+        # Without `pipeline_flush`: it would lose a refusal before routing, such as that of a broken head, when the connection closes.
         http1_settings=HTTP1Settings(
             header_read_timeout=HEADER_WAIT_MS, max_buffer_size=REQUEST_LINE_AND_HEADERS_BYTES_MAX
         ),
@@ -122,14 +122,14 @@ async def _moment_of(stop: asyncio.Event) -> float:
 
 
 def _address_of(host: str) -> str:
-    """Return the address behind a name such as localhost; the server itself takes only addresses."""
+    """Return the address of a name such as localhost; the server takes only addresses."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise SettingsError(
             f"cannot listen on {host}: no address is known for it. Check --host or server.host."
         ) from error
-    # IPv4 first: that is where programs that call localhost look.
+    # IPv4 first: programs that call localhost look there.
     return str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
 
 
@@ -138,7 +138,8 @@ def _bracketed(host: str) -> str:
 
 
 def _claim(host: str, port: int) -> int:
-    """Return a port without a listener. The server shares ports between its own threads, so it would not notice another process."""
+    """Return a port without a listener. The server shares its port between threads, so it would not notice another
+    process there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -156,7 +157,7 @@ def _claim(host: str, port: int) -> int:
 
 
 async def _until_it_accepts(task: "asyncio.Task[None]", host: str, port: int) -> None:
-    """Return when a connection is accepted, so that `ready` means ready."""
+    """Wait until the server accepts a connection, so that `ready` means ready."""
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     loop = asyncio.get_running_loop()
     end_s = loop.time() + _READY_WAIT_S

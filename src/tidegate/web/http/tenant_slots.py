@@ -1,4 +1,4 @@
-"""How many requests of one kind a tenant may have under way in this process: uploads, dry runs, event streams, lookups."""
+"""Bounds the requests of one kind that a tenant may have open in this process: uploads, dry runs, event streams, lookups."""
 
 import asyncio
 from collections import Counter
@@ -9,17 +9,17 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.wording import in_words
 from tidegate.upstream.http.wait_line import WaitLine
 
-# An upload waits so long for the end of another one.
+# An upload waits this long for a slot.
 UPLOAD_WAIT_S = 5.0
-# A dry run of a large input takes a while, and its caller is prepared to wait.
+# Long, because a dry run of a large input takes a while and its caller expects to wait.
 DRY_RUN_WAIT_S = 300.0
-# So many requests of one tenant wait at once.
+# The requests of one tenant that may wait at once.
 WAITING_MAX = 200
 
 
 class TenantSlots:
     def __init__(self, count_max: int, code: str, message: str, retry_after_s: int, wait_s: float = 0.0) -> None:
-        """One request too many waits `wait_s` for a slot, and is refused with this 429."""
+        """A request without a slot waits at most `wait_s`, and is then refused with this 429."""
         self._count_max = count_max
         self._code = code
         self._message = message
@@ -44,7 +44,7 @@ class TenantSlots:
             self._give_back(tenant_id)
 
     async def _wait(self, tenant_id: str) -> None:
-        """Wait until another request hands its slot on."""
+        """Wait until another request passes its slot on."""
         line = self._lines.setdefault(tenant_id, WaitLine())
         if not self._wait_s or len(line) >= WAITING_MAX:
             raise self._refusal()
