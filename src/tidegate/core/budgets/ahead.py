@@ -14,12 +14,12 @@ from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetKind, BudgetReq
 from tidegate.core.budgets.deal import deal
 from tidegate.core.budgets.ledger import Ledger
 
-# Behind so many grants the rest goes on at the rate so far.
+# After so many grants the remaining calls are taken to go at the average pace so far.
 _GRANTS_MAX = 120
 
 
 class CallsAhead(NamedTuple):
-    """Calls that are still to be sent, and how many tokens such calls took on average; 0: that is not known."""
+    """Calls still to be sent, and the average tokens of such calls; 0 when that is unknown."""
 
     left: int
     tokens_each: int = 0
@@ -28,8 +28,10 @@ class CallsAhead(NamedTuple):
 def calls_take_ms(
     ways: Sequence[Sequence[Budget]], packed: Mapping[str, bytes], now: int, calls: CallsAhead
 ) -> int | None:
-    """Return how long until so many calls may all be sent, None when they never may. `packed` are the ledgers by id; a way that nothing
-    limits takes any number of calls at once."""
+    """Return how long until all of these calls may be sent; None when they never may.
+
+    `packed` holds the ledgers by the id of their budget. When a way has no limit, no call waits.
+    """
     count, tokens_each = calls
     limited = [_foreseen(way, has_tokens=tokens_each > 0) for way in ways]
     if count <= 0 or not limited or not all(limited):
@@ -51,7 +53,7 @@ def calls_take_ms(
 
 
 def _foreseen(way: Sequence[Budget], *, has_tokens: bool) -> tuple[Budget, ...]:
-    """The budgets of a way that limit how many calls are sent or, where that is known, their tokens; with those limits alone."""
+    """Return the budgets of a way that limit requests or, with `has_tokens`, tokens; each with those limits alone."""
     found = []
     for budget in way:
         limits = tuple(

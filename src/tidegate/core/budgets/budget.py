@@ -3,9 +3,9 @@
     minutes and hours slide; days, weeks and months are UTC calendar; lifetime is a total
 
 A budget is named by what it binds (a deployment, a resource, a tenant, a team, a user, a key, a
-job). What is taken is taken from all of a call's budgets or from none. Money is a budget of its own
-beside the one of requests and tokens, in nano-units, and it is hard: what is set aside for a call
-is the most that it can cost. This module knows arithmetic only: the Limits port keeps the numbers.
+job). A call takes from all of its budgets or from none. A limit in money makes a budget of its own,
+in nano-units. It is hard: a call sets aside the most that it can cost. This module knows arithmetic
+only: the Limits port keeps the numbers.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ import msgspec
 # A grant made at the database's moment g is sent before g + GRANT_MS, or not at all.
 GRANT_MS = 250
 NEVER_MS = 2**53
-# More than anyone can mean: what is above it is a broken estimate or a hostile usage.
+# A number above this is a broken estimate or a hostile usage.
 TOKENS_MAX = 2**50
 
 
@@ -30,12 +30,12 @@ class Period(StrEnum):
 
     @property
     def slides(self) -> bool:
-        """Whether room comes back bit by bit."""
+        """Return whether room comes back bit by bit."""
         return self in (Period.MINUTE, Period.HOUR)
 
 
 class BudgetKind(StrEnum):
-    """What a budget counts: requests and tokens of calls, what they cost, or jobs and the bytes of their inputs."""
+    """The kinds of budgets: requests and tokens of calls, their cost, or created jobs and the bytes of their inputs."""
 
     CALLS = "calls"
     MONEY = "money"
@@ -43,7 +43,7 @@ class BudgetKind(StrEnum):
 
 
 class LimitBound(StrEnum):
-    """What a budget binds."""
+    """The kinds of things that a budget can bind."""
 
     DEPLOYMENT = "deployment"
     RESOURCE = "resource"
@@ -55,7 +55,10 @@ class LimitBound(StrEnum):
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """At most so many in one period; None leaves that side open. `nano` is money, `jobs` and `bytes` are what is created."""
+    """The most that one period may use;
+
+    None sets no limit. `nano` is money; `jobs` and `bytes` limit what is created.
+    """
 
     period: Period
     requests: int | None = None
@@ -67,7 +70,7 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What one thing may use. Two budgets of a kind with the same name are the same budget, in every process."""
+    """The limits of one thing. Budgets of a kind with the same name are the same budget, in every process."""
 
     bound: LimitBound
     name: str
@@ -85,7 +88,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 def budgets_of(bound: LimitBound, name: str, limits: Iterable[Limit]) -> tuple[Budget, ...]:
-    """What these limits come to: one budget of requests and tokens, one of money, or neither."""
+    """Return the budgets that these limits make: one of requests and tokens, one of money, or neither."""
     binding = [limit for limit in limits if limit.enabled]
     counted = tuple(
         Limit(one.period, one.requests, one.tokens) for one in binding if (one.requests, one.tokens) != (None, None)
@@ -96,7 +99,7 @@ def budgets_of(bound: LimitBound, name: str, limits: Iterable[Limit]) -> tuple[B
 
 
 def creation_budgets(bound: LimitBound, name: str, limits: Iterable[Limit]) -> tuple[Budget, ...]:
-    """What these limits say of jobs created, counted as requests, and of the bytes of their inputs, counted as tokens."""
+    """Return the budget of created jobs, counted as requests, and of the bytes of their inputs, counted as tokens."""
     created = tuple(
         Limit(one.period, one.jobs, one.bytes)
         for one in limits
@@ -106,7 +109,10 @@ def creation_budgets(bound: LimitBound, name: str, limits: Iterable[Limit]) -> t
 
 
 class BudgetRequest(msgspec.Struct, frozen=True):
-    """What a process will send in the next moment under the same budgets. `tokens` and `nano` are the sums for all of the requests."""
+    """The requests that a process will soon send under the same budgets.
+
+    `tokens` and `nano` are sums over all of them.
+    """
 
     budgets: tuple[Budget, ...]
     requests: int
@@ -115,14 +121,17 @@ class BudgetRequest(msgspec.Struct, frozen=True):
 
 
 class SideRoom(msgspec.Struct, frozen=True):
-    """What a limit has left of its requests, or of its tokens, and how long until it has all again; NEVER_MS: not by itself."""
+    """The requests or tokens that a limit has left, and the time until it has all again.
+
+    `resets_ms` is NEVER_MS when time alone does not bring the room back.
+    """
 
     most: int
     left: int
     resets_ms: int
 
     def later(self, ms: int) -> "SideRoom":
-        """Return this some time later, when nothing was taken meanwhile."""
+        """Return this room after some time in which nothing was taken."""
         if self.resets_ms >= NEVER_MS:
             return self
         resets_ms = max(0, self.resets_ms - ms)
@@ -130,7 +139,7 @@ class SideRoom(msgspec.Struct, frozen=True):
 
 
 class LimitRoom(msgspec.Struct, frozen=True):
-    """What one limit of one budget has left; None for a side that it leaves open."""
+    """The room that one limit of one budget has left; None for a side without a limit."""
 
     budget: Budget
     period: Period
@@ -138,26 +147,27 @@ class LimitRoom(msgspec.Struct, frozen=True):
     tokens: SideRoom | None
 
     def later(self, ms: float) -> "LimitRoom":
-        """Return this some time later, when nothing was taken meanwhile."""
+        """Return this room after some time in which nothing was taken."""
         requests = None if self.requests is None else self.requests.later(int(ms))
         tokens = None if self.tokens is None else self.tokens.later(int(ms))
         return LimitRoom(self.budget, self.period, requests, tokens)
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The right to send `requests` of those asked for, with `tokens` reserved, until `lasts_ms`
-    after the question.
+    """The right to send `requests` of those asked for, with `tokens` reserved, until `lasts_ms` after the question.
 
-    Fewer than asked for: `wait_ms` is when one more would fit if nothing is settled before,
-    NEVER_MS when it never will, and `spent` is the id of the budget; without `wait_ms` it is worth
-    asking for the rest at once. `left_tokens` is what a smaller request would still be granted where
-    a day, a week, a month or a lifetime has too few tokens. `id` is what settling refers to.
+    Settling refers to the grant by its `id`. `nano` of money are set aside. `rooms` is the room that
+    the limits of requests and tokens have left after this grant, where that is known.
 
-    `nano` of money are set aside. Fewer than asked for: `left_nano` is what the tightest of the
-    budgets in money has left if everything in flight turns out to be free, `renews_ms` is when it
-    has more, and `tightest` is its id.
+    When fewer requests are granted than asked for:
 
-    `rooms` is what the limits of requests and tokens have left after this grant, where that is known.
+    - `wait_ms` is the time until one more would fit if nothing is settled before; NEVER_MS when it
+      never will. 0 means: ask for the rest at once.
+    - `spent` is the id of the budget that refused.
+    - `left_tokens` is the most tokens of a smaller request that would still be granted, where a day, a
+      week, a month or a lifetime has too few left.
+    - `left_nano` is what the tightest budget in money has left if all calls in flight cost nothing,
+      `renews_ms` the time until it has more, and `tightest` its id.
     """
 
     id: str
@@ -175,7 +185,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """What became of part of a grant: requests that were never sent, what was reserved for it, and what was really used."""
+    """The end of a part of a grant: the requests never sent, what was reserved, and what was used."""
 
     grant_id: str
     budgets: tuple[Budget, ...]
@@ -187,7 +197,7 @@ class Settlement(msgspec.Struct, frozen=True):
 
     @property
     def gives_back(self) -> bool:
-        """Whether less was used than was taken."""
+        """Return whether less was used than was taken."""
         return (
             self.unsent_requests > 0 or self.used_tokens < self.reserved_tokens or self.used_nano < self.reserved_nano
         )
@@ -208,7 +218,10 @@ class Settlement(msgspec.Struct, frozen=True):
 def with_limits(
     budgets: tuple[Budget, ...], bound: LimitBound, name: str, limits: tuple[Limit, ...]
 ) -> tuple[Budget, ...]:
-    """These budgets with more limits on one of them: of two for the same period both hold, so the tighter side of each counts."""
+    """Return the budgets with more limits on one of them.
+
+    Of two limits for a period the tighter side of each counts.
+    """
     more = [limit for limit in limits if limit.enabled]
     if not more:
         return budgets
@@ -218,7 +231,7 @@ def with_limits(
 
 
 def tightest(limits: Iterable[Limit]) -> tuple[Limit, ...]:
-    """One limit for each period: all of them hold, so the least of each side counts."""
+    """Return one limit for each period, with the least of each side, because all of the limits hold."""
     found: dict[Period, Limit] = {}
     for limit in limits:
         if limit.enabled:

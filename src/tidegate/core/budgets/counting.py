@@ -1,4 +1,4 @@
-"""One count against one limit: how much of a period's requests, or of its tokens, is taken.
+"""Count one side of one limit: how much of a period's requests, or of its tokens, is taken.
 
     Sliding    minutes and hours, as counts per small bucket of time
     Calendar   UTC days, weeks (from Monday) and months
@@ -9,8 +9,8 @@ period + GRANT_MS of each other. A bucket counts until its youngest grant is old
 limit lie in any period + GRANT_MS, and by send time no period of any alignment holds more than the limit. Near the end of a calendar
 period nothing is granted that could be sent in the next one.
 
-What was used beyond what was reserved is a debt. It is paid with the room that comes free, at the moment it comes free, so that it does
-not matter when someone looks. This module knows numbers only; `roll` comes before any other question about a moment.
+Use beyond what was reserved is a debt. Room that comes free pays it at that very moment, so the result does not depend on when
+someone looks. This module knows numbers only. Call `roll` before any other method that is given a moment.
 """
 
 from bisect import bisect_left
@@ -28,54 +28,60 @@ _DAY_MS = 24 * 3600 * 1000
 _MONTHS_PER_YEAR = 12
 # 1 January 1970 was a Thursday: weeks are counted from the Monday before.
 _EPOCH_WEEKDAY = 3
-# A moment that no clock of ours ever shows: the year 9000.
+# A moment that no clock of ours ever shows: in the year 9000.
 _NOW_MAX = 221_845_392_000_000
 
 
 class Window(Protocol):
-    """How much of one side of one limit is taken."""
+    """A count of how much of one side of one limit is taken."""
 
     def roll(self, now: int, limit: int | None) -> None:
-        """Let go what has left the window by now, and pay debts with the room."""
+        """Drop what has left the window by now, and pay debts with the free room."""
 
     def room(self, now: int, limit: int) -> int:
-        """How much more may be taken now."""
+        """Return how much more may be taken now."""
 
     def taken(self) -> int:
-        """How much counts against the limit, debts too."""
+        """Return how much counts against the limit, debts included."""
 
     def add(self, now: int, count: int) -> None:
         """Take this much now."""
 
     def owe(self, count: int) -> None:
-        """This much was used without having been taken: it is taken as room comes free."""
+        """Note a debt: this much was used without having been taken. Room that comes free pays it."""
 
     def undo_taken(self, granted_at: int, count: int, *, owed: bool) -> None:
-        """Undo part of what was taken at a moment, as far as it still counts; where it was `owed` in part, also from the debt."""
+        """Undo part of what was taken at a moment, as far as it still counts.
+
+        With `owed`, the rest also comes off the debt.
+        """
 
     def wait(self, now: int, limit: int, need: int) -> int:
         """Return how long until `need`, at most the limit, fits if nothing else changes."""
 
     def empty_at(self) -> int:
-        """From when on nothing here counts any more."""
+        """Return the moment from which on nothing in this window counts."""
 
     def pack(self) -> list[int]:
-        """As plain numbers."""
+        """Return the window as plain numbers."""
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A sliding period in buckets. Wide buckets are few; they keep a count up to one bucket too long, which costs use, never exactness."""
+    """A sliding period in buckets.
+
+    Wide buckets are few. They keep a count up to one bucket too long, which costs use but stays exact.
+    """
 
     period_ms: int
     bucket_ms: int
 
     def leaves_at(self, bucket: int) -> int:
-        """From this moment on the youngest grant of a bucket shares no period with a call that is granted now."""
+        """Return the moment when a bucket's youngest grant shares no period with a call granted then."""
         return self.bucket_ms * (bucket + 1) + self.period_ms + GRANT_MS
 
     @property
     def cycle(self) -> int:
-        """So many buckets later does a bucket leave."""
+        """Return the number of buckets of time until a bucket leaves the window."""
         return self.leaves_at(0) // self.bucket_ms
 
 
@@ -85,7 +91,7 @@ _SPANS = {Period.MINUTE: MINUTE, Period.HOUR: HOUR}
 
 
 def stepped_back(at: int, ahead: int, bucket: int) -> int:
-    """Where a bucket lies when the newest is so many ahead of the present one."""
+    """Return where a bucket goes when the newest one is so many buckets ahead of the present."""
     return min(at - ahead + 1, bucket)
 
 
@@ -122,10 +128,10 @@ class Sliding:
         self._pay(bucket, limit)
 
     def _step_back(self, bucket: int) -> None:
-        """The database's clock went back: count everything as young as it was then, which is never too old.
+        """Follow the database's clock back: keep each count as young as it was, which is never too old.
 
-        The newest alone makes the last step. After a clock jumped, `move` may have put it one bucket ahead of its time, and
-        taking that back from all of them would let the oldest leave too early.
+        The newest bucket alone makes the last step. After a clock jumped, `move` may have put it one bucket ahead of its time.
+        If all buckets stepped back that far, the oldest would leave too early.
         """
         ahead = self._at[-1] - bucket
         self._at = [stepped_back(at, ahead, bucket) for at in self._at]
@@ -134,12 +140,12 @@ class Sliding:
             self._counts[-2:] = [sum(self._counts[-2:])]
 
     def move(self, ms: int) -> None:
-        """The clock jumps ahead by this much: everything stays as young as it is, or gets a little younger."""
+        """Follow a clock that jumps ahead by this much: all counts stay as young as they are, or get a little younger."""
         buckets = -(-ms // self._span.bucket_ms)
         self._at = [at + buckets for at in self._at]
 
     def _skip_cycles(self, gone: int, limit: int, cycles_max: int) -> int:
-        """A full window under a large debt is replaced by the same window one cycle later, over and over: count the turns instead."""
+        """Count the cycles at once in which a large debt fills a full window again and again."""
         del self._at[:gone], self._counts[:gone]
         turns = min(cycles_max, self.debt // limit)
         if self.total == limit and turns > 0:
@@ -233,7 +239,7 @@ class Sliding:
 
 
 class Calendar:
-    """One count for the UTC day, week or month that a moment lies in."""
+    """One count for the UTC day, week or month of the present moment."""
 
     __slots__ = ("_index", "_period", "debt", "used")
 
@@ -251,7 +257,7 @@ class Calendar:
             skipped = index - self._index - 1
             self.debt = max(0, self.debt - skipped * (limit or 0))
             self.used = 0
-        # A clock that went back a day keeps what was taken: better too little than too much.
+        # After a clock went back a day the count stays: to grant too little is better than too much.
         self._index = index
         if self.debt and limit is not None and (paid := min(self.debt, limit - self.used)) > 0:
             self.used += paid
@@ -284,7 +290,7 @@ class Calendar:
             return 0
         if limit < need or limit <= 0:
             return NEVER_MS
-        # Each coming period pays the limit of the debt; the first that has `need` left after it is the one.
+        # Each coming period pays its limit towards the debt: find the first that has `need` left after that.
         periods = max(1, -(-(self.debt + need) // limit))
         return calendar_start(self._period, self._index + periods) - now
 
@@ -305,7 +311,7 @@ class Calendar:
 
 
 class Total:
-    """A lifetime: nothing ever leaves, and what was used too much simply counts."""
+    """A count for a lifetime: nothing leaves it, and use beyond the limit simply counts."""
 
     __slots__ = ("used",)
 
@@ -313,7 +319,7 @@ class Total:
         self.used = used
 
     def roll(self, now: int, limit: int | None) -> None:
-        """Nothing leaves."""
+        """Do nothing: no count leaves a lifetime."""
 
     def room(self, now: int, limit: int) -> int:
         return max(0, limit - self.used)
@@ -346,14 +352,14 @@ class Total:
 
 
 def fresh(period: Period) -> Window:
-    """A window that nothing was taken from."""
+    """Return a window from which nothing is taken."""
     if period in _SPANS:
         return Sliding(_SPANS[period])
     return Total() if period is Period.LIFETIME else Calendar(period)
 
 
 def unpack(period: Period, numbers: Sequence[int]) -> Window:
-    """What `pack` made; ValueError for anything else."""
+    """Return the window that `pack` wrote; ValueError for anything else."""
     if not numbers or min(numbers) < 0 or max(numbers) > TOKENS_MAX * 4:
         raise ValueError("a count that cannot be")
     if period in _SPANS:
@@ -364,7 +370,7 @@ def unpack(period: Period, numbers: Sequence[int]) -> Window:
 
 
 def calendar_index(period: Period, now: int) -> int:
-    """The number of the day, week or month that a moment lies in."""
+    """Return the number of the day, week or month that contains a moment."""
     days = now // _DAY_MS
     if period is Period.DAY:
         return days
@@ -375,7 +381,7 @@ def calendar_index(period: Period, now: int) -> int:
 
 
 def calendar_start(period: Period, index: int) -> int:
-    """The first moment of a day, week or month."""
+    """Return the first moment of a day, week or month."""
     if period is Period.DAY:
         return index * _DAY_MS
     if period is Period.WEEK:

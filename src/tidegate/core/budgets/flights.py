@@ -1,7 +1,8 @@
-"""What is in flight of a budget in money, and whose it is: for an hour, or until its holder is known to be gone.
+"""The amounts in flight of a budget in money, each with its holder.
 
-A holder is a process's incarnation, kept as a number of six bytes that is made from its name. What has no holder stays its hour.
-Nothing here knows limits, or who is alive.
+An amount counts for an hour, or until its holder is known to be gone. A holder is a process's
+incarnation, kept as a number of six bytes made from its name. An amount without a holder stays for
+the hour. This module knows neither limits nor who is alive.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,12 +12,12 @@ from tidegate.core.budgets.counting import HOUR, Sliding, stepped_back
 
 NOBODY = 0
 _MARK_BYTES = 6
-# The first number of what is written: a window that was written without holders begins with its debt, which is nothing.
+# The first number of the packed form. A window packed without holders begins with its debt instead, which is 0.
 _WITH_HOLDERS = 1
 
 
 def mark_of(holder: str) -> int:
-    """The number of a holder."""
+    """Return the number of a holder."""
     return int.from_bytes(blake2b(holder.encode(), digest_size=_MARK_BYTES).digest()) if holder else NOBODY
 
 
@@ -33,7 +34,7 @@ class Flights(Sliding):
         bucket = now // self._span.bucket_ms
         ahead = self._at[-1] - bucket
         if ahead > 0:
-            # The same step as the window makes when the database's clock went back.
+            # Step back as the window does when the database's clock went back.
             before, self._whose = self._whose, {}
             for (at, mark), count in before.items():
                 one = (stepped_back(at, ahead, bucket), mark)
@@ -50,18 +51,18 @@ class Flights(Sliding):
         self._whose = {(at + buckets, mark): count for (at, mark), count in self._whose.items()}
 
     def begin_flights(self, now: int, count: int, mark: int) -> None:
-        """So much goes out in the name of this holder."""
+        """Add an amount in flight for this holder."""
         if count:
             self.add(now, count)
             one = (self._at[-1], mark)
             self._whose[one] = self._whose.get(one, 0) + count
 
     def end_flights(self, granted_at: int, count: int, mark: int) -> None:
-        """So much of what this holder was granted at a moment is in flight no longer."""
+        """Remove an amount that this holder was granted at a moment from what is in flight."""
         self._end((granted_at // self._span.bucket_ms, mark), count)
 
     def forget(self, living: Collection[int]) -> bool:
-        """Let go of what holders had in flight that are not among these; says whether there was any."""
+        """Drop what every holder outside `living` has in flight; return whether there was any."""
         gone = [one for one in self._whose if one[1] != NOBODY and one[1] not in living]
         for one in gone:
             self._end(one, self._whose[one])
@@ -80,7 +81,7 @@ class Flights(Sliding):
 
     @classmethod
     def restored(cls, numbers: Sequence[int]) -> "Flights":
-        """What `pack` made; ValueError for anything else."""
+        """Return the flights that `pack` wrote; ValueError for anything else."""
         if not numbers or min(numbers) < 0 or numbers[0] > _WITH_HOLDERS:
             raise ValueError("a count that cannot be")
         flights = cls()
@@ -94,6 +95,6 @@ class Flights(Sliding):
                 raise ValueError("flights out of order")
             flights._put(at, count)
             flights._whose[at, mark] = flights._whose.get((at, mark), 0) + count
-        # What a plain window could not be is none of flights either.
+        # Refuse what is no valid plain window: buckets out of time, or more of them than a window holds.
         Sliding.unpack(HOUR, Sliding.pack(flights))
         return flights

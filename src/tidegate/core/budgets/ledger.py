@@ -1,9 +1,8 @@
-"""All that is counted of one budget: a pair of windows, requests and tokens, for each of its
-periods.
+"""The ledger of one budget: a pair of windows, requests and tokens, for each of its periods.
 
-A ledger outlives its limits: a limit that changes is held against what was counted before. It is
-written as a few kilobytes at most, with a version. What cannot be read counts as full for one
-period, because it is unknown what was granted. Where it is kept is not known here.
+A ledger outlives its limits: a changed limit is compared with what was counted before. The packed
+form has a version and at most a few kilobytes. A ledger that cannot be read counts as full for one
+period, because it is unknown what was granted. This module does not know where ledgers are kept.
 """
 
 from typing import Self
@@ -21,7 +20,7 @@ _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 class Ledger:
-    """`is_damaged`: what was written could not be read."""
+    """The counts of one budget. `is_damaged` means that the packed form could not be read."""
 
     __slots__ = ("_pairs", "is_damaged")
 
@@ -30,21 +29,21 @@ class Ledger:
         self.is_damaged = False
 
     def fits(self, limit: Limit, now: int, requests: int, each: int) -> int:
-        """How many of so many requests, with so many tokens each, this limit allows now."""
+        """Return how many of these requests, with so many tokens each, the limit allows now."""
         windows = self._rolled(limit, now)
         if limit.requests is not None:
             requests = min(requests, windows[0].room(now, limit.requests))
         if limit.tokens is not None and each > 0:
             room = windows[1].room(now, limit.tokens)
             if each > limit.tokens and limit.period is not Period.LIFETIME:
-                # It will never fit: it goes alone, with what room there is, and the rest of it is a debt.
+                # It never fits whole, so it goes alone: it takes the room there is, and the rest becomes a debt.
                 requests = min(requests, 1 if room > 0 else 0)
             else:
                 requests = min(requests, room // each)
         return requests
 
     def reserve(self, limit: Limit, now: int, requests: int, tokens: int) -> None:
-        """Count these; call `fits` first."""
+        """Count these requests and tokens; call `fits` first."""
         windows = self._rolled(limit, now)
         windows[0].add(now, requests)
         reserved = tokens if limit.tokens is None else min(tokens, windows[1].room(now, limit.tokens))
@@ -92,7 +91,7 @@ class Ledger:
         self._roll(windows, limit, now)
         return windows
 
-    # What one in money does otherwise.
+    # A ledger of money overrides these.
 
     @staticmethod
     def _fresh(period: Period) -> tuple[Window, Window]:
@@ -113,14 +112,14 @@ class Ledger:
         windows[1].add(now, limit.tokens or 0)
 
     def move(self, ms: int) -> None:
-        """The clock jumps ahead by this much: minutes and hours that are under way do not end by that."""
+        """Follow a clock that jumps ahead by this much, so that the jump ends no minute or hour under way."""
         for pair in self._pairs.values():
             for side in pair:
                 if isinstance(side, counting.Sliding):
                     side.move(ms)
 
     def empty_at(self) -> int:
-        """From when on this ledger may be forgotten: nothing in it counts any more. NEVER_MS: not by itself."""
+        """Return the moment from which on nothing in this ledger counts; NEVER_MS when time alone does not bring it."""
         return max((side.empty_at() for pair in self._pairs.values() for side in pair), default=0)
 
     def pack(self) -> bytes:
@@ -133,7 +132,7 @@ class Ledger:
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
-        """What `pack` wrote. Nothing at all is a fresh ledger; anything else that cannot be read is a damaged one, and full."""
+        """Return the ledger that `pack` wrote: a fresh one for no bytes, a damaged and full one for unreadable bytes."""
         ledger = cls()
         if not packed:
             return ledger
@@ -154,6 +153,6 @@ def _side(window: Window, most: int | None, now: int) -> SideRoom | None:
     if most is None:
         return None
     empty_at = window.empty_at()
-    # A debt is paid before the limit has all of its room again.
+    # A debt must be paid before the limit has all of its room again.
     resets_ms = window.wait(now, most, most) if empty_at >= NEVER_MS else max(0, empty_at - now)
     return SideRoom(most, window.room(now, most), resets_ms)

@@ -1,11 +1,10 @@
-"""What is counted of one budget in money: what was spent or is set aside in each period, and which
-part of it is still in flight.
+"""The ledger of one budget in money: what each period has spent or set aside, and what is in flight.
 
-It is hard: no call goes that could pass the limit, and none goes alone with a debt. A call's permit
-sets aside the most that it can cost; settling replaces that by what it did cost. What was never
-settled counts as spent for good, and as in flight until its process is known to be gone, or for an
-hour: meanwhile a call that does not fit waits instead of failing. Amounts are nano-units; which
-currency they are in is not known here.
+A budget in money is hard: no call goes that could pass the limit, and none goes alone with a debt.
+A call's permit sets aside the most that it can cost; settling replaces that by the real cost. An
+amount that was never settled counts as spent for good. It counts as in flight until its process is
+known to be gone, or for an hour: meanwhile a call that does not fit waits instead of failing.
+Amounts are nano-units; this module does not know their currency.
 """
 
 from collections.abc import Collection
@@ -17,12 +16,15 @@ from tidegate.core.budgets.counting import Window
 from tidegate.core.budgets.flights import NOBODY, Flights
 from tidegate.core.budgets.ledger import Ledger
 
-# When it is worth asking again while calls in flight have the rest of a budget set aside.
+# How soon to ask again while calls in flight have the rest of a budget set aside.
 RESERVED_MS = 250
 
 
 class MoneyLedger(Ledger):
-    """Of each pair, the first window is what is in flight, the second what counts against the limit. What is done is done for `holder`."""
+    """The counts of one budget in money, where reserving and settling are done for `holder`.
+
+    The first window of a pair is what is in flight, the second what counts against the limit.
+    """
 
     __slots__ = ("holder",)
 
@@ -31,7 +33,7 @@ class MoneyLedger(Ledger):
         self.holder = holder
 
     def held_by(self, holder: int) -> Self:
-        """What is done from here on is done for this holder."""
+        """Set the holder for whom later changes are made, and return this ledger."""
         self.holder = holder
         return self
 
@@ -46,7 +48,7 @@ class MoneyLedger(Ledger):
         taken.add(now, tokens)
 
     def left(self, limit: Limit, now: int) -> int:
-        """What there is left if all that is in flight costs nothing."""
+        """Return the money that is left if all calls in flight cost nothing."""
         if limit.nano is None:
             return TOKENS_MAX
         in_flight, taken = self._rolled(limit, now)
@@ -60,7 +62,7 @@ class MoneyLedger(Ledger):
         return self.renews(limit, now, each)
 
     def renews(self, limit: Limit, now: int, each: int) -> int:
-        """How long until the limit has room for this much by the calendar alone."""
+        """Return how long until the calendar alone gives the limit room for this much."""
         if limit.nano is None:
             return 0
         return self._rolled(limit, now)[1].wait(now, limit.nano, each)
@@ -75,7 +77,7 @@ class MoneyLedger(Ledger):
         taken.roll(now, limit.nano)
 
     def forget_flights(self, living: Collection[int]) -> bool:
-        """What holders have in flight that are not among these will never be settled: it is spent. Says whether there was any."""
+        """Count as spent what holders outside `living` have in flight; return whether there was any."""
         forgot = [pair[0].forget(living) for pair in self._pairs.values() if isinstance(pair[0], Flights)]
         return any(forgot)
 

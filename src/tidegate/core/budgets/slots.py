@@ -1,8 +1,7 @@
-"""Share slots: max-min fair over the processes that want some, whole slots, none above what it
-wants.
+"""Share slots among the processes that want some: max-min fair, in whole slots, none above its wish.
 
-What is left over when the slots do not divide goes round by turns: of three that want one slot,
-each has it for a third of the time.
+The slots that are left over go round by turns: when three processes want one slot, each has it for
+a third of the time.
 """
 
 from collections.abc import Mapping
@@ -25,6 +24,9 @@ def fair_shares(cap: int, wants: Mapping[str, int], turn: int) -> dict[str, int]
 
 
 def next_holding(cap: int, held_by_others: int, fair: int, in_use: int) -> tuple[int, int]:
-    """What a process may have in flight from now on, and what it is written down for: never less than it may have in flight already."""
+    """Return how many calls a process may have in flight from now on, and how many to record for it.
+
+    The recorded number is never less than what it has in flight already.
+    """
     may = max(0, min(fair, cap - held_by_others))
     return may, max(may, in_use)
