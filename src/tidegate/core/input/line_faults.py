@@ -1,7 +1,7 @@
-"""The words for a bad line or a bad file: what is wrong, where, and what its author should do.
+"""The messages for a bad line or a bad file: what is wrong, where, and what its author should do.
 
-Only input that was already found wanting comes here, so these functions take their time. They know JSON and the names of
-a line's parts; limits and endpoints are the business of `lines`.
+Only input that has already failed a check comes here, so these functions may be slow. They know JSON
+and the names of a line's parts; `lines` knows the limits and the endpoints.
 """
 
 import math
@@ -23,7 +23,7 @@ _decode_raw = msgspec.json.Decoder(Raw).decode
 
 
 class LineFault(Exception):
-    """Why a line may not run, in words for its author."""
+    """The reason why a line may not run, in words for its author."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -36,22 +36,23 @@ class LineFault(Exception):
 
 
 class BodyFault(LineFault):
-    """Why one request may not run, though the batch may: a parameter of its body. Its caller reads a 400 for this item alone.
+    """The reason why one request may not run, though the batch may: a wrong parameter in its body.
 
-    `custom_id` and `model` are the line's own, once the rest of the line was found good."""
+    The caller reads a 400 for this item alone. `custom_id` and `model` are set once the rest of the line proved good.
+    """
 
     custom_id = ""
     model = ""
 
 
 def shown(text: str) -> str:
-    """A caller's text, safe and short enough for a message."""
+    """Return a caller's text, safe and short enough for a message."""
     cut = text[:SHOWN_CHARS_MAX]
     return ascii(cut) + ("…" if len(cut) < len(text) else "")
 
 
 def explain(line: bytes, *, needs_model: bool = True) -> NoReturn:
-    """Find what kept a line from being read as a request."""
+    """Raise the LineFault that kept a line from being read as a request."""
     _explain_json(line)
     try:
         request = _decode_object(line)
@@ -117,7 +118,7 @@ def _need_kind(
 
 
 def custom_id_of(line: bytes, bytes_max: int) -> str | None:
-    """The custom_id of a bad line, as far as it can be read: its author finds the line again by it."""
+    """Return the custom_id of a bad line, by which its author finds it; None where it cannot be read or is too long."""
     try:
         line.decode()
         custom_id = _decode_str(_decode_object(line)["custom_id"])
@@ -127,7 +128,7 @@ def custom_id_of(line: bytes, bytes_max: int) -> str | None:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object as its pairs, so that a key named twice can be seen."""
+    """A JSON object as a list of pairs, which shows a key named twice."""
 
 
 def _finite(text: str) -> float:
@@ -143,7 +144,7 @@ _exact = JSONDecoder(object_pairs_hook=_Pairs, parse_float=_finite, parse_int=_f
 
 
 def check_exactly(line: bytes, body_keys_max: int) -> None:
-    """Refuse a key named twice in the line or in its body, numbers without a value, and too many keys."""
+    """Refuse a key named twice in the line or its body, numbers that are not finite, and too many keys in the body."""
     pairs = _exact.decode(line.decode())
     _refuse_twice(pairs, "")
     for key, value in pairs:
@@ -182,7 +183,7 @@ _MAGIC = (
 
 
 def strange_file(start: bytes) -> LineFault | None:
-    """What a file seems to be, from its first bytes, when it cannot be JSON Lines."""
+    """Return the fault of a file whose first bytes cannot begin JSON Lines, named by what it seems to be; else None."""
     for magic, kind, remedy in _MAGIC:
         if start.startswith(magic):
             return LineFault("invalid_json_line", f"The file seems to be {kind}: {remedy} and send it again.")

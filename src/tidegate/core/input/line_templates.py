@@ -1,9 +1,10 @@
 """Lines that differ only in their custom_id and in the end of their prompt.
 
-Most inputs are written by a program, so nearly every line is the same bytes around an id and a text. A shape is such a
-frame, taken from a line that passed every check. A line that fits it is known to be good once its id is plain and the rest
-of its prompt is valid JSON: a JSON reader that has seen the same bytes is in the same state, and a string or an array ends
-by itself. Nothing is guessed: whatever does not fit exactly goes through `lines` like the first line did.
+Most inputs are written by a program, so nearly every line has the same bytes around an id and a text.
+A shape is such a frame, taken from a line that passed every check. A line that fits it is good when
+its id is plain and the rest of its prompt is valid JSON: a JSON reader that has seen the same bytes is
+in the same state, and a string or an array ends by itself. Nothing is guessed: a line that does not
+fit exactly goes through `lines`, as the first one did.
 """
 
 from operator import sub
@@ -16,12 +17,12 @@ from tidegate.core.input.lines import InputLine, LineRules, check_depth, decode_
 from tidegate.core.input.prefix_tree import KEY_BYTES, PrefixStem
 from tidegate.core.json_limits import count_openers
 
-# The bytes that an id may have without being decoded: printable ASCII but for the quote and the backslash.
+# The bytes of ids that need no decoding: printable ASCII except the quote and the backslash.
 PLAIN = bytes(sorted(set(range(0x20, 0x7F)) - set(b'"\\')))
-# The brackets around a prompt: the line's own and its body's.
+# The brackets around a prompt: one of the line and one of its body.
 LINE_DEPTH = 2
 SHAPES_MAX = 8
-# An input whose lines are all different must not pay for a shape with each of them.
+# An input of lines that all differ must not pay for a shape with each of them.
 SHAPES_MADE_MAX = 1000
 SHAPE_RETRY_EVERY = 16
 DEPTH_LINES = 16
@@ -31,7 +32,10 @@ _decode_lines = msgspec.json.Decoder(Raw).decode_lines
 
 
 class LineTemplate:
-    """One frame: `opening`, an id, `head`, the rest of a prompt, `tail`. The head ends where the family's prompts may differ."""
+    """A frame: `opening`, an id, `head`, the rest of a prompt, `tail`.
+
+    The head ends where the prompts of the family may differ.
+    """
 
     def __init__(self, opening: bytes, between: bytes, tail: bytes, line: InputLine, family_number: int) -> None:
         self.opening = opening
@@ -47,12 +51,12 @@ class LineTemplate:
         self.stem = PrefixStem(0, b"", 0, b"")
 
     def follow(self, stem: PrefixStem) -> None:
-        """Let the head end where the family's prompts now begin to differ."""
+        """Move the head's end to where the family's prompts now begin to differ."""
         self.head = self._between + stem.reference[: stem.cut]
         self.stem = stem
 
     def fits(self, data: bytes, at: int) -> bool:
-        """Whether the line at `at` is this frame around anything."""
+        """Return whether the line at `at` has this frame."""
         id_end = data.find(b'"', at + len(self.opening))
         text_end = data.find(b"\n", at) - len(self.tail)
         return (
@@ -63,8 +67,10 @@ class LineTemplate:
         )
 
     def gather(self, data: bytes, at: int) -> "AlikeLine":
-        """Neighbouring lines that are this frame around an id and a text, from `at` on, where the shape fits. Each stands on the
-        longest stem that is known."""
+        """Return the neighbouring lines from `at` on that have this frame.
+
+        Each line gets the longest known stem of its prompt.
+        """
         find, startswith = data.find, data.startswith
         id_from, head, last, joint = len(self.opening), self.head, self.tail + b"\n", self._joint
         head_size, tail_size, key_size, root = len(head), len(self.tail), KEY_BYTES, self.stem
@@ -75,7 +81,8 @@ class LineTemplate:
         to_id_end = -1
         more = True
         while more:
-            # Most ids are as long as the one before. One that only seems to be has a byte in it that is not plain.
+            # Most ids are as long as the one before. When the guess is wrong, the id contains a byte that
+            # is not plain, and `good` fails.
             if to_id_end < 0 or not startswith(head, at + to_id_end):
                 to_id_end = find(b'"', at + id_from) - at
                 if not startswith(head, at + to_id_end):
@@ -94,7 +101,7 @@ class LineTemplate:
                 if stem is not root and not startswith(stem.path, text_at):
                     stem, stray = root.climb(data, text_at)
                 text_at += stem.path_size
-            # Neither a head nor a stem has a newline in it, but a line may end, tail and all, before they do.
+            # Neither a head nor a stem contains a newline, but a line, with its tail, may end before they do.
             stop = find(b"\n", text_at)
             text_end = stop - tail_size
             more = startswith(joint, text_end)
@@ -123,9 +130,12 @@ class LineTemplate:
 
 
 class AlikeLine:
-    """Neighbouring lines of one shape: where they start (and the last one ends), their ids and how long those are, the stems that
-    their prompts stand on and what follows there. `strays` says that some stand on a stem though a branch of it seemed to be
-    theirs."""
+    """Neighbouring lines of one shape.
+
+    `starts` has the start of each line and the end of the last. `prefixes` are the stems of the prompts, and
+    `texts` are the bytes after the stem. `strays` means that some prompt seemed to match a branch of its stem
+    but did not.
+    """
 
     def __init__(self, shape: LineTemplate) -> None:
         self.shape = shape
@@ -137,13 +147,13 @@ class AlikeLine:
         self.strays = False
 
     def good(self, rules: LineRules) -> bool:
-        """Whether all sizes are within bounds, all ids plain, all prompts shallow and valid JSON; judged together."""
+        """Return whether all lines are good: sizes within bounds, ids plain, prompts shallow and valid JSON."""
         starts, texts = self.starts, self.texts
         if 0 in self.id_sizes or max(self.id_sizes) > rules.custom_id_bytes_max:
             return False
         if b"".join(self.ids).translate(None, PLAIN):
             return False
-        # Hardly ever are all of them together longer than one may be.
+        # All of them together are rarely longer than one line may be.
         if starts[-1] - starts[0] > rules.line_bytes_max and max(map(sub, starts[1:], starts)) > rules.line_bytes_max:
             return False
         bridges = {stem.opening for stem in set(self.prefixes)}
@@ -161,11 +171,11 @@ class AlikeLine:
             prompts = _decode_lines(lines)
         except (ValueError, LineFault):
             return False
-        # The first value begins where the first line does. If each is as long as its line, each ends where that does.
+        # The first value begins with the first line. If each value is as long as its line, each ends with its line.
         return [*map(len, prompts)] == sizes
 
     def _check_depth(self, depth_max: int, opened: int) -> None:
-        """Refuse deep nesting; brackets are counted for many lines at once, and exactly only for those that have many."""
+        """Refuse deep nesting. Count brackets for many lines at once, and exactly only where there are many."""
         texts, room = self.texts, depth_max - opened
         if count_openers(b"".join(texts)) <= room:
             return
@@ -177,7 +187,7 @@ class AlikeLine:
 
 
 def shape_of(line: bytes, checked: InputLine, family_number: int, rules: LineRules) -> LineTemplate | None:
-    """The frame of a good line, or None when it is not of the kind that others can be held against."""
+    """Return the frame of a good line; None when other lines cannot be compared with it."""
     opening = next((opening for opening in OPENINGS if line.startswith(opening)), None)
     end = checked.prompt_at + checked.prompt_size
     first = line[checked.prompt_at : checked.prompt_at + 1]
@@ -187,7 +197,7 @@ def shape_of(line: bytes, checked: InputLine, family_number: int, rules: LineRul
     plain = line[len(opening) : id_end]
     if plain != checked.custom_id.encode() or plain.translate(None, PLAIN) or id_end >= checked.prompt_at:
         return None
-    # The prompt was found by its content: make sure that it is the value of its key that is cut out here.
+    # The prompt was found by its content: make sure that the part cut out is the value of its key.
     without = line[: checked.prompt_at] + b"null" + line[end:]
     try:
         check_exactly(without, rules.body_keys_max)

@@ -1,12 +1,13 @@
-"""What a line of an input must be.
+"""The rules for a line of an input, and the check of one line.
 
-A line is read once into a typed shape that holds only what ingest needs; the prompt stays raw bytes, and nothing is ever
-written back. Raw limits come before the parser. What the shape cannot say is asked afterwards: no key named twice, nothing
-that the endpoint does not know how to run. Only a suspicious line pays for a slow exact parse, and only a bad one for the
-words that `line_faults` finds. There are no files here, no order of items and no jobs.
+A line is read once into a typed shape that holds only what ingest needs; the prompt stays raw bytes,
+and nothing is ever written back. Raw limits come before the parser. Further checks come after it: no
+key named twice, nothing that the endpoint cannot run. Only a suspicious line pays for a slow exact
+parse, and only a bad one for the words that `line_faults` finds. This module knows no files, no order
+of items and no jobs.
 
-Of numbers that are no numbers, `NaN` and `Infinity` are refused wherever they stand; a literal too large for a double
-(`1e999`) or of more than 128 digits is refused outside of messages and texts: in parameters and in arrays of token ids.
+`NaN` and `Infinity` are refused everywhere. A number too large for a double (`1e999`) or of more than
+128 digits is refused in parameters and in arrays of token ids, but not in messages and texts.
 """
 
 import re
@@ -23,13 +24,17 @@ from tidegate.core.usage import estimate
 MODEL_BYTES_MAX = 256
 CHOICES_MAX = 128
 NOTHING = Raw(b"")
-# The endpoint of a job whose lines each name their own. No path is called so; only callers of `accept` that mean it may ask for it.
+# The endpoint of a job whose lines each name their own. It is no path, so a caller of `accept` cannot ask
+# for it by accident.
 MIXED = "mixed"
 
 
 class ChosenLines(msgspec.Struct, frozen=True):
-    """Which lines of an input run again: those that the error lines at `errors_path` name with one of these outcomes and, where some are
-    named, one of these codes and one of these kinds of errors (by their ids)."""
+    """The lines of an input that run again.
+
+    The error lines at `errors_path` name them: those with one of these outcomes and, where some are given, one of
+    these codes and one of these kinds of errors (by their ids).
+    """
 
     errors_path: str
     outcomes: tuple[str, ...]
@@ -38,8 +43,10 @@ class ChosenLines(msgspec.Struct, frozen=True):
 
 
 class EarlierJob(msgspec.Struct, frozen=True):
-    """Where the input and the answers of an earlier job lie, and what it asked of all its lines. Its input is put together at
-    `joined_path`."""
+    """The places of an earlier job's input and answers, and the parameters of its lines.
+
+    The parts of its input are joined at `joined_path`.
+    """
 
     endpoint: str
     parts: tuple[InputPart, ...]
@@ -49,13 +56,15 @@ class EarlierJob(msgspec.Struct, frozen=True):
 
 
 class LineRules(msgspec.Struct, frozen=True):
-    """Every limit and expectation that an input is held to. `models` are those that the caller's key allows; None means any. Lines name
-    `endpoint` in their `url` or leave it out; where it is MIXED, each line must name a path.
+    """The limits and expectations for an input.
 
-    `input_sha256` is what the input was when it was accepted; empty holds it to nothing. Where there are `parts`, the input is made of
-    them first, with the parameters of `levels` in its lines. With `chosen`, only some of the lines count. With `sample`,
-    so many of them come first. With `dedupe`, identical ones are run once, and those that
-    an `earlier` job has answered are not. Messages name lines as `places` say.
+    - `endpoint`: lines name it in their `url` or leave it out; where it is MIXED, each line must name a path.
+    - `models`: the models that the caller's key allows; None means any.
+    - `input_sha256`: the hash of the input when it was accepted; not checked when empty.
+    - `parts`: the input is first made of these, with the parameters of `levels` in its lines.
+    - `chosen`: only these lines count. `sample`: so many lines come first.
+    - `dedupe`: identical lines run once, and lines that an `earlier` job has answered do not run.
+    - `places`: how messages name lines.
     """
 
     endpoint: str
@@ -86,7 +95,7 @@ class LineRules(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """What an endpoint's body must hold: the key of its prompt, and what becomes of it."""
+    """The key of the prompt in an endpoint's body, and how the endpoint uses it."""
 
     prompt: str | None
     has_messages: bool = False
@@ -101,23 +110,23 @@ ENDPOINTS = {
     "/v1/completions": Endpoint("prompt"),
     "/v1/embeddings": Endpoint("input", generates=False, counts_inputs=True),
     "/v1/moderations": Endpoint("input", generates=False),
-    # Engines differ in how these name their texts, so none of them is demanded.
+    # Engines differ in the names of these texts, so no name is required.
     "/v1/score": Endpoint(None, generates=False),
     "/v1/rerank": Endpoint(None, generates=False),
     "/v1/classify": Endpoint(None, generates=False),
     "/v1/pooling": Endpoint(None, generates=False),
-    # What there is to read is a file; a prompt may come with it.
+    # These read a file; a prompt is optional.
     "/v1/audio/transcriptions": Endpoint(None),
     "/v1/audio/translations": Endpoint(None),
 }
-# Where a body may leave its model out, and which one OpenAI's documentation names then.
+# The model of a body that names none, for endpoints that allow it, as in OpenAI's documentation.
 DEFAULT_MODELS = {"/v1/moderations": "omni-moderation-latest"}
-# An endpoint that an operator adds: a body with a model is all that is asked.
+# An endpoint that an operator adds needs only a body with a model.
 OTHER_ENDPOINT = Endpoint(None)
 
 
 class Body(msgspec.Struct, gc=False):
-    """What ingest reads of a request's body."""
+    """The parts of a request's body that ingest reads."""
 
     model: str | None = None
     messages: Raw = NOTHING
@@ -143,7 +152,7 @@ class Body(msgspec.Struct, gc=False):
 
 
 class LineRequest(msgspec.Struct, gc=False):
-    """What ingest reads of a line."""
+    """The parts of a line that ingest reads."""
 
     custom_id: str
     body: Body
@@ -152,7 +161,7 @@ class LineRequest(msgspec.Struct, gc=False):
 
 
 class _LooseBody(msgspec.Struct, gc=False):
-    """What of a body can fail the whole batch."""
+    """The parts of a body that can fail the whole batch."""
 
     model: str | None = None
     stream: Raw = NOTHING
@@ -167,8 +176,11 @@ class _LooseRequest(msgspec.Struct, gc=False):
 
 
 class InputLine(msgspec.Struct, gc=False):
-    """A line that may run. `fixed` is what an engine reads before the prompt: tools, instructions, a system text. `input_count` is 0
-    where inputs are not counted."""
+    """A line that may run.
+
+    `fixed` is what an engine reads before the prompt: tools, instructions, a system text. `input_count` is 0
+    where inputs are not counted.
+    """
 
     custom_id: str
     model: str
@@ -190,8 +202,9 @@ _decode_loosely = msgspec.json.Decoder(_LooseRequest).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_tools = msgspec.json.Decoder(list[_ToolType] | None).decode
 
-# Keys whose second mention would let us and the upstream read different requests. Those that only an estimate reads are common names
-# of a tool's parameters, too.
+# A second mention of these keys could make us and the upstream read different requests. The keys in
+# _ESTIMATED_KEYS are left
+# out: only an estimate reads them, and they are common names of a tool's parameters.
 _ESTIMATED_KEYS = ("text_1", "text_2", "query", "documents", "queries", "items", "data_1", "data_2")
 _READ_KEYS = frozenset(
     key.encode() for key in (*LineRequest.__struct_fields__, *Body.__struct_fields__) if key not in _ESTIMATED_KEYS
@@ -205,12 +218,12 @@ def endpoint_of(path: str) -> Endpoint:
 
 
 def path_of(url: str | None, rules: LineRules) -> str:
-    """The endpoint of a line with this `url`; empty where the line had to name one and did not."""
+    """Return the endpoint of a line with this `url`; empty where the line had to name one and did not."""
     return (url or "") if rules.endpoint == MIXED else rules.endpoint
 
 
 def prompt_of(body: Body, path: str) -> bytes:
-    """What the model is to read of a body, as it was sent; nothing where it is missing."""
+    """Return the part of a body that the model reads, as it was sent; empty where it is missing."""
     try:
         return bytes(_prompt_of(body, endpoint_of(path))[1])
     except BodyFault:
@@ -218,7 +231,10 @@ def prompt_of(body: Body, path: str) -> bytes:
 
 
 def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> InputLine:
-    """What ingest needs to know of a good line; LineFault for any other, and BodyFault where only a parameter of the body is wrong."""
+    """Return what ingest needs of a good line.
+
+    Raise BodyFault where only a parameter of the body is wrong, and LineFault for any other fault.
+    """
     try:
         return _checked(line, rules, utf8_known)
     except BodyFault as fault:
@@ -241,7 +257,7 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> InputLine:
     body, path = request.body, path_of(request.url, rules)
     model = _model_of(request, line, path)
     endpoint = endpoint_of(path)
-    # Asked first: what another endpoint's request lacks of this one's says nothing to its author.
+    # Check the url first: complaints about a body meant for another endpoint would not help its author.
     _check_url(request.url, rules)
     key, prompt = _prompt_of(body, endpoint)
     at = _locate(line, key, prompt)
@@ -263,7 +279,7 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> InputLine:
         output = estimate.output_tokens(asked, body.n or 1, default_tokens=default, tokens_max=most)
     fixed = bytes(body.tools) + bytes(body.instructions) + bytes(body.system)
     if endpoint.prompt is None:
-        # What each of the documents, or the second text, is compared with.
+        # The text that each document, or the second text, is compared with.
         fixed += b"".join(map(bytes, (body.query, body.text_1, body.queries, body.data_1)))
     counted = input_count if endpoint.counts_inputs else 0
     return InputLine(request.custom_id, model, path, key, at, len(prompt), fixed, output, counted)
@@ -284,7 +300,7 @@ def check_depth(line: bytes, depth_max: int) -> None:
 
 
 def _prompt_of(body: Body, endpoint: Endpoint) -> tuple[str, Raw]:
-    """The key and the raw value of what the model is to read; an endpoint we do not know may have none."""
+    """Return the key and the raw value of what the model reads; both are empty where an unknown endpoint has none."""
     if endpoint.prompt is not None:
         prompt: Raw = getattr(body, endpoint.prompt)
         if not prompt or prompt == Raw(b"null"):
@@ -298,7 +314,7 @@ def _prompt_of(body: Body, endpoint: Endpoint) -> tuple[str, Raw]:
 
 
 def _locate(line: bytes, key: str, prompt: Raw) -> int:
-    """Where the prompt's bytes stand in the line. An equal run of bytes elsewhere will do: only the content is compared."""
+    """Return where the prompt's bytes begin in the line. Equal bytes elsewhere will do: only their content is compared."""
     if not prompt:
         return len(line)
     at = line.find(b'"%s"' % key.encode()) + len(key) + 2
@@ -308,7 +324,7 @@ def _locate(line: bytes, key: str, prompt: Raw) -> int:
 
 
 def _check_frame(frame: bytes, line: bytes, body_keys_max: int) -> None:
-    """Look for what a typed decode passes over: keys named twice, numbers without a value, too many keys."""
+    """Look for faults that a typed decode accepts: keys named twice, numbers that are not finite, too many keys."""
     named = [text for text in frame.split(b'"') if text in _READ_KEYS]
     if (
         len(set(named)) < len(named)
@@ -320,7 +336,7 @@ def _check_frame(frame: bytes, line: bytes, body_keys_max: int) -> None:
 
 
 def _model_of(request: "LineRequest | _LooseRequest", line: bytes, path: str) -> str:
-    """The model that a line names, or the one that its endpoint means without a name."""
+    """Return the model that a line names, or else the default model of its endpoint."""
     model = request.body.model
     if model is None:
         model = DEFAULT_MODELS.get(path)
@@ -361,7 +377,7 @@ def _check_url(url: str | None, rules: LineRules) -> None:
 
 
 def _check_around_body(line: bytes, rules: LineRules) -> "_LooseRequest":
-    """Look for what fails the whole batch in a line that has a wrong parameter."""
+    """Look for faults that fail the whole batch in a line that has a wrong parameter."""
     request = _decode_loosely(line)
     _check_url(request.url, rules)
     check_exactly(line, len(line))
@@ -376,7 +392,7 @@ def _check_around_body(line: bytes, rules: LineRules) -> "_LooseRequest":
 
 
 def _check_prompt(prompt: Raw, endpoint: Endpoint) -> int:
-    """The number of inputs in a prompt, which is 1 but for arrays of embedding inputs."""
+    """Return the number of inputs in a prompt: 1, except for arrays of embedding inputs."""
     if endpoint.prompt is None:
         return 1
     param = f"body.{endpoint.prompt}"

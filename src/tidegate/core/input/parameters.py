@@ -1,8 +1,9 @@
-"""Parameters that are put into the bodies of requests: which ones hold for a line, and the line with them in it.
+"""Parameters that are put into the bodies of requests: the ones that hold for a line, and the changed line.
 
-A default fills what a body leaves out, an override replaces what it says; the more particular level counts: the operator's for all, for
-an endpoint, for a model, then the job's. Only the names at the top of a body are looked at. A line that nothing changes stays as it is,
-byte for byte, and so does one that cannot be read: the check that follows says what is wrong with it.
+A default fills in what a body leaves out; an override replaces its value. The more particular level
+counts: the operator's for all, for an endpoint, for a model, then the job's. Only the names at the top
+of a body are looked at. A line without changes keeps its bytes. So does a line that cannot be read:
+the check that follows says what is wrong with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from tidegate.core.json_limits import is_utf8
 PARAMETERS_MAX = 64
 PARAMETERS_BYTES_MAX = 64 << 10
 _NAME_CHARS_MAX = 128
-# What these say belongs to each line, or to the batch as a whole.
+# Each line, or the batch as a whole, decides on these.
 FIXED_NAMES = ("model", "stream")
 _SETS_MAX = 1_000
 
@@ -48,7 +49,7 @@ class BodyShaper:
         self._sets: dict[tuple[str, str], tuple[dict[str, bytes], dict[str, bytes]]] = {}
 
     def shaped(self, line: bytes) -> bytes:
-        """The line with all parameters that hold for it; the same bytes where that changes nothing."""
+        """Return the line with all parameters that hold for it; the same bytes where nothing changes."""
         if not is_utf8(line):
             return line
         try:
@@ -68,7 +69,9 @@ class BodyShaper:
             return line
 
     def _set_of(self, path: str, model: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
-        """The defaults and overrides of an endpoint and a model, as they are written; a default gives way to an override."""
+        """Return the encoded defaults and overrides for an endpoint and a model; an override drops the
+        default of its name.
+        """
         known = self._sets.get((path, model))
         if known is not None:
             return known
@@ -88,13 +91,15 @@ class BodyShaper:
 
 
 def named(levels: Sequence[ParameterLevel]) -> frozenset[str]:
-    """Every name that some level sets."""
+    """Return every name that some level sets."""
     return frozenset(name for level in levels for name in (*level.defaults, *level.overrides))
 
 
 def check_parameters(values: Mapping[str, Any], endpoint: str) -> None:
-    """Refuse with a LineFault what no line may have: too many, a name that is each line's own, a value of a wrong kind. Without an
-    endpoint, what holds for all of them is checked."""
+    """Raise LineFault for parameters that no line may have: too many, a reserved name, a value of a wrong kind.
+
+    An empty endpoint stands for all of them.
+    """
     if len(values) > PARAMETERS_MAX:
         raise LineFault("invalid_request", f"has {len(values)} names; {PARAMETERS_MAX} are allowed.")
     size = len(msgspec.json.encode(values))
@@ -133,13 +138,13 @@ def _is_same(there: Raw | None, value: bytes) -> bool:
 
 
 def _with(line: bytes, body: dict[str, Raw], changed: dict[str, bytes]) -> bytes:
-    """The line with these members of its body; what else it says keeps its bytes and its order."""
+    """Return the line with these members in its body; all else keeps its bytes and its order."""
     raw = bytes(_decode_raw(line).body)
     if changed.keys().isdisjoint(body):
         added = b",".join(_member(name, value) for name, value in changed.items())
         new = b"{" + added + (b"," + raw[1:] if body else b"}")
     else:
-        # A name that stands twice would be lost without a word.
+        # Refuse a name that occurs twice: one of its values would be lost silently.
         check_exactly(line, len(line))
         new = _object({name: bytes(value) for name, value in body.items()} | changed)
     if line.count(raw) == 1:

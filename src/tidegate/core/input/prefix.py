@@ -1,14 +1,14 @@
-"""Prefix order: items whose prompts begin with the same bytes stand next to one another.
+"""Prefix order: items whose prompts begin with the same bytes become neighbours.
 
 The order of work within one model is a walk through the tree of the prompts' beginnings: first what an engine reads first
 (tools, instructions, a system text), then the prompt itself, byte by byte, so every length of shared beginning is grouped
-at once and no tokenizer is needed. Branches come in the order in which the input first takes them, and items that share
-less than `KEY_BYTES` behind a fork are not kin: that is a fraction of a cache block, and the nearer the work stays to the
-order of the input, the cheaper it is to rewrite.
+at once and no tokenizer is needed. Branches come in the order in which the input first takes them. Items that share less
+than `KEY_BYTES` after a fork are not grouped: that is a fraction of a cache block, and work that stays close to the order
+of the input is cheaper to rewrite.
 
-Prompts are not kept. Items come in bundles that are known to begin alike, each with the `KEY_BYTES` behind that beginning. Only
-kin of which no more is known are read again, from where they are known to agree. Where the bytes come from is the caller's
-business, and how the items were bundled changes nothing but the work.
+Prompts are not kept. Items come in bundles that are known to begin alike, each item with the `KEY_BYTES` after that
+beginning. An item is read again only when no more is known of it, and from where its group is known to agree. The caller
+supplies the bytes. How the items were bundled changes only the amount of work.
 """
 
 from array import array
@@ -23,7 +23,7 @@ Read = Callable[[int, int, int], bytes]
 
 
 class Bundle:
-    """Items, in the order of the input, whose prompts are `reference` from `base` up to `cut`; and their keys there."""
+    """Items, in the order of the input, whose prompts agree with `reference` from `base` to `cut`, and their keys there."""
 
     __slots__ = ("_agreed", "base", "cut", "keys", "numbers", "reference")
 
@@ -42,11 +42,11 @@ class Bundle:
         self.reference = reference
         self.cut = cut
         self.base = base
-        # What has just been read ends where it begins to differ.
+        # A bundle that was just read ends where its prompts begin to differ.
         self._agreed = b"" if read else None
 
     def known(self, at: int) -> bytes:
-        """What all of them have from `at` on, as far as is known."""
+        """Return the bytes that all prompts are known to share from `at` on."""
         return self.reference[at - self.base : self.cut - self.base] + self._agreed_key.rstrip(b"\0")
 
     @property
@@ -61,7 +61,7 @@ class Bundle:
         return self._agreed
 
     def keys_at(self, cut: int, read: Read) -> Sequence[bytes]:
-        """Their keys at a fork that is less than a key's length before the bundle's own cut, or behind it."""
+        """Return the items' keys at a fork less than a key's length before the bundle's cut, or anywhere after it."""
         if cut == self.cut:
             return self.keys
         if cut > self.cut:
@@ -71,16 +71,19 @@ class Bundle:
         return [lacking + key[:room] for key in self.keys]
 
 
-# Bundles and single items on one branch of the tree, and how far they are known to agree; None when they need no further order.
+# Bundles and single items on one branch of the tree, and how far they are known to agree; None when they
+# need no more sorting.
 Branch = tuple[list[Bundle], "array[int]", int | None]
 
 
 def order_family(cut: int, bundles: list[Bundle], read: Read) -> "tuple[array[int], int]":
-    """The items of one family, whose prompts agree up to `cut`, in prefix order; and the sum of what each shares with the one
-    before it."""
+    """Return the items of a family in prefix order, and the bytes that neighbours share, summed.
+
+    The prompts of the family agree up to `cut`.
+    """
     ordered = array("I")
     branches, shared = _fork(bundles, cut, read)
-    # The walk goes deep before it goes on: what a branch splits into is put in its place.
+    # Go deep first: the parts of a branch take its place.
     branches.reverse()
     while branches:
         bundles, numbers, at = branches.pop()
@@ -95,7 +98,7 @@ def order_family(cut: int, bundles: list[Bundle], read: Read) -> "tuple[array[in
 
 
 def _agree(bundles: list[Bundle], numbers: "array[int]", at: int, read: Read) -> tuple[list[Bundle], int]:
-    """Bundles of the items of one branch that are known from `at` on, and exactly how far all their prompts agree."""
+    """Return the items of one branch in bundles known from `at` on, and exactly how far all their prompts agree."""
     numbers = _with_items(numbers, [bundle for bundle in bundles if bundle.cut < at])
     bundles = [bundle for bundle in bundles if bundle.cut >= at]
     while True:
@@ -121,8 +124,10 @@ def _with_items(numbers: "array[int]", bundles: list[Bundle]) -> "array[int]":
 
 
 def _fork(bundles: list[Bundle], at: int, read: Read) -> tuple[list[Branch], int]:
-    """Split items that agree up to `at` by their keys there, in the order in which the keys appear; and what neighbours on
-    different branches, and equals on one, share."""
+    """Split items that agree up to `at` by their keys there, in the order in which the keys appear.
+
+    Also return the bytes shared by neighbours on different branches and by equal prompts on one.
+    """
     whole: dict[bytes, list[Bundle]] = {}
     split: list[Bundle] = []
     for bundle in bundles:
@@ -150,7 +155,7 @@ def _fork(bundles: list[Bundle], at: int, read: Read) -> tuple[list[Branch], int
         if count == 1:
             alone.append(leader)
         elif key.endswith(b"\0"):
-            # Their prompts end within the key, so they are the same.
+            # The prompts of these items end within the key, so they are equal.
             alone += members
             shared += (count - 1) * (at + len(key.rstrip(b"\0")))
         else:
@@ -161,7 +166,7 @@ def _fork(bundles: list[Bundle], at: int, read: Read) -> tuple[list[Branch], int
 
 
 def _keyed(bundles: list[Bundle], at: int, read: Read) -> tuple[Sequence[int], Sequence[bytes]]:
-    """The items of several bundles in the order of the input, and their keys."""
+    """Return the items of several bundles in the order of the input, and their keys."""
     if len(bundles) == 1:
         return bundles[0].numbers, bundles[0].keys_at(at, read)
     numbers = array("I")
@@ -178,7 +183,7 @@ def _keyed(bundles: list[Bundle], at: int, read: Read) -> tuple[Sequence[int], S
 
 
 def _kin(numbers: Sequence[int], keys: Sequence[bytes]) -> "tuple[dict[bytes, int], dict[bytes, array[int]]]":
-    """The first item with each key, in their order; and all items with it, where there are several."""
+    """Return the first item of each key, in order, and for keys with several items all of these."""
     leaders = dict(zip(keys, numbers, strict=True))
     kin: dict[bytes, array[int]] = {}
     if len(leaders) < len(keys):
@@ -191,11 +196,11 @@ def _kin(numbers: Sequence[int], keys: Sequence[bytes]) -> "tuple[dict[bytes, in
 
 
 def _between(keys: Collection[bytes], at: int) -> int:
-    """What neighbours with different keys share, in all."""
+    """Return the bytes that neighbours with different keys share, summed."""
     shared = max(0, len(keys) - 1) * at
     packed = b"".join(keys)
     different = 0
-    # Column by column, the keys' bytes are held against themselves, moved by one key: all neighbours in one stroke.
+    # Compare all neighbours at once: a column of the keys' bytes against the same column moved by one key.
     for column in range(KEY_BYTES):
         own = int.from_bytes(packed[column::KEY_BYTES])
         different |= own ^ (own >> 8)
@@ -207,7 +212,7 @@ def _between(keys: Collection[bytes], at: int) -> int:
 
 
 def _read_bundle(numbers: "array[int]", at: int, read: Read) -> Bundle:
-    """Items that agree up to `at`, read as much further as they agree."""
+    """Return a bundle of items that agree up to `at`, read as far as they agree."""
     longest = reference = read(numbers[0], at, prefix_tree.REFERENCE_BYTES_MAX)
     cut = len(reference)
     keys: list[bytes] = []
@@ -219,7 +224,7 @@ def _read_bundle(numbers: "array[int]", at: int, read: Read) -> Bundle:
             cut = common_prefix(reference, chunk)
             reference = longest[:cut]
         keys.append(chunk[cut : cut + KEY_BYTES].ljust(KEY_BYTES, b"\0"))
-    # Items that were keyed before the cut moved agree with the reference up to where it stood.
+    # Items that got their key before the cut moved agree with the reference up to the old cut.
     start = 0
     for stop, own_cut in moved:
         lacking = longest[cut:own_cut]

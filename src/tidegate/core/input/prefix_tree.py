@@ -1,12 +1,13 @@
-"""Beginnings that prompts share, as they are found while an input is read.
+"""Beginnings that prompts share, found while an input is read.
 
-A family is the items of one model with equal tools and instructions; it knows how far all its prompts agree. A stem is a
-beginning that some of them share: every item stands on one, and keeps the `KEY_BYTES` of its prompt behind it. Stems
-branch: where several prompts go on alike behind a stem, they get one of their own, so that what is known of them need not be
-read again. How far stems reach is luck; the order of the items, which is `prefix`'s business, must never depend on it.
+A family is the items of one model with equal tools and instructions; it knows how far all its prompts
+agree. A stem is a beginning that some of them share. Every item belongs to one stem, and keeps the
+`KEY_BYTES` of its prompt after it. Stems branch: several prompts that go on alike after a stem get a
+stem of their own, so that known bytes need not be read again. How far stems reach depends on chance;
+the order of the items, which `prefix` makes, must never depend on it.
 
-Every cut stands at the start of a string or inside one, never inside an escape, so that JSON can be read on from there behind
-the stem's `opening`: the same brackets and an open string.
+Every cut lies at the start of a string or inside one, never inside an escape. So JSON can be read on
+from there after the stem's `opening`: the same brackets and an open string.
 """
 
 from collections.abc import Sequence
@@ -15,12 +16,13 @@ KEY_BYTES = 24
 REFERENCE_BYTES_MAX = 64 << 10
 # A branch must spare its items at least this much.
 BRANCH_BYTES_MIN = 2 * KEY_BYTES
-# A shared beginning counts in such steps, about an engine's cache block, so that neighbouring slices of one branch agree on its length.
+# Shared beginnings are counted in steps of about an engine's cache block, so that neighbouring slices
+# agree on the length.
 SHARED_STEP_BYTES = 64
 
 
 class PrefixFamily:
-    """Prompts that may share a beginning, and how much of it all of them share: up to `cut`, `reference` is theirs."""
+    """Prompts that may share a beginning. All of them begin with `reference` up to `cut`."""
 
     __slots__ = ("cut", "opening", "reference")
 
@@ -30,7 +32,7 @@ class PrefixFamily:
         self.reference = start[: self.cut]
 
     def add_prompt(self, prompt: bytes) -> bool:
-        """Make room for one more prompt; True when the cut had to move."""
+        """Shorten the shared beginning to fit one more prompt; return whether the cut moved."""
         if prompt.startswith(self.reference[: self.cut]):
             return False
         agreed = common_prefix(self.reference[: self.cut], prompt)
@@ -39,8 +41,10 @@ class PrefixFamily:
 
 
 class PrefixStem:
-    """One beginning: `reference` up to `cut`; `rest` is what it adds to the stem that it branches off, and `path` to the one at the
-    bottom."""
+    """A shared beginning: `reference` up to `cut`.
+
+    `rest` is what it adds to its parent stem, and `path` what it adds to the root.
+    """
 
     __slots__ = ("branches", "cut", "number", "opening", "path", "path_size", "reference", "rest")
 
@@ -54,12 +58,14 @@ class PrefixStem:
         self.rest = reference[parent.cut : cut] if parent else b""
         self.path: bytes = parent.path + self.rest if parent else b""
         self.path_size = len(self.path)
-        # By the key behind the cut; None stands where a branch would spare too little.
+        # By the key after the cut; None marks a branch that would save too little.
         self.branches: dict[bytes, PrefixStem | None] = {}
 
     def climb(self, data: bytes, at: int) -> "tuple[PrefixStem, bool]":
-        """The longest stem that a prompt stands on which goes on at `at` behind this one, at the bottom; and whether a branch seemed
-        to be its own but was not."""
+        """Return the longest stem that matches a prompt which goes on at `at` after this root.
+
+        Also return whether a branch had the prompt's key but did not match.
+        """
         stem = self
         while branch := stem.branches.get(data[at : at + KEY_BYTES]):
             if not data.startswith(branch.rest, at):
@@ -70,9 +76,10 @@ class PrefixStem:
 
 
 def branch_off(stem: PrefixStem, key: bytes, texts: Sequence[bytes], number: int) -> PrefixStem | None:
-    """Let prompts that go on with `key` behind the stem have a branch of it, or a branch that is there fit them too.
+    """Make a branch for prompts that go on with `key` after the stem, or make the existing branch fit them too.
 
-    `texts` are what stands behind the stem's cut. None, for good, when there is too little to share."""
+    `texts` are the bytes after the stem's cut. Return None, now and later, when they share too little.
+    """
     old = stem.branches.get(key)
     shared = old.rest if old else texts[0][: REFERENCE_BYTES_MAX - stem.cut]
     agreed = min(common_prefix(shared, text) for text in texts)
@@ -84,9 +91,10 @@ def branch_off(stem: PrefixStem, key: bytes, texts: Sequence[bytes], number: int
 
 
 def resume(text: bytes, agreed: int) -> tuple[int, bytes]:
-    """The last place up to `agreed` from which the JSON in `text` can be read on, and the shortest opening that leads there.
+    """Return the last place up to `agreed` where reading the JSON in `text` can resume, and the shortest opening for it.
 
-    Without any string there is no such place but the beginning."""
+    Without any string there is no such place but the beginning.
+    """
     quote, position = -1, 0
     outside = bytearray()
     while (start := text.find(b'"', position, agreed)) >= 0:
@@ -103,14 +111,14 @@ def resume(text: bytes, agreed: int) -> tuple[int, bytes]:
         # The agreement ends outside of any string: go back to the start of the last one.
         return quote + 1, bytes(outside[:-1])
     cut = agreed
-    # An escape is at most twelve bytes long (a surrogate pair), so stand clear of any backslash by as much.
+    # An escape has at most twelve bytes (a surrogate pair), so keep that distance from any backslash.
     while (slash := text.rfind(b"\\", quote + 1, cut)) >= 0 and cut - slash < 12:
         cut = slash
     return cut, bytes(outside)
 
 
 def _string_end(text: bytes, position: int, stop: int) -> int:
-    """The place behind the quote that closes the string; -1 when it is not closed before `stop`."""
+    """Return the place after the quote that closes the string; -1 when it is not closed before `stop`."""
     while (end := text.find(b'"', position, stop)) >= 0:
         slashes = end - len(text[position:end].rstrip(b"\\")) - position
         if slashes % 2 == 0:
@@ -120,10 +128,10 @@ def _string_end(text: bytes, position: int, stop: int) -> int:
 
 
 def shared_beginnings(bodies: Sequence[bytes]) -> list[int]:
-    """How much of each of these requests is the beginning of its branch; 0 for one that stands alone.
+    """Return how many bytes of each request are the beginning of its branch; 0 for a request on no branch.
 
-    They are neighbours in work order, which is a walk through the tree, so a branch is a run of them. Neighbours are kin when they share at
-    least half of the shorter one.
+    The requests are neighbours in work order, a walk through the tree, so a branch is a run of them. Neighbours belong
+    to one branch when they share at least half of the shorter one.
     """
     shared = [0] * len(bodies)
     branch, first = b"", 0
@@ -135,7 +143,7 @@ def shared_beginnings(bodies: Sequence[bytes]) -> list[int]:
             if same < half:
                 branch, first = b"", at
                 continue
-            # Where a branch goes on with less than before, less is the beginning of all of it.
+            # Where the branch goes on with a shorter beginning, that one counts for all of it.
             branch = other[: same // SHARED_STEP_BYTES * SHARED_STEP_BYTES]
             shared[first:at] = [len(branch)] * (at - first)
         shared[at] = len(branch)
@@ -143,7 +151,7 @@ def shared_beginnings(bodies: Sequence[bytes]) -> list[int]:
 
 
 def common_prefix(one: bytes, other: bytes) -> int:
-    """How many leading bytes two texts share."""
+    """Return how many leading bytes two texts share."""
     size = min(len(one), len(other))
     if one[:size] == other[:size]:
         return size

@@ -1,8 +1,8 @@
-"""One pass over an input: every line checked, a few dozen packed bytes kept for each, none of the lines themselves.
+"""One pass over an input: every line is checked, and a few dozen packed bytes are kept of each.
 
-Bytes come in pieces of any size and are split on 0x0A only. Lines of nothing but white space are passed over wherever they
-stand; they count as lines but not as items. Over-long lines are dropped while they come in. Files, and the order of the
-items, are somebody else's business.
+Bytes come in pieces of any size and are split on 0x0A only. Lines of white space are skipped; they
+count as lines but not as items. Over-long lines are dropped while they come in. This module knows
+neither files nor the order of the items.
 """
 
 from array import array
@@ -29,12 +29,12 @@ from tidegate.core.nouns import LineError
 from tidegate.core.usage.inline_files import TEXT_BYTES_MAX, unread_bytes
 
 BOM = b"\xef\xbb\xbf"
-# Stands for an id that cannot be read; `hash` never gives it.
+# Marks an id that cannot be read; `hash` never returns it.
 NO_ID = -1
 REFERENCES_BYTES_MAX = 4 << 20
 MODELS_MAX = 1000
 FAMILIES_MAX = 4096
-# Branches are made for as long as they pay with little memory.
+# Branches are made up to these bounds, where they save much for little memory.
 BRANCHES_MADE_MAX = 2000
 BRANCHES_BYTES_MAX = 4 << 20
 
@@ -42,7 +42,7 @@ _key = itemgetter(slice(KEY_BYTES))
 
 
 class Scan:
-    """What is known of an input so far. Good items are numbered from 0 in its order."""
+    """The state of a scan: what is kept of the input so far. Good items are numbered from 0 in the input's order."""
 
     def __init__(self, rules: LineRules) -> None:
         self.rules = rules
@@ -50,9 +50,10 @@ class Scan:
         self.stopped = False
         self.line_count = 0
         self.input_count = 0
-        # Of every good item: its line's place, size (with the newline) and number, a hash of its id, the stem that its prompt
-        # stands on, the tokens that its answer may have, the size of what an engine reads before its prompt, the prompt's place
-        # in the line and its size, how many bytes of it are letters of files, and the prompt's bytes behind the stem.
+        # Columns of the good items: the line's offset, size (with the newline) and number, a hash of the
+        # id, the stem of the
+        # prompt, the tokens that the answer may have, the size of what an engine reads before the prompt, the prompt's offset in
+        # the line and its size, how many of its bytes are letters of files, and the `KEY_BYTES` of the prompt after the stem.
         self.at = array("Q")
         self.size = array("I")
         self.line = array("I")
@@ -64,23 +65,23 @@ class Scan:
         self.prompt_size = array("I")
         self.unread_size = array("I")
         self.keys = bytearray()
-        # Of every bad line that becomes an item. Its id is hashed, too; NO_ID where it has none that can be read.
+        # Columns of the bad lines that become items. The hash is NO_ID where no id can be read.
         self.bad_id_hash = array("q")
         self.bad_at = array("Q")
         self.bad_size = array("I")
         self.bad_line = array("I")
         self.models: list[str] = []
-        # Of every family: its endpoint and model, and the size of what its items share before their prompts.
+        # Columns of the families: endpoint and model, and the size of what the items share before their prompts.
         self.families: list[PrefixFamily] = []
         self.family_targets: list[tuple[str, str]] = []
         self.family_fixed_size = array("I")
-        # Of every stem: its family, its bytes and where they end.
+        # Columns of the stems: the family, the bytes and where they end.
         self.stem_family = array("I")
         self.stem_reference: list[bytes] = []
         self.stem_cut = array("I")
         self._references_size = 0
         self._model_names: set[str] = set()
-        # By endpoint, model and a hash of what the items of a family share before their prompts.
+        # By endpoint, model and a hash of what a family's items share before their prompts.
         self._family_numbers: dict[tuple[str, str, bytes], int] = {}
         self._roots: list[PrefixStem] = []
         self._branches_made = 0
@@ -96,7 +97,7 @@ class Scan:
         return len(self.at) + len(self.bad_at)
 
     def read_first(self, data: bytes) -> None:
-        """Take the first bytes of the input, which say what kind of file it is."""
+        """Take the first bytes of the input and check what kind of file they begin."""
         if fault := strange_file(data):
             self._stop(fault.at(1))
             return
@@ -105,7 +106,7 @@ class Scan:
         self.feed(text)
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the input; `stopped` says that no more are wanted."""
+        """Take the next bytes of the input. Once `stopped` is true, no more are needed."""
         if self._dropping:
             end = data.find(b"\n") + 1
             self._rest_at += end or len(data)
@@ -119,7 +120,7 @@ class Scan:
             self._take(data, end)
         self._rest_at += end
         self._rest = data[end:]
-        # One byte more than the limit may be the first half of a line's end.
+        # The byte above the limit may be the carriage return of a line's end.
         if len(self._rest) > self.rules.line_bytes_max + 1 and not self.stopped:
             self.line_count += 1
             if self._has_room():
@@ -129,17 +130,17 @@ class Scan:
             self._dropping = True
 
     def renumber(self, lines: Sequence[int]) -> None:
-        """Name the lines by their numbers in the input that they were taken from; nothing may follow."""
+        """Number the lines as in the input that they were taken from. This must be the last call."""
         self.line = array("I", [lines[line - 1] for line in self.line])
         self.bad_line = array("I", [lines[line - 1] for line in self.bad_line])
         self.errors = [replace(error, line=lines[error.line - 1]) if error.line else error for error in self.errors]
 
     def finish(self) -> None:
-        """Take the last line, if no newline ended it, and hold the whole against the limits; nothing may follow."""
+        """Take the last line if no newline ended it, and check the limits of the whole input. This must be the last call."""
         if self._rest and not self.stopped:
             self._take(self._rest + b"\n", len(self._rest) + 1)
         self._rest = b""
-        # They served the reading alone.
+        # Only the reading needs these.
         self._shapes, self._roots = [], []
         if not self.item_count and not self.errors:
             self._stop(LineError("empty_file", "The file has no requests: write one JSON object a line."))
@@ -159,13 +160,13 @@ class Scan:
             at = self._take_next(data, at, utf8)
 
     def _take_next(self, data: bytes, at: int, utf8: bool) -> int:
-        """Check the line at `at` by itself; the place behind it."""
+        """Check the line at `at` by itself; return the place after it."""
         stop = data.index(b"\n", at)
         self._take_line(data[at:stop], self._rest_at + at, utf8)
         return stop + 1
 
     def _take_alike(self, data: bytes, at: int, end: int) -> int:
-        """Take lines for as long as each fits a shape; the place of the first that does not."""
+        """Take lines as long as each fits a shape; return the place of the first that does not."""
         while at < end:
             shape = next((shape for shape in self._shapes if shape.fits(data, at)), None)
             if shape is None:
@@ -180,7 +181,7 @@ class Scan:
             if len(alike.ids) <= room and alike.good(self.rules):
                 self._keep_alike(alike, data)
             else:
-                # Something is wrong with one of them, or they are too many: find out which, one by one.
+                # One of them is bad, or they are too many: find out which, one by one.
                 while at < alike.starts[-1]:
                     at = self._take_next(data, at, True)
             at = alike.starts[-1]
@@ -227,7 +228,7 @@ class Scan:
             self._branch_off(alike, keys)
 
     def _branch_off(self, alike: AlikeLine, keys: list[bytes]) -> None:
-        """Make branches for prompts that went on alike, and let those that did not fit a branch have a place on it."""
+        """Make branches for prompts that went on alike, and shorten branches to fit prompts that almost matched."""
         texts_of: dict[tuple[PrefixStem, bytes], list[bytes]] = {}
         for stem, key, text in zip(alike.prefixes, keys, alike.texts, strict=True):
             texts_of.setdefault((stem, key), []).append(text)
@@ -275,7 +276,7 @@ class Scan:
         return False
 
     def check(self, line: bytes, *, utf8_known: bool = False) -> InputLine:
-        """What a line must be, by itself and beside the others."""
+        """Check a line by itself and against the models of the other lines."""
         try:
             checked = check_line(line, self.rules, utf8_known=utf8_known)
         except BodyFault as fault:
@@ -319,13 +320,14 @@ class Scan:
         if known is not None:
             return known
         if len(self.families) >= FAMILIES_MAX:
-            # So many different tools and instructions share little: such items are ordered by their prompts alone.
+            # So many different tools and instructions share little: order such items by their prompts alone.
             fixed = b"any"
             known = self._family_numbers.get((checked.endpoint, checked.model, fixed))
             if known is not None:
                 return known
         self._add_model(checked.model)
-        # Past their common bound, families begin without a reference: their items are distinguished by reading them again.
+        # Once all references together are too large, families begin without one, and their items are read
+        # again to sort them.
         room = REFERENCES_BYTES_MAX - self._references_size
         family = PrefixFamily(prompt[: min(room, REFERENCE_BYTES_MAX)])
         number = len(self.families)
@@ -346,7 +348,7 @@ class Scan:
         return PrefixStem(len(self.stem_cut), family.reference, family.cut, family.opening)
 
     def _follow(self, family_number: int) -> None:
-        """After its cut moved, a family has another root, and shapes that end there."""
+        """Give a family whose cut moved a new root, and let its shapes end there."""
         family = self.families[family_number]
         root = self._root_of(family)
         self._roots[family_number] = self._add_stem(root, family_number)

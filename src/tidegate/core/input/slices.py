@@ -1,6 +1,6 @@
-"""Cutting work into slices: runs of neighbouring items of one endpoint and one model, bounded in count, bytes and cost.
+"""Cut work into slices: runs of neighbouring items of one endpoint and one model, bounded in count, bytes and cost.
 
-An item that is larger than a bound by itself has a slice of its own. Items are known only by what a scan kept of them.
+An item that is larger than a bound gets a slice of its own. Of the items only a scan's columns are known.
 """
 
 from array import array
@@ -38,8 +38,11 @@ def sample_first(runs: Sequence[WorkRun], count: int) -> list[WorkRun]:
 
 
 def cut_slices(run: WorkRun, first: int, places: Sequence[int], scan: Scan) -> Iterator[SlicePlan]:
-    """The slices of a run, of which the first item is item `first` of the work; `places` are where in the work each
-    of them begins, and where the last ends."""
+    """Yield the slices of a run.
+
+    `first` is the number of the run's first item in the work. `places` are where each item begins in the work file,
+    and where the last ends.
+    """
     endpoint, model, numbers = run
     if not numbers:
         return
@@ -66,7 +69,7 @@ def cut_slices(run: WorkRun, first: int, places: Sequence[int], scan: Scan) -> I
 
 
 class _Column:
-    """One number of each item, to be added up over neighbours in the work; most often it is the same for all."""
+    """One number of each item, summed over neighbours in the work; usually it is equal for all."""
 
     def __init__(self, values: "array[int]", numbers: "array[int]") -> None:
         self._same = values[0] if values == values[:1] * len(values) else None
@@ -82,7 +85,7 @@ class _Column:
 
 
 def _fitting(sizes: Iterable[int], costs: Iterable[int], rules: LineRules) -> int:
-    """How many of the items, from the first on, stay within the bounds; at least one."""
+    """Return how many items, from the first on, stay within the bounds; at least one."""
     size = units = count = 0
     for one_size, one_units in zip(sizes, costs, strict=True):
         size += one_size
@@ -94,7 +97,7 @@ def _fitting(sizes: Iterable[int], costs: Iterable[int], rules: LineRules) -> in
 
 
 def plan_of_line(line: bytes, rules: LineRules) -> IngestPlan:
-    """The plan of an input that is one good line, with its newline; LineFault says why it is not good."""
+    """Return the plan of an input of one good line, with its newline; raise LineFault for a bad line."""
     checked = check_line(line[:-1], rules)
     prompt_bytes = checked.prompt_size + len(checked.fixed)
     unread = unread_bytes(line[checked.prompt_at : checked.prompt_at + checked.prompt_size])
@@ -111,7 +114,7 @@ def plan_of_line(line: bytes, rules: LineRules) -> IngestPlan:
 
 
 def add_bad(slices: list[SlicePlan], number: int, at: int, size: int, rules: LineRules) -> None:
-    """Put one bad item behind the others, in the last slice of bad items while that has room."""
+    """Append a bad item to the last slice of bad items, or to a new one when that is full."""
     last = slices[-1] if slices else None
     if (
         last is None

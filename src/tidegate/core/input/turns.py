@@ -25,7 +25,7 @@ class IngestLane(StrEnum):
 
 
 class IngestLimits(msgspec.Struct, frozen=True):
-    """How many bytes an ingest may cost to count as small, and how many large inputs are read at once."""
+    """The most bytes that a small ingest may cost, and how many large inputs are read at once."""
 
     small_bytes_max: int = 1 << 20
     passes_max: int = 3
@@ -36,7 +36,7 @@ class IngestLimits(msgspec.Struct, frozen=True):
 
     @property
     def tenant_passes_max(self) -> int:
-        """The large inputs of one tenant that are read at once."""
+        """Return how many large inputs of one tenant are read at once."""
         return max(1, self.passes_max - 1)
 
 
@@ -57,7 +57,7 @@ class WaitingTenant(msgspec.Struct, frozen=True):
 
 
 class IngestTurn(msgspec.Struct, frozen=True):
-    """One input that goes next, from where to where on the lane's clock."""
+    """The input that goes next, and its start and end on the lane's clock."""
 
     tenant_id: str
     job_id: str
