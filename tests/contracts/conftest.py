@@ -13,7 +13,7 @@ import pytest
 
 from tests.contracts.limits_world import KINDS, LimitsWorld, limits_world
 from tests.contracts.store_world import DRIVERS, FAKE_CLOCK, WIPE, Clock, DatabaseClock, StoreWorld
-from tests.contracts.strangers import StrangerDriver
+from tests.contracts.unknown_names import UnknownNamesDriver
 from tests.support.postgres import PostgresServer
 from tests.support.store_verbs import postgres_driver
 from tidegate.store.database.postgres import PostgresDriver
@@ -50,7 +50,7 @@ def open_postgres(url: str) -> Store:
 
 @dataclass(frozen=True)
 class OpenPostgres:
-    """Connections that have planned their statements: a test that plans its own anew costs the server three times as much."""
+    """Connections that have planned their statements: a test that plans its own again costs the server three times as much."""
 
     url: str
     driver: PostgresDriver
@@ -108,7 +108,7 @@ async def _opened(store_place: OpenPostgres | Path | None, migrated_sqlite: byte
             yield made
         return
     clock = Clock()
-    driver = SqliteDriver(store_place, clock) if store_place else StrangerDriver(None, clock)
+    driver = SqliteDriver(store_place, clock) if store_place else UnknownNamesDriver(None, clock)
     if store_place is None:
         driver._writer.deserialize("main", migrated_sqlite)
     store = Store(driver)

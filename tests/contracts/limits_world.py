@@ -59,7 +59,7 @@ class LimitsWorld:
         return await self.process(faults=driver), driver
 
     async def send(self, limits: Limits, one: Budget, requests: int = 1, tokens: int = 0) -> Grant:
-        """Take leave and write down what was granted."""
+        """Ask a budget for requests and write down what was granted."""
         [grant] = await limits.debit([BudgetRequest((one,), requests, tokens)])
         self.note(grant)
         return grant
@@ -103,7 +103,7 @@ async def until_sent(world: LimitsWorld, processes: list[Limits], one: Budget, c
     while world.sent < count:
         assert time.monotonic() < deadline, f"only {world.sent} of {count} were ever granted"
         await world.exhaust(processes, one)
-        # What Redis was told to rest for, and a block's life, pass by Redis' own clock.
+        # A rest that was written to Redis, and a block's life, pass by Redis' own clock.
         await asyncio.sleep(0.02)
 
 

@@ -68,7 +68,7 @@ end $$
 
 
 class Clock:
-    """The time that a SQLite store is told."""
+    """The time that a SQLite store reads."""
 
     def __init__(self) -> None:
         self.now = START_MS
@@ -178,12 +178,12 @@ class StoreWorld:
         idempotency: Idempotency | None = None,
         quotas: Quotas | None = None,
         job_id: str | None = None,
-        **wishes: Any,
+        **fields: Any,
     ) -> Job:
         """A job that waits for ingest."""
         file = file or await self.file(caller)
-        window_ms, share_owner = wishes.pop("window_ms", DAY_MS), wishes.pop("share_owner", None)
-        request = JobRequest("/v1/chat/completions", file.id, window_ms, "24h", **wishes)
+        window_ms, share_owner = fields.pop("window_ms", DAY_MS), fields.pop("share_owner", None)
+        request = JobRequest("/v1/chat/completions", file.id, window_ms, "24h", **fields)
         return await self.store.create_job(
             caller, job_id or self.id("batch"), request, idempotency=idempotency, quotas=quotas, share_owner=share_owner
         )
@@ -201,9 +201,9 @@ class StoreWorld:
         )
         return await self.look(job)
 
-    async def running(self, caller: Caller, *counts: int, **wishes: Any) -> Job:
+    async def running(self, caller: Caller, *counts: int, **fields: Any) -> Job:
         """A job in progress with one slice per count."""
-        return await self.ingested(await self.job(caller, **wishes), plan_of(*(counts or (4,))))
+        return await self.ingested(await self.job(caller, **fields), plan_of(*(counts or (4,))))
 
     async def look(self, job: Job) -> Job:
         found = await self.store.any_job(job.id)
@@ -267,8 +267,10 @@ class StoreWorld:
             covered[is_answer] += size_bytes
         assert covered == {True: len(output), False: len(errors)}
         assert (job.output_bytes, job.error_bytes) == (len(output), len(errors))
-        told = (job.answered_count, job.failed_count, job.expired_count, job.cancelled_count)
-        assert told == tuple(counts[o] for o in (Outcome.ANSWERED, Outcome.FAILED, Outcome.EXPIRED, Outcome.CANCELLED))
+        counted = (job.answered_count, job.failed_count, job.expired_count, job.cancelled_count)
+        assert counted == tuple(
+            counts[o] for o in (Outcome.ANSWERED, Outcome.FAILED, Outcome.EXPIRED, Outcome.CANCELLED)
+        )
         return job
 
 

@@ -33,7 +33,7 @@ def router(place: Deployment, shared: RedisShared) -> Router:
     return made
 
 
-async def shut(sick: Router) -> None:
+async def open_circuit(sick: Router) -> None:
     world = RouterWorld()
     while sick.status()[0].state != "open":
         world.clock.monotonic = SystemClock().monotonic_ms()
@@ -41,19 +41,19 @@ async def shut(sick: Router) -> None:
             await sick.send(world.call())
 
 
-async def test_the_word_of_one_process_reaches_the_other(redis_url: str) -> None:
+async def test_an_open_circuit_of_one_process_closes_the_deployment_in_the_other(redis_url: str) -> None:
     name = f"t-{secrets.token_hex(8)}"
     one, two = (RedisShared(redis_url, name, SystemClock(), SystemEntropy()) for _ in range(2))
     one.start()
     two.start()
     async with RawServer() as server:
-        well = replace(AWAY, url=server.url)
-        first, second = router(AWAY, one), router(well, two)
+        healthy = replace(AWAY, url=server.url)
+        first, second = router(AWAY, one), router(healthy, two)
         try:
-            await shut(first)
+            await open_circuit(first)
             await wait_until_async(lambda: "model:m" in two.current(), LONG_S, "the word to come")
-            # Every process looks again when it asks for its slots; here, when it is told what there is to serve.
-            second.replace([well], ())
+            # Every process looks again when it asks for its slots; here, when its deployments are replaced.
+            second.replace([healthy], ())
             assert (second.free_slots("m"), second.closed("m")) == (0, Reason.UNHEALTHY)
         finally:
             await first.close()
@@ -68,7 +68,7 @@ async def test_without_redis_the_process_itself_knows() -> None:
     alone.start()
     sick = router(AWAY, alone)
     try:
-        await shut(sick)
+        await open_circuit(sick)
         assert "model:m" in alone.current()
     finally:
         await sick.close()

@@ -153,10 +153,10 @@ async def test_an_absent_blob_is_missing(blobs: Blobs, tmp_path: Path) -> None:
         await blobs.local_path(new_id(), tmp_path)
 
 
-async def test_work_on_a_disk_that_nobody_waits_for_ends_without_a_word(blobs: Blobs) -> None:
+async def test_disk_work_whose_caller_was_cancelled_reports_no_error(blobs: Blobs) -> None:
     """A sweep is cancelled while it looks for a log that was begun and never written."""
-    loop, said = asyncio.get_running_loop(), list[object]()
-    loop.set_exception_handler(lambda _, context: said.append(context))
+    loop, reported = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, context: reported.append(context))
     looking = asyncio.create_task(blobs.recover(new_id()))
     await asyncio.sleep(0)
     looking.cancel()
@@ -164,7 +164,7 @@ async def test_work_on_a_disk_that_nobody_waits_for_ends_without_a_word(blobs: B
         await looking
     await asyncio.sleep(0.05)
     gc.collect()
-    assert said == []
+    assert reported == []
 
 
 async def test_an_id_that_exists_is_refused(blobs: Blobs, elsewhere: Blobs, tmp_path: Path) -> None:
@@ -310,9 +310,9 @@ async def test_large_blobs_take_little_memory(place: Place, processes: Processes
     size_bytes = 96 * MIB
     proc = process(processes, place, "move", str(size_bytes), str(tmp_path))
     assert proc.wait(100) == 0, proc.logs()
-    said = json.loads(proc.stdout())
-    assert said["written"] == said["read"] == said["adopted"] == size_bytes
-    assert said["grown_bytes"] < 32 * MIB, said
+    report = json.loads(proc.stdout())
+    assert report["written"] == report["read"] == report["adopted"] == size_bytes
+    assert report["grown_bytes"] < 32 * MIB, report
 
 
 async def test_a_process_ends_well_right_after_its_last_blob(place: Place, processes: Processes) -> None:
@@ -500,8 +500,8 @@ async def test_what_a_killed_process_appended_is_recovered(place: Place, blobs: 
     proc = process(processes, place, "append")
     wait_until(lambda: proc.stdout().count("\n") >= 20 or not proc.running, 60, "twenty appends")
     proc.kill()
-    said = [json.loads(line) for line in proc.stdout().splitlines() if line.endswith("}")]
-    durable, blob_id = said[-1]["durable"], said[-1]["blob_id"]
+    reports = [json.loads(line) for line in proc.stdout().splitlines() if line.endswith("}")]
+    durable, blob_id = reports[-1]["durable"], reports[-1]["blob_id"]
     size = await blobs.recover(blob_id)
     assert size is not None
     lines = (await blobs.read(blob_id, 0, size)).splitlines(keepends=True)

@@ -126,7 +126,7 @@ WIRE_FAULTS: dict[str, Callable[[Proxy], None]] = {
     "the answer is lost": lambda wire: wire.blackhole("down"),
     "nothing comes through": lambda wire: wire.blackhole(),
     "the answer crawls": lambda wire: wire.rate(20, "down"),
-    "nobody takes the connection": lambda wire: wire.pause_accept(),
+    "the connection is not accepted": lambda wire: wire.pause_accept(),
     "the connection is refused": lambda wire: wire.refuse(),
 }
 
@@ -212,7 +212,7 @@ async def test_a_compressed_answer_is_not_unpacked(sender: CallbackSender) -> No
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         b"\x00\x01\x02\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.6\r\n",
@@ -221,12 +221,12 @@ async def test_a_compressed_answer_is_not_unpacked(sender: CallbackSender) -> No
         b"",
     ],
 )
-async def test_an_answer_that_is_no_http_is_a_failure(sender: CallbackSender, said: bytes) -> None:
-    async def say(_: Request, peer: Peer) -> None:
-        await peer.send(said)
+async def test_an_answer_that_is_no_http_is_a_failure(sender: CallbackSender, answer: bytes) -> None:
+    async def send(_: Request, peer: Peer) -> None:
+        await peer.send(answer)
         peer.close()
 
-    async with RawServer(say) as receiver:
+    async with RawServer(send) as receiver:
         reply = await sender.post(receiver.url, b"{}", HEADERS, owner="tenant")
     assert not reply.is_success
     assert reply.failure in ("bad_answer", "connection_failed")
@@ -241,20 +241,20 @@ async def test_a_receiver_that_is_away_is_a_failure(sender: CallbackSender) -> N
     ).failure == "connection_failed"
 
 
-async def test_a_certificate_must_be_trusted_and_bear_the_name(tmp_path: Path) -> None:
+async def test_a_certificate_must_be_trusted_and_carry_the_name(tmp_path: Path) -> None:
     cert, key = self_signed(tmp_path, "hooks.example")
     context = shown_by_server(cert, key)
-    stranger = CallbackSender(ALLOWED, "Tidegate/test", answers("127.0.0.1"))
+    untrusting = CallbackSender(ALLOWED, "Tidegate/test", answers("127.0.0.1"))
     sender = CallbackSender(ALLOWED, "Tidegate/test", answers("127.0.0.1"), ssl.create_default_context(cafile=cert))
     async with RawServer(tls=context) as receiver:
         url = f"https://hooks.example:{receiver.port}/hook"
-        assert (await stranger.post(url, b"{}", HEADERS, owner="tenant")).failure == "tls_failed"
+        assert (await untrusting.post(url, b"{}", HEADERS, owner="tenant")).failure == "tls_failed"
         assert (await sender.post(url, b"{}", HEADERS, owner="tenant")).is_success
         assert receiver.requests[0].headers["Host"] == f"hooks.example:{receiver.port}"
         assert (
             await sender.post(url.replace("hooks.example", "localhost"), b"{}", HEADERS, owner="tenant")
         ).failure == "tls_failed"
-    await stranger.close()
+    await untrusting.close()
     await sender.close()
 
 

@@ -178,7 +178,7 @@ async def test_a_lifetime_gets_back_what_an_unknown_debit_took(
     assert not await fits(601), "it came back once"
 
 
-async def test_what_was_granted_to_a_caller_that_went_away_comes_back(limits: LimitsWorld) -> None:
+async def test_what_was_granted_to_a_cancelled_caller_comes_back(limits: LimitsWorld) -> None:
     process, sound = await limits.process(), await limits.process()
     for turns in range(1, 8):
         one = Budget(LimitBound.KEY, f"key {turns}", (Limit(Period.LIFETIME, nano=1_000),), BudgetKind.MONEY)
@@ -238,7 +238,7 @@ async def test_a_settlement_that_cannot_be_meant_holds_up_no_other(limits: Limit
     assert more.requests == 60
 
 
-async def test_who_can_reach_nobody_is_told_so(limits: LimitsWorld) -> None:
+async def test_a_process_that_reaches_no_store_raises_limits_unavailable(limits: LimitsWorld) -> None:
     process, driver = await limits.faulty_process()
     driver.lost_before = 3
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Budgets in money, by the store alone and with Redis beside it: hard, to the billionth, whoever asks and whatever is lost."""
+"""Budgets in money, by the store alone and with Redis beside it: hard, to the billionth, whichever process asks and whatever is lost."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_the_most_that_calls_can_cost_never_passes_a_budget(limits: Limits
     assert (last.requests, last.nano) == (1, 1_000 - spent), "what is left can be spent to the billionth"
 
 
-async def test_what_is_in_flight_is_told_apart_from_what_is_spent(limits: LimitsWorld) -> None:
+async def test_money_in_flight_is_not_money_spent(limits: LimitsWorld) -> None:
     process = await limits.process()
     budgets = budget_client("k", Period.DAY, 100)
     first = await take(process, budgets, 100)
@@ -117,7 +117,7 @@ async def test_money_comes_back_that_was_settled_while_the_store_was_away(limits
 async def test_what_a_process_had_in_flight_that_is_gone_is_spent_once_its_slices_are_taken_over(
     limits: LimitsWorld,
 ) -> None:
-    """While it may live, and until what it had sent is adopted or sent again, others wait; then they hear that the budget is spent."""
+    """While it may live, and until what it had sent is adopted or sent again, others wait; then the budget is spent for them."""
     world = limits.stores
     mine, lost = await world.worker(10 * HOUR_MS), await world.worker(1_000)
     ours, theirs = await limits.process(holder=mine), await limits.process(holder=lost)
@@ -132,7 +132,7 @@ async def test_what_a_process_had_in_flight_that_is_gone_is_spent_once_its_slice
         assert (waits.requests, waits.wait_ms, waits.left_nano) == (0, RESERVED_MS, 100), "it is late, not gone"
     assert await world.store.declare_gone(lost)
     for _ in range(3):
-        assert (await take(ours, budgets, 90)).left_nano == 100, "nobody has looked at what it had sent"
+        assert (await take(ours, budgets, 90)).left_nano == 100, "what it had sent was not adopted yet"
     assert await world.store.reclaim_slices(lost) == 1
     await take(ours, budgets, 90)
     spent = await take(ours, budgets, 90)
@@ -168,7 +168,7 @@ async def test_the_dead_never_let_a_budget_be_passed(limits: LimitsWorld) -> Non
         assert await world.store.declare_gone(worker)
     last = await limits.process(holder=await world.worker())
     await take(last, budgets, 1_000)
-    assert (await take(last, budgets, 1_000)).left_nano == 1_000 - spent, "nobody is in flight any more"
+    assert (await take(last, budgets, 1_000)).left_nano == 1_000 - spent, "nothing is in flight any more"
     assert (await take(last, budgets, 1_000 - spent)).requests == 1
 
 

@@ -26,7 +26,7 @@ from tidegate.store.limits import StoreLimits
 pytestmark = pytest.mark.anyio
 
 FOREVER = 9_999_999_999_999
-# Of the one block that a server has: others want so many; nobody fetches it; nobody may take what is left of it any more.
+# Of the one block that a server has: others want so many; no process fetches it; what is left of it may not be taken any more.
 _WANTED = "return redis.call('HINCRBY', redis.call('KEYS', '*')[1], 'asked', 29)"
 _IS_THERE = "return 1 - redis.call('HEXISTS', redis.call('KEYS', '*')[1], 'lender_till')"
 _IS_OVER = """
@@ -92,8 +92,8 @@ async def used_redis(server: RedisServer, world: LimitsWorld, process: Limits, n
     return server.command("DBSIZE") != ":0"
 
 
-async def test_a_clock_of_redis_that_went_back_keeps_nobody_waiting(redis_url: str) -> None:
-    """What was written an hour later than it is now counts for nothing: the store is asked anew."""
+async def test_a_clock_of_redis_that_was_set_back_keeps_no_process_waiting(redis_url: str) -> None:
+    """What was written an hour later than it is now counts for nothing: the store is asked again."""
     line = RedisLine(redis_url, ("take", "deposit"), 20.0)
     run_id = await line.run_id()
     key = f"t-clock:{run_id}:{id(line)}"
@@ -140,17 +140,17 @@ async def test_a_block_is_dealt_out_once_and_what_is_left_goes_back(redis_url: s
     assert wait_ms <= 200_000, "what was left went back, so the moment that the store named is too late"
     kind, _, demand = await take(1, 14)
     assert kind == b"lend", "less than what had no room may have some"
-    assert demand == 0, "where there is too little, nobody fetches for others"
+    assert demand == 0, "where there is too little, no process fetches for others"
     late = (7, 70, server_ms, server_ms, "1400", 0, 10, 0, "", 0)
     assert await line.call("deposit", key, *late, run_id=run_id) == [b"1300", 0, 0]
-    assert (await take(1, 10))[0] == b"lend", "a block that came too late is dealt to nobody"
+    assert (await take(1, 10))[0] == b"lend", "a block that came too late is not dealt"
     early = (7, 70, FOREVER, FOREVER + 250, "1500", 0, 10, 0, "", 0)
     assert await line.call("deposit", key, *early, run_id=run_id) == [b"1400", 7, 70]
     assert (await take(1, 10))[0] == b"lend", "nor is one whose beginning the server's clock has not seen"
     await line.close()
 
 
-async def test_what_nobody_took_of_a_block_is_used_soon_and_not_a_minute_later(
+async def test_the_unused_rest_of_a_block_is_granted_soon_and_not_a_minute_later(
     limits: LimitsWorld, private_redis: RedisServer
 ) -> None:
     """The store's clock stands still, so nothing frees by itself."""
@@ -164,7 +164,7 @@ async def test_what_nobody_took_of_a_block_is_used_soon_and_not_a_minute_later(
     await wait_until_async(lambda: says(_IS_THERE), 30, "the first block")
     says(_WANTED)
     assert (await limits.send(second, one, 5)).requests == 5
-    await wait_until_async(lambda: says(_IS_OVER), 30, "the rest of the second block to be nobody's any more")
+    await wait_until_async(lambda: says(_IS_OVER), 30, "the rest of the second block to be out of date")
     short = await limits.send(first, one, 20)
     assert short.requests < 20
     assert short.wait_ms <= 250
@@ -202,7 +202,7 @@ async def test_whatever_redis_forgets_nothing_is_minted(
     limits.judge(60)
 
 
-async def test_a_script_that_the_server_forgot_is_told_again(limits: LimitsWorld, private_redis: RedisServer) -> None:
+async def test_a_script_that_the_server_forgot_is_loaded_again(limits: LimitsWorld, private_redis: RedisServer) -> None:
     process = await limits.process()
     for number in range(4):
         assert private_redis.command("SCRIPT", "FLUSH") == "+OK"
@@ -283,10 +283,10 @@ async def test_a_reply_that_got_lost_is_a_loss_and_no_gift(
     assert limits.sent > 12
 
 
-async def test_a_stale_copy_behind_a_failover_is_not_believed(
+async def test_a_stale_copy_behind_a_failover_is_not_used(
     limits: LimitsWorld, private_redis: RedisServer, redis_server: RedisServer
 ) -> None:
-    """A replica that was promoted holds old blocks with plenty left: they were another server's, so nobody looks at them."""
+    """A replica that was promoted holds old blocks with plenty left: they were another server's, so they are not read."""
     one = budget("gpu", minute(10))
     before = await limits.process()
     await limits.send(before, one, 4)

@@ -194,7 +194,7 @@ async def test_a_deposit_hands_back_what_was_left_and_shortens_the_wait(scripts:
     assert await scripts.take(1, 0) == [b"resting", 9_000, b"tenant:a", 0]
 
 
-async def test_what_a_clock_wrote_that_went_back_counts_for_nothing(scripts: Scripts) -> None:
+async def test_what_was_written_before_a_clock_was_set_back_counts_for_nothing(scripts: Scripts) -> None:
     await scripts.deposit(5, 50, start=NOW_MS - 10_000)
     assert (await scripts.take(1, 10, now_ms=NOW_MS - 1))[0] == b"lend"
     assert b"requests" not in await scripts.server.hgetall(scripts.key)
@@ -221,6 +221,6 @@ async def test_the_longest_rest_of_a_deployment_counts_and_one_that_is_over_is_f
     assert await scripts.run("rests", now_ms=NOW_MS + 300) == []
 
 
-async def test_rests_that_nobody_wrote_are_over(scripts: Scripts) -> None:
+async def test_rests_with_an_unreadable_end_are_over(scripts: Scripts) -> None:
     await scripts.server.hset(scripts.key, mapping={"gpu": "soon", "cpu": FAR_MS})
     assert await scripts.run("rests") == [b"cpu", FAR_MS - NOW_MS]

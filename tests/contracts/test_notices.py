@@ -29,13 +29,13 @@ class Process:
 
     def __init__(self, notices: PostgresNotices | RedisShared) -> None:
         self.notices = notices
-        self.heard: list[str] = []
-        notices.on_notice(self.heard.append)
+        self.received: list[str] = []
+        notices.on_notice(self.received.append)
         notices.start()
 
     async def says(self, text: str, *others: Process) -> None:
-        """Send it until all of these heard it: what is said before somebody listens is lost."""
-        while not all(text in other.heard for other in others):
+        """Send it until all of these received it: what is sent before a process listens is lost."""
+        while not all(text in other.received for other in others):
             await self.notices.send_notice(text)
             await asyncio.sleep(0.01)
 
@@ -59,13 +59,13 @@ async def another(request: pytest.FixtureRequest) -> AsyncIterator[Another]:
         await one.notices.close()
 
 
-async def test_every_process_of_the_installation_hears_a_notice_and_no_other(another: Another) -> None:
-    first, second, third, stranger = [await another(name) for name in ("a", "a", "a", "b")]
+async def test_a_notice_reaches_every_process_of_its_installation_and_no_other(another: Another) -> None:
+    first, second, third, foreign = [await another(name) for name in ("a", "a", "a", "b")]
     await first.says("one user", second, third)
-    await stranger.says("of another", stranger)
+    await foreign.says("of another", foreign)
     await second.says('two "users" and ünïcode', first, third)
-    assert "one user" not in stranger.heard
-    assert all("of another" not in one.heard for one in (first, second, third))
+    assert "one user" not in foreign.received
+    assert all("of another" not in one.received for one in (first, second, third))
 
 
 async def test_a_lost_connection_is_replaced_and_sending_meanwhile_raises_nothing(postgres_url: str) -> None:
@@ -74,14 +74,14 @@ async def test_a_lost_connection_is_replaced_and_sending_meanwhile_raises_nothin
         await first.says("before", second)
         admin = await asyncpg.connect(postgres_url)
         try:
-            # On a busy machine one may have connected a second time before it was heard.
+            # On a busy machine one may have connected a second time before its notice arrived.
             assert len(await admin.fetch(CUT)) >= 2
         finally:
             await admin.close()
         await eventually(lambda: first.notices._connection is None, "the connection to be lost")  # type: ignore[union-attr]
         await first.notices.send_notice("lost")
         await first.says("after", second)
-        assert "lost" not in second.heard
+        assert "lost" not in second.received
     finally:
         await first.notices.close()
         await second.notices.close()
@@ -91,7 +91,7 @@ async def test_a_database_that_is_away_at_the_start_is_found_later() -> None:
     one = Process(PostgresNotices("postgresql://127.0.0.1:1/none", "a", 1.0))
     await one.notices.send_notice("lost")
     await one.notices.close()
-    assert one.heard == []
+    assert one.received == []
 
 
 async def test_a_wake_up_reaches_a_process_that_waits_and_costs_nothing_without_one(another: Another) -> None:
@@ -107,9 +107,9 @@ async def test_a_wake_up_reaches_a_process_that_waits_and_costs_nothing_without_
         for _ in range(20):
             ours.notify()
         await asyncio.sleep(0.1)
-        assert [text for text in there.heard if "ring" in text] == []
+        assert [text for text in there.received if "ring" in text] == []
         waiting = asyncio.create_task(theirs.listen().wait(60))
-        await eventually(lambda: any("want" in text for text in here.heard), "a want")
+        await eventually(lambda: any("want" in text for text in here.received), "a want")
         other.notify()
         await asyncio.sleep(0.05)
         assert not waiting.done()
@@ -135,7 +135,7 @@ async def test_a_long_wait_is_announced_again_and_again(another: Another, monkey
     wake.start()
     waiting = asyncio.create_task(wake.listen().wait(60))
     try:
-        await eventually(lambda: sum("want" in text for text in here.heard) > 3, "several wants")
+        await eventually(lambda: sum("want" in text for text in here.received) > 3, "several wants")
     finally:
         waiting.cancel()
         await wake.close()

@@ -1,4 +1,4 @@
-"""The queue of asynchronous sending, on a real Redis: a request is out once, a result is anyone's to read and nobody's to take away."""
+"""The queue of asynchronous sending, on a real Redis: a request is out once, any process may read a result and none may take it away."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ async def test_garbage_is_put_aside_once_and_hides_nothing(place: Place) -> None
     assert (await look(queue)).garbage == 0
 
 
-async def test_a_result_for_nobody_is_put_aside_whole(place: Place) -> None:
+async def test_a_result_for_an_unknown_request_is_put_aside_whole(place: Place) -> None:
     queue = place.process()
     await place.push(result("batch_req_9-zz.0"))
     assert (await look(queue)).unknown == 1
@@ -224,7 +224,7 @@ async def test_a_result_above_the_bound_is_named_and_not_read(place: Place) -> N
     assert (await look(queue)).found == (Found(SOME.id, QueueKind.TOO_LARGE),)
 
 
-async def test_what_nobody_has_taken_is_withdrawn_and_may_be_laid_down_again(place: Place) -> None:
+async def test_a_request_not_yet_taken_is_withdrawn_and_may_be_put_again(place: Place) -> None:
     queue = place.process()
     await queue.put(SOME)
     assert await queue.withdraw(SOME.id) is Withdrawal.WITHDRAWN
@@ -428,7 +428,7 @@ async def test_a_key_of_another_kind_is_an_error_that_notes_nothing(place: Place
     assert await place.redis.get(f"{place.queue.results}:sent:{SOME.id}") is None
 
 
-async def test_a_server_that_is_away_or_silent_is_told_apart(private_redis: RedisServer) -> None:
+async def test_a_server_that_is_away_differs_from_one_that_is_silent(private_redis: RedisServer) -> None:
     place = Place(private_redis.url)
     queue = place.process()
     await queue.put(SOME)

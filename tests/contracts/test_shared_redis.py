@@ -36,7 +36,7 @@ async def shared(redis_url: str) -> AsyncIterator[Callable[[], Awaitable[RedisSh
         await one.close()
 
 
-async def heard(listener: Listener) -> bool:
+async def was_notified(listener: Listener) -> bool:
     """Whether there was a ring since the last look."""
     waiting = asyncio.create_task(listener.wait(LONG_S))
     for _ in range(3):
@@ -48,25 +48,25 @@ async def heard(listener: Listener) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["local", "redis"])
-async def test_a_ring_is_heard_once_by_every_loop_of_this_process(kind: str, redis_url: str) -> None:
+async def test_a_ring_reaches_every_loop_of_this_process_once(kind: str, redis_url: str) -> None:
     wake: Wake = LocalWake() if kind == "local" else RedisShared(redis_url, "t-quiet", SystemClock(), SystemEntropy())
     one, two = wake.listen(), wake.listen()
     wake.notify()
-    assert (await heard(one), await heard(two)) == (True, True)
-    assert (await heard(one), await heard(two)) == (False, False)
+    assert (await was_notified(one), await was_notified(two)) == (True, True)
+    assert (await was_notified(one), await was_notified(two)) == (False, False)
 
 
 async def test_a_ring_wakes_other_processes(shared: Callable[[], Awaitable[RedisShared]]) -> None:
     ringing, hearing = await shared(), await shared()
-    ear = hearing.listen()
+    listener = hearing.listen()
     # Once it listens, its own first ring is over; every ring from then on comes from the other.
-    await ear.wait(LONG_S)
+    await listener.wait(LONG_S)
 
     async def rung() -> bool:
         ringing.notify()
-        return await heard(ear)
+        return await was_notified(listener)
 
-    await wait_until_async(rung, LONG_S, "a ring to be heard")
+    await wait_until_async(rung, LONG_S, "a ring to arrive")
 
 
 @pytest.mark.parametrize("kind", ["local", "redis"])
@@ -90,7 +90,7 @@ async def test_a_rest_is_known_to_other_processes_and_a_shorter_one_changes_noth
 ) -> None:
     one, two = await shared(), await shared()
     one.publish("gpu", 3_600_000)
-    await wait_until_async(lambda: "gpu" in two.current(), LONG_S, "the rest to be heard of")
+    await wait_until_async(lambda: "gpu" in two.current(), LONG_S, "the rest to arrive")
     until_ms = two.current()["gpu"]
     third = await shared()
     third.publish("gpu", 1_000)
@@ -107,20 +107,20 @@ async def test_without_redis_everything_goes_on_in_this_process(private_redis: R
     one.start()
     two.start()
     try:
-        ear = one.listen()
+        listener = one.listen()
         one.notify()
         one.publish("gpu", 3_600_000)
-        assert await heard(ear)
+        assert await was_notified(listener)
         assert "gpu" in one.current()
         private_redis.start()
-        await wait_until_async(lambda: "gpu" in two.current(), LONG_S, "what was said while Redis was away")
+        await wait_until_async(lambda: "gpu" in two.current(), LONG_S, "what was published while Redis was away")
     finally:
         # The client library may swallow the cancellation of what is left open, and a failure would pass for a time-out.
         await one.close()
         await two.close()
 
 
-async def test_it_ends_whenever_it_is_told_to(redis_url: str) -> None:
+async def test_it_closes_at_any_moment_of_its_start(redis_url: str) -> None:
     """The client library now and then swallows a cancellation that comes while it connects."""
     for number in range(60):
         shared = RedisShared(redis_url, f"t-{secrets.token_hex(8)}", SystemClock(), SystemEntropy())
@@ -129,7 +129,7 @@ async def test_it_ends_whenever_it_is_told_to(redis_url: str) -> None:
         await shared.close()
 
 
-async def test_a_notice_that_cannot_be_sent_is_lost_and_harms_nobody() -> None:
+async def test_a_notice_that_cannot_be_sent_is_lost_without_an_error() -> None:
     away = RedisShared("redis://127.0.0.1:1/0", "t-away", SystemClock(), SystemEntropy())
     await away.send_notice("lost")
     await away.close()

@@ -274,7 +274,7 @@ async def checked(store: Store, expected: tuple[int, str] | None = None, count_m
     return check
 
 
-def told(check: ChainCheck) -> list[str]:
+def texts_of(check: ChainCheck) -> list[str]:
     return [one.text.replace(f" ({one.id})", "") for one in check.findings]
 
 
@@ -290,9 +290,9 @@ async def test_each_entry_carries_the_hash_of_the_one_before_it(world: StoreWorl
     assert [one.id for one in entries] == [one.id for one in notes]
     before = ""
     for number, one in enumerate(entries, 1):
-        said = [before, number, one.id, one.happened_at, one.actor, one.action, one.kind, one.target]
-        said += [one.before, one.after, one.address]
-        text = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+        parts = [before, number, one.id, one.happened_at, one.actor, one.action, one.kind, one.target]
+        parts += [one.before, one.after, one.address]
+        text = json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
         assert (one.number, one.previous_hash) == (number, before)
         assert one.hash == hashlib.sha256(text.encode()).hexdigest()
         before = one.hash
@@ -307,7 +307,7 @@ async def test_a_check_names_the_entry_that_was_changed(world: StoreWorld, damag
     sql, findings = DAMAGE[damage]
     await run_sql(world, sql)
     for count_max in (1, 2, 100):
-        assert told(await checked(world.store, count_max=count_max)) == findings
+        assert texts_of(await checked(world.store, count_max=count_max)) == findings
 
 
 REFUSED = {
@@ -339,7 +339,7 @@ async def test_a_delete_leaves_every_entry_that_retention_has_not_come_to(world:
         assert await world.store.audit_entries(0, 10) == before
     await world.store.prune_audit(1_500, 10)
     assert [one.number for one in await every_entry(world)] == [3]
-    assert told(await checked(world.store)) == []
+    assert texts_of(await checked(world.store)) == []
 
 
 async def test_postgresql_does_not_empty_its_audit(postgres_world: StoreWorld) -> None:
@@ -347,34 +347,34 @@ async def test_postgresql_does_not_empty_its_audit(postgres_world: StoreWorld) -
     for table in ("audit", "audit_chain"):
         with pytest.raises(asyncpg.RaiseError, match="audit is kept"):
             await run_sql(postgres_world, f"truncate {table}", is_guarded=True)
-    assert told(await checked(postgres_world.store)) == []
+    assert texts_of(await checked(postgres_world.store)) == []
 
 
-async def test_a_chain_whose_hashes_were_computed_anew_does_not_fit_a_hash_noted_elsewhere(world: StoreWorld) -> None:
+async def test_a_chain_whose_hashes_were_computed_again_does_not_fit_a_hash_noted_elsewhere(world: StoreWorld) -> None:
     await noted(world, 2)
     seen = await checked(world.store)
     expected = (seen.number, seen.hash)
     await noted(world, 2)
-    assert told(await checked(world.store, expected)) == []
+    assert texts_of(await checked(world.store, expected)) == []
     await run_sql(world, "delete from audit; delete from audit_chain")
-    assert told(await checked(world.store, expected)) == ["entries 1 to 2 were removed"]
+    assert texts_of(await checked(world.store, expected)) == ["entries 1 to 2 were removed"]
     await noted(world, 4)
-    assert told(await checked(world.store)) == []
-    assert told(await checked(world.store, expected)) == ["entry 2 is not the one whose hash was noted"]
+    assert texts_of(await checked(world.store)) == []
+    assert texts_of(await checked(world.store, expected)) == ["entry 2 is not the one whose hash was noted"]
 
 
 async def test_what_retention_removes_keeps_the_chain_whole(world: StoreWorld) -> None:
     await noted(world, 5)
     await world.store.prune_audit(2_500, 2)
     assert [one.number for one in await every_entry(world)] == [3, 4, 5]
-    assert told(await checked(world.store)) == []
+    assert texts_of(await checked(world.store)) == []
     await noted(world, 1)
     await world.store.prune_audit(500, 100)
     check = await checked(world.store)
-    assert (told(check), check.entry_count, check.number) == ([], 0, 6)
+    assert (texts_of(check), check.entry_count, check.number) == ([], 0, 6)
     await noted(world, 1)
     check = await checked(world.store)
-    assert (told(check), check.first_number, check.number) == ([], 7, 7)
+    assert (texts_of(check), check.first_number, check.number) == ([], 7, 7)
 
 
 async def test_entries_pruned_and_added_during_a_check_are_no_findings(world: StoreWorld) -> None:
@@ -385,7 +385,7 @@ async def test_entries_pruned_and_added_during_a_check_are_no_findings(world: St
     await world.store.prune_audit(2_500, 100)
     for _ in range(2):
         check.look(*await world.store.audit_entries(check.number, 100))
-    assert (told(check), check.number) == ([], 6)
+    assert (texts_of(check), check.number) == ([], 6)
 
 
 async def test_two_processes_that_note_at_once_make_one_chain(world: StoreWorld) -> None:
@@ -398,7 +398,7 @@ async def test_two_processes_that_note_at_once_make_one_chain(world: StoreWorld)
 
     await asyncio.gather(*(add(store) for store in (world.store, other, world.store, other)))
     check = await checked(world.store)
-    assert (told(check), check.entry_count, check.number) == ([], 40, 40)
+    assert (texts_of(check), check.entry_count, check.number) == ([], 40, 40)
 
 
 async def test_a_change_that_fails_or_is_made_again_leaves_no_gap(world: StoreWorld) -> None:
@@ -412,7 +412,7 @@ async def test_a_change_that_fails_or_is_made_again_leaves_no_gap(world: StoreWo
         )
     await noted(world, 1)
     check = await checked(world.store)
-    assert (told(check), check.entry_count, check.number) == ([], 3, 3)
+    assert (texts_of(check), check.entry_count, check.number) == ([], 3, 3)
 
 
 async def test_entries_of_an_earlier_version_are_chained_oldest_first(world: StoreWorld) -> None:
@@ -427,9 +427,9 @@ async def test_entries_of_an_earlier_version_are_chained_oldest_first(world: Sto
     assert await world.store.unchained_audit_count() == 0
     assert [one.id for one in await every_entry(world)] == ["aud_4", "aud_3", "aud_2", "aud_1", "aud_0"]
     await noted(world, 1)
-    assert told(await checked(world.store)) == []
+    assert texts_of(await checked(world.store)) == []
     await run_sql(world, "update audit set target = 'k9' where id = 'aud_3'")
-    assert told(await checked(world.store)) == ["entry 2 was altered"]
+    assert texts_of(await checked(world.store)) == ["entry 2 was altered"]
 
 
 async def test_a_sweep_chains_what_an_earlier_version_wrote_beside_it(world: StoreWorld) -> None:
@@ -441,7 +441,7 @@ async def test_a_sweep_chains_what_an_earlier_version_wrote_beside_it(world: Sto
     )
     await retention.tend(world.store, KeepTimes())
     check = await checked(world.store)
-    assert (told(check), check.number, await world.store.unchained_audit_count()) == ([], 2, 0)
+    assert (texts_of(check), check.number, await world.store.unchained_audit_count()) == ([], 2, 0)
 
 
 RIGHTS = "select, insert, update, delete"
@@ -476,7 +476,7 @@ async def test_a_role_that_owns_nothing_can_work_and_cannot_take_the_guards_away
         with pytest.raises(asyncpg.RaiseError):
             await connection.execute("update audit set actor = 'somebody'")
         assert await connection.execute("delete from audit") == "DELETE 0"
-        assert told(await checked(store)) == []
+        assert texts_of(await checked(store)) == []
         await store.prune_audit(-1_000, 2)
         assert [one.number for one in (await store.audit_entries(0, 10))[1]] == [3]
     finally:
@@ -496,4 +496,4 @@ async def test_a_page_behind_an_entry_that_was_pruned_meanwhile_is_the_rest(worl
     rest = await world.store.list_audit(ANY, after=newest_first[0], count_max=10)
     assert [one.id for one in rest or ()] == [newest_first[1]]
     assert await world.store.list_audit(ANY, after=world.id("aud"), count_max=10) is None
-    assert told(await checked(world.store)) == []
+    assert texts_of(await checked(world.store)) == []

@@ -1,4 +1,4 @@
-"""What every store does with budgets, slots in flight and limits that upstreams told."""
+"""What every store does with budgets, slots in flight and limits that upstreams reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.contracts.limits_world import budget, minute
 from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, StoreWorld
 from tests.support.processes import wait_until_async
-from tests.support.store_verbs import granted, told
+from tests.support.store_verbs import granted, run_statement
 from tidegate.core.budgets.budget import (
     NEVER_MS,
     BudgetRequest,
@@ -53,7 +53,7 @@ async def spoil(world: StoreWorld, ledger: bytes) -> None:
     await world.store._driver.write(body)
 
 
-async def test_whoever_only_looks_takes_nothing(world: StoreWorld) -> None:
+async def test_looking_at_budgets_takes_nothing(world: StoreWorld) -> None:
     gpu, own = budget("gpu", minute(3)), budget("job", Limit(Period.LIFETIME, 1), bound=LimitBound.JOB)
     looks = [BudgetRequest((gpu,), 1, 1), BudgetRequest((gpu, own), 1, 1), BudgetRequest((), 1, 1)]
     for _ in range(5):
@@ -190,7 +190,7 @@ async def test_many_processes_grant_no_more_than_the_limit(postgres_world: Store
     assert taken == 35
 
 
-async def test_a_grant_bears_the_time_at_which_its_row_was_free(
+async def test_a_grant_carries_the_time_at_which_its_row_was_free(
     postgres_world: StoreWorld, shared_database: str
 ) -> None:
     """Who waited for the row must not be counted at the moment when it began to wait: it sends later than that."""
@@ -265,7 +265,7 @@ async def test_idle_slots_and_those_of_the_gone_are_forgotten_a_few_at_a_time_by
     living, *gone = [await world.worker() for _ in range(3)]
 
     async def put(name: str, worker: str = "") -> None:
-        await told(world.store, "slot_write", name=name, worker_id=worker, held=1, wanted=1)
+        await run_statement(world.store, "slot_write", name=name, worker_id=worker, held=1, wanted=1)
 
     for name in "caeb":
         await put(name)
@@ -305,7 +305,7 @@ async def test_processes_that_share_at_once_stay_under_the_cap(postgres_world: S
     assert int(held[0]) <= 30
 
 
-async def test_limits_that_a_deployment_told_are_known_for_a_week(world: StoreWorld) -> None:
+async def test_limits_that_a_deployment_reported_are_known_for_a_week(world: StoreWorld) -> None:
     await world.store.put_discovered("gpu", minute(600))
     await world.store.put_discovered("gpu", minute(None, 90_000))
     await world.store.put_discovered("other", minute(5, 6))

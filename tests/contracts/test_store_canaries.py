@@ -79,10 +79,10 @@ async def test_nothing_more_is_leased_while_the_sample_runs_or_is_waited_for(wor
     assert await world.store.rest_flow(MODEL, job.share_owner)
     assert await world.store.wake_rested(10) == 0
     for _ in range(2):
-        told = await world.store.end_canary(caller.tenant_id, job.id, goes_on=True)
-        assert told is not None
-        assert told.canary is not None
-        assert told.canary.state == "passed"
+        passed = await world.store.end_canary(caller.tenant_id, job.id, goes_on=True)
+        assert passed is not None
+        assert passed.canary is not None
+        assert passed.canary.state == "passed"
     assert await world.store.awake_models(10) == [MODEL]
     assert [one.first for one in await world.lease(await world.worker(), job)] == [2, 4]
 
@@ -179,10 +179,10 @@ async def test_a_sample_that_is_the_whole_job_only_judges_it(world: StoreWorld, 
     assert (ended.closing, ended.canary and ended.canary.state) == wanted
 
 
-async def test_the_caller_may_speak_at_any_time(world: StoreWorld) -> None:
+async def test_the_caller_may_end_a_canary_at_any_time(world: StoreWorld) -> None:
     job, caller = await sampled(world, "wait")
-    told = await world.store.end_canary(caller.tenant_id, job.id, goes_on=True)
-    assert told is not None
+    passed = await world.store.end_canary(caller.tenant_id, job.id, goes_on=True)
+    assert passed is not None
     assert [one.first for one in await world.lease(await world.worker(), job)] == [0, 2, 4]
     early = await world.job(caller, canary=Canary(2, 0, "wait"))
     await world.store.end_canary(caller.tenant_id, early.id, goes_on=True)
@@ -196,8 +196,8 @@ async def test_the_caller_may_speak_at_any_time(world: StoreWorld) -> None:
     assert (await refused(world.store.end_canary(caller.tenant_id, job.id, goes_on=True))).status == 409
     plain = await world.running(caller, 2)
     assert (await refused(world.store.end_canary(caller.tenant_id, plain.id, goes_on=True))).status == 409
-    stranger = await world.caller("stranger")
-    assert await world.store.end_canary(stranger.tenant_id, job.id, goes_on=True) is None
+    other_caller = await world.caller("another")
+    assert await world.store.end_canary(other_caller.tenant_id, job.id, goes_on=True) is None
 
 
 async def test_an_input_without_a_good_line_has_no_canary(world: StoreWorld) -> None:

@@ -20,7 +20,7 @@ class Decider:
 
     def __init__(self, world: StoreWorld) -> None:
         self.clock = HandClock(0.0)
-        self.chooser = Scheduler(world.store, self.clock, Policies(), 64)
+        self.scheduler = Scheduler(world.store, self.clock, Policies(), 64)
         self.closed: set[str] = set()
         self.asked: list[str] = []
 
@@ -30,7 +30,7 @@ class Decider:
 
     async def choose(self) -> Choice:
         self.asked = []
-        return await self.chooser.choose("nobody", self.room, 8)
+        return await self.scheduler.choose("unknown", self.room, 8)
 
 
 def jobs_of(choice: Choice) -> set[str]:
@@ -81,12 +81,12 @@ async def test_how_fast_models_are_is_asked_for_a_few_at_a_time(world: StoreWorl
     for number in range(5):
         await world.ingested(await world.job(caller), plan_of(1, model=f"m{number}"))
     await decider.choose()
-    assert set(decider.chooser._paced_at_ms.values()) == {0.0}
+    assert set(decider.scheduler._paced_at_ms.values()) == {0.0}
     seen = []
     for at_ms in (4_999.0, 5_000.0, 5_001.0, 5_002.0, 5_003.0):
         decider.clock.monotonic = at_ms
         await decider.choose()
-        seen.append(sum(at > 0 for at in decider.chooser._paced_at_ms.values()))
+        seen.append(sum(at > 0 for at in decider.scheduler._paced_at_ms.values()))
     assert seen == [0, 2, 4, 5, 5]
 
 

@@ -27,13 +27,13 @@ async def offered(world: StoreWorld, worker_id: str | None = None) -> list[str]:
     return [view.job_id for view in look.jobs]
 
 
-async def test_a_stranger_neither_pauses_nor_resumes_a_job(world: StoreWorld) -> None:
-    caller, stranger = await world.caller(), await world.caller("stranger")
+async def test_another_tenant_neither_pauses_nor_resumes_a_job(world: StoreWorld) -> None:
+    caller, other_caller = await world.caller(), await world.caller("another")
     job = await world.running(caller, 2)
-    assert await world.store.pause_job(stranger.tenant_id, job.id) is None
+    assert await world.store.pause_job(other_caller.tenant_id, job.id) is None
     assert (await world.look(job)).paused_at is None
     assert await world.store.pause_job(caller.tenant_id, job.id)
-    assert await world.store.resume_job(stranger.tenant_id, job.id) is None
+    assert await world.store.resume_job(other_caller.tenant_id, job.id) is None
     assert (await world.look(job)).paused_at is not None
 
 
@@ -48,8 +48,8 @@ async def test_a_paused_job_is_neither_offered_nor_leased_until_it_is_resumed(wo
     assert await world.store.pause_job(caller.tenant_id, job.id) == paused
     assert await offered(world) == [other.id]
     assert await world.lease(worker_id, job) == []
-    told = await world.store.beat(worker_id, 30_000) or []
-    assert [(one.job_id, one.is_held, one.expires_in_ms) for one in told] == [(job.id, True, DAY_MS - 1_000)]
+    leases = await world.store.beat(worker_id, 30_000) or []
+    assert [(one.job_id, one.is_held, one.expires_in_ms) for one in leases] == [(job.id, True, DAY_MS - 1_000)]
     # What was in flight ends as always.
     await world.answer(await world.log(), job, 0, 1, token=held[0].token)
     assert (await world.look(job)).answered_count == 2
@@ -170,17 +170,17 @@ async def test_nothing_of_a_job_runs_before_its_moment(world: StoreWorld) -> Non
 
 
 @pytest.mark.parametrize(
-    ("wishes", "not_before"),
+    ("fields", "not_before"),
     [({}, START_MS + DAY_MS), ({"begin_within_ms": HOUR_MS}, START_MS + HOUR_MS)],
     ids=["behind_the_window", "behind_begin_within"],
 )
 async def test_a_moment_at_which_it_could_not_begin_is_refused(
-    world: StoreWorld, wishes: dict[str, Any], not_before: int
+    world: StoreWorld, fields: dict[str, Any], not_before: int
 ) -> None:
     caller = await world.caller()
-    problem = await refused(world.job(caller, controls=JobControls(not_before=not_before), **wishes))
+    problem = await refused(world.job(caller, controls=JobControls(not_before=not_before), **fields))
     assert (problem.status, problem.code, problem.param) == (400, "invalid_parameter", "not_before")
-    job = await world.running(caller, 2, controls=JobControls(not_before=not_before - 1), **wishes)
+    job = await world.running(caller, 2, controls=JobControls(not_before=not_before - 1), **fields)
     problem = await refused(world.store.change_job(caller.tenant_id, job.id, JobChange({"not_before": not_before})))
     assert problem.param == "not_before"
 

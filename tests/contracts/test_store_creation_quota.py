@@ -25,8 +25,8 @@ def allowed(
     return creation_budgets(bound, name, [Limit(period, jobs=jobs, bytes=size_bytes)])
 
 
-async def create(world: StoreWorld, caller: Caller, budgets: tuple[Budget, ...], **wishes: object) -> Job:
-    return await world.job(caller, await world.file(caller), quotas=Quotas(creation=budgets), **wishes)  # type: ignore[arg-type]
+async def create(world: StoreWorld, caller: Caller, budgets: tuple[Budget, ...], **fields: object) -> Job:
+    return await world.job(caller, await world.file(caller), quotas=Quotas(creation=budgets), **fields)  # type: ignore[arg-type]
 
 
 async def test_so_many_jobs_in_a_day_and_then_none_until_the_next(world: StoreWorld) -> None:
@@ -34,22 +34,22 @@ async def test_so_many_jobs_in_a_day_and_then_none_until_the_next(world: StoreWo
     budgets = allowed(caller, Period.DAY, jobs=2) + allowed(caller, Period.LIFETIME, jobs=3, bound=LimitBound.TENANT)
     for _ in range(2):
         await create(world, caller, budgets)
-    said = await refused(create(world, caller, budgets))
-    assert (said.status, said.code) == (429, "quota_exceeded")
-    assert "2 batches per day" in said.message
-    assert said.retry_after_s is not None
-    assert 0 < said.retry_after_s <= 86_400
+    problem = await refused(create(world, caller, budgets))
+    assert (problem.status, problem.code) == (429, "quota_exceeded")
+    assert "2 batches per day" in problem.message
+    assert problem.retry_after_s is not None
+    assert 0 < problem.retry_after_s <= 86_400
     await world.clock.advance(DAY_MS)
     await create(world, caller, budgets)
-    said = await refused(create(world, caller, budgets))
-    assert (said.retry_after_s, "organization may create 3 batches per lifetime" in said.message) == (None, True)
+    problem = await refused(create(world, caller, budgets))
+    assert (problem.retry_after_s, "organization may create 3 batches per lifetime" in problem.message) == (None, True)
 
 
 async def test_bytes_count_and_an_input_above_the_limit_is_never_taken(world: StoreWorld) -> None:
     caller = await world.caller()
     size_bytes = (await world.file(caller)).size_bytes
-    said = await refused(create(world, caller, allowed(caller, Period.DAY, size_bytes=size_bytes - 1)))
-    assert (said.status, said.param) == (413, "input_file_id")
+    problem = await refused(create(world, caller, allowed(caller, Period.DAY, size_bytes=size_bytes - 1)))
+    assert (problem.status, problem.param) == (413, "input_file_id")
     enough = allowed(caller, Period.DAY, size_bytes=2 * size_bytes)
     await create(world, caller, enough)
     await create(world, caller, enough)

@@ -100,11 +100,11 @@ async def test_another_tenants_file_is_like_an_absent_one(world: StoreWorld) -> 
 
 @pytest.mark.parametrize("order", ["desc", "asc"])
 async def test_pages_meet_files_of_the_same_moment_once_each(world: StoreWorld, order: str) -> None:
-    caller, stranger = await world.caller(), await world.caller("stranger")
+    caller, other_caller = await world.caller(), await world.caller("another")
     made = []
     for count in (4, 3):
         made += [await world.file(caller, purpose="batch" if n % 2 else "other") for n in range(count)]
-        await world.file(stranger)
+        await world.file(other_caller)
         await world.clock.advance(1)
     expected = sorted(((file.created_at, file.id) for file in made), reverse=order == "desc")
     seen: list[tuple[int, str]] = []
@@ -210,9 +210,9 @@ async def test_of_more_expired_files_than_are_looked_at_the_oldest_are_found(wor
 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_a_file_is_taken_back_with_its_key_unless_a_job_was_made_of_it(world: StoreWorld, is_first: bool) -> None:
-    caller, stranger, key = await world.caller(), await world.caller("stranger"), Idempotency("k", "hash")
+    caller, other_caller, key = await world.caller(), await world.caller("another"), Idempotency("k", "hash")
     file = await world.file(caller, idempotency=key)
-    assert not await world.store.take_back_file(stranger.tenant_id, file.id, "k")
+    assert not await world.store.take_back_file(other_caller.tenant_id, file.id, "k")
     job = await job_of(world, caller, file, is_first=is_first)
     assert not await world.store.take_back_file(caller.tenant_id, file.id, "k"), "of which a job was made"
     await world.store.cancel_job(caller.tenant_id, job.id)
@@ -244,7 +244,7 @@ async def test_a_key_whose_file_was_deleted_says_so(world: StoreWorld) -> None:
     assert (problem.value.status, problem.value.code) == (409, "idempotency_result_deleted")
 
 
-async def test_an_expired_file_is_seen_by_nobody_before_it_is_swept(world: StoreWorld) -> None:
+async def test_an_expired_file_is_hidden_before_it_is_swept(world: StoreWorld) -> None:
     caller = await world.caller()
     file, kept = await world.file(caller, expires_after_ms=1_000), await world.file(caller)
     await world.clock.advance(999)
@@ -259,11 +259,11 @@ async def test_an_expired_file_is_seen_by_nobody_before_it_is_swept(world: Store
 
 
 async def test_the_same_key_and_body_make_one_file_for_a_day(world: StoreWorld) -> None:
-    caller, stranger = await world.caller(), await world.caller("stranger")
+    caller, other_caller = await world.caller(), await world.caller("another")
     key = Idempotency("k", "body")
     first = await world.file(caller, idempotency=key)
     assert await world.file(caller, idempotency=key) == first
-    assert (await world.file(stranger, idempotency=key)).id != first.id
+    assert (await world.file(other_caller, idempotency=key)).id != first.id
     with pytest.raises(ApiProblem) as problem:
         await world.file(caller, idempotency=Idempotency("k", "other body"))
     assert (problem.value.status, problem.value.code) == (422, "idempotency_key_reused")
@@ -311,7 +311,7 @@ async def test_stored_bytes_stop_at_their_limit(world: StoreWorld) -> None:
     with pytest.raises(ApiProblem, match=r"this takes 1,001 more\. It never fits: split it"):
         await world.file(caller, size_bytes=1_001, quotas=quotas)
     await world.file(caller, size_bytes=400, quotas=quotas)
-    await world.file(await world.caller("stranger"), size_bytes=1_000, quotas=quotas)
+    await world.file(await world.caller("another"), size_bytes=1_000, quotas=quotas)
     with pytest.raises(ApiProblem):
         await world.file(caller, size_bytes=1, quotas=quotas)
     await world.store.delete_file(caller.tenant_id, first.id)
@@ -442,7 +442,7 @@ async def test_an_upload_can_go_with_the_file_that_was_made_of_it(world: StoreWo
     assert await world.store.condemned_blobs(-1, -1, 10) == blob_ids
 
 
-async def test_condemned_bytes_are_told_in_the_order_in_which_they_were_condemned(world: StoreWorld) -> None:
+async def test_condemned_bytes_are_listed_in_the_order_in_which_they_were_condemned(world: StoreWorld) -> None:
     caller, condemned = await world.caller(), list[str]()
     for _ in range(3):
         file = await world.file(caller)

@@ -1,4 +1,4 @@
-"""What processes tell each other of their calls: each of the others by itself, forgotten when it is not told again."""
+"""What processes report to each other of their calls: each of the others by itself, forgotten when it is not reported again."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tidegate.store.fleet import fleet
 pytestmark = pytest.mark.anyio
 
 
-async def test_each_process_hears_what_each_other_has_and_how_old_that_is(world: StoreWorld) -> None:
+async def test_each_process_reads_the_reports_of_the_others_and_their_age(world: StoreWorld) -> None:
     first, second, third = [world.id("worker") for _ in range(3)]
     assert await world.store.report_to_fleet(first, {"a": Present(1, 5, 0, 0), "b": Present(1, 1)}) == {}
     await world.clock.advance(400)
-    heard = await world.store.report_to_fleet(second, {"a": Present(1, 2, 3, 1, True, "beside")})
-    assert heard == {"a": {first: (Present(1, 5, 0, 0), 400)}, "b": {first: (Present(1, 1), 400)}}
+    reports = await world.store.report_to_fleet(second, {"a": Present(1, 2, 3, 1, True, "beside")})
+    assert reports == {"a": {first: (Present(1, 5, 0, 0), 400)}, "b": {first: (Present(1, 1), 400)}}
     both = await world.store.report_to_fleet(third, {})
     assert both["a"] == {first: (Present(1, 5, 0, 0), 400), second: (Present(1, 2, 3, 1, True), 0)}
     assert (await world.store.report_to_fleet(first, {"a": Present()}))["a"] == {second: (Present(1, 2, 3, 1, True), 0)}
 
 
-async def test_of_more_reports_than_one_look_takes_the_latest_are_heard(
+async def test_of_more_reports_than_one_look_takes_the_latest_are_read(
     world: StoreWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet, "_OTHERS_MAX", 2)
@@ -34,7 +34,7 @@ async def test_of_more_reports_than_one_look_takes_the_latest_are_heard(
     assert set((await world.store.report_to_fleet(world.id("worker"), {}))["a"]) == set(workers[1:])
 
 
-async def test_what_is_not_told_again_counts_for_nothing_and_is_forgotten(world: StoreWorld) -> None:
+async def test_a_report_that_is_not_repeated_counts_for_nothing_and_is_forgotten(world: StoreWorld) -> None:
     first, second = world.id("worker"), world.id("worker")
     await world.store.report_to_fleet(first, {"a": Present(1, 5, why="quiet: for 2.0 s", tide=8)})
     await world.store.report_to_fleet(second, {"a": Present(1, 2, 3, tide=4), "b": Present(0, 0, 1, 1)})
@@ -50,7 +50,7 @@ async def test_what_is_not_told_again_counts_for_nothing_and_is_forgotten(world:
     assert (await world.store.tides(), await world.store.loads()) == ([], {})
 
 
-async def test_what_was_told_lately_is_not_forgotten(world: StoreWorld) -> None:
+async def test_a_recent_report_is_not_forgotten(world: StoreWorld) -> None:
     first, second = world.id("worker"), world.id("worker")
     await world.store.report_to_fleet(first, {"a": Present(1, 5)})
     await world.clock.advance(fleet.KEEP_MS)

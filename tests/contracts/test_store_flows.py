@@ -22,7 +22,7 @@ HOUR_MS = 3_600_000
 
 async def flows(world: StoreWorld, model: str = MODEL) -> dict[str, FlowView]:
     """The flows of a model that have anything ready or out, by scope."""
-    look = await world.store.snapshot("nobody", {model: ModelRoom(100)}, slice_items=64, slices_max=8)
+    look = await world.store.snapshot("unknown", {model: ModelRoom(100)}, slice_items=64, slices_max=8)
     return {flow.share_owner: flow for flow in look.flows}
 
 
@@ -142,7 +142,7 @@ async def test_models_and_scopes_are_charged_apart(world: StoreWorld) -> None:
 
 
 async def test_a_flow_that_wakes_begins_at_the_least_awake_one(world: StoreWorld) -> None:
-    """Nobody saves up: who comes late gets no arrears. Nobody is punished: who was alone is not behind."""
+    """An idle flow saves nothing up: one that comes late gets no arrears. One that was alone is not punished: it is not behind."""
     early, late = await world.caller("early"), await world.caller("late")
     job = await world.running(early, 9)
     await charge(world, job, 0, 5_000)
@@ -256,7 +256,7 @@ async def test_a_flow_with_work_is_neither_closed_nor_put_to_sleep(world: StoreW
     share_owner = tenant_owner(caller.tenant_id)
     await world.store.close_spent(MODEL, share_owner)
     assert not await world.store.rest_flow(MODEL, share_owner)
-    assert not await world.store.rest_flow("nobody's", share_owner)
+    assert not await world.store.rest_flow("unknown", share_owner)
     assert await world.store.wake_rested(10) == 0
     assert set(await flows(world)) == set(await awake(world)) == {share_owner}
 
@@ -298,7 +298,7 @@ async def test_long_idle_flows_and_old_rates_are_forgotten(world: StoreWorld) ->
     await world.running(caller, 1)
     assert await served(world, caller) == 100, "the model's clock remembers where everyone is"
     await world.store.prune_flows(-1)
-    assert len(await awake(world)) == 1, "nobody forgets who is awake"
+    assert len(await awake(world)) == 1, "which flows are awake is not forgotten"
 
 
 async def test_a_flow_that_sleeps_for_a_while_is_not_forgotten_and_has_no_weight(world: StoreWorld) -> None:
@@ -487,7 +487,7 @@ async def test_a_lost_worker_leaves_an_exact_look(world: StoreWorld) -> None:
     await world.clock.advance(LEASE_MS + 1)
     await world.store.declare_gone(worker)
     await world.store.reclaim_slices(worker)
-    look = await world.store.snapshot("nobody", {MODEL: ModelRoom(9)}, slice_items=64, slices_max=8)
+    look = await world.store.snapshot("unknown", {MODEL: ModelRoom(9)}, slice_items=64, slices_max=8)
     assert look.models[MODEL].in_flight_units == 0
     assert look.flows[0].in_flight_units == 0
     assert look.owner_in_flight_units == {}

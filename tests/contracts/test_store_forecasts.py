@@ -18,8 +18,8 @@ from tidegate.store.road import forecasts
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_newcomer_stands_behind_nobody(world: StoreWorld) -> None:
-    found = await world.store.forecast(MODEL, tenant_owner("nobody"), Backlog(500))
+async def test_a_new_tenant_is_first_in_line(world: StoreWorld) -> None:
+    found = await world.store.forecast(MODEL, tenant_owner("unknown"), Backlog(500))
     assert (found.model, found.left, found.ahead) == (MODEL, (500, 0), (0, 0))
     assert (found.weight, found.weights, found.flow_count, found.minutes) == (1.0, 1.0, 1, ())
 
@@ -79,8 +79,8 @@ async def test_other_flows_count_by_what_they_have(world: StoreWorld) -> None:
     assert outlook is not None
     assert their_outlook is not None
     assert outlook.models[0].others == ((1.0, their_outlook.models[0].left),)
-    newcomer = await world.store.forecast(MODEL, tenant_owner("nobody"), Backlog(500))
-    assert sorted(backlog or Backlog() for _, backlog in newcomer.others) == sorted(
+    new_tenant = await world.store.forecast(MODEL, tenant_owner("unknown"), Backlog(500))
+    assert sorted(backlog or Backlog() for _, backlog in new_tenant.others) == sorted(
         one.models[0].left for one in (outlook, their_outlook)
     )
 
@@ -89,8 +89,8 @@ async def test_another_flow_whose_jobs_are_all_paused_has_nothing(world: StoreWo
     other = await world.caller("other")
     job = await world.running(other, 4)
     assert await world.store.pause_job(other.tenant_id, job.id)
-    newcomer = await world.store.forecast(MODEL, tenant_owner("nobody"), Backlog(500))
-    assert (newcomer.flow_count, newcomer.others) == (2, ((1.0, (0, 0)),))
+    new_tenant = await world.store.forecast(MODEL, tenant_owner("unknown"), Backlog(500))
+    assert (new_tenant.flow_count, new_tenant.others) == (2, ((1.0, (0, 0)),))
 
 
 async def test_a_minute_knows_how_long_there_was_work(world: StoreWorld) -> None:
@@ -152,7 +152,7 @@ async def test_the_longest_requests_that_there_may_be_are_summed_too(world: Stor
     assert minute.unit_ms == pytest.approx(2 * units * took_ms)
 
 
-async def test_calls_that_are_told_together_keep_a_worker_busy_as_long_as_the_longest(world: StoreWorld) -> None:
+async def test_calls_recorded_together_keep_a_worker_busy_as_long_as_the_longest(world: StoreWorld) -> None:
     job, log = await world.running(await world.caller(), 8), await world.log()
     await world.clock.advance(60_000 - await world.store.now_ms() % 60_000 + 20_000)
     texts = [line(job.id, number) for number in range(3)]

@@ -60,7 +60,7 @@ async def test_an_input_that_waits_long_is_not_passed_by_small_ones_for_ever(wor
     assert await taken(world, 1) == [large.id]
 
 
-async def test_lanes_have_inputs_and_clocks_of_their_own(world: StoreWorld) -> None:
+async def test_each_lane_has_inputs_and_a_clock_of_its_own(world: StoreWorld) -> None:
     a, b = await world.caller("a"), await world.caller("b")
     large, small, other = await input_of(world, a, 10**8), await input_of(world, a, 200), await input_of(world, b, 300)
     assert await world.store.jobs_waiting_ingest(10, LARGE) == [large.id]
@@ -70,7 +70,7 @@ async def test_lanes_have_inputs_and_clocks_of_their_own(world: StoreWorld) -> N
 
 
 async def test_what_a_tenant_had_counts_in_its_turns_and_in_its_lane_alone(world: StoreWorld) -> None:
-    """Whoever is level goes by the smaller input: here that is always the first tenant's."""
+    """Of tenants that are level the smaller input goes first: here that is always the first tenant's."""
     a, b = await world.caller("a"), await world.caller("b")
     ours = {(await input_of(world, a, 200_000)).id for _ in range(3)}
     for _ in range(3):
@@ -168,7 +168,7 @@ async def test_what_ingest_must_know_is_read_at_once(world: StoreWorld) -> None:
     assert second.key_names is None, "as without a key"
 
 
-async def test_ingest_is_told_where_each_further_input_begins(world: StoreWorld) -> None:
+async def test_ingest_gets_the_place_of_each_further_input(world: StoreWorld) -> None:
     caller = await world.caller()
     more = [await world.file(caller) for _ in range(2)]
     job = await world.job(caller, shape=JobShape(more_inputs=tuple(file.id for file in more)))

@@ -41,7 +41,7 @@ async def test_events_are_numbered_in_the_order_of_what_happened(world: StoreWor
         JobEventRow(2, 2, "running", 0, 0, 0, 0, 0, now),
         JobEventRow(4, 1, "recorded", 0, 0, size, 0, 0, now),
         JobEventRow(5, 3, "running", 2, 0, 0, 0, 0, now),
-    ], "what comes back began before, and is not told again"
+    ], "what comes back began before, and is not listed again"
     assert await store.job_event_total(job.id) == 7
     assert await store.job_events(job.id, 2, 1) == rows[:1]
     assert await store.job_events(job.id, 3, 1) == rows[1:2]
@@ -130,7 +130,7 @@ async def test_what_is_remembered_of_items_goes_with_their_own_job(world: StoreW
     for job in (gone, kept):
         [held] = await world.lease(worker, job)
         await store.record_outcomes([JobFlush(job.id, attempts=[(held.token, tries(0, wait_ms=5_000))])], [], [])
-    told, total = await store.job_events(kept.id, 0, 10), await store.job_event_total(kept.id)
+    events, total = await store.job_events(kept.id, 0, 10), await store.job_event_total(kept.id)
     await store.cancel_job(caller.tenant_id, gone.id)
     await store.close_job(gone.id, 0)
     token = world.token()
@@ -140,8 +140,8 @@ async def test_what_is_remembered_of_items_goes_with_their_own_job(world: StoreW
     assert await store.any_job(gone.id) is None
     assert (await store.job_events(gone.id, 0, 10), await store.item_tries(gone.id, 0, 4)) == ([], [])
     assert await store.job_event_total(gone.id) == 0
-    assert told
-    assert await store.job_events(kept.id, 0, 10) == told
+    assert events
+    assert await store.job_events(kept.id, 0, 10) == events
     assert await store.job_event_total(kept.id) == total > 0
     assert [one.number for one in await store.item_tries(kept.id, 0, 4)] == [0]
     outlook = await store.outlook(kept.id)

@@ -50,13 +50,13 @@ async def test_creating_a_job_may_be_replayed(world: StoreWorld) -> None:
 
 
 async def test_a_job_is_tried_without_being_created(world: StoreWorld) -> None:
-    caller, stranger = await world.caller(), await world.caller("stranger")
+    caller, other_caller = await world.caller(), await world.caller("another")
     file, output = await world.file(caller), await world.file(caller, purpose="batch_output")
     both = await world.file(caller)
     several = JobRequest("/v1/chat/completions", file.id, DAY_MS, "24h", shape=JobShape(more_inputs=(both.id,)))
     found = await world.store.batch_inputs(caller.tenant_id, several)
     assert [one.id for one in found] == [file.id, both.id]
-    for tenant_id, wrong, status in ((caller.tenant_id, output, 400), (stranger.tenant_id, file, 404)):
+    for tenant_id, wrong, status in ((caller.tenant_id, output, 400), (other_caller.tenant_id, file, 404)):
         with pytest.raises(ApiProblem) as problem:
             await world.store.batch_inputs(tenant_id, replace(several, input_file_id=wrong.id))
         assert problem.value.status == status
@@ -108,11 +108,11 @@ async def test_another_tenants_job_is_like_an_absent_one(world: StoreWorld) -> N
 
 
 async def test_pages_meet_jobs_of_the_same_moment_once_each(world: StoreWorld) -> None:
-    caller, stranger = await world.caller(), await world.caller("stranger")
+    caller, other_caller = await world.caller(), await world.caller("another")
     made: list[Job] = []
     for _ in range(2):
         made += [await world.job(caller) for _ in range(3)]
-        await world.job(stranger)
+        await world.job(other_caller)
         await world.clock.advance(1)
     seen: list[Job] = []
     while page := await world.store.list_jobs(caller.tenant_id, after=seen[-1].id if seen else None, count_max=2):
@@ -121,7 +121,7 @@ async def test_pages_meet_jobs_of_the_same_moment_once_each(world: StoreWorld) -
 
 
 async def test_a_deleted_job_still_marks_a_place_in_a_list(world: StoreWorld) -> None:
-    caller, stranger = await world.caller(), await world.caller("stranger")
+    caller, other_caller = await world.caller(), await world.caller("another")
     for _ in range(3):
         await world.job(caller)
     page = await world.store.list_jobs(caller.tenant_id, count_max=10)
@@ -137,7 +137,7 @@ async def test_a_deleted_job_still_marks_a_place_in_a_list(world: StoreWorld) ->
     every = await world.store.search_every_job(None, waiting, after=gone.id, count_max=10)
     assert every is not None
     assert [job for job, _ in every] == page[2:]
-    assert await world.store.list_jobs(stranger.tenant_id, after=gone.id, count_max=10) is None
+    assert await world.store.list_jobs(other_caller.tenant_id, after=gone.id, count_max=10) is None
     await world.clock.advance(3 * DAY_MS)
     await world.store.prune_files(DAY_MS, 10)
     assert await world.store.list_jobs(caller.tenant_id, after=gone.id, count_max=10) is None
@@ -160,8 +160,8 @@ async def test_pages_go_back_and_show_one_endpoint(world: StoreWorld) -> None:
     assert await page(newest_first[0]) == []
     assert await page(endpoint=endpoint) == newest_first[:2]
     assert await page(endpoint="/v1/other") == await page(newest_first[4], endpoint="/v1/other") == []
-    stranger = await world.caller("stranger")
-    assert await world.store.list_jobs(stranger.tenant_id, before=made[0].id, count_max=2) is None
+    other_caller = await world.caller("another")
+    assert await world.store.list_jobs(other_caller.tenant_id, before=made[0].id, count_max=2) is None
 
 
 async def test_the_marks_of_jobs_change_with_them(world: StoreWorld) -> None:
@@ -208,7 +208,7 @@ async def test_a_refused_creation_does_not_use_up_its_key(world: StoreWorld) -> 
 
 
 async def test_quotas_stop_at_their_limits(world: StoreWorld) -> None:
-    caller, stranger = await world.caller(user="ann"), await world.caller("stranger")
+    caller, other_caller = await world.caller(user="ann"), await world.caller("another")
 
     async def refused(caller_: object = None, **limits: Any) -> None:
         with pytest.raises(ApiProblem) as problem:
@@ -224,7 +224,7 @@ async def test_quotas_stop_at_their_limits(world: StoreWorld) -> None:
     await refused(queued_items_max=9)
     await refused(jobs_per_hour_max=1)
     await refused(bytes_per_day_max=99)
-    await world.job(stranger, await world.file(stranger), quotas=Quotas(1, 5, 0, 1, 500))
+    await world.job(other_caller, await world.file(other_caller), quotas=Quotas(1, 5, 0, 1, 500))
     await allowed(pending_jobs_max=2, queued_items_max=10, jobs_per_hour_max=2, bytes_per_day_max=100)
     started = await world.ingested(job, plan_of(5))
     await world.answer(await world.log(), started, 0, 1)
@@ -313,7 +313,7 @@ async def test_one_process_at_a_time_has_the_step(world: StoreWorld) -> None:
     assert await take(job.id, JobState.VALIDATING, first, "t1"), "a replay"
     assert not await take(job.id, JobState.VALIDATING, second, "t2")
     assert not await take(job.id, JobState.FINALIZING, first, "t1")
-    assert not await take(job.id, JobState.VALIDATING, world.id("worker"), "t3"), "nobody knows this worker"
+    assert not await take(job.id, JobState.VALIDATING, world.id("worker"), "t3"), "this worker is unknown"
     assert await world.store.jobs_waiting_ingest(10) == []
     await world.clock.advance(1_001)
     assert await world.store.declare_gone(first)
@@ -413,14 +413,14 @@ async def test_cancelling_twice_is_the_same_as_once(world: StoreWorld) -> None:
     assert await world.lease(await world.worker(), job) == []
 
 
-async def test_a_job_cancelled_before_ingest_ends_when_nobody_ingests_it(world: StoreWorld) -> None:
+async def test_a_job_cancelled_before_ingest_ends_when_its_ingest_stops(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker(1_000)
     job = await world.job(caller)
     assert await world.store.jobs_closing_unstarted(10) == []
     await world.store.take_step(job.id, JobState.VALIDATING, worker, "t")
-    told = await world.store.cancel_job(caller.tenant_id, job.id)
-    assert told is not None
-    assert (told.state, told.closing) == (JobState.VALIDATING, JobState.CANCELLED)
+    cancelled = await world.store.cancel_job(caller.tenant_id, job.id)
+    assert cancelled is not None
+    assert (cancelled.state, cancelled.closing) == (JobState.VALIDATING, JobState.CANCELLED)
     assert await world.store.jobs_closing_unstarted(10) == []
     assert not await world.store.end_unstarted(job.id)
     assert not await world.store.end_unstarted(job.id, "other")
@@ -547,7 +547,7 @@ async def test_a_late_cancel_leaves_an_expiring_job_expired(world: StoreWorld) -
 
 
 async def test_a_search_finds_what_matches_and_nothing_else(world: StoreWorld) -> None:
-    caller, stranger = await world.caller(), await world.caller("stranger")
+    caller, other_caller = await world.caller(), await world.caller("another")
     plain = await world.job(caller, metadata={"team": "a", "note": 'say "x"\\', "é": "Größe"})
     await world.clock.advance(2_000)
     running = await world.running(caller, 2, metadata={"team": "b", 'odd",team': "a"})
@@ -555,7 +555,7 @@ async def test_a_search_finds_what_matches_and_nothing_else(world: StoreWorld) -
     await world.store.fail_job(failed.id, LineError("max_cost_exceeded", 'it says "code":"fake"'))
     gone = await world.job(caller)
     await world.store.cancel_job(caller.tenant_id, gone.id)
-    await world.running(stranger, 2, metadata={"team": "a"})
+    await world.running(other_caller, 2, metadata={"team": "a"})
 
     async def found(**wanted: Any) -> set[str]:
         jobs = await world.store.search_jobs(caller.tenant_id, JobFilter(**wanted), count_max=10)
@@ -584,7 +584,7 @@ async def test_a_search_finds_what_matches_and_nothing_else(world: StoreWorld) -
     assert await found(status="in_progress", words="llama") == {running.id, failed.id}
     assert await found(status="in_progress", metadata={"team": "b"}) == {running.id}
     assert await found(status="completed") == set()
-    assert await world.store.search_jobs(stranger.tenant_id, JobFilter(), after=plain.id, count_max=10) is None
+    assert await world.store.search_jobs(other_caller.tenant_id, JobFilter(), after=plain.id, count_max=10) is None
     older = await world.store.search_jobs(
         caller.tenant_id, JobFilter(metadata={"team": "a"}), after=gone.id, count_max=1
     )

@@ -15,9 +15,9 @@ from tidegate.store.tenants.keys import KeyRights
 pytestmark = pytest.mark.anyio
 
 
-async def put(world: StoreWorld, key_id: str, tenant_id: str, **wishes: Any) -> None:
-    label, team, user = wishes.pop("label", "a key"), wishes.pop("team", None), wishes.pop("user", None)
-    await world.store.put_key(Caller(tenant_id, key_id, team, user), b"\x00\xff hash", label, KeyRights(**wishes))
+async def put(world: StoreWorld, key_id: str, tenant_id: str, **fields: Any) -> None:
+    label, team, user = fields.pop("label", "a key"), fields.pop("team", None), fields.pop("user", None)
+    await world.store.put_key(Caller(tenant_id, key_id, team, user), b"\x00\xff hash", label, KeyRights(**fields))
 
 
 async def test_a_tenant_is_made_once_per_name(world: StoreWorld) -> None:
@@ -31,7 +31,7 @@ async def test_a_tenant_is_made_once_per_name(world: StoreWorld) -> None:
     assert await world.store.put_tenant(first, "é' or 1=1 --") == first
     assert await world.store.tenant_name(first) == "é' or 1=1 --"
     assert await world.store.tenant_name(made[0]) == "acme"
-    assert await world.store.tenant_ids(["acme", "nobody"]) == {"acme": made[0]}
+    assert await world.store.tenant_ids(["acme", "unknown"]) == {"acme": made[0]}
     assert await world.store.tenant_name(world.id("tenant")) is None
 
 
@@ -96,14 +96,14 @@ async def test_a_deleted_key_is_nowhere_but_its_id_never_comes_back(world: Store
         await put(world, name, whose)
     assert await world.store.delete_key("k1")
     assert not await world.store.delete_key("k1")
-    assert not await world.store.delete_key("nobody's")
+    assert not await world.store.delete_key("unknown")
     assert await world.store.get_key("k1") is None
     assert not await world.store.revoke_key("k1")
     assert not await world.store.change_key("k1", KeyRights(models="[]"))
     assert not await world.store.rotate_key("k1", b"new", 0)
     await put(world, "k1", tenant)
     assert await world.store.get_key("k1") is None, "making it again does not bring it back"
-    assert await world.store.delete_keys_of("nobody") == []
+    assert await world.store.delete_keys_of("unknown") == []
     assert await world.store.delete_keys_of("acme") == ["k2", "k3"]
     assert [key["id"] for key in await world.store.list_keys(10)] == ["k4"]
     assert await world.store.delete_keys_of("other") == ["k4"]
@@ -127,7 +127,7 @@ async def test_what_a_deleted_keys_last_call_used_is_its_teams(world: StoreWorld
 
 
 async def test_what_rests_is_looked_at_again_when_its_key_stands_otherwise(world: StoreWorld) -> None:
-    """It may rest for long, because a budget is spent; and who says so a moment after the change has not heard of it."""
+    """It may rest for long, because a budget is spent; and a process that says so just after the change does not know it yet."""
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     await put(world, "k1", tenant)
     await put(world, "k2", tenant)
@@ -150,7 +150,7 @@ async def test_what_rests_is_looked_at_again_when_its_key_stands_otherwise(world
     await world.clock.advance(1_001)
     [piece] = await world.lease(worker, job)
     await world.clock.advance(3_000)
-    assert await world.store.release_slice(job.id, 0, piece.token, hour_ms), "by now it has been heard everywhere"
+    assert await world.store.release_slice(job.id, 0, piece.token, hour_ms), "by now every process knows the change"
     await world.clock.advance(hour_ms - 1)
     assert await world.lease(worker, job) == []
     assert await world.store.revoke_key("k1")
@@ -175,7 +175,7 @@ async def test_use_is_marked_at_most_once_a_minute(world: StoreWorld) -> None:
     await world.clock.advance(1)
     await world.store.mark_key_used("k1")
     assert await used_at() == START_MS + 60_001
-    await world.store.mark_key_used("nobody's")
+    await world.store.mark_key_used("unknown")
     assert await used_at("k2") is None
 
 

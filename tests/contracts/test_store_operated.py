@@ -173,7 +173,7 @@ async def test_jobs_are_sorted_page_by_page(world: StoreWorld, few_max: int, mon
 
 @pytest.mark.parametrize("sort", list(JobSort))
 async def test_pages_of_a_list_go_on_while_its_jobs_are_deleted(world: StoreWorld, sort: JobSort) -> None:
-    store, caller, stranger = world.store, await world.caller(), await world.caller("stranger")
+    store, caller, other_caller = world.store, await world.caller(), await world.caller("another")
     ours, wanted = caller.tenant_id, JobFilter()
     for count, nano in ((3, 20), (2, 10), (2, 10), (4, 30)):
         job = await world.running(caller, *([1] * count), window_ms=DAY_MS - nano)
@@ -190,7 +190,7 @@ async def test_pages_of_a_list_go_on_while_its_jobs_are_deleted(world: StoreWorl
         await store.forget_job(gone.id)
         every = await store.search_every_job(None, wanted, after=gone.id, count_max=10, sort=sort)
         assert [job.id for job, _ in every or []] == [job.id for job in listed[len(seen) :]]
-        assert await store.search_jobs(stranger.tenant_id, wanted, after=gone.id, count_max=1, sort=sort) is None
+        assert await store.search_jobs(other_caller.tenant_id, wanted, after=gone.id, count_max=1, sort=sort) is None
     assert seen == [job.id for job in listed]
     assert len(seen) == 4
 

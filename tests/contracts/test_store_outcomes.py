@@ -74,8 +74,8 @@ async def test_a_log_that_was_recorded_in_part_may_be_replayed_whole(world: Stor
     )
     assert (await world.record(first)).new_count == 1
     for new_count in (2, 0):
-        told = await world.record(whole)
-        assert (told.new_count, told.unused_count) == (new_count, 0)
+        recorded = await world.record(whole)
+        assert (recorded.new_count, recorded.unused_count) == (new_count, 0)
     job = await world.judge(job)
     assert (job.answered_count, job.unused_count) == (3, 0)
     late = await world.answer(log, job, 1)
@@ -86,8 +86,8 @@ async def test_the_first_result_wins_and_the_second_is_counted(world: StoreWorld
     first, second = await world.log(), await world.log()
     job = await world.running(await world.caller(), 5)
     await world.answer(first, job, 1, 3, word="first")
-    told = await world.answer(second, job, 0, 1, 2, 3, 4, word="second")
-    assert told == Recorded(job.id, 3, 2, closed=False, complete=True)
+    recorded = await world.answer(second, job, 0, 1, 2, 3, 4, word="second")
+    assert recorded == Recorded(job.id, 3, 2, closed=False, complete=True)
     job = await world.judge(job)
     assert (job.answered_count, job.unused_count) == (5, 2)
     assert job.usage.input_tokens == 50
@@ -105,8 +105,8 @@ async def test_an_answer_beats_a_failure_only_when_it_is_first(world: StoreWorld
     [held] = await world.lease(worker, job)
     await world.answer(answers, job, 0)
     await world.record(world.errors(errors, job, 0, 1, token=held.token))
-    told = await world.answer(answers, job, 1)
-    assert (told.new_count, told.unused_count) == (0, 1)
+    recorded = await world.answer(answers, job, 1)
+    assert (recorded.new_count, recorded.unused_count) == (0, 1)
     job = await world.judge(job)
     assert (job.answered_count, job.failed_count, job.unused_count) == (1, 1, 1)
 
@@ -169,8 +169,8 @@ async def test_a_shorter_deferral_never_overwrites_a_longer_one(world: StoreWorl
 async def test_an_item_twice_in_one_flush_counts_once(world: StoreWorld) -> None:
     log = await world.log()
     job = await world.running(await world.caller(), 5)
-    told = await world.answer(log, job, 0, 1, 1, 2, 0, 3)
-    assert (told.new_count, told.unused_count) == (4, 2)
+    recorded = await world.answer(log, job, 0, 1, 1, 2, 0, 3)
+    assert (recorded.new_count, recorded.unused_count) == (4, 2)
     job = await world.judge(job)
     assert job.usage.input_tokens == 40
     await world.answer(log, job, 4)
@@ -237,8 +237,8 @@ async def test_the_last_outcome_moves_the_job_on_exactly_once(world: StoreWorld)
     )  # fmt: skip
     assert await world.store.jobs_to_publish(PublishTurns()) == [job.id]
     late = await world.log()
-    told = await world.answer(late, job, 0, 1)
-    assert told == Recorded(job.id, 0, 2, closed=True, complete=False)
+    recorded = await world.answer(late, job, 0, 1)
+    assert recorded == Recorded(job.id, 0, 2, closed=True, complete=False)
     assert (await world.judge(job)).unused_count == 2
 
 
@@ -263,8 +263,8 @@ async def test_answers_after_closing_are_counted_once_and_not_recorded(world: St
 async def test_an_unknown_job_takes_nothing(world: StoreWorld) -> None:
     job, log = await world.running(await world.caller(), 2), await world.log()
     ghost = replace(job, id=world.id("batch"))
-    told = await world.record(world.answers(log, ghost, 0), world.answers(log, job, 0))
-    assert told.closed or told.new_count == 1
+    recorded = await world.record(world.answers(log, ghost, 0), world.answers(log, job, 0))
+    assert recorded.closed or recorded.new_count == 1
     assert (await world.judge(job)).answered_count == 1
     assert await world.outcomes(ghost) == {}
 
@@ -340,8 +340,8 @@ async def test_thousands_of_outcomes_fit_in_one_flush(world: StoreWorld) -> None
     job, log = await world.running(await world.caller(), 2_000), await world.log()
     texts = [b"x\n"] * 2_000
     entries = [Finished(number, Outcome.ANSWERED, 2, 0, "") for number in range(2_000)]
-    told = await world.record(JobFlush(job.id, answers=entries, answers_placed=log.append(texts)))
-    assert (told.new_count, told.complete) == (2_000, True)
+    recorded = await world.record(JobFlush(job.id, answers=entries, answers_placed=log.append(texts)))
+    assert (recorded.new_count, recorded.complete) == (2_000, True)
     assert len(await world.extents(job.output_file_id)) == 1
 
 

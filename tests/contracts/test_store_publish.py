@@ -20,10 +20,10 @@ from tidegate.core.states import FileState, JobState, Outcome
 pytestmark = pytest.mark.anyio
 
 
-async def closed(world: StoreWorld, *, answered: int, failed: int, rest: int, **wishes: Any) -> tuple[Job, str, str]:
+async def closed(world: StoreWorld, *, answered: int, failed: int, rest: int, **fields: Any) -> tuple[Job, str, str]:
     """A cancelled job in `finalizing` with so many items of each kind; says who may publish it and with which token."""
     caller, worker = await world.caller(), await world.worker()
-    job = await world.running(caller, answered + failed + rest, **wishes)
+    job = await world.running(caller, answered + failed + rest, **fields)
     [held] = await world.lease(worker, job)
     if answered:
         await world.answer(await world.log(), job, *range(answered))
@@ -187,7 +187,7 @@ async def test_publishing_may_be_replayed(world: StoreWorld) -> None:
     assert not await world.store.take_step(job.id, JobState.FINALIZING, await world.worker(), "t")
 
 
-async def test_whoever_lost_the_step_publishes_nothing(world: StoreWorld) -> None:
+async def test_a_worker_that_lost_the_step_publishes_nothing(world: StoreWorld) -> None:
     job, worker, token = await closed(world, answered=1, failed=0, rest=1)
     rest = await rest_of(world, job, 1)
     await world.store.drop_step(job.id, token, 0)

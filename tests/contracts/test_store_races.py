@@ -140,15 +140,15 @@ async def test_cancel_racing_completion_ends_in_exactly_one(world: StoreWorld) -
         if turn % 2:
             await asyncio.sleep(0)
         recording = asyncio.create_task(recorder.record_outcomes([world.answers(log, job, 0)], [], []))
-        [told, _] = await asyncio.gather(cancelling, recording, return_exceptions=True)
+        [reply, _] = await asyncio.gather(cancelling, recording, return_exceptions=True)
         await world.store.close_job(job.id, FOREVER_MS)
         assert await world.store.take_step(job.id, JobState.FINALIZING, worker, "t")
         job = await world.look(job)
         await world.store.publish_job(job, "t", end=JobEnd(None))
         ended = await world.judge(job)
         assert ended.answered_count == 1
-        assert ended.state is (JobState.CANCELLED if isinstance(told, Job) else JobState.COMPLETED)
-        assert isinstance(told, Job | ApiProblem)
+        assert ended.state is (JobState.CANCELLED if isinstance(reply, Job) else JobState.COMPLETED)
+        assert isinstance(reply, Job | ApiProblem)
         ends.add(ended.state)
     assert ends <= {JobState.CANCELLED, JobState.COMPLETED}
 
@@ -353,7 +353,7 @@ async def test_a_late_owner_and_the_sweep_that_frees_its_slices(world: StoreWorl
 
 
 async def test_choices_of_the_same_jobs_in_any_order_beside_what_is_recorded_of_them(world: StoreWorld) -> None:
-    """Each slice has one owner, and nobody waits in a circle: a deadlock would be seen by the database and counted."""
+    """Each slice has one owner, and no worker waits in a circle: a deadlock would be seen by the database and counted."""
     caller, log = await world.caller(), await world.log()
     stores = await several(world, 3)
     for turn in range(ROUNDS):
@@ -423,7 +423,7 @@ async def test_a_job_that_starts_waits_for_the_sweep_that_holds_its_flow(
         job = await starting
     finally:
         await driver.close()
-    seen = await world.store.snapshot("nobody", {MODEL: ModelRoom(1)}, slice_items=64, slices_max=1)
+    seen = await world.store.snapshot("unknown", {MODEL: ModelRoom(1)}, slice_items=64, slices_max=1)
     assert [one.job_id for one in seen.jobs] == [job.id]
 
 
@@ -471,7 +471,7 @@ async def test_flushes_of_one_flow_at_once_charge_exactly_what_was_new(world: St
     answered = sum([(await world.judge(job)).answered_count for job in jobs])
     [flow] = await world.store.awake_flows(None, 10)
     assert flow.served == answered * (10 + 2 * 5)
-    seen = await world.store.snapshot("nobody", {MODEL: ModelRoom(1)}, slice_items=64, slices_max=1)
+    seen = await world.store.snapshot("unknown", {MODEL: ModelRoom(1)}, slice_items=64, slices_max=1)
     assert sum(job.total_units - job.left_units for job in seen.jobs) == answered * 50
 
 
@@ -526,7 +526,7 @@ async def test_an_operation_takes_flows_in_the_order_of_all_others(
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_operations_beside_cancels_and_flushes_of_the_same_jobs(world: StoreWorld, seed: int) -> None:
-    """No one waits in a circle: a deadlock is not resolved here. Each job is cancelled once, by whoever was first."""
+    """No one waits in a circle: a deadlock is not resolved here. Each job is cancelled once, by the process that was first."""
     rng = random.Random(seed)
     caller, log = await world.caller(), await world.log()
     canceller, recorder, retrier = await several(world, 3)

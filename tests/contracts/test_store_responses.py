@@ -175,23 +175,23 @@ async def test_the_response_that_has_waited_longest_is_first(world: StoreWorld) 
 @pytest.mark.parametrize("status", ["completed", "incomplete", "failed"])
 async def test_the_event_of_a_response_names_how_its_answer_ended(world: StoreWorld, status: str) -> None:
     caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
-    stranger = await world.caller("stranger")
-    for tenant_id, wanted in ((caller.tenant_id, RESPONSE_EVENT_TYPES), (stranger.tenant_id, BATCH_EVENT_TYPES)):
+    other_caller = await world.caller("another")
+    for tenant_id, wanted in ((caller.tenant_id, RESPONSE_EVENT_TYPES), (other_caller.tenant_id, BATCH_EVENT_TYPES)):
         shape = EndpointShape("one", "https://hooks.example.com/a", wanted)
         await world.store.create_webhook_endpoint(tenant_id, world.id("whk"), shape, b"s" * 32)
     assert await world.store.wants_response_events(caller.tenant_id)
-    assert not await world.store.wants_response_events(stranger.tenant_id)
+    assert not await world.store.wants_response_events(other_caller.tenant_id)
     job = await ask.accept(world, caller, worker_id)
     assert await world.lease(worker_id, job)
     assert (await world.answer(await world.log(worker_id=worker_id), job, 0)).complete
     token = world.token()
     assert await world.store.take_step(job.id, JobState.FINALIZING, worker_id, token)
     await world.store.publish_job(await world.look(job), token, end=JobEnd(None, status))
-    told = await world.store.list_webhook_deliveries(caller.tenant_id, None, None, 10)
-    assert [one.event_type for one in told or []] == [f"response.{status}"]
+    deliveries = await world.store.list_webhook_deliveries(caller.tenant_id, None, None, 10)
+    assert [one.event_type for one in deliveries or []] == [f"response.{status}"]
 
 
-async def test_deleted_responses_that_ended_are_told_a_few_at_a_time_by_id(world: StoreWorld) -> None:
+async def test_deleted_responses_that_ended_are_listed_a_few_at_a_time_by_id(world: StoreWorld) -> None:
     caller, worker_id, ended = await world.caller(), await world.worker(), list[str]()
     for _ in range(3):
         job = await Ask(world).accept(world, caller, worker_id)

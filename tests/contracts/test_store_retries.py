@@ -163,9 +163,9 @@ async def test_what_cannot_be_retried_is_refused(world: StoreWorld) -> None:
     assert await world.store.retry_job(caller, wish(world, await ended(world)), quotas=Quotas()) is not None
     running = await world.running(caller, 2)
     assert await conflict(world.store.retry_job(caller, wish(world, running))) == "batch_not_ended"
-    stranger = await world.caller("stranger")
+    other_caller = await world.caller("another")
     first = await ended(world)
-    assert await world.store.retry_job(stranger, wish(world, first)) is None
+    assert await world.store.retry_job(other_caller, wish(world, first)) is None
     assert await conflict(retried(world, first, RetryChoice(("expired",)))) == "batch_not_retryable"
     for file_id in (first.output_file_id, first.error_file_id, first.input_file_id):
         job = await ended(world)

@@ -26,10 +26,10 @@ async def not_reused(world: StoreWorld, caller: Caller, earlier: Job, **more: An
 
 async def test_answers_of_others_of_open_jobs_and_of_none_are_refused(world: StoreWorld) -> None:
     earlier = await ended(world)
-    caller, stranger = Caller(earlier.tenant_id), await world.caller("stranger")
+    caller, other_caller = Caller(earlier.tenant_id), await world.caller("another")
     missing = (404, "batch_not_found", "reuse_from")
-    assert await not_reused(world, stranger, earlier) == missing
-    assert await not_reused(world, stranger, replace(earlier, id=world.id("batch"))) == missing
+    assert await not_reused(world, other_caller, earlier) == missing
+    assert await not_reused(world, other_caller, replace(earlier, id=world.id("batch"))) == missing
     running = await world.running(caller, 2)
     assert await not_reused(world, caller, running) == (409, "batch_not_ended", "reuse_from")
     terms = AnswerTerms("{}")

@@ -50,7 +50,7 @@ async def test_a_drain_lasts_until_its_deployment_is_removed(world: StoreWorld) 
     assert [(one.kind, one.name) for one in entries] == [("drain_state", "of the settings"), ("resource", "a")]
 
 
-async def test_of_two_operators_the_second_is_told(world: StoreWorld) -> None:
+async def test_of_two_operators_the_second_gets_an_error(world: StoreWorld) -> None:
     other = await world.open_another()
     seen = await world.store.put_routing("deployment", "a", ONE, 0)
     with pytest.raises(LostRace):

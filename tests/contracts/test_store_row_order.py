@@ -73,9 +73,9 @@ async def logs_in_order(world: StoreWorld, *kinds: str) -> list[Log]:
     return logs
 
 
-async def finalizing(world: StoreWorld, caller: Caller, answers: Log, errors: Log, **wishes: Any) -> tuple[Job, str]:
+async def finalizing(world: StoreWorld, caller: Caller, answers: Log, errors: Log, **fields: Any) -> tuple[Job, str]:
     """A job of which one item was answered and one failed, and the token that may publish it."""
-    job, worker, token = await world.running(caller, 2, **wishes), await world.worker(), world.token()
+    job, worker, token = await world.running(caller, 2, **fields), await world.worker(), world.token()
     [held] = await world.lease(worker, job)
     await world.answer(answers, job, 0)
     await world.record(world.errors(errors, job, 1, token=held.token))
@@ -141,7 +141,7 @@ async def test_an_ordered_job_lets_go_of_blobs_by_id(world: StoreWorld, shared_d
 async def test_an_operation_of_retries_takes_tenants_jobs_files_and_blobs_by_id(
     world: StoreWorld, shared_database: str
 ) -> None:
-    """The jobs of an operation come newest first, whoever owns them and wherever their results lie."""
+    """The jobs of an operation come newest first, whichever tenant owns them and wherever their results lie."""
     logs = [(await world.log(), await world.log("errors")) for _ in range(4)]
     callers = [await world.caller(name) for name in ("acme", "bond", "corp", "dome")]
     for kind in ("tenants", "jobs", "files", "blobs"):

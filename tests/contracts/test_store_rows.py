@@ -11,7 +11,7 @@ from tests.contracts.store_world import LEASE_MS, MODEL, START_MS, StoreWorld, p
 from tests.contracts.test_store_publish import closed
 from tests.contracts.test_store_slices import lost_before
 from tests.contracts.test_store_usage import TODAY
-from tests.support.store_verbs import told
+from tests.support.store_verbs import run_statement
 from tidegate.core.nouns import Job, JobEnd, JobFlush, WorkerDuty
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import Pick, Why
@@ -51,8 +51,8 @@ async def test_interactive_usage_adds_up_and_is_listed_by_what_it_is_counted_for
     for _ in range(2):
         for tenant, key, model, deployment in reversed(places):
             place = {"tenant_id": tenant, "key_id": key, "model": model, "deployment": deployment}
-            await told(world.store, "usage_interactive_add", team="", user_name="", **place, **AMOUNTS)
-    assert await told(world.store, statement, **EVERYTHING) == [
+            await run_statement(world.store, "usage_interactive_add", team="", user_name="", **place, **AMOUNTS)
+    assert await run_statement(world.store, statement, **EVERYTHING) == [
         (TODAY, tenant, "", "", key, "", model, deployment, *(2 * amount for amount in AMOUNTS.values()))
         for tenant, key, model, deployment in places
     ]
@@ -61,8 +61,8 @@ async def test_interactive_usage_adds_up_and_is_listed_by_what_it_is_counted_for
 async def test_usage_by_day_is_listed_by_team_and_user_before_keys(world: StoreWorld) -> None:
     for team, user, key in (("b", "y", "k1"), ("b", "x", "k2"), ("a", "z", "k3")):
         place = {"tenant_id": "t", "key_id": key, "model": "m", "deployment": "d"}
-        await told(world.store, "usage_interactive_add", team=team, user_name=user, **place, **AMOUNTS)
-    assert [row[4] for row in await told(world.store, "usage_by_day", **EVERYTHING)] == ["k3", "k2", "k1"]
+        await run_statement(world.store, "usage_interactive_add", team=team, user_name=user, **place, **AMOUNTS)
+    assert [row[4] for row in await run_statement(world.store, "usage_by_day", **EVERYTHING)] == ["k3", "k2", "k1"]
 
 
 async def test_a_forecast_is_made_of_one_flow_of_one_model(world: StoreWorld) -> None:
@@ -72,17 +72,19 @@ async def test_a_forecast_is_made_of_one_flow_of_one_model(world: StoreWorld) ->
         await world.ingested(await world.job(caller), plan_of(1, model=model))
     await world.answer(await world.log(), jobs[0], 0)
     flow = {"model": MODEL, "share_owner": tenant_owner(first.tenant_id)}
-    assert await told(world.store, "forecast_flow", jobs_max=9, **flow) == [(2_000, 1, 350, 7)]
-    assert (await told(world.store, "forecast_flow", jobs_max=1, **flow))[0][2] in (150, 200)
-    assert await told(world.store, "forecast_flow", jobs_max=9, model=MODEL, share_owner="x") == [(1_000, 0, 0, 0)]
+    assert await run_statement(world.store, "forecast_flow", jobs_max=9, **flow) == [(2_000, 1, 350, 7)]
+    assert (await run_statement(world.store, "forecast_flow", jobs_max=1, **flow))[0][2] in (150, 200)
+    assert await run_statement(world.store, "forecast_flow", jobs_max=9, model=MODEL, share_owner="x") == [
+        (1_000, 0, 0, 0)
+    ]
 
 
 async def test_a_census_tells_models_apart_and_counts_nothing_where_nothing_is_out(world: StoreWorld) -> None:
     caller = await world.caller()
     for model in ("x", "y"):
         await world.ingested(await world.job(caller), plan_of(2, model=model))
-    assert sorted(row[1] for row in await told(world.store, "census_queue")) == ["x", "y"]
-    assert await told(world.store, "census_leased") == [(0, 0, 0)]
+    assert sorted(row[1] for row in await run_statement(world.store, "census_queue")) == ["x", "y"]
+    assert await run_statement(world.store, "census_leased") == [(0, 0, 0)]
 
 
 async def test_a_job_that_was_not_asked_to_close_does_not_end(world: StoreWorld) -> None:
@@ -91,22 +93,22 @@ async def test_a_job_that_was_not_asked_to_close_does_not_end(world: StoreWorld)
     assert (await world.look(job)).state is JobState.VALIDATING
 
 
-async def test_a_file_that_is_shown_is_not_shown_anew(world: StoreWorld) -> None:
+async def test_a_file_that_is_shown_is_not_shown_again(world: StoreWorld) -> None:
     file = await world.file(await world.caller())
     shape = {"size_bytes": 1, "line_count": 1, "expires_after_ms": None}
-    assert await told(world.store, "file_show", id=file.id, **shape) == []
+    assert await run_statement(world.store, "file_show", id=file.id, **shape) == []
 
 
 async def test_a_job_that_runs_is_not_resumed_and_one_that_is_paused_is_once(world: StoreWorld) -> None:
     caller = await world.caller()
     name = {"tenant_id": caller.tenant_id, "id": (await world.running(caller, 1)).id}
     for statement, done in (("job_resume", 0), ("job_pause", 1), ("job_pause", 0), ("job_resume", 1)):
-        assert len(await told(world.store, statement, **name)) == done
+        assert len(await run_statement(world.store, statement, **name)) == done
 
 
 async def test_every_control_of_a_job_is_changed(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 1)
-    wishes = {
+    controls = {
         "priority": 1,
         "not_before": 2,
         "window_text": "3",
@@ -116,9 +118,9 @@ async def test_every_control_of_a_job_is_changed(world: StoreWorld) -> None:
         "max_errors_ppm": 7,
         "max_errors_after": 8,
     }
-    assert await told(world.store, "job_change", id=job.id, **wishes)
+    assert await run_statement(world.store, "job_change", id=job.id, **controls)
     row = await row_of(world, job)
-    assert {name: row[name] for name in wishes} == wishes
+    assert {name: row[name] for name in controls} == controls
 
 
 @pytest.mark.parametrize("is_abandoned", [False, True])
@@ -139,7 +141,7 @@ async def test_publishing_that_is_asked_for_again_has_not_failed_yet(world: Stor
     job, _, token = await closed(world, answered=1, failed=0, rest=0)
     await world.store.drop_step(job.id, token, 1_000)
     assert (await row_of(world, job))["step_failures"] == 1
-    assert await told(world.store, "job_retry_finalization", id=job.id)
+    assert await run_statement(world.store, "job_retry_finalization", id=job.id)
     row = await row_of(world, job)
     assert (row["step_failures"], row["step_not_before"]) == (0, 0)
 
@@ -149,11 +151,15 @@ async def test_a_report_replaces_the_one_before_it(world: StoreWorld) -> None:
     names = ("workers", "calls", "interactive", "interactive_awaiting", "has_gateway", "tide")
     for number in (0, 1):
         report = dict.fromkeys(names, number)
-        await told(world.store, "fleet_report_put", deployment="d", worker_id=worker, why=f"why {number}", **report)
+        await run_statement(
+            world.store, "fleet_report_put", deployment="d", worker_id=worker, why=f"why {number}", **report
+        )
         await world.clock.advance(10)
-    assert await told(world.store, "fleet_report_others", worker_id="x", **lately) == [("d", worker, 1, 1, 1, 1, 1, 10)]
-    assert await told(world.store, "fleet_report_learned", worker_id=worker, **lately) == [("d", 1)]
-    assert await told(world.store, "fleet_report_list", **lately) == [("d", "why 1")]
+    assert await run_statement(world.store, "fleet_report_others", worker_id="x", **lately) == [
+        ("d", worker, 1, 1, 1, 1, 1, 10)
+    ]
+    assert await run_statement(world.store, "fleet_report_learned", worker_id=worker, **lately) == [("d", 1)]
+    assert await run_statement(world.store, "fleet_report_list", **lately) == [("d", "why 1")]
 
 
 async def test_a_new_secret_is_a_change_of_its_endpoint(world: StoreWorld) -> None:
@@ -193,8 +199,8 @@ async def test_only_suspects_that_this_worker_can_run_are_counted(world: StoreWo
     await world.store.pause_job(caller.tenant_id, paused.id)
     worker_id = world.id("worker")
     await world.store.enlist_worker(worker_id, "host", "1", LEASE_MS, WorkerDuty(share_owner="owner:ours"))
-    [ours_seen] = await told(world.store, "snapshot_now", search_max=9, worker_id=worker_id)
-    [all_seen] = await told(world.store, "snapshot_now", search_max=9, worker_id=ours)
+    [ours_seen] = await run_statement(world.store, "snapshot_now", search_max=9, worker_id=worker_id)
+    [all_seen] = await run_statement(world.store, "snapshot_now", search_max=9, worker_id=ours)
     assert (ours_seen[2:4], all_seen[2:4]) == ((3, 2), (5, 1))
 
 
@@ -202,7 +208,7 @@ async def test_slices_that_lost_an_owner_lately_are_searched(world: StoreWorld) 
     job, worker = await world.running(await world.caller(), 1, 1), await world.worker()
 
     async def recent(search_max: int) -> int:
-        [seen] = await told(world.store, "snapshot_now", search_max=search_max, worker_id=worker)
+        [seen] = await run_statement(world.store, "snapshot_now", search_max=search_max, worker_id=worker)
         return int(seen[4])
 
     await lost_before(world, job, 2)
@@ -217,7 +223,7 @@ async def test_a_slice_in_the_middle_of_a_job_is_cut_at_an_item(world: StoreWorl
     worker, job = await world.worker(), await world.running(await world.caller(), 3, 5)
     _, held = await world.lease(worker, job)
     assert await world.store.release_tail(job.id, 3, held.token, 5)
-    rows = await told(world.store, "slices_unfinished", job_id=job.id)
+    rows = await run_statement(world.store, "slices_unfinished", job_id=job.id)
     assert [row[:2] for row in rows] == [(0, 3), (3, 2), (5, 3)]
 
 
@@ -239,7 +245,7 @@ async def test_items_that_wait_are_counted_by_reason_and_those_that_are_done_are
     waiting = [tries(0, reason="a"), tries(1, reason="b"), tries(2, reason="b"), tries(3, reason="a")]
     await world.record(JobFlush(job.id, attempts=[(held.token, one) for one in waiting]))
     await world.answer(await world.log(), job, 3, token=held.token)
-    assert await told(world.store, "attempts_waiting", job_id=job.id) == [("a", 1), ("b", 2)]
+    assert await run_statement(world.store, "attempts_waiting", job_id=job.id) == [("a", 1), ("b", 2)]
 
 
 async def test_lines_within_a_range_begin_in_it_and_are_of_one_file(world: StoreWorld) -> None:
@@ -251,7 +257,7 @@ async def test_lines_within_a_range_begin_in_it_and_are_of_one_file(world: Store
 
     async def within(start: int, end_at: int, is_output: int = 1) -> list[int]:
         span = {"start": start, "end_at": end_at, "is_output": is_output}
-        return [row[0] for row in await told(world.store, "outcomes_within", job_id=job.id, **span)]
+        return [row[0] for row in await run_statement(world.store, "outcomes_within", job_id=job.id, **span)]
 
     assert await within(places[1], places[2]) == [1]
     assert await within(0, places[2] + 1) == [0, 1, 2]
@@ -260,11 +266,11 @@ async def test_lines_within_a_range_begin_in_it_and_are_of_one_file(world: Store
 
 async def test_usage_is_of_the_days_that_are_asked_for(world: StoreWorld) -> None:
     place = {"tenant_id": "t", "key_id": "k", "model": "m", "deployment": "d", "team": "", "user_name": ""}
-    await told(world.store, "usage_interactive_add", **place, **AMOUNTS)
+    await run_statement(world.store, "usage_interactive_add", **place, **AMOUNTS)
     for statement in ("usage_by_job", "usage_by_day"):
         for from_day, to_day, count in ((TODAY, TODAY + 1, 1), (TODAY - 1, TODAY, 0), (TODAY + 1, TODAY + 2, 0)):
             span = EVERYTHING | {"from_day": from_day, "to_day": to_day}
-            assert len(await told(world.store, statement, **span)) == count
+            assert len(await run_statement(world.store, statement, **span)) == count
 
 
 async def test_when_flows_of_a_model_changed_says_nothing_of_other_models_and_of_ones_own(world: StoreWorld) -> None:
@@ -274,8 +280,8 @@ async def test_when_flows_of_a_model_changed_says_nothing_of_other_models_and_of
     await world.clock.advance(5)
     await world.running(second, 1)
     await world.ingested(await world.job(first), plan_of(1, model="other"))
-    assert await told(world.store, "flows_changed", **mine) == [(START_MS,)]
-    assert await told(world.store, "flows_changed", model="none", share_owner="x") == [(0,)]
+    assert await run_statement(world.store, "flows_changed", **mine) == [(START_MS,)]
+    assert await run_statement(world.store, "flows_changed", model="none", share_owner="x") == [(0,)]
 
 
 async def test_a_new_job_has_counted_nothing(world: StoreWorld) -> None:
@@ -290,9 +296,9 @@ async def test_a_new_job_has_counted_nothing(world: StoreWorld) -> None:
 
 async def test_a_model_of_which_nothing_is_left_is_not_opened_by_a_pause(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 1)
-    await told(world.store, "job_models_close", job_id=job.id)
-    await told(world.store, "job_models_hold", job_id=job.id)
-    assert await told(world.store, "job_models_resume", job_id=job.id) == []
+    await run_statement(world.store, "job_models_close", job_id=job.id)
+    await run_statement(world.store, "job_models_hold", job_id=job.id)
+    assert await run_statement(world.store, "job_models_resume", job_id=job.id) == []
 
 
 async def test_a_job_of_one_item_that_failed_has_failed_as_a_whole(world: StoreWorld) -> None:

@@ -30,7 +30,7 @@ async def ready_jobs(world: StoreWorld) -> list[str]:
     return sorted(view.job_id for view in look.jobs)
 
 
-async def test_a_job_whose_own_budgets_are_spent_is_not_looked_at_until_they_bear_something(world: StoreWorld) -> None:
+async def test_a_job_whose_own_budgets_are_spent_is_not_looked_at_until_they_allow_something(world: StoreWorld) -> None:
     caller = await world.caller()
     first, second = await world.running(caller, 1), await world.running(caller, 1)
     await world.store.rest_job(first.id, MODEL, 10_000)
@@ -68,7 +68,7 @@ async def test_a_replayed_lease_gives_the_same_slices(world: StoreWorld) -> None
 
 
 async def test_what_was_picked_is_leased_together_and_a_replay_gives_the_same(world: StoreWorld) -> None:
-    """Several jobs, one of them under two rules; one that closed and one that has nothing ready keep nobody from theirs."""
+    """Several jobs, one of them under two rules; one that closed and one that has nothing ready keep no other from its slices."""
     caller, worker = await world.caller(), await world.worker()
     jobs = [await world.running(caller, 1, 1, 1) for _ in range(4)]
     await world.lease(await world.worker(), jobs[2])
@@ -89,7 +89,7 @@ async def test_what_was_picked_is_leased_together_and_a_replay_gives_the_same(wo
     assert look.models[MODEL].in_flight_by_why == {Why.FAIR: 3 * 50, Why.URGENT: 50, Why.FIFO: 3 * 50}
 
 
-async def test_a_lease_that_is_told_again_is_the_same_though_its_job_closes(world: StoreWorld) -> None:
+async def test_a_lease_that_is_asked_for_again_is_the_same_though_its_job_closes(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 1, 1)
     taken = await lease_slices(world.store, worker, job.id, MODEL, 1, "t")
@@ -98,7 +98,7 @@ async def test_a_lease_that_is_told_again_is_the_same_though_its_job_closes(worl
     assert await lease_slices(world.store, worker, job.id, MODEL, 1, "another") == []
 
 
-async def test_nobody_gone_unknown_or_overdue_gets_a_lease(world: StoreWorld) -> None:
+async def test_a_gone_unknown_or_overdue_worker_gets_no_lease(world: StoreWorld) -> None:
     job = await world.running(await world.caller())
     late, left = await world.worker(1_000), await world.worker()
     await world.store.declare_gone(left, leaving=True)
@@ -114,7 +114,7 @@ async def test_a_lease_is_for_one_model_of_one_open_job(world: StoreWorld) -> No
     plan = IngestPlan(2, None, [*plan_of(1).slices, plan_of(1, 1, model="other").slices[1]], 200, 0, 0)
     job = await world.ingested(await world.job(caller), plan)
     assert spans(await lease_slices(world.store, worker, job.id, "other", 10, "t")) == [(1, 1)]
-    assert await lease_slices(world.store, worker, job.id, "nobody's", 10, "u") == []
+    assert await lease_slices(world.store, worker, job.id, "unknown", 10, "u") == []
     assert await lease_slices(world.store, worker, world.id("batch"), MODEL, 10, "v") == []
     assert await world.lease(worker, await world.job(caller)) == []
     await world.store.fail_job(job.id, LineError("stopped", "by hand"))
@@ -272,7 +272,7 @@ async def test_the_worst_suspect_is_taken_first_wherever_it_lies(world: StoreWor
     assert (held.first, held.lost_count) == (1, 4)
 
 
-async def test_what_a_worker_ran_alone_bears_its_loss_alone(world: StoreWorld) -> None:
+async def test_the_loss_of_a_worker_counts_for_the_item_that_it_ran_alone(world: StoreWorld) -> None:
     worker, job = await world.worker(), await world.running(await world.caller(), 3, 2)
     await world.lease(worker, job)
     assert await world.store.run_alone(worker, (job.id, 1))
@@ -374,7 +374,7 @@ async def test_a_slice_keeps_its_endpoint_when_it_is_cut(world: StoreWorld) -> N
     assert len(leased) > 2, "it was cut"
 
 
-async def test_a_slice_that_comes_back_is_told_its_own_items_that_are_done(world: StoreWorld) -> None:
+async def test_a_slice_that_comes_back_names_its_own_items_that_are_done(world: StoreWorld) -> None:
     worker, log = await world.worker(), await world.log()
     job = await world.running(await world.caller(), 2, 2)
     first, second = await world.lease(worker, job)
@@ -393,8 +393,8 @@ async def test_a_lost_workers_slices_are_freed_and_those_of_the_living_in_other_
     [held] = await world.lease(living, ours)
     assert await world.store.declare_gone(lost, leaving=True)
     assert await world.store.reclaim_slices(lost) == 1
-    told = await world.store.beat(living, LEASE_MS)
-    assert [(one.job_id, one.token) for one in told or ()] == [(ours.id, held.token)]
+    leases = await world.store.beat(living, LEASE_MS)
+    assert [(one.job_id, one.token) for one in leases or ()] == [(ours.id, held.token)]
 
 
 async def test_what_was_paid_for_and_taken_back_of_an_item_is_never_forgotten_by_a_later_note(

@@ -20,7 +20,7 @@ ROOM = ModelRoom(100)
 
 
 async def look(
-    world: StoreWorld, worker_id: str = "nobody", *models: str, bounds: SnapshotBounds = BOUNDS, room: ModelRoom = ROOM
+    world: StoreWorld, worker_id: str = "unknown", *models: str, bounds: SnapshotBounds = BOUNDS, room: ModelRoom = ROOM
 ) -> Snapshot:
     rooms = dict.fromkeys(models or (MODEL,), room)
     return await world.store.snapshot(worker_id, rooms, bounds, slice_items=64, slices_max=8)
@@ -108,7 +108,7 @@ async def test_a_model_without_room_is_shown_closed_and_hides_nothing(world: Sto
     assert await world.store.awake_models(10) == [MODEL, "other"]
     assert await world.store.awake_models(1) == [MODEL]
     seen = await world.store.snapshot(
-        "nobody",
+        "unknown",
         {MODEL: ModelRoom(0, "rests"), "other": ModelRoom(10)},
         SnapshotBounds(1, 1, 1),
         slice_items=64,
@@ -118,7 +118,7 @@ async def test_a_model_without_room_is_shown_closed_and_hides_nothing(world: Sto
     assert (seen.models[MODEL].closed, seen.models[MODEL].room_items) == ("rests", 0)
     assert seen.models["other"].room_items == 10
     assert {flow.model for flow in seen.flows} == {"other"}
-    nothing = await world.store.snapshot("nobody", {}, slice_items=64, slices_max=8)
+    nothing = await world.store.snapshot("unknown", {}, slice_items=64, slices_max=8)
     assert (nothing.jobs, nothing.flows) == ([], [])
 
 
@@ -126,11 +126,11 @@ async def test_a_look_names_the_models_that_it_was_not_asked_for(world: StoreWor
     caller = await world.caller()
     await world.running(caller, 1)
     await world.ingested(await world.job(caller), plan_of(2, model="other"))
-    seen = await look(world, "nobody", MODEL)
+    seen = await look(world, "unknown", MODEL)
     assert (list(seen.awake), list(seen.models)) == ([MODEL, "other"], [MODEL])
     assert {job.model for job in seen.jobs} == {flow.model for flow in seen.flows} == {MODEL}
     assert list((await look(world, bounds=SnapshotBounds(models_max=1))).awake) == [MODEL]
-    assert list((await world.store.snapshot("nobody", {}, slice_items=64, slices_max=8)).awake) == [MODEL, "other"]
+    assert list((await world.store.snapshot("unknown", {}, slice_items=64, slices_max=8)).awake) == [MODEL, "other"]
 
 
 async def test_a_look_says_whether_it_may_hide_flows(world: StoreWorld) -> None:
@@ -141,13 +141,13 @@ async def test_a_look_says_whether_it_may_hide_flows(world: StoreWorld) -> None:
     assert not (await look(world, bounds=enough)).models[MODEL].hides_flows
 
 
-async def test_names_that_look_like_one_another_are_told_apart(world: StoreWorld) -> None:
+async def test_models_with_similar_names_are_kept_apart(world: StoreWorld) -> None:
     caller = await world.caller()
     for model in ("gpt", "gpt-4", "4", "", "g,p\tt"):
         await world.ingested(await world.job(caller), plan_of(1, model=model))
     assert await world.store.awake_models(10) == ["", "4", "g,p\tt", "gpt", "gpt-4"]
     for model in ("gpt", "gpt-4", "4", "", "g,p\tt"):
-        assert {job.model for job in (await look(world, "nobody", model)).jobs} == {model}
+        assert {job.model for job in (await look(world, "unknown", model)).jobs} == {model}
 
 
 async def test_flows_are_shown_by_least_service_and_so_many(world: StoreWorld) -> None:
@@ -233,7 +233,7 @@ async def test_a_look_counts_the_worst_suspects_and_hides_them_when_asked(world:
     assert (await look(world, "another")).suspects == Suspects(3, 3, 1, True)
 
 
-async def test_a_jobs_last_slices_that_lost_nobody_are_kept_while_a_culprit_is_searched_for_in_it(
+async def test_a_jobs_last_slices_that_lost_no_worker_are_kept_while_a_culprit_is_searched_for_in_it(
     world: StoreWorld,
 ) -> None:
     caller = await world.caller()
@@ -277,12 +277,12 @@ async def test_models_of_one_job_are_shown_apart(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     plan = IngestPlan(3, None, [*plan_of(1).slices, plan_of(1, 2, model="other").slices[1]], 300, 0, 0)
     job = await world.ingested(await world.job(caller), plan)
-    seen = await look(world, "nobody", MODEL, "other")
+    seen = await look(world, "unknown", MODEL, "other")
     assert [(one.model, one.total_units) for one in sorted(seen.jobs, key=lambda one: one.model)] == [
         (MODEL, 50), ("other", 100),
     ]  # fmt: skip
     await lease_slices(world.store, worker, job.id, "other", 1, "t", Why.LARGE)
-    seen = await look(world, "nobody", MODEL, "other")
+    seen = await look(world, "unknown", MODEL, "other")
     assert [one.model for one in seen.jobs] == [MODEL]
     assert seen.owner_in_flight_units == {tenant_owner(caller.tenant_id): 100}
     assert seen.models["other"].in_flight_by_why == {Why.LARGE: 100}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
-from tests.support.store_verbs import told
+from tests.support.store_verbs import run_statement
 from tidegate.core.input.turns import LINE_BYTES, IngestLane
 from tidegate.core.job_controls import JobControls
 from tidegate.core.nouns import Caller, Job, JobWebhook, WorkerDuty
@@ -45,17 +45,19 @@ class Outbox:
         endpoint_id, token = await self.due(caller), self.world.token()
         name = {"tenant_id": caller.tenant_id, "endpoint_id": endpoint_id}
         lease = {"worker_id": worker_id, "token": token, "count_max": 1}
-        [(event_id,)] = await told(self.world.store, "webhook_deliveries_lease", **name, **lease)
+        [(event_id,)] = await run_statement(self.world.store, "webhook_deliveries_lease", **name, **lease)
         return endpoint_id, {"event_id": event_id, "endpoint_id": endpoint_id, "token": token}
 
     async def delivered(self, caller: Caller, worker_id: str) -> str:
         endpoint_id, name = await self.held(caller, worker_id)
-        assert await told(self.world.store, "webhook_delivered", status=200, **name)
+        assert await run_statement(self.world.store, "webhook_delivered", status=200, **name)
         return endpoint_id
 
     async def postponed(self, caller: Caller, worker_id: str) -> str:
         endpoint_id, name = await self.held(caller, worker_id)
-        assert await told(self.world.store, "webhook_postponed", status=500, failure="x", wait_ms=1_000_000, **name)
+        assert await run_statement(
+            self.world.store, "webhook_postponed", status=500, failure="x", wait_ms=1_000_000, **name
+        )
         return endpoint_id
 
 
@@ -77,7 +79,7 @@ async def test_tenants_with_a_delivery_that_is_due_and_free_come_by_what_they_ha
     await outbox.held(held, sender)
     expected = [(orphan.tenant_id, 0), (first.tenant_id, 0), (second.tenant_id, 0), (busy.tenant_id, 1)]
     for count_max in (3, 4, 9):
-        found = await told(world.store, "webhook_tenants_due", tenant_max=2, count_max=count_max)
+        found = await run_statement(world.store, "webhook_tenants_due", tenant_max=2, count_max=count_max)
         assert found == expected[:count_max]
 
 
@@ -93,7 +95,7 @@ async def test_endpoints_with_a_delivery_that_is_due_and_free_come_by_what_they_
     await outbox.due(await world.caller("another"))
     expected = [(orphan, 0), (first, 0), (second, 0), (third, 0)]
     for count_max in (3, 4, 9):
-        found = await told(
+        found = await run_statement(
             world.store, "webhook_endpoints_due", tenant_id=caller.tenant_id, endpoint_max=1, count_max=count_max
         )
         assert found == expected[:count_max]
@@ -152,16 +154,18 @@ async def test_tenants_with_an_input_that_waits_come_by_the_clock_and_then_by_it
     await input_of(world, level[1], BYTES_MIN)
     await input_of(world, level[4], 40_000)
     for caller, place in ((ahead, 501), (passed, 499)):
-        await told(world.store, "ingest_place_put", lane=IngestLane.LARGE, tenant_id=caller.tenant_id, place=place)
-    await told(world.store, "ingest_place_put", lane=IngestLane.SMALL, tenant_id=level[0].tenant_id, place=900)
-    found = await told(
+        await run_statement(
+            world.store, "ingest_place_put", lane=IngestLane.LARGE, tenant_id=caller.tenant_id, place=place
+        )
+    await run_statement(world.store, "ingest_place_put", lane=IngestLane.SMALL, tenant_id=level[0].tenant_id, place=900)
+    found = await run_statement(
         world.store, "ingest_tenants", lane=IngestLane.LARGE, clock=500, tenants_max=9, **await our_worker(world)
     )
     names = {caller.tenant_id: number for number, caller in enumerate(level)}
     assert {tenant_id: place for tenant_id, place in found if place} == {ahead.tenant_id: 501, passed.tenant_id: 499}
     assert found[-1][0] == ahead.tenant_id
     assert [names[tenant_id] for tenant_id, place in found if not place] == [0, 1, 2, 3, 4, 5, 6]
-    fewer = await told(
+    fewer = await run_statement(
         world.store, "ingest_tenants", lane=IngestLane.LARGE, clock=500, tenants_max=8, **await our_worker(world)
     )
     assert fewer == found[:8]
@@ -184,7 +188,7 @@ async def test_the_inputs_of_a_tenant_that_wait_come_by_rank_and_then_by_id(worl
         (largest.id, BYTES_MAX, BYTES_MAX + 100 * start),
     ]
     for count_max in (1, 2, 5, 9):
-        found = await told(
+        found = await run_statement(
             world.store,
             "ingest_candidates",
             tenant_id=caller.tenant_id,
@@ -216,7 +220,7 @@ async def test_only_jobs_that_this_worker_can_start_are_looked_at(world: StoreWo
     startable = sorted([first.id, last.id, rested.id])
     for count_max in (9, 2):
         bounds = {bound: count_max, "now": world.clock.now}
-        found = await told(world.store, look, model=MODEL, **bounds, **whose, **LOOK)
+        found = await run_statement(world.store, look, model=MODEL, **bounds, **whose, **LOOK)
         assert sorted(row[2] for row in found) == startable[:count_max], "they are alike, so those of the lowest ids"
 
 
@@ -226,5 +230,5 @@ async def test_the_smallest_jobs_of_the_highest_priority_come_first(world: Store
         made.append((await world.running(caller, count, controls=JobControls(priority=priority))).id)
         await world.clock.advance(1)
     flow = {"model": MODEL, "share_owner": tenant_owner(caller.tenant_id)}
-    found = await told(world.store, "snapshot_smallest", now=world.clock.now, jobs_max=9, **flow, **LOOK)
+    found = await run_statement(world.store, "snapshot_smallest", now=world.clock.now, jobs_max=9, **flow, **LOOK)
     assert [made.index(row[2]) for row in found] == [3, 2, 1, 0]

@@ -74,10 +74,10 @@ async def test_parts_become_a_file_in_one_step(world: StoreWorld) -> None:
 
 
 async def test_only_a_pending_upload_changes(world: StoreWorld) -> None:
-    caller, stranger = await world.caller(), await world.caller("stranger")
+    caller, other_caller = await world.caller(), await world.caller("another")
     upload = await begun(world, caller)
     part = await world.store.add_upload_part(caller, await part_of(world, upload))
-    for tenant_id in (stranger.tenant_id, "none"):
+    for tenant_id in (other_caller.tenant_id, "none"):
         with pytest.raises(ApiProblem, match="No such Upload"):
             await world.store.cancel_upload(tenant_id, upload.id)
         with pytest.raises(ApiProblem, match="No such Upload"):
@@ -85,7 +85,7 @@ async def test_only_a_pending_upload_changes(world: StoreWorld) -> None:
         with pytest.raises(ApiProblem, match="No such Upload"):
             await world.store.upload_parts(tenant_id, upload.id)
     with pytest.raises(ApiProblem, match="No such Upload"):
-        await world.store.add_upload_part(stranger, await part_of(world, upload))
+        await world.store.add_upload_part(other_caller, await part_of(world, upload))
     cancelled, unused = await world.store.cancel_upload(caller.tenant_id, upload.id)
     assert (cancelled.state, unused) == (UploadState.CANCELLED, [part.blob_id])
     assert await world.store.cancel_upload(caller.tenant_id, upload.id) == (cancelled, [])
@@ -122,7 +122,7 @@ async def test_an_upload_that_is_over_time_lets_go_of_its_parts(world: StoreWorl
     assert await world.store.overdue_uploads(10) == [(caller.tenant_id, pending.id)], "its parts are not let go yet"
 
 
-async def test_uploads_whose_time_is_over_are_told_oldest_first(world: StoreWorld) -> None:
+async def test_uploads_whose_time_is_over_are_listed_oldest_first(world: StoreWorld) -> None:
     caller, ids = await world.caller(), list[str]()
     for _ in range(3):
         ids.append((await begun(world, caller)).id)

@@ -94,7 +94,7 @@ async def test_usage_is_asked_for_by_day_and_tenant(world: StoreWorld) -> None:
     assert len(await world.store.usage(TODAY, TODAY + 1, count_max=1)) == 1
 
 
-async def test_what_failed_or_came_too_late_costs_nobody_anything(world: StoreWorld) -> None:
+async def test_what_failed_or_came_too_late_is_not_charged(world: StoreWorld) -> None:
     tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
     job = await world.running(Caller(tenant_id), 2)
     worker = await world.worker()
@@ -143,7 +143,7 @@ async def test_interactive_calls_count_once_and_add_up_with_those_of_jobs(world:
     await world.store.record_outcomes([answers(log, job, [(0, "a", Usage(10, 5, 3, 1))])], [], [])
     flush = [interactive(tenant_id, "a", Usage(7, 2, 1, 0)), interactive(tenant_id, "b", Usage(1, 0, 1, 0), "k2")]
     for _ in range(3):
-        # A commit whose answer got lost is said again, and is heard once.
+        # A commit whose answer got lost is sent again, and counts once.
         await world.store.add_interactive("w1", 1, flush)
     await world.store.add_interactive("w1", 2, flush[:1])
     await world.store.add_interactive("w2", 1, flush[:1])

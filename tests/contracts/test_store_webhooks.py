@@ -41,9 +41,9 @@ async def endpoint(
     return await world.store.create_webhook_endpoint(caller.tenant_id, world.id("whk"), shape, secret)
 
 
-async def cancelled(world: StoreWorld, caller: Caller, **wishes: Any) -> Job:
+async def cancelled(world: StoreWorld, caller: Caller, **fields: Any) -> Job:
     """A job that ends before it was ingested."""
-    job = await world.job(caller, **wishes)
+    job = await world.job(caller, **fields)
     await world.store.cancel_job(caller.tenant_id, job.id)
     assert await world.store.end_unstarted(job.id)
     return await world.look(job)
@@ -170,7 +170,7 @@ async def test_a_job_may_bring_an_endpoint_of_its_own(world: StoreWorld) -> None
     assert (own.url, own.event_types, own.job_id) == (wish.url, wish.events, job.id)
     [one] = await deliveries(world, caller)
     assert (one.job_id, one.endpoint_id, one.url) == (job.id, own.id, wish.url)
-    # It is managed with its job, and is nobody else's.
+    # It is managed with its job, and no other tenant sees it.
     assert await store.webhook_endpoint(caller.tenant_id, own.id) is None
     assert await store.list_webhook_endpoints(caller.tenant_id, None, 10) == []
     assert not await store.delete_webhook_endpoint(caller.tenant_id, own.id)
@@ -280,9 +280,9 @@ async def test_a_receiver_that_is_gone_disables_its_endpoint(world: StoreWorld) 
     missed = await cancelled(world, caller)
     found = [one for one in await deliveries(world, caller) if one.endpoint_id == made.id]
     assert len(found) == 4
-    told = {one.endpoint_id: one for one in await deliveries(world, caller) if one.job_id == missed.id}
-    assert (told[made.id].failure, told[made.id].ended_at) == ("endpoint_disabled", START_MS)
-    assert (told[other.id].failure, told[other.id].ended_at) == (None, None)
+    by_endpoint = {one.endpoint_id: one for one in await deliveries(world, caller) if one.job_id == missed.id}
+    assert (by_endpoint[made.id].failure, by_endpoint[made.id].ended_at) == ("endpoint_disabled", START_MS)
+    assert (by_endpoint[other.id].failure, by_endpoint[other.id].ended_at) == (None, None)
     assert {one.state for one in found} == {DeliveryState.FAILED}
     assert found[0].failure == "endpoint_disabled"
     assert all(
@@ -389,7 +389,7 @@ async def test_tenants_take_turns(world: StoreWorld) -> None:
 async def test_a_tenant_gets_no_more_than_its_turns_whatever_plan_the_database_makes(
     postgres_world: StoreWorld, shared_database: str
 ) -> None:
-    """A database that counted an outbox of one may look for each of many rows anew."""
+    """A database that counted an outbox of one may look again for each of many rows."""
     world = postgres_world
     busy, worker_id = await world.caller("busy"), await world.worker()
     await endpoint(world, busy)
@@ -463,9 +463,9 @@ async def test_deliveries_come_in_pages(world: StoreWorld) -> None:
 
 
 async def test_pages_of_deliveries_go_on_while_endpoints_and_jobs_are_deleted(world: StoreWorld) -> None:
-    caller, stranger, store, worker_id = (
+    caller, other_caller, store, worker_id = (
         await world.caller(),
-        await world.caller("stranger"),
+        await world.caller("another"),
         world.store,
         await world.worker(),
     )
@@ -488,7 +488,7 @@ async def test_pages_of_deliveries_go_on_while_endpoints_and_jobs_are_deleted(wo
     assert len(left) == 2
     for at, one in enumerate(every):
         assert await behind(one) == [other for other in left if other in every[at + 1 :]]
-        assert await behind(one, stranger) is None
+        assert await behind(one, other_caller) is None
         shown = await store.list_every_delivery(None, None, (one.event_id, one.endpoint_id), 10)
         assert [other for other, _ in shown or []] == await behind(one)
 
@@ -654,8 +654,8 @@ async def test_deliveries_of_a_deleted_endpoint_go_in_pieces(
         await cancelled(world, caller)
     sizes = pieces(monkeypatch)
     endpoint_id = every[0].endpoint_id
-    stranger = await world.caller("stranger")
-    assert not await world.store.delete_webhook_endpoint(stranger.tenant_id, endpoint_id)
+    other_caller = await world.caller("another")
+    assert not await world.store.delete_webhook_endpoint(other_caller.tenant_id, endpoint_id)
     assert len(await deliveries(world, caller)) == 10
     assert await world.store.delete_webhook_endpoint(caller.tenant_id, endpoint_id)
     assert await deliveries(world, caller) == []

@@ -39,7 +39,7 @@ async def test_a_heartbeat_keeps_a_worker_alive_by_the_databases_clock(world: St
     assert not await world.store.declare_gone(worker)
     await world.clock.advance(1)
     assert await world.store.overdue_workers(10) == {worker: "host"}
-    assert await world.store.beat(worker, 1_000) == [], "late, but nobody declared it gone"
+    assert await world.store.beat(worker, 1_000) == [], "late, but not declared gone"
     assert not await world.store.declare_gone(worker)
 
 

@@ -62,8 +62,8 @@ async def slice_counts(store: Store, job_id: str) -> dict[str, int]:
     return await store._driver.read(read)
 
 
-async def told(store: Store, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
-    """What one statement of the store says, or does, in a transaction of its own."""
+async def run_statement(store: Store, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    """Run one statement of the store in a transaction of its own and return its rows."""
 
     async def write(tx: Tx) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in await tx.all(statement, **parameters)]

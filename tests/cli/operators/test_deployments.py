@@ -209,7 +209,7 @@ def shared_serving(module_processes: Processes, module_directory: Path) -> Servi
     return serving_one_model(Desk(module_processes, engine, module_directory))
 
 
-def test_of_two_operators_the_second_is_told(shared_serving: Serving) -> None:
+def test_of_two_operators_the_second_gets_an_error(shared_serving: Serving) -> None:
     wish = {"name": "two", "set": {"model": "m2", "url": "http://h/v1"}}
     status, first = shared_serving.operate("deployments/add", wish)
     assert status == 200

@@ -1,4 +1,4 @@
-"""A store in memory that tries every statement before it runs: with a stranger in the place of any one of its names, it must find and
+"""A store in memory that tries every statement before it runs: with an unknown name in the place of any one of its names, it must find and
 change nothing. So no statement reaches a row that its caller did not name, whatever a test itself looks at.
 
 A name is a parameter that rows must match. Two more kinds are tried: a bound of rows is tried with none, and a time for which things are
@@ -344,33 +344,33 @@ NAMES = {
 }
 
 
-class StrangerDriver(SqliteDriver):
-    """A driver in memory whose transactions try the names of strangers."""
+class UnknownNamesDriver(SqliteDriver):
+    """A driver in memory whose transactions try unknown names."""
 
     async def write(self, body: Body[T]) -> T:
-        return await super().write(lambda tx: body(StrangerTx(tx)))
+        return await super().write(lambda tx: body(UnknownNamesTx(tx)))
 
     async def free(self, body: Body[T]) -> T:
-        return await super().free(lambda tx: body(StrangerTx(tx)))
+        return await super().free(lambda tx: body(UnknownNamesTx(tx)))
 
     async def read(self, body: Body[T]) -> T:
-        return await super().read(lambda tx: body(StrangerTx(tx)))
+        return await super().read(lambda tx: body(UnknownNamesTx(tx)))
 
 
-class StrangerTx(SqliteTx):
+class UnknownNamesTx(SqliteTx):
     def __init__(self, tx: Any) -> None:
         super().__init__(tx._connection)
 
     async def all(self, query: str, /, **parameters: Any) -> list[Row]:
-        try_strangers(self._connection, query, parameters)
+        try_unknown_names(self._connection, query, parameters)
         return await super().all(query, **parameters)
 
     async def one(self, query: str, /, **parameters: Any) -> Row | None:
-        try_strangers(self._connection, query, parameters)
+        try_unknown_names(self._connection, query, parameters)
         return await super().one(query, **parameters)
 
     async def dicts(self, query: str, /, **parameters: Any) -> list[dict[str, Any]]:
-        try_strangers(self._connection, query, parameters)
+        try_unknown_names(self._connection, query, parameters)
         return await super().dicts(query, **parameters)
 
     async def many(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -384,31 +384,31 @@ class StrangerTx(SqliteTx):
 
     async def for_each(self, query: str, given: Mapping[str, Sequence[str]], /, **shared: Any) -> list[Row]:
         for values in list(zip(*given.values(), strict=True))[:ROWS_MAX]:
-            try_strangers(self._connection, query, shared | dict(zip(given, values, strict=True)))
+            try_unknown_names(self._connection, query, shared | dict(zip(given, values, strict=True)))
         return await super().for_each(query, given, **shared)
 
     def _try_rows(self, query: str, rows: Sequence[Sequence[Any]]) -> None:
         for row in rows[:ROWS_MAX]:
-            try_strangers(self._connection, query, dict(zip(statements()[query].parameters, row, strict=True)))
+            try_unknown_names(self._connection, query, dict(zip(statements()[query].parameters, row, strict=True)))
 
 
-def try_strangers(connection: apsw.Connection, query: str, parameters: Mapping[str, Any]) -> None:
+def try_unknown_names(connection: apsw.Connection, query: str, parameters: Mapping[str, Any]) -> None:
     for name in NAMES.get(query, ()):
-        stranger = stranger_of(name, parameters[name])
-        if stranger is None:
+        unknown = unknown_name_of(name, parameters[name])
+        if unknown is None:
             continue
-        connection.execute("savepoint stranger")
+        connection.execute("savepoint unknown_name")
         try:
             before = connection.total_changes()
-            found = connection.execute(statements()[query].sql, {**parameters, name: stranger}).fetchall()
+            found = connection.execute(statements()[query].sql, {**parameters, name: unknown}).fetchall()
             changed = connection.total_changes() - before
         finally:
-            connection.execute("rollback to stranger")
-            connection.execute("release stranger")
+            connection.execute("rollback to unknown_name")
+            connection.execute("release unknown_name")
         assert (found, changed) == ([], 0), f"{query} looks past its {name}"
 
 
-def stranger_of(name: str, value: str | int | None) -> str | int | None:
+def unknown_name_of(name: str, value: str | int | None) -> str | int | None:
     """Return what names no row; None where nothing was named."""
     if isinstance(value, str):
         return value + "~"

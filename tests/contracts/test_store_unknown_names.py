@@ -1,4 +1,4 @@
-"""Every statement that changes rows says what it names them by, and what names a stranger is noticed."""
+"""Every statement that changes rows says what it names them by, and a statement that takes an unknown name is noticed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tests.contracts.store_world import Clock
-from tests.contracts.strangers import NAMES, StrangerDriver
-from tests.support.store_verbs import told
+from tests.contracts.unknown_names import NAMES, UnknownNamesDriver
+from tests.support.store_verbs import run_statement
 from tidegate.store.database import queries
 from tidegate.store.database.queries import Statement, statements
 from tidegate.store.store import Store
@@ -46,12 +46,12 @@ def test_every_statement_that_changes_rows_names_them() -> None:
 
 
 async def test_a_statement_that_looks_past_a_name_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(StrangerDriver(None, Clock()))
+    store = Store(UnknownNamesDriver(None, Clock()))
     await store.migrate()
-    await told(store, "tenant_put", id="t1", name="acme")
-    assert await told(store, "tenant_lock", tenant_id="t1")
+    await run_statement(store, "tenant_put", id="t1", name="acme")
+    assert await run_statement(store, "tenant_lock", tenant_id="t1")
     forgetful = queries.Statement("tenant_lock", "", "select id from tenants", ("tenant_id",), (), False, False)
     monkeypatch.setitem(statements(), "tenant_lock", forgetful)
     with pytest.raises(AssertionError, match="tenant_lock looks past its tenant_id"):
-        await told(store, "tenant_lock", tenant_id="t1")
+        await run_statement(store, "tenant_lock", tenant_id="t1")
     await store.close()
