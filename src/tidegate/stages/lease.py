@@ -141,6 +141,7 @@ def _items_in(data: bytes, leased: LeasedSlice) -> list[Item]:
             item.alone_losses = attempts.alone_losses
             item.tries = attempts.tries
         items.append(item)
-    for item, shared in zip(items, shared_beginnings([item.body for item in items]), strict=True):
-        item.prefix_bytes = shared
+    if len(items) > 1:
+        for item, shared in zip(items, shared_beginnings([item.body for item in items]), strict=True):
+            item.prefix_bytes = shared
     return items

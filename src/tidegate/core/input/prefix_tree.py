@@ -137,12 +137,12 @@ def shared_beginnings(bodies: Sequence[bytes]) -> list[int]:
     branch, first = b"", 0
     for at in range(1, len(bodies)):
         one, other = bodies[at - 1], bodies[at]
-        half = min(len(one), len(other)) / 2
-        if not branch or len(branch) < half or not other.startswith(branch):
-            same = common_prefix(one, other)
-            if same < half:
+        half = (min(len(one), len(other)) + 1) // 2
+        if len(branch) < half or not other.startswith(branch):
+            if one[:half] != other[:half]:
                 branch, first = b"", at
                 continue
+            same = common_prefix(one, other)
             # Where the branch goes on with a shorter beginning, that one counts for all of it.
             branch = other[: same // SHARED_STEP_BYTES * SHARED_STEP_BYTES]
             shared[first:at] = [len(branch)] * (at - first)
