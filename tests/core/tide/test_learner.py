@@ -157,6 +157,27 @@ def test_many_refusals_lower_it_until_more_calls_are_taken_again() -> None:
         assert learner.calls == 64
 
 
+@given(
+    st.integers(1, 100),
+    st.lists(
+        st.tuples(st.floats(1.0, 1e3), st.integers(0, 100), st.integers(1, 40), st.integers(0, 3)),
+        min_size=1,
+        max_size=30,
+    ),
+)
+def test_with_fewer_answers_than_are_missing_it_says_the_same(
+    ceiling: int, history: list[tuple[float, int, int, int]]
+) -> None:
+    """Until then it need not be asked."""
+    learner, now_ms = Learner(ceiling), 0.0
+    for elapsed_ms, in_flight, answers, refusals in history:
+        few = min(answers, learner.answers_missing - 1)
+        for ended, refused in ((few, 0), (answers - few, refusals)):
+            before, now_ms = learner.calls, now_ms + elapsed_ms
+            learner.observe(now_ms, in_flight, [Ended(100, 10, elapsed_ms)] * ended, refused)
+            assert ended != few or refused or learner.calls == before
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     st.integers(1, 100),

@@ -24,6 +24,7 @@ from tidegate.core.errors import HandedBack, StoreUnavailable, Throttled, Upstre
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import FleetReport, Present
 from tidegate.core.schedule import Reason
+from tidegate.core.tide.learner import ROUND_CALLS_MIN
 from tidegate.core.tide.signals import Decision, Signals
 from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.store import Store
@@ -32,7 +33,8 @@ from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped
 from tidegate.upstream.routing.slots import Capacity
-from tidegate.upstream.tide.tides import DeploymentTide
+from tidegate.upstream.tide import tide_loop
+from tidegate.upstream.tide.tides import OWN_EVENTS_MS, DeploymentTide
 
 pytestmark = pytest.mark.anyio
 
@@ -489,6 +491,22 @@ async def test_unknown_capacity_begins_safe_grows_while_calls_succeed_and_shrink
         assert allowed[-1] == 1
         at.model.status = 200
         assert (await at.send()).status == 200
+
+
+async def test_an_answer_that_can_change_nothing_yet_is_left_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tide_loop, "TICK_S", 1_000)
+    async with sea(engine=EngineKind.GENERIC, is_capacity_known=False) as at:
+        at.model.batch.set()
+        asked = []
+        for _ in range(2 * ROUND_CALLS_MIN):
+            at.world.clock.advance(OWN_EVENTS_MS)
+            await at.send()
+            asked.append(at.tide._asked_ms == at.world.clock.monotonic_ms())
+        assert asked == [False] * (ROUND_CALLS_MIN - 1) + [True] + [False] * (ROUND_CALLS_MIN - 1) + [True]
+        at.model.status = 429
+        with pytest.raises(Throttled):
+            await at.send()
+        assert at.tide._asked_ms == at.world.clock.monotonic_ms(), "a refusal is heard at once"
 
 
 async def test_calls_that_wait_for_a_limit_that_grows_are_woken() -> None:

@@ -87,6 +87,11 @@ class Tide:
         """By which share interactive tokens came later because of batch, over the last minute of traffic."""
         return self._harm_ms / self._calls_ms
 
+    @property
+    def answers_missing(self) -> int:
+        """Where nothing but our own calls counts, it says the same as long as fewer new answers came than so many."""
+        return self._learner.answers_missing
+
     def begin_at(self, calls: int) -> None:
         """Begin with as many calls as were learned before a restart, where no operator gave the number."""
         if not self.policy.is_known:

@@ -148,6 +148,17 @@ class Learner:
         limit = self._limit if self._trial is None else self._trial
         return max(1, round(limit * (1.0 - self._refused_share)))
 
+    @property
+    def answers_missing(self) -> int:
+        """How many more answers its round needs: with fewer, `calls` stays as it is. Where refusals lower it, each answer counts."""
+        current, limit = self._round, self._limit if self._trial is None else self._trial
+        if current is None or self.calls < round(limit):
+            return 1
+        return max(1, self._answers_wanted() - current.calls - current.refusals)
+
+    def _answers_wanted(self) -> int:
+        return ROUND_CALLS_MIN if self._is_doubling else min(max(self.calls, ROUND_CALLS_MIN), ROUND_CALLS_MAX)
+
     def observe(self, now_ms: float, in_flight: int, ended: Sequence[Ended], refusals: int) -> None:
         """Learn from what ended since the last time."""
         current = self._round
@@ -165,8 +176,7 @@ class Learner:
         if count and (refusals or self._refused_share):
             kept = (1.0 - 1.0 / REFUSALS_MEMORY_CALLS) ** count
             self._refused_share = self._refused_share * kept + refusals / count * (1.0 - kept)
-        calls = self.calls
-        wanted = ROUND_CALLS_MIN if self._is_doubling else min(max(calls, ROUND_CALLS_MIN), ROUND_CALLS_MAX)
+        calls, wanted = self.calls, self._answers_wanted()
         is_telling = not self._by_pace or current.refusals >= wanted or current.is_telling
         if current.calls + current.refusals >= wanted and is_telling:
             self._end(current)

@@ -78,6 +78,8 @@ class Peers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
+        # How many other processes send batch calls there.
+        self.workers = 0
         self._read_ms: float | None = None
         self._workers_ms: float | None = None
         self._gateway_ms: float | None = None
@@ -100,6 +102,7 @@ class Peers:
             # One that is not in the store yet, but spoke a moment ago, is about to be.
             if process not in rows and old.noticed_ms is not None and now_ms - old.noticed_ms < REPORT_VALID_MS:
                 self._peers[process] = _Peer(Present(has_gateway=True), old.noticed_ms, old.noticed_ms, old.users)
+        self.workers = sum(peer.present.workers for peer in self._peers.values())
 
     def notice(self, process: str, users: Users) -> None:
         """Take over a notice of how many users another process has now."""
@@ -116,12 +119,11 @@ class Peers:
         """Sum over all processes. Users that no process reported lately do not count."""
         now_ms = self._clock.monotonic_ms()
         is_current = self.is_current
-        workers = calls = interactive = awaiting = 0
+        calls = interactive = awaiting = 0
         # A gateway without calls says nothing more: it is there all the same, and will say when somebody comes.
         has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         for peer in self._peers.values():
             present = peer.present
-            workers += present.workers
             calls += present.calls
             if (
                 peer.noticed_ms is not None
@@ -133,7 +135,7 @@ class Peers:
             elif is_current:
                 interactive += present.interactive
                 awaiting += present.interactive_awaiting
-        return Present(workers, calls, interactive, awaiting, has_gateway)
+        return Present(self.workers, calls, interactive, awaiting, has_gateway)
 
     @property
     def is_current(self) -> bool:

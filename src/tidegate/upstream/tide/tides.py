@@ -145,6 +145,8 @@ class DeploymentTide:
         self.decision: Decision = self._tide.observe(Signals(clock.monotonic_ms()))
         # How many batch calls may be in flight; none while nothing new may begin.
         self.calls = self.decision.calls if self.decision.prompt_tokens else 0
+        # With fewer new answers the controller says the same: the loop passes them on, so that no call has to.
+        self._answers_missing = self._tide.answers_missing
 
     # What the router asks.
 
@@ -225,7 +227,8 @@ class DeploymentTide:
                 self._learned_ms = now_ms
                 self._prefill.learn_call(flight.ahead_tokens, max(0, answer_tokens - 1), latency_ms)
         self._refusals += refused
-        if refused or now_ms - self._asked_ms >= OWN_EVENTS_MS:
+        is_news = self.yields or len(self._ended) >= self._answers_missing
+        if refused or (is_news and now_ms - self._asked_ms >= OWN_EVENTS_MS):
             self.act()
 
     def users_changed(self) -> None:
@@ -258,6 +261,7 @@ class DeploymentTide:
         before = self.decision
         self._asked_ms = self._clock.monotonic_ms()
         decision = self.decision = self._tide.observe(self._signals(self._asked_ms))
+        self._answers_missing = self._tide.answers_missing
         self.calls = decision.calls if decision.prompt_tokens else 0
         if decision.hand_back:
             self._hand_back(decision.hand_back)
@@ -269,7 +273,10 @@ class DeploymentTide:
     def _signals(self, now_ms: float) -> Signals:
         ended, self._ended = tuple(self._ended), []
         refusals, self._refusals = self._refusals, 0
-        awaiting = sum(flight.awaiting for flight in self._flights) if self.yields else 0
+        workers = self.peers.workers + 1
+        if not self.yields:
+            return Signals(now_ms, workers, len(self._flights), ended=ended, refusals=refusals)
+        awaiting = sum(flight.awaiting for flight in self._flights)
         held = self._longest_held(now_ms)
         seen = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         others = self.others
@@ -289,7 +296,7 @@ class DeploymentTide:
             sample=self._sample,
             ended=ended,
             refusals=refusals,
-            workers=max(1, others.workers + 1),
+            workers=workers,
         )
 
     def _longest_held(self, now_ms: float) -> TideHold | None:
