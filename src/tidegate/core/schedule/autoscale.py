@@ -1,4 +1,7 @@
-"""How many replicas of a model, and how many workers, every open deadline needs. Pure functions of what waits and what was measured."""
+"""Compute how many replicas of a model, and how many workers, the open deadlines need.
+
+Pure functions of what waits and what was measured.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,13 +12,13 @@ from tidegate.core.deployments import Serves
 from tidegate.core.window import spoken
 from tidegate.core.wording import in_words
 
-# Work that is due sooner than this is treated as due then: a replica that is started now serves nothing sooner.
+# Work that is due sooner than this counts as due then, because a replica started now serves nothing sooner.
 SOONEST_MS = 60_000
 REPLICAS_MAX = 10_000
 
 
 class DueWork(msgspec.Struct, frozen=True):
-    """Work units of one model that are due within so long."""
+    """Work units of one model that are due within a time."""
 
     due_in_ms: int
     units: int
@@ -36,7 +39,7 @@ NO_POOL = PoolLoad(0, 0, 0, 1)
 
 
 class ReplicasNeeded(msgspec.Struct, frozen=True):
-    """How many replicas are needed and why; `scale` is how many times what is there."""
+    """The number of replicas needed and why; `scale` is the need as a multiple of the replicas there are."""
 
     count: int
     why: str
@@ -44,7 +47,7 @@ class ReplicasNeeded(msgspec.Struct, frozen=True):
 
 
 def background_pool(pools: Mapping[Serves, PoolLoad]) -> Serves:
-    """Return the pool that grows with background work: the one of its own, where there is one."""
+    """Return the pool that background work makes grow: BATCH where it exists or only INTERACTIVE does, else BOTH."""
     return Serves.BATCH if Serves.BATCH in pools or set(pools) == {Serves.INTERACTIVE} else Serves.BOTH
 
 
@@ -67,7 +70,7 @@ def model_replicas(
 
 
 def _pool_replicas(due: Sequence[DueWork], each: float, pool: PoolLoad) -> ReplicasNeeded:
-    """Return how many replicas this work and the pool's users need, where one does so many work units a second; 0: not known."""
+    """Return how many replicas this work and the pool's users need. `each` is a replica's work units a second; 0: unknown."""
     for_users = math.ceil(pool.interactive / max(pool.slots, 1))
     scale = pool.interactive / max(pool.slots * pool.replicas, 1)
     users = in_words(pool.interactive, "interactive call needs", "interactive calls need")
@@ -97,15 +100,17 @@ def _bounded(scale: float, least: float = 0.0) -> float:
 
 
 def whole_scale(needed: Mapping[Serves, ReplicasNeeded], pools: Mapping[Serves, PoolLoad]) -> float:
-    """Return how many times what is there all pools need together."""
+    """Return the need of all pools together as a multiple of the replicas there are."""
     counts = {serves: max(pools.get(serves, NO_POOL).replicas, 1) for serves in needed}
     return _bounded(sum(counts[serves] * one.scale for serves, one in needed.items()) / sum(counts.values()))
 
 
 def worker_replicas(models: Sequence[tuple[int, int]], slots_per_worker: int, *, has_steps: bool) -> ReplicasNeeded:
-    """Return how many workers keep these models full: each a count of replicas and the calls that one takes at once.
+    """Return how many workers keep these models full.
 
-    `has_steps`: something beside items waits for a worker."""
+    A model is a number of replicas and the calls that one replica takes at once. `has_steps`: something beside items
+    waits for a worker.
+    """
     calls = sum(count * max(slots, 1) for count, slots in models)
     if not calls and has_steps:
         return ReplicasNeeded(1, "Inputs, ended batches, operations or deliveries wait for a worker.")

@@ -1,6 +1,7 @@
-"""One choice in the making: what is left of every room, cap, share and counter after each slice that was dealt.
+"""One choice in the making: what is left of every room, cap, share and counter after each dealt slice.
 
-It keeps the books for the layers and decides nothing. Room is per model first, then the worker's own; an owner's cap holds over all models.
+A `Deal` keeps the books for the layers and decides nothing. Room is per model first, then the worker's
+own; an owner's cap holds over all models.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from tidegate.core.schedule.queues import QueueView, ordered
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Pick, Snapshot, Turn, Why
 
 Key = tuple[str, str]
-# Slices had in this choice, waiting since when, place in the line, the job.
+# Entries: slices dealt in this choice (lower priorities begin higher), waiting since, place in the order, the job.
 Heap = list[tuple[int, int, int, JobView]]
 _PLACE = attrgetter("model", "share_owner", "queue")
 _PRIORITY = attrgetter("priority")
@@ -25,7 +26,10 @@ _SHARED = frozenset({Why.URGENT, Why.FAST_LANE})
 
 
 class Flow:
-    """One share owner's queue for one model, its jobs by named queue. A look has many of them, so it holds only what all need."""
+    """One share owner's queue for one model, with its jobs by named queue.
+
+    A snapshot has many flows, so this holds little.
+    """
 
     __slots__ = ("counter", "dealt", "jobs", "share_owner", "weight")
 
@@ -36,7 +40,10 @@ class Flow:
 
 
 class Ground(msgspec.Struct):
-    """One open model, as this choice changes it. The orders within a flow are made when its turn comes, by share owner and queue."""
+    """The state of one open model in this choice.
+
+    The orders within a flow are made at its first turn, by share owner and queue.
+    """
 
     view: ModelView
     room_items: int
@@ -83,7 +90,7 @@ class Deal:
                 for view in views
             }
             ground.weights = ground.view.weights or sum(flow.weight for flow in ground.flows.values())
-        # A look comes flow by flow, so this loop turns once a flow; in any other order it is only slower.
+        # A snapshot lists jobs flow by flow, so this loop runs once per flow; another order would only be slower.
         for (model, share_owner, queue), jobs in groupby(self.snapshot.jobs, _PLACE):
             if model not in self.grounds:
                 continue
@@ -98,7 +105,7 @@ class Deal:
     # -- what may be taken
 
     def ready(self, job: JobView) -> int:
-        """About how many slices of a job are still to be had; a job is only shown when there is one."""
+        """Return about how many slices of a job are left to deal. A job in the snapshot has at least one ready."""
         left = self._ready.get((job.job_id, job.model))
         if left is not None:
             return left
@@ -106,7 +113,10 @@ class Deal:
         return left if left > 1 else 1
 
     def capped(self, job: JobView) -> bool:
-        """Whether its share owner has as much in flight as it may. One with nothing out may always have one slice, however large."""
+        """Return whether a job's share owner has as much in flight as allowed.
+
+        An owner with nothing in flight may always have one slice, however large.
+        """
         if not self._has_caps:
             return False
         most = self.policy.in_flight_units_max_of(job.share_owner)
@@ -125,10 +135,10 @@ class Deal:
         return ground.room_items > 0 and self.slices_left > 0
 
     def within(self, ground: Ground, why: Why, share: float, job: JobView) -> bool:
-        """Whether a rule may take one more slice within its share of a model's work in flight, counted by what is stored with the leases.
+        """Return whether a rule may take one more slice within its share of a model's work in flight.
 
-        Where a share is smaller than one slice, none would ever fit: then a rule that has nothing in flight may take the slice after one
-        that no such rule took.
+        The leases store the rule of each slice, so the share is counted from them. No slice would ever fit a share smaller than
+        one slice. So a rule with nothing in flight may take one, unless a rule with a share took the last slice.
         """
         if share <= 0:
             return False
@@ -165,7 +175,7 @@ class Deal:
     # -- order
 
     def line_up(self, jobs: list[JobView], own: Callable[["Deal", list[JobView]], list[JobView]]) -> list[JobView]:
-        """Jobs by the plugged-in rank, or the layer's own where there is none or it fails."""
+        """Return jobs sorted by the plugged-in rank, or by the layer's own order when there is none or it fails."""
         rank = self.policy.rank
         if rank is not None:
             try:
@@ -175,7 +185,7 @@ class Deal:
         return own(self, jobs)
 
     def prioritised(self, line: list[JobView]) -> list[JobView]:
-        """The jobs of a line: where several of one owner stand in it, those of higher priority have its first places."""
+        """Return the line with the jobs of each owner sorted by priority among the owner's places in it."""
         if not self.has_priorities:
             return line
         owned: dict[str, list[JobView]] = {}
@@ -185,7 +195,7 @@ class Deal:
         return [next(turns[job.share_owner]) for job in line]
 
     def tier(self, job: JobView) -> int:
-        """How many higher priorities its owner has among the jobs for the same model and queue."""
+        """Return how many different higher priorities the job's owner has among its jobs for the same model and queue."""
         if not self.has_priorities:
             return 0
         queued = self.grounds[job.model].flows[job.share_owner].jobs[job.queue]
@@ -200,7 +210,7 @@ class Deal:
         return jobs
 
     def queues(self, *grounds: Ground) -> list[str]:
-        """The named queues of these models, best first as things stand now."""
+        """Return the named queues of these models, best first after what was dealt so far."""
         models = tuple(ground.view.model for ground in grounds)
         if models not in self._queue_names:
             names = {queue for ground in grounds for flow in ground.flows.values() for queue in flow.jobs}
@@ -229,7 +239,7 @@ class Deal:
         )
 
     def _as_dealt(self, view: QueueView, models: tuple[str, ...]) -> QueueView:
-        """A queue with what this choice has given it so far."""
+        """Return a queue's view with what this choice has dealt to it."""
         dealt = [self._queue_units[model, view.queue] for model in models if (model, view.queue) in self._queue_units]
         if not dealt:
             return view
@@ -241,7 +251,7 @@ class Deal:
         return [Pick(job_id, model, count, why) for (job_id, model, why), count in self.picked.items()]
 
     def turns(self) -> dict[str, Turn]:
-        """What to remember for the next look: only models of which something was taken."""
+        """Return the turns to remember for the next choice, for models of which something was dealt."""
         turns = {}
         for name, ground in self.grounds.items():
             if not ground.dealt:
@@ -264,7 +274,10 @@ def _ground(view: ModelView) -> Ground:
 
 
 def _unknown_flow(ground: Ground, share_owner: str) -> Flow:
-    """The flow of a job that was shown for its deadline while its flow was not: those who were served most are left out of a look."""
+    """Add the flow of a job that the snapshot shows for its deadline without its flow.
+
+    The snapshot leaves out the flows that were served most, so the new flow gets the highest counter.
+    """
     most = max((flow.counter for flow in ground.flows.values()), default=0.0)
     flow = ground.flows[share_owner] = Flow(share_owner, 1.0, most)
     ground.weights += 0.0 if ground.view.weights else flow.weight

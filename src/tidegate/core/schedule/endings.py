@@ -1,4 +1,6 @@
-"""Why a job ended as it did, in sentences: from its row, from what its error file says of items, and from why items waited at the end."""
+"""Sentences that say why a job ended as it did: from its row, from what its error file says of items, and
+from why items waited at the end.
+"""
 
 from collections import Counter
 from collections.abc import Sequence

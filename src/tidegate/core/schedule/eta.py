@@ -1,10 +1,10 @@
-"""When a job will end, and whether it can end in time: pure arithmetic on measured rates, its place in the queue and its limits.
+"""Forecast when a job will end, and whether in time: pure arithmetic on measured rates, its place in the queue and its limits.
 
 Rates are what a model served a second while it had work to do, one sample a minute; idle time says nothing about what a model can
-serve. Where nothing was measured there is no answer, and None says so.
+serve. Where nothing was measured the answer is None.
 
 What requests take of a model is fitted to those that it answered lately: a part that each takes, however long it is, and a part for every
-unit. So a backlog of short requests and one of long ones can be compared, and added up.
+unit. So backlogs of short and of long requests can be compared and added up.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,22 @@ from tidegate.core.schedule.outlooks import Backlog, Minute
 
 _ONE_IN_TWENTY = 1.645
 _MINUTE_MS = 60_000
-# A rate never falls to nothing in a forecast: the slowest that is believed is a tenth of the usual.
+# The slowest rate of a forecast, as a share of the mean.
 _SLOWEST = 0.1
-# With a single sample nothing is known of the spread: half of the rate is a wide guess.
+# With a single sample the spread is unknown: half of the rate is a wide guess.
 _SPREAD_UNKNOWN = 0.5
-# What was served in less time than this says little.
+# A minute counts as busy for at least this long, because less time says little.
 _BUSY_MS_MIN = 1_000
-# A job that began more recently has too little to show for a rate of its own.
+# A job that began more recently has shown too little for a rate of its own.
 _OWN_MS_MIN = 1_000
-# The pace of now is that of the last half minute in which there was work.
+# The current rate is measured over the last half minute of work.
 _RECENT_BUSY_MS = 30_000
-# Requests whose units differ by less (the variance, as a share of the mean's square) do not show what longer or shorter ones take.
+# Below this variance of units (as a share of the mean's square), requests do not show how much their length matters.
 _VARIANCE_MIN = 0.01
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """An amount that requests take: so much each, and so much for each unit."""
+    """An amount that requests take: one part for each request and one for each unit."""
 
     each: float
     per_unit: float
@@ -42,19 +42,22 @@ class Linear(msgspec.Struct, frozen=True):
 
 
 class RequestCost(msgspec.Struct, frozen=True):
-    """What requests take of a model: the time of their calls, and the tokens that shares are counted in."""
+    """The time and the tokens that requests take of a model; shares are counted in tokens."""
 
     ms: Linear
     tokens: Linear
 
 
-# Work is counted in units.
+# Work counted in plain units.
 IN_UNITS = RequestCost(Linear(0.0, 1.0), Linear(0.0, 1.0))
 
 
 class Position(msgspec.Struct, frozen=True):
-    """A job's place on one model: what is left of it, what is ahead of it in its flow, the flow's weight, and the weight and backlog of
-    each other awake flow (None where the backlog is not known)."""
+    """The place of a job on one model: its own rest, the work before it, and the flows beside its own.
+
+    `ahead` is the work ahead of the job in its flow. `others` are the weight and the backlog of each other awake flow;
+    a backlog is None where it is unknown.
+    """
 
     left: Backlog
     ahead: Backlog = Backlog()
@@ -63,17 +66,17 @@ class Position(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """The part of the model that its flow can count on while all the others have work."""
+        """Return the part of the model that the flow can count on while all the others have work."""
         return self.weight / (self.weight + sum(weight for weight, _ in self.others))
 
     @property
     def own(self) -> Backlog:
-        """All that its flow serves until the job is done."""
+        """Return all that the flow serves until the job is done."""
         return Backlog(self.left.units + self.ahead.units, self.left.items + self.ahead.items)
 
 
 class Eta(msgspec.Struct, frozen=True):
-    """How long from now: half of such jobs end by `p50_ms`, nineteen of twenty by `p95_ms`."""
+    """The time until a job ends: half of such jobs end by `p50_ms`, nineteen of twenty by `p95_ms`."""
 
     p50_ms: int
     p95_ms: int
@@ -87,14 +90,17 @@ class JobOutlook(StrEnum):
 
 
 def slack_ms(time_left_ms: int, left_units: int, rate: float | None) -> int | None:
-    """Time to spare at this rate, negative when there is none; None while there is no rate."""
+    """Return the time to spare at this rate, negative when there is none; None without a rate."""
     if rate is None:
         return None
     return int(max(time_left_ms - 1_000 * left_units / max(rate, 1e-9), -1e15))
 
 
 def fitted(minutes: Sequence[Minute]) -> RequestCost:
-    """What requests of a model take, by those of these minutes. An earlier version of the program wrote down no sums of products."""
+    """Return what requests of a model take, fitted to these minutes.
+
+    Minutes that an earlier version wrote have no sums of products; they count only when there are no others.
+    """
     minutes = [one for one in minutes if one.unit_squares] or minutes
     timed = [one for one in minutes if one.call_ms]
     return RequestCost(
@@ -104,7 +110,10 @@ def fitted(minutes: Sequence[Minute]) -> RequestCost:
 
 
 def _fitted(minutes: Sequence[Minute], amount: float, unit_amount: float) -> Linear:
-    """Fit a line to all requests of these minutes, with neither part below nothing. Where their units hardly differ, all goes by units."""
+    """Fit a line to all requests of these minutes, with neither part below zero.
+
+    Where their units hardly differ, the whole amount goes by units.
+    """
     items, units = sum(one.items for one in minutes), sum(one.units for one in minutes)
     if not (items and units and amount):
         return IN_UNITS.ms
@@ -116,8 +125,10 @@ def _fitted(minutes: Sequence[Minute], amount: float, unit_amount: float) -> Lin
 
 
 def work_before_end(position: Position, takes: RequestCost = IN_UNITS) -> float:
-    """What the whole model serves until this job is done, if flows share its tokens by weight: of every other flow as many for its weight
-    as of ours, and not more than it has."""
+    """Return what the whole model serves until this job is done, if flows share its tokens by weight.
+
+    Each other flow gets as many tokens for its weight as the job's flow, but at most its backlog.
+    """
     own = takes.ms.of(position.own)
     tokens = max(takes.tokens.of(position.own), 1e-9)
     theirs = 0.0
@@ -132,12 +143,12 @@ def work_before_end(position: Position, takes: RequestCost = IN_UNITS) -> float:
 
 
 def busy_rates(minutes: Sequence[Minute], takes: RequestCost = IN_UNITS) -> list[float]:
-    """Work a second of each minute while there was any, the newest last."""
+    """Return the work per second of busy time in each minute, the newest last."""
     return [1_000 * _work(one, takes) / _busy_ms(one) for one in minutes if one.units]
 
 
 def recent_rate(minutes: Sequence[Minute], takes: RequestCost = IN_UNITS) -> float | None:
-    """Work a second in the last half minute of work; None where nothing was measured."""
+    """Return the work per second in the last half minute of work; None where nothing was measured."""
     work, busy_ms = 0.0, 0
     for one in reversed(minutes):
         work += _work(one, takes)
@@ -150,19 +161,24 @@ def recent_rate(minutes: Sequence[Minute], takes: RequestCost = IN_UNITS) -> flo
 def own_rate(
     done: Backlog, begun_ms_ago: int, minutes: Sequence[Minute], takes: RequestCost = IN_UNITS
 ) -> float | None:
-    """Work a second that the model serves with requests as this job has them, from the progress of a job that is alone there; None while
-    it has little to show. Requests of the jobs before may cost more or less for their units."""
+    """Return the work per second that a model serves of this job, by the job's own progress.
+
+    For a job that is alone on the model: requests of earlier jobs may cost more or less for their units. None while
+    the job has too little to show.
+    """
     items = sum(one.items for one in minutes)
     call_ms = sum(one.call_ms for one in minutes) / items if items else 0.0
     if done.units <= 0 or begun_ms_ago < max(_OWN_MS_MIN, 2 * call_ms):
         return None
-    # What is in flight is half done on average.
+    # Calls in flight are half done on average.
     return 1_000 * takes.ms.of(done) / (begun_ms_ago - call_ms / 2)
 
 
 def best_rates(minutes: Sequence[Minute], slots: int) -> tuple[float, float] | None:
-    """Work units and items a second that a model may reach: the best of each that was measured, and as much more as slots stayed free
-    meanwhile. None where nothing was measured."""
+    """Return the work units and items per second that a model may reach; None where nothing was measured.
+
+    This takes the best measured minute of each, raised by the slots that stayed free in it.
+    """
     found = []
     for one in minutes:
         if one.units:
@@ -188,8 +204,11 @@ def eta(
     rate_now: float | None = None,
     takes: RequestCost = IN_UNITS,
 ) -> Eta | None:
-    """When a job in this place ends. A default rate, where one was configured, stands in for a measured one; the rate of now, where it is
-    known, says more than those of earlier minutes, and those say how much it may change."""
+    """Return when a job in this place ends; None where no rate is known.
+
+    A configured default rate stands in for a measured one. The current rate, where known, counts more than those of
+    earlier minutes; they still say how much it may change.
+    """
     measured = [rate for rate in rates if rate > 0]
     if not measured and rate_default is not None and rate_default > 0:
         measured = [rate_default]
@@ -197,7 +216,7 @@ def eta(
         return None
     work = work_before_end(position, takes)
     p50_ms = 1_000 * work / (rate_now or median(measured))
-    # The longer it takes, the more minutes good and bad even out; the fewer were measured, the less is known.
+    # Over more minutes good and bad ones even out; fewer measured minutes mean less certainty.
     mean = fmean(measured)
     spread = stdev(measured) if len(measured) > 1 else _SPREAD_UNKNOWN * mean
     minutes = max(1.0, p50_ms / _MINUTE_MS)
@@ -218,9 +237,10 @@ def feasible(
     urgent_share: float,
     rate_default: float | None = None,
 ) -> JobOutlook:
-    """Whether a job in this place ends in time.
+    """Return whether a job in this place ends in time.
 
-    At risk is what the share alone may not reach but urgency can help; impossible is what would miss even with the whole urgent share.
+    A job is at risk when its share alone may not suffice but urgency can help. It is impossible when it would miss its end even with the
+    whole urgent share.
     """
     expected = eta(position, rates, rate_default)
     if expected is None:

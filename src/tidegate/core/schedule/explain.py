@@ -1,4 +1,4 @@
-"""Why a job is or is not running now, in sentences: a pure reading of how it stands in the store and of what the scheduler would do.
+"""Sentences that say why a job is or is not running now: pure, from its state in the store and the scheduler's forecasts.
 
 The operator gets all of it; the owner of the job gets no names of deployments, hosts and other tenants' budgets.
 """
@@ -22,7 +22,7 @@ from tidegate.core.wording import in_words
 
 
 class ExplainInputs(msgspec.Struct, frozen=True):
-    """How a job stands: its slices, who could run them, who comes first, and why items wait."""
+    """The facts that explain a job: its slices, who could run them, who comes first, and why items wait."""
 
     now: int
     workers_alive: int
@@ -34,19 +34,19 @@ class ExplainInputs(msgspec.Struct, frozen=True):
     waiting_reasons: tuple[tuple[str, int], ...]
     forecasts: tuple[FlowForecast, ...] = ()
     work_units: int = 0
-    """How much work all of it is, in tokens by estimate; 0 while it is unknown."""
+    """The tokens of all its work, by estimate; 0 while unknown."""
     workers: tuple[ReportedWorker, ...] = ()
     unhealthy: tuple["UnhealthyModel", ...] = ()
     spent: tuple["SpentBudget", ...] = ()
     failed: FailedItems = NONE_FAILED
-    """Of a job that has ended."""
+    """The errors of its items, once the job has ended."""
     step_failures: int = 0
-    """How often its input could not be read, or its result files could not be written."""
+    """How often reading its input, or writing its result files, failed."""
     step_rests_ms: int = 0
 
 
 class UnhealthyModel(msgspec.Struct, frozen=True):
-    """Deployments of a model that workers send nothing to; `is_all`: there is no other."""
+    """Deployments of a model to which workers send nothing; `is_all`: the model has no other."""
 
     model: str
     troubles: tuple[DeploymentTrouble, ...]
@@ -54,8 +54,11 @@ class UnhealthyModel(msgspec.Struct, frozen=True):
 
 
 class SpentBudget(msgspec.Struct, frozen=True):
-    """A budget that lets nothing of a model through now: whose it is, its figures in words, and when it has more; None: not by itself.
-    `is_owners`: the owner of the job may know of it."""
+    """A budget that lets nothing of a model through now.
+
+    `figures` are its numbers in words. `wait_ms` is when it has more; None: not by itself. `is_owners`: the owner of
+    the job may know of it.
+    """
 
     model: str
     name: str
@@ -88,7 +91,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         Reason.BEHIND_OTHER_JOBS: "other batches go first",
     }
 )
-# Why items were put off, in the words that calls fail with.
+# Why items were put off, by the code that their calls failed with.
 _PUT_OFF: Mapping[str, tuple[str, Reason]] = MappingProxyType(
     {
         "budget_spent": ("a budget of theirs is used up", Reason.BUDGET_SPENT),
@@ -100,7 +103,7 @@ _PUT_OFF: Mapping[str, tuple[str, Reason]] = MappingProxyType(
         "upstream_unavailable": ("their upstream was away", Reason.UNHEALTHY),
     }
 )
-# Why items wait to be tried again, where that does not foretell when slices are taken.
+# Why items wait for another try, for codes that do not say when slices are taken.
 _TRIED: Mapping[str, str] = MappingProxyType(
     {
         "upstream_ambiguous": "their server failed, or the connection broke, after they were sent",
@@ -230,7 +233,7 @@ def _no_worker(inputs: ExplainInputs, *, for_owner: bool) -> str:
 
 
 def _broken_workers(inputs: ExplainInputs) -> list[str]:
-    """What workers reported of themselves; of one that ended only where it says why, and where no other works."""
+    """Return what workers report of their own trouble; a worker that ended counts only where no other is alive."""
     found = []
     for one in inputs.workers:
         if one.report.trouble and one.is_alive:
@@ -332,7 +335,10 @@ def _rest_cause(inputs: ExplainInputs) -> str:
 
 
 def _as_put_off(forecast: FlowForecast, inputs: ExplainInputs) -> FlowForecast:
-    """What a worker with room would do tells little when all workers just put this batch off: then their reason does."""
+    """Return the forecast with the workers' own reason when all of them just put this batch off.
+
+    What a worker with room would do says little then.
+    """
     if forecast.reason is not None or inputs.slices_leased or not inputs.slices_resting or len(inputs.forecasts) > 1:
         return forecast
     reasons = [_PUT_OFF[reason][1] for reason, _ in inputs.waiting_reasons if reason in _PUT_OFF]
@@ -340,7 +346,7 @@ def _as_put_off(forecast: FlowForecast, inputs: ExplainInputs) -> FlowForecast:
 
 
 def _foreseen(forecast: FlowForecast) -> list[str]:
-    """What the scheduler would do with its slices of one model, its share, its deadline and its end."""
+    """Return sentences on one model: what the scheduler would do with its slices, its share, its deadline and its end."""
     model = forecast.model or "its one model"
     if forecast.rule is not None:
         sentences = [

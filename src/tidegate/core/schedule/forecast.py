@@ -1,5 +1,4 @@
-"""The position of one job in a choice: its share, its slack, and why it waits. Nothing is decided
-here."""
+"""Forecasts for one job in a choice: its share, its slack, and why it waits. This module decides nothing."""
 
 import msgspec
 
@@ -11,9 +10,12 @@ from tidegate.core.schedule.snapshot import Choice, JobView, Snapshot
 
 
 class FlowForecast(msgspec.Struct, frozen=True):
-    """One job on one model. `rule` is which rule would take its next slice now; `reason` is why
-    none does. Slack is None where the model's rate was not measured. The caller adds when the job
-    will end, and notes on the tide and on budgets, as whole sentences."""
+    """The forecast for one job on one model.
+
+    `rule` is the rule that would take its next slice now; `reason` says why none does. Slack is None where
+    the model's rate was not measured. The caller adds when the job will end, and notes on the tide and on
+    budgets, as whole sentences.
+    """
 
     model: str
     mode: str
@@ -29,12 +31,12 @@ class FlowForecast(msgspec.Struct, frozen=True):
 
 
 def forecasts(snapshot: Snapshot, choice: Choice, policy: Policy, job_id: str) -> tuple[FlowForecast, ...]:
-    """One for each model of the job that the look shows."""
+    """Return one forecast for each model of the job that the snapshot shows."""
     return tuple(_forecast(snapshot, choice, policy, job) for job in snapshot.jobs if job.job_id == job_id)
 
 
 def forecast_not_ready(outlook: ModelOutlook, policy: Policy) -> FlowForecast:
-    """How a job fares on a model of which no look shows it, because all that is left of it is out or put off."""
+    """Return the forecast for a model that no snapshot shows, because all that is left of the job is out or put off."""
     share = ranking.share_of(outlook.weight, outlook.weights)
     return FlowForecast(outlook.model, policy.mode, None, None, share, max(1, outlook.flow_count), None, False)
 

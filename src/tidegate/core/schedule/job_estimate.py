@@ -1,7 +1,7 @@
-"""What a job will probably take, before any of it is sent: tokens of its answers, and what they cost. Pure arithmetic on a pass over its
-input, on what the model's answers took lately, and on prices.
+"""Estimate what a job will take before any of it is sent: the tokens of prompts and answers, and their cost.
 
-Answers are bounded by what their requests allow. Where nothing was measured, only that bound is known.
+Pure arithmetic on a pass over its input, on what the model's answers took lately, and on prices. Answers
+are bounded by what their requests allow. Where nothing was measured, only that bound is known.
 """
 
 import math
@@ -13,17 +13,17 @@ from tidegate.core.nouns import Usage
 from tidegate.core.schedule.outlooks import Minute
 from tidegate.core.usage.prices import Price, cost
 
-# An output token is charged as two where service is counted.
+# A minute's `tokens` count an output token as two.
 _OUTPUT_WEIGHT = 2
-# With fewer measured minutes nothing is known of the spread.
+# With fewer measured minutes the spread is unknown.
 _MINUTES_MIN = 3
-# How much further than the least and the most of the measured minutes the range goes, and than the estimate of prompts.
+# How far the range goes beyond the least and the most of the measured minutes, and beyond the estimate of prompts.
 _MARGIN = 0.15
 _HALF = 0.5
 
 
 class EstimateRange(msgspec.Struct, frozen=True):
-    """An amount: in one of twenty cases below `p5`, in half of them below `p50`, in nineteen below `p95`."""
+    """A range for an amount: one case in twenty lies below `p5`, half below `p50`, nineteen in twenty below `p95`."""
 
     p5: int = 0
     p50: int = 0
@@ -34,7 +34,7 @@ class EstimateRange(msgspec.Struct, frozen=True):
 
 
 class ModelLoad(msgspec.Struct, frozen=True):
-    """What a job asks of one model: requests, their prompts' tokens, and the most tokens that their answers may have."""
+    """The load of a job on one model: requests, their prompts' tokens, and the most tokens that their answers may have."""
 
     model: str
     items: int
@@ -43,12 +43,12 @@ class ModelLoad(msgspec.Struct, frozen=True):
 
 
 def input_tokens(estimated: int) -> EstimateRange:
-    """Return how many tokens prompts have that were estimated by their bytes."""
+    """Return the range of the real tokens of prompts that were estimated by their bytes."""
     return EstimateRange(int((1 - _MARGIN) * estimated), estimated, math.ceil((1 + _MARGIN) * estimated))
 
 
 def output_tokens(load: ModelLoad, minutes: Sequence[Minute]) -> EstimateRange:
-    """Return how many tokens all answers of a model will have."""
+    """Return the range of the tokens that all answers of a model will have."""
     most = load.output_tokens_max
     answers = [(_answered(one), _allowed(one)) for one in minutes if one.units]
     shares = [written / allowed for written, allowed in answers if allowed]
@@ -63,17 +63,17 @@ def output_tokens(load: ModelLoad, minutes: Sequence[Minute]) -> EstimateRange:
 
 
 def _answered(minute: Minute) -> int:
-    """How many tokens the answers of a minute had."""
+    """Return how many tokens the answers of a minute had."""
     return max(0, minute.tokens - minute.input_tokens) // _OUTPUT_WEIGHT
 
 
 def _allowed(minute: Minute) -> int:
-    """How many tokens the answers of a minute might have had: units are what prompts take and answers may take."""
+    """Return how many tokens the answers of a minute were allowed: its units are prompts' tokens and allowed ones."""
     return max(_answered(minute), minute.units - minute.input_tokens)
 
 
 def _output(load: ModelLoad, share: float) -> int:
-    """The answers' tokens if they have this share of what they may have."""
+    """Return the answers' tokens if they have this share of what they may have."""
     most = load.output_tokens_max
     return max(min(load.items, most), min(most, int(share * most)))
 
@@ -81,8 +81,11 @@ def _output(load: ModelLoad, share: float) -> int:
 def cost_nano(
     load: ModelLoad, output: EstimateRange, prices: Sequence[Price | None], shared_share: float
 ) -> EstimateRange:
-    """Return what a model's part of a job will cost at its deployments: at the best with every shared prefix cached and at the cheapest
-    of them, at the worst with none and at the dearest. How many tokens a prompt has is an estimate, too."""
+    """Return what a model's part of a job will cost at its deployments.
+
+    At best every shared prefix is cached, at the cheapest deployment; at worst none is, at the dearest. The number of
+    prompt tokens is an estimate, too.
+    """
     known = [price or Price() for price in prices]
     if not known:
         return EstimateRange()

@@ -1,13 +1,13 @@
-"""The named modes, the layers that they are composed of, and `choose`: a bounded look in, picks with their reasons out.
+"""The named modes, the layers that they are composed of, and `choose`: a bounded snapshot in, picks with their reasons out.
 
-fifo_v1            the oldest job takes all the room it can use, then the next
-slice_v1           jobs take turns, a slice each
-model_capacity_v1  and models take turns too: no model uses up a worker before another had its slice
-fair_share_v1      and within a model the flow that was served least goes next, its jobs in turn
-smart_v1           and within a flow small and old jobs go first, urgent ones ahead of all within their share
+    fifo_v1            the oldest job takes all the room it can use, then the next
+    slice_v1           jobs take turns, a slice each
+    model_capacity_v1  and models take turns too: no model uses up a worker before another had its slice
+    fair_share_v1      and within a model the flow that was served least goes next, its jobs in turn
+    smart_v1           and within a flow small and old jobs go first, urgent ones ahead of all within their share
 
-Of one flow, jobs of a higher priority go first in every mode; only an urgent one may go ahead of them.
-In every mode a closed model is passed over, caps hold, and no room is left empty that a job could use.
+Within a flow, jobs of a higher priority go first in every mode; only an urgent one may go ahead of them.
+In every mode a closed model is skipped, caps hold, and no room is left empty that a job could use.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,12 +29,15 @@ Offer = tuple[JobView, Why]
 Layer = Callable[[Deal, Ground], Offer | None]
 
 _oldest = attrgetter("created_at", "job_id")
-# More slices than one choice deals: turns of an owner's lower priorities come behind all those of its highest.
+# More slices than one choice deals, so that an owner's lower priorities come after all of its highest.
 _TIER = 1 << 32
 
 
 def choose(snapshot: Snapshot, policy: Policy) -> Choice:
-    """What to take now, slice by slice as the policy's mode deals them. The same look and policy always give the same choice."""
+    """Return what to take now, slice by slice as the policy's mode deals them.
+
+    The same snapshot and policy always give the same choice.
+    """
     open_models, skips = _pass_gate(snapshot)
     deal = Deal(snapshot, policy, open_models)
     _MODES[policy.mode](deal)
@@ -43,8 +46,10 @@ def choose(snapshot: Snapshot, policy: Policy) -> Choice:
 
 
 def _pass_gate(snapshot: Snapshot) -> tuple[dict[str, ModelView], list[Skip]]:
-    """Return the open models, and a skip for each closed one: it never blocks an open one. A model that jobs name and no view describes is
-    closed with a reason."""
+    """Return the open models, and a skip for each closed one.
+
+    A closed model never blocks an open one. A model that jobs name but no view describes counts as closed.
+    """
     open_models: dict[str, ModelView] = {}
     skips: list[Skip] = []
     for name, view in snapshot.models.items():
@@ -93,7 +98,7 @@ def _smart(deal: Deal) -> None:
 
 
 def _in_turn(deal: Deal, layers: list[Layer]) -> None:
-    """A slice for each open model in turn, the one whose last turn was longest ago first, until no layer offers anything."""
+    """Deal a slice to each open model in turn, longest without a turn first, until no layer offers anything."""
     turns = [(0, view.turn.at if view.turn else -1, name) for name, view in deal.open_models.items()]
     heapify(turns)
     while deal.slices_left > 0 and turns:
@@ -127,7 +132,7 @@ _MODES: Mapping[Mode, Callable[[Deal], None]] = MappingProxyType(
 
 
 def _left(deal: Deal, flow: Flow) -> JobView | None:
-    """A job of which nothing was taken."""
+    """Return a job of the flow of which nothing was taken."""
     for jobs in flow.jobs.values():
         for job in jobs:
             if not deal.was_dealt(job):
@@ -136,7 +141,10 @@ def _left(deal: Deal, flow: Flow) -> JobView | None:
 
 
 def _passed_over(deal: Deal) -> list[Skip]:
-    """A skip for each flow of which something was left: it speaks for all of its jobs that were not picked, so it stays bounded."""
+    """Return a skip for each flow with a job that was not picked.
+
+    One skip stands for all such jobs, so the list is bounded.
+    """
     mode = deal.policy.mode
     fair = mode in (Mode.FAIR_SHARE, Mode.SMART)
     skips = []
@@ -145,7 +153,8 @@ def _passed_over(deal: Deal) -> list[Skip]:
             left = _left(deal, flow)
             if left is None:
                 continue
-            # A cap comes first: room would not help. A worker that began full let no other job go first.
+            # Check the cap first, because more room would not help. Where nothing of the model was dealt,
+            # no other job went first.
             if deal.capped(left):
                 reason = Reason.TENANT_IN_FLIGHT_MAX
             elif not ground.dealt:
@@ -162,8 +171,10 @@ def _passed_over(deal: Deal) -> list[Skip]:
 
 
 def _rounds(deal: Deal, jobs: list[JobView]) -> Heap:
-    """Jobs as a heap of turns: each owner's highest priority first; of those, who had fewest slices in this choice, who waits longest, and
-    who ranks first."""
+    """Return jobs as a heap of turns.
+
+    The order is: the owner's highest priority, fewest slices in this choice, longest wait, rank.
+    """
     line = enumerate(deal.line_up(jobs, by_age))
     heap = [(_TIER * deal.tier(job), ranking.waiting_since(job), place, job) for place, job in line]
     heapify(heap)
@@ -171,7 +182,7 @@ def _rounds(deal: Deal, jobs: list[JobView]) -> Heap:
 
 
 class Rounds(msgspec.Struct):
-    """Round robin over jobs: the one that had fewest slices in this choice, and of those the one that waits longest."""
+    """Round robin over jobs: fewest slices in this choice first, then the longest wait."""
 
     grounds: tuple[Ground, ...]
     heaps: dict[str, Heap] = msgspec.field(default_factory=dict)
@@ -194,7 +205,10 @@ class Rounds(msgspec.Struct):
 
 
 class ScheduleLane(msgspec.Struct):
-    """A rule with a bounded share: of the flows that have a job for it, the one that was served least. Queues do not matter to it."""
+    """A rule with a bounded share: it offers a job of the flow served least among those that have one for it.
+
+    Queues do not matter to it.
+    """
 
     why: Why
     share: float
@@ -215,19 +229,19 @@ class ScheduleLane(msgspec.Struct):
             self.found[ground.view.model] = heap
         while heap:
             counter, share_owner, flow, jobs = heap[0]
-            # Counters only grow while one choice is made, so an entry that is out of date belongs further down.
+            # Counters only grow during a choice, so an outdated entry belongs further down.
             if counter != flow.counter:
                 heapreplace(heap, (flow.counter, share_owner, flow, jobs))
                 continue
             job = next((job for job in jobs if self._may(deal, job)), None)
             if job is not None:
-                # Who is next and does not fit waits for the share to shrink: smaller slices of others do not slip by.
+                # A job whose turn it is waits until it fits: smaller slices of others must not overtake it.
                 return (job, self.why) if deal.within(ground, self.why, self.share, job) else None
             heappop(heap)
         return None
 
     def _may(self, deal: Deal, job: JobView) -> bool:
-        # Of a job that must begin, the first slice is what hurries: the next look tells whether it hurries on.
+        # Only the first slice of a job with a time to begin is urgent; the next snapshot shows whether the rest is.
         return deal.takeable(job) and not (job.begin_by is not None and deal.was_dealt(job))
 
 
@@ -257,7 +271,7 @@ def _small(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
 
 
 def fair_share(deal: Deal, ground: Ground, head: Callable[[Deal, Flow, Ground, str], Offer | None]) -> Offer | None:
-    """The best queue's flow that was served least, and of that flow the job that `head` says."""
+    """Return what `head` offers of the flow served least, in the best queue that has an offer."""
     for queue in deal.queues(ground):
         heap = ground.least_served.get(queue)
         if heap is None:
@@ -274,13 +288,13 @@ def fair_share(deal: Deal, ground: Ground, head: Callable[[Deal, Flow, Ground, s
             offer = head(deal, flow, ground, queue)
             if offer is not None:
                 return offer
-            # Rooms and caps only shrink meanwhile: what has nothing to give now has nothing later.
+            # Rooms and caps only shrink during a choice: a flow without an offer now has none later.
             heappop(heap)
     return None
 
 
 def longest_waiting(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
-    """Of a flow, its jobs in turn: the one that waits longest for its next slice."""
+    """Offer the job of a flow that waits longest for its next slice, so that jobs take turns."""
     key = (flow.share_owner, queue)
     if key not in ground.rounds:
         ground.rounds[key] = _rounds(deal, flow.jobs[queue])
@@ -295,8 +309,10 @@ def longest_waiting(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer
 
 
 def smallest(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
-    """Of a flow's highest priority, the job that size and age put first. A large one that had no slice for too long goes before it, at
-    most every second slice of the flow."""
+    """Offer the job that size and age put first among those of a flow's highest priority.
+
+    A large job that had no slice for too long goes before it, at most every second slice of the flow.
+    """
     key = (flow.share_owner, queue)
     if key not in ground.lined_up:
         ground.lined_up[key] = deal.prioritised(deal.line_up(flow.jobs[queue], _by_size))

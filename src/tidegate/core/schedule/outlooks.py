@@ -1,4 +1,4 @@
-"""What forecasts are made from: how fast a model went, minute by minute, and what stands before a job."""
+"""The data of forecasts: how fast a model went, minute by minute, and the work before a job."""
 
 from typing import NamedTuple
 
@@ -6,19 +6,20 @@ import msgspec
 
 
 class Backlog(NamedTuple):
-    """Requests that are not done: their estimated work units, and how many they are."""
+    """Requests that are not done: their estimated work units, and their number."""
 
     units: int = 0
     items: int = 0
 
 
 class Minute(msgspec.Struct, frozen=True):
-    """What all workers together had answered of one model in one minute of the clock: estimated
-    units, and the tokens charged; `input_tokens` are those of the prompts.
+    """What all workers together got answered of one model in one minute of the clock.
 
-    `busy_ms` is for how long any call was in flight, `call_ms` how long all calls took together;
-    both are 0 where they were not counted. The last three are sums over all requests: of the squares
-    of their units, and of their units times the time and the tokens that they took."""
+    `units` are estimated, `tokens` are charged, `input_tokens` are those of the prompts. `busy_ms` is for
+    how long any call was in flight, `call_ms` how long all calls took together; both are 0 where they were
+    not counted. The last three are sums over all requests: of the squares of their units, and of their
+    units times the time and the tokens that they took.
+    """
 
     minute: int
     units: int
@@ -33,11 +34,12 @@ class Minute(msgspec.Struct, frozen=True):
 
 
 class ModelOutlook(msgspec.Struct, frozen=True):
-    """What stands before one model of a job, and how fast the model went, minute by minute.
+    """The work before one model of a job, and how fast the model went, minute by minute.
 
-    `ahead` is what its flow still has of older jobs. The flow has `weight` of the `weights` that share the model now. `others`
-    are the other flows: the weight of each, and what it still has; None where that was not looked at. Since `shared_since` the same flows
-    share the model."""
+    `ahead` is what the job's flow still has of older jobs. The flow has `weight` of the `weights` that share the model now.
+    `others` are the weight and the backlog of each other flow; None where the backlog was not looked at. The same flows share the
+    model since `shared_since`.
+    """
 
     model: str
     total: Backlog
@@ -53,7 +55,7 @@ class ModelOutlook(msgspec.Struct, frozen=True):
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """All that an estimate of a job's end can be made from. No models: it was not ingested yet, or it ended."""
+    """All data for an estimate of a job's end. There are no models when the job was not ingested yet, or has ended."""
 
     now: int
     created_at: int

@@ -1,6 +1,6 @@
-"""Every knob of the scheduler in one value. It knows nothing of where a setting comes from, nor how a plug-in is loaded.
+"""Every knob of the scheduler in one value. It does not know where a setting comes from, nor how a plug-in is loaded.
 
-Units are tokens. The defaults are DeltaLLM's, of whose work units one is 256 of ours.
+Units are tokens. The defaults are DeltaLLM's; one of its work units is 256 of ours.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from tidegate.core.schedule.snapshot import JobView
 
 UNITS_PER_DELTALLM_UNIT = 256
 
-# Least goes first. What it returns need only be comparable, so a comparator fits too (functools.cmp_to_key).
+# A sort key, least first. Keys need only be comparable, so a comparator fits too (functools.cmp_to_key).
 RankKey = Callable[[JobView], Any]
 
 
@@ -28,8 +28,12 @@ class Mode(StrEnum):
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """`in_flight_units_max` and `large_interval_ms` of 0 are off; a tenant's own cap, by its id, replaces the common one. A `rank` of None
-    is the mode's own. Shares are parts of a model's work in flight; at 1 a rule may take everything, and those outside it wait."""
+    """The knobs of the scheduler.
+
+    `in_flight_units_max` and `large_interval_ms` of 0 are off. A tenant's own cap, by its id, replaces the common one. A
+    `rank` of None is the mode's own. Shares are parts of a model's work in flight; at 1 a rule may take everything, and
+    jobs outside it wait.
+    """
 
     mode: Mode = Mode.SMART
     shadow_mode: Mode | None = None
@@ -45,22 +49,23 @@ class Policy(msgspec.Struct, frozen=True):
     fast_lane: bool = False
     fast_lane_share: float = 0.1
     fast_lane_units: int = 100 * UNITS_PER_DELTALLM_UNIT
-    # What a model is taken to serve while nothing was measured; it only decides who is urgent, and is never shown.
+    # The assumed rate of a model while nothing was measured; it only decides who is urgent, and is never shown.
     rate_units_per_s_default: float = 1_000.0
     rank: RankKey | None = None
     queue_order: QueueOrder = msgspec.field(default_factory=StrictOrder)
 
     def in_flight_units_max_of(self, share_owner: str) -> int:
-        """The cap of one share owner; 0 is none."""
+        """Return the cap of one share owner; 0 means none."""
         if not self.in_flight_units_by_tenant:
             return self.in_flight_units_max
         return self.in_flight_units_by_tenant.get(tenant_of(share_owner), self.in_flight_units_max)
 
 
 class ModeOverride(msgspec.Struct, frozen=True):
-    """The modes as an operator switched them at run time, by their names; `shadow_mode` may also be `none`.
+    """The modes that an operator set at run time, by their names; `shadow_mode` may also be `none`.
 
-    It is kept in the store, so that every process follows. An empty name leaves what the settings say."""
+    The store keeps it, so that every process follows. An empty name leaves the mode of the settings.
+    """
 
     mode: str = ""
     shadow_mode: str = ""

@@ -1,4 +1,4 @@
-"""The order between named queues: strict, by weight, or somebody's own. It knows no job, only how each queue stands."""
+"""The order between named queues: strict, by weight, or an operator's own. It knows no job, only the state of each queue."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class QueueView(msgspec.Struct, frozen=True):
-    """One queue where something is ready. Units in flight are those of the jobs shown; `leased_at` is this worker's own last turn."""
+    """A queue with ready work. Units in flight are those of the jobs shown; `leased_at` is this worker's own last turn."""
 
     queue: str
     jobs: int
@@ -16,12 +16,16 @@ class QueueView(msgspec.Struct, frozen=True):
     leased_at: int | None
 
 
-# Names of queues, best first. Those it leaves out come last, and those it makes up are passed over: nothing can get lost in it.
+# Returns names of queues, best first. Queues left out come last and unknown names are skipped, so no
+# queue can get lost.
 QueueOrder = Callable[[Sequence[QueueView]], Sequence[str]]
 
 
 class StrictOrder(msgspec.Struct, frozen=True):
-    """As listed: a later queue gets only what the earlier ones leave. Those that are not listed come last, oldest job first."""
+    """The order as listed: a later queue gets only what the earlier ones leave.
+
+    Unlisted queues come last, oldest job first.
+    """
 
     queues: tuple[str, ...] = ()
 
@@ -37,7 +41,7 @@ class StrictOrder(msgspec.Struct, frozen=True):
 
 
 class WeightedOrder(msgspec.Struct, frozen=True):
-    """Work in flight in proportion to the weights (1 where none is given); between equals, the one whose turn was longest ago."""
+    """An order that keeps work in flight in proportion to weights, 1 by default; the longest without a turn wins a tie."""
 
     weights: Mapping[str, float] = msgspec.field(default_factory=dict)
 
@@ -50,7 +54,7 @@ class WeightedOrder(msgspec.Struct, frozen=True):
 
 
 def ordered(order: QueueOrder, views: Sequence[QueueView], faults: list[str]) -> list[str]:
-    """The names of all these queues, in that order; an order that fails is reported and the built-in one is used."""
+    """Return the names of all these queues in order; when the order fails, note the fault and use the built-in one."""
     known = {view.queue for view in views}
     try:
         named = [queue for queue in dict.fromkeys(order(views)) if queue in known]

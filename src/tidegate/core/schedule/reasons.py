@@ -1,5 +1,4 @@
-"""The reasons of a skip: why a job, a flow or a model was not taken. Other rooms close models with
-them too."""
+"""The reasons of skips: why a job, a flow or a model was not taken. Other rooms close models with them too."""
 
 from enum import StrEnum
 
@@ -28,10 +27,10 @@ class Reason(StrEnum):
 
 
 def reason_of(choice: Choice, model: str, share_owner: str, job_id: str) -> str | None:
-    """Return why nothing of a job was taken: the reason of the job, else of its flow, else of its
-    model.
+    """Return why nothing of a job was taken: the reason of the job, else of its flow, else of its model.
 
-    None when it was picked, or when it had nothing to take."""
+    None when it was picked, or when it had nothing to take.
+    """
     if any(pick.job_id == job_id and pick.model == model for pick in choice.picks):
         return None
     reasons = {(skip.share_owner, skip.job_id): skip.reason for skip in choice.skips if skip.model == model}

@@ -1,4 +1,4 @@
-"""A second mode on the same look: where it would have chosen otherwise, and why. It takes nothing."""
+"""Run a second mode on the same snapshot, and show where it would have chosen otherwise, and why. It takes nothing."""
 
 import msgspec
 from msgspec.structs import replace
@@ -10,7 +10,10 @@ from tidegate.core.schedule.snapshot import Choice, Snapshot
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One job on one model of which the two modes take different numbers of slices. `reason` is the one's that takes fewer."""
+    """A job on a model of which the two modes take different numbers of slices.
+
+    `reason` comes from the mode that takes fewer.
+    """
 
     model: str
     share_owner: str
@@ -21,7 +24,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def compare(snapshot: Snapshot, policy: Policy, ours: Choice, other: Mode) -> list[Difference]:
-    """Where another mode differs from the choice that was made, in the order of the look."""
+    """Return where another mode differs from the choice that was made, in the order of the snapshot."""
     theirs = choose(snapshot, replace(policy, mode=other, shadow_mode=None))
     our_counts, their_counts = _counts(ours), _counts(theirs)
     differences = []

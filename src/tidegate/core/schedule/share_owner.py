@@ -1,4 +1,7 @@
-"""Whose share a job counts as: the share owner that a flow is made of, as one text. It knows callers and nothing of jobs or models."""
+"""The share owner of a job, as one text: the owner whose fair share it counts as.
+
+This module knows callers, but no jobs or models.
+"""
 
 from collections.abc import Sequence
 
@@ -10,12 +13,15 @@ def tenant_owner(tenant_id: str) -> str:
 
 
 def run_owner(tenant_id: str, run: str) -> str:
-    """The owner of the jobs of one `tidegate run`, whose own process alone may run them."""
+    """Return the owner of the jobs of one `tidegate run`; only that run's own process may run them."""
     return f"run:{tenant_id}/{run}"
 
 
 def share_owner_of(caller: Caller, preference: Sequence[str]) -> str:
-    """The first of these that the caller has: `organization`, `team`, `key`, `user`. Everyone has an organization."""
+    """Return the owner by the first of these that the caller has: `organization`, `team`, `key`, `user`.
+
+    Every caller has an organization.
+    """
     for wanted in preference:
         if wanted == "organization":
             break
@@ -29,7 +35,7 @@ def share_owner_of(caller: Caller, preference: Sequence[str]) -> str:
 
 
 def tenant_of(share_owner: str) -> str:
-    """The id of the tenant that a share owner is of or a part of; empty for a key's, which does not tell."""
+    """Return the id of a share owner's tenant; empty for a key, whose name does not contain it."""
     kind, _, name = share_owner.partition(":")
     return "" if kind == "key" else name.partition("/")[0]
 

@@ -1,7 +1,7 @@
-"""What the scheduler sees and what it says: a bounded look at the store, and picks with their reasons.
+"""The scheduler's input and output: a bounded snapshot of the store, and picks with their reasons.
 
-Costs are work units (tokens). A flow's `served` is what record wrote down as done for it, in weighted tokens; what is in flight is the
-sum over leased slices. Nothing here was counted by a process for itself, so a look is exact after any crash.
+Costs are work units (tokens). A flow's `served` is the work that record noted as done for it, in weighted tokens; work in flight is the
+sum over leased slices. No process counts any of this for itself, so a snapshot is exact after any crash.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,10 @@ from tidegate.core.nouns import ModelPace
 
 
 class Why(StrEnum):
-    """Which rule took a slice; stored with the lease, so that shares of rules can be bounded by what is in flight."""
+    """The rules that take slices.
+
+    A lease stores its rule, so that the share of a rule can be bounded by what is in flight.
+    """
 
     FIFO = "fifo"
     FAIR = "fair"
@@ -26,10 +29,10 @@ class Why(StrEnum):
 class JobView(msgspec.Struct, frozen=True, gc=False):
     """One job on one model, with at least one slice ready. Times are the database's milliseconds.
 
-    `left_units` counts every slice that is not done, those in flight too; `slice_units` and `slice_items` are a mean slice's, and 0 items
-    mean the look's `slice_items`. `begin_by` is None once the job has begun. `rate` is the job's measured work units per second, None
-    while it has none. Of one flow, jobs of a higher `priority` go first. A look makes many of these, so they are of the kind that is made
-    fastest.
+    `left_units` counts every slice that is not done, including those in flight. `slice_units` and `slice_items` are a mean slice's;
+    0 items mean the snapshot's `slice_items`. `begin_by` is None once the job has begun. `rate` is the job's measured work units per
+    second, None while it has none. Within a flow, jobs of a higher `priority` go first. A snapshot has many of these, so the struct is of
+    the kind that is made fastest.
     """
 
     job_id: str
@@ -60,8 +63,11 @@ class FlowView(msgspec.Struct, frozen=True, gc=False):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What a worker last took of a model: when and by which rule, when of each queue, and of which flows it was a large job's due.
-    Only turns hang on it: it may be forgotten."""
+    """What a worker last took of a model: when and by which rule, and when of each queue.
+
+    `large_owners` are the flows whose last slice went to a large job that was due. A turn only decides the order, so it
+    may be forgotten.
+    """
 
     at: int
     why: Why
@@ -73,8 +79,10 @@ NO_PACE = ModelPace()
 
 
 class ModelRoom(msgspec.Struct, frozen=True):
-    """What a worker knows of a model before it looks: how many more items it could take, or why none, the model's pace, and what it took
-    last."""
+    """What a worker knows of a model before it takes a snapshot.
+
+    `items` is how many more it could take, `closed` why none, `turn` what it took last.
+    """
 
     items: int
     closed: str | None = None
@@ -83,12 +91,12 @@ class ModelRoom(msgspec.Struct, frozen=True):
 
 
 class ModelView(msgspec.Struct, frozen=True):
-    """One model as this worker can use it: `room_items` more items, or why not.
+    """One model as this worker can use it: it has room for `room_items` more items, or `closed` says why not.
 
     `rate` is the work units a second that all workers together served lately. `ratio` is what a unit really cost, in tokens charged.
-    `turn` is what the last choice on this worker gave back for this model. `weights` is the sum over all awake flows and `flow_count` their
-    number, 0 where only those shown are known. `hides_flows`: there may be more flows that have something ready than the look shows, all
-    of them served more than those it shows.
+    `turn` is what the last choice on this worker returned for this model. `weights` is the sum over all awake flows and `flow_count` their
+    number; 0 where only the flows shown are known. `hides_flows`: the snapshot may leave out flows with something ready, all of them
+    served more than those it shows.
     """
 
     model: str
@@ -105,9 +113,11 @@ class ModelView(msgspec.Struct, frozen=True):
 
 
 class Suspects(msgspec.Struct, frozen=True, gc=False):
-    """The ready slices that lost the most owners: how many owners that is (`level`), and how many slices lost so many (`count`).
-    `out_level` is how many owners the worst slice lost that another worker holds. `is_searching`: slices that lost owners are out, or were
-    freed a moment ago."""
+    """The ready slices that lost the most owners: each lost `level` owners, and there are `count` of them.
+
+    `out_level` is the most owners lost by a slice that another worker holds. `is_searching`: slices that lost owners
+    are out, or were freed a moment ago.
+    """
 
     out_level: int = 0
     level: int = 0
@@ -119,8 +129,11 @@ NO_SUSPECTS = Suspects()
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """All that a choice may know. `workers` choose at the same time on looks like this one, so each sets right its part of a gap. `awake`
-    are all models that have something to do, those too that the look was not asked for."""
+    """All that a choice may know.
+
+    `workers` processes choose at the same time on snapshots like this one, so each closes its part of a gap. `awake` are
+    all models that have something to do, even those that the snapshot was not asked for.
+    """
 
     now: int
     models: Mapping[str, ModelView]
@@ -135,7 +148,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Pick(msgspec.Struct, frozen=True, gc=False):
-    """Take up to so many ready slices of this job and model; which ones, the lease decides, so equal looks do not collide."""
+    """The wish for up to so many ready slices of a job and model.
+
+    The lease decides which, so equal snapshots do not collide.
+    """
 
     job_id: str
     model: str
@@ -144,7 +160,7 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
 
 
 class Skip(msgspec.Struct, frozen=True, gc=False):
-    """What was not taken, and why: `job_id` is empty where a whole flow or model was passed over."""
+    """A job that was not taken, and why; `job_id` is empty where a whole flow or model was skipped."""
 
     model: str
     share_owner: str
@@ -153,8 +169,11 @@ class Skip(msgspec.Struct, frozen=True, gc=False):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What to take, in order. `turns` go into the next look's models; `faults` say what a plugged-in order did wrong, to be logged.
-    `suspects` are those of the look."""
+    """The result of a choice: picks, in order, and skips.
+
+    `turns` go into the models of the next snapshot. `faults` say what a plugged-in order did wrong, to be logged.
+    `suspects` are those of the snapshot.
+    """
 
     picks: list[Pick]
     skips: list[Skip]
