@@ -1,9 +1,9 @@
-"""How many tokens all answers to one request may have together, as a lenient server would read it.
+"""Bound the tokens that all answers to one request may have together, as a lenient server would read the request.
 
-A server may read any of the fields that limit an answer, take `128.0`, `"128"` or `true` for a number, not care for the case of a name,
-and use the first or the last of two fields of one name. So every one of them counts, and the largest bounds. It may also ignore a field
-that its endpoint does not have: without one of the endpoint's own, nothing bounds. What cannot be read as a number above nought bounds
-nothing. Nothing here knows a price.
+A server may read any of the fields that limit an answer, take `128.0`, `"128"` or `true` for a number, ignore the case of a name, and
+use the first or the last of two fields of one name. So every one of them counts, and the largest bounds. A server may also ignore a field
+that its endpoint does not have: without one of the endpoint's own fields there is no bound. A value that cannot be read as a number above
+zero bounds nothing. This module knows no price.
 """
 
 import json
@@ -17,7 +17,7 @@ import msgspec
 
 from tidegate.core.json_limits import has_too_many_values
 
-# Names that one server or another takes for the length of an answer, and for the number of answers.
+# Names that some server takes for the length of an answer, and for the number of answers.
 LENGTHS = (
     "max_tokens",
     "max_completion_tokens",
@@ -30,7 +30,7 @@ LENGTHS = (
 )
 LEAST_LENGTHS = ("min_tokens", "min_new_tokens", "min_length")
 COUNTS = ("n", "best_of", "num_return_sequences", "candidate_count", "num_beams", "beam_width")
-# The fields that an endpoint has itself. At an endpoint that an operator added, any of them may be one.
+# The length fields of each endpoint. At an endpoint that an operator added, any of the names may be one.
 _OWN_LENGTHS = {
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
     "/v1/chat/completions/batch": ("max_tokens", "max_completion_tokens"),
@@ -40,7 +40,7 @@ _OWN_LENGTHS = {
     "/v1/audio/transcriptions": ("max_completion_tokens",),
     "/v1/audio/translations": ("max_completion_tokens",),
 }
-# Nothing is written by these: what they return is no text of tokens.
+# These return no text of tokens.
 SILENT = ("/v1/embeddings", "/v1/moderations", "/v1/score", "/v1/rerank", "/v1/classify", "/v1/pooling")
 # Endpoints that answer each entry of `prompt` by itself.
 _ONE_PROMPT = ("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/messages", "/v1/responses")
@@ -51,14 +51,14 @@ _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 NUMBER_CHARS_MAX = 40
 # Exact as a float, and far above any answer: a larger number bounds nothing.
 NUMBER_MAX = 1 << 50
-# A larger body that may say a name twice is not read a second time, and so is bounded by nothing.
+# A larger body that may repeat a name is not read a second time, and so has no bound.
 REREAD_BYTES_MAX = 8 << 20
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class _MemberPairs(list[tuple[str, Any]]):
-    """An object's members, also those that have one name."""
+    """The members of an object, including those that share a name."""
 
 
 def output_tokens_max(endpoint: str, body: bytes, otherwise: int = 0, items: int = 1) -> int | None:
@@ -88,7 +88,7 @@ def output_tokens_max(endpoint: str, body: bytes, otherwise: int = 0, items: int
 
 
 def _read(body: bytes) -> list[tuple[str, Any]]:
-    """Return the members that matter, their names in small letters; those of one name are all there."""
+    """Return the members that matter, their names in small letters, including those that share a name."""
     found = [(name.lower(), raw) for name, raw in _members(body).items() if name.lower() in _READ]
     if len(_NAMED.findall(body)) == len(found) and not _ESCAPED_LETTER.search(body):
         return _flat((name, msgspec.json.decode(raw)) for name, raw in found)
@@ -99,7 +99,7 @@ def _read(body: bytes) -> list[tuple[str, Any]]:
 
 
 def _flat(pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the members that matter, with those of `extra_body`, which a gateway puts beside the others."""
+    """Return the members that matter, and those of `extra_body`, which a gateway puts beside the others."""
     flat: list[tuple[str, Any]] = []
     for name, value in pairs:
         if name.lower() == "extra_body":

@@ -1,7 +1,7 @@
-"""Files that stand in a request as Base64: a model reads what an image shows, not its letters.
+"""Files inside a request as Base64: a model reads what an image shows, not its letters.
 
-Only what stands where the APIs have files counts as one, under its own name in the JSON. The text of a prompt cannot look like that, for
-its quotes are escaped; and what is not surely a file is text.
+Text counts as a file only in the places that the APIs have for files, under its own name in the JSON. The text of a prompt cannot look
+like that, because its quotes are escaped. Text that is not surely a file counts as text.
 """
 
 import re
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 from tidegate.core.usage.estimate import PROMPT_BYTES_PER_TOKEN
 
-# What a file likely has in tokens: that of a usual image, and a few more for longer recordings and documents.
+# The likely tokens of a file: those of a usual image, and a few more for longer recordings and documents.
 FILE_TOKENS = 1_500
 FILE_BYTES_PER_TOKEN = 1_000
-# A shorter text has no file that would count for less than its letters.
+# A shorter text holds no file that would count for less than its letters.
 TEXT_BYTES_MAX = PROMPT_BYTES_PER_TOKEN * FILE_TOKENS
 
 _BASE64 = f"{string.ascii_letters}{string.digits}+/=-_\\".encode()
-# What comes right before the letters: a data URL, a source of Anthropic's, a recording.
+# The text right before the letters: of a data URL, of a source of Anthropic's, of a recording.
 _OPENING = re.compile(
     rb'"(?:url|image_url|image|file_data|audio_url|video_url)"\s*:\s*"data:[\w.+\\/;=-]{0,100};base64,'
     rb'|"base64"\s*,\s*(?:"media_type"\s*:\s*"[\w.+\\/-]{0,100}"\s*,\s*)?"data"\s*:\s*"'
@@ -26,7 +26,7 @@ _OPENING = re.compile(
 
 
 def unread_bytes(text: bytes) -> int:
-    """Return how many bytes of this JSON are letters of files, beyond those that stand for the tokens that each file likely has."""
+    """Return how many bytes of this JSON are letters of files, beyond those that stand for each file's likely tokens."""
     if len(text) <= TEXT_BYTES_MAX:
         return 0
     return sum(
@@ -49,7 +49,7 @@ def is_base64(text: bytes) -> bool:
 
 
 def _files(text: bytes) -> Iterator[tuple[int, int]]:
-    """Find where the letters of each file begin and end, in their order. No byte is looked at for more than one of them."""
+    """Find where the letters of each file begin and end, in order. No byte is looked at for more than one file."""
     if len(text) <= TEXT_BYTES_MAX:
         return
     at = 0

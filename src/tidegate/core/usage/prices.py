@@ -1,9 +1,9 @@
-"""What tokens cost, in whole billionths of the operator's currency: no float ever touches money.
+"""Prices of tokens, in whole billionths of the operator's currency: no float ever touches money.
 
-A price is per million tokens; prompt tokens that came from a cache have their own, and batch work a
-factor. The cost of an item is rounded once, and its parts (input, cached, output) and every sum
-over items, jobs, keys and days add up to it exactly. The currency is not known here, and the store
-keeps what was spent.
+A price is per million tokens. Prompt tokens that came from a cache have a price of their own, and batch
+work has a factor. The cost of an item is rounded once, and its parts (input, cached, output) and every
+sum over items, jobs, keys and days add up to it exactly. This module does not know the currency, and the
+store keeps what was spent.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ DIGITS_MAX = 50
 
 
 class Surcharge(StrEnum):
-    """What providers charge beside the usual price of tokens."""
+    """The charges that providers make beside the usual price of tokens."""
 
     SERVICE_TIER = "service_tier"
     SERVER_TOOLS = "server_tools"
@@ -35,10 +35,10 @@ class Surcharge(StrEnum):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """What a deployment's tokens cost, in nano-units per million of them. `batch_factor_ppm` is the share that batch work pays.
+    """The price of a deployment's tokens, in nano-units per million. `batch_factor_ppm` is the share that batch work pays.
 
     Without a price of their own, cached tokens cost what others do. `covers` are surcharges that the deployment does not
-    make, or that the price has in it.
+    make, or that the price includes.
     """
 
     input_nano: int = 0
@@ -55,7 +55,9 @@ class Price(msgspec.Struct, frozen=True):
         output: str | int | float | Decimal = 0,
         batch_factor: str | int | float | Decimal = 1,
     ) -> "Price":
-        """From what an operator writes: units per million tokens, and a factor from 0 to 1 (0.5: batch work costs half)."""
+        """Return the price that an operator writes: units per million tokens, and a factor from 0 to 1
+        (0.5: half for batch work).
+        """
         factor = _scaled("price.batch_factor", batch_factor, FACTOR_ONE)
         if factor > FACTOR_ONE:
             raise SettingsError(f"price.batch_factor is {batch_factor}: use a number from 0 to 1")
@@ -76,7 +78,8 @@ def _scaled(name: str, value: str | int | float | Decimal, scale: int) -> int:
         raise SettingsError(f"{name} is {value!r}: write a number such as 0.05") from None
     if not in_range:
         raise SettingsError(f"{name} is {value}: use a number from 0 to {PRICE_UNITS_MAX}")
-    # Fractions do not round behind our back as decimals of many digits do; 1e-999999999 would be one of a billion digits.
+    # Fractions do not round silently as decimals of many digits do. But 1e-999999999 would make a
+    # fraction of a billion digits.
     fine = exact.adjusted() < -DIGITS_MAX or len(exact.as_tuple().digits) > DIGITS_MAX
     scaled = Fraction(0 if fine else exact) * scale
     if (fine and exact) or scaled.denominator != 1:
@@ -85,12 +88,12 @@ def _scaled(name: str, value: str | int | float | Decimal, scale: int) -> int:
 
 
 def nano_of(units: str | int | float | Decimal) -> int:
-    """An amount of money as an operator writes it, in nano-units."""
+    """Return an amount of money as an operator writes it, in nano-units."""
     return _scaled("cost", units, NANO)
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """Money in nano-units, by what it was paid for."""
+    """Money in nano-units, split by what it paid for."""
 
     input_nano: int = 0
     cached_nano: int = 0
@@ -102,7 +105,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
 
 def _exact_parts(usage: Usage, price: Price, batch: bool) -> tuple[int, int, int]:
-    """Input, cached and output in a unit so small that nothing is rounded; `_SCALE` of them are one nano-unit."""
+    """Return input, cached and output in a unit so small that nothing is rounded; `_SCALE` of them are one nano-unit."""
     factor = price.batch_factor_ppm if batch else FACTOR_ONE
     cached_nano = price.input_nano if price.cached_nano is None else price.cached_nano
     fresh = usage.input_tokens - usage.cached_tokens
@@ -122,33 +125,36 @@ def _rounded(parts: tuple[int, int, int]) -> Cost:
 
 
 def cost(usage: Usage, price: Price, *, batch: bool) -> Cost:
-    """What one call cost: its total is rounded to the nearest nano-unit, and its parts add up to that."""
+    """Return what one call cost: the total is rounded to the nearest nano-unit, and the parts add up to it."""
     return _rounded(_exact_parts(usage, price, batch))
 
 
 def bound(prompt_tokens: int, output_tokens: int, price: Price, *, batch: bool) -> int:
-    """The most nano-units that a call of this size can cost, rounded up: what a hard budget sets aside before it is sent."""
+    """Return the most nano-units that a call of this size can cost, rounded up.
+
+    A hard budget sets them aside before the call.
+    """
     factor = price.batch_factor_ppm if batch else FACTOR_ONE
     dearest = max(price.input_nano, price.cached_nano or 0)
     return -(-(prompt_tokens * dearest + output_tokens * price.output_nano) * factor // _SCALE)
 
 
 class CostRange(NamedTuple):
-    """What a call will likely cost, and the most that it can, in nano-units."""
+    """The likely cost of a call, and the most that it can cost, in nano-units."""
 
     likely: int = 0
     most: int = 0
 
 
 def units_text(nano: int) -> str:
-    """Nano-units as a decimal number of whole units, exact: 1500000 is 0.0015."""
+    """Return nano-units as an exact decimal number of whole units: 1500000 is 0.0015."""
     whole, rest = divmod(abs(nano), NANO)
     text = f"{whole}.{rest:09d}".rstrip("0").rstrip(".") if rest else str(whole)
     return f"-{text}" if nano < 0 else text
 
 
 class Spend(msgspec.Struct, frozen=True, gc=False):
-    """What some calls used and cost together."""
+    """The usage and the cost of some calls together."""
 
     calls: int = 0
     usage: Usage = Usage()

@@ -1,8 +1,8 @@
-"""How much a model may have to read for one request where the bytes of its body do not say it.
+"""Bound what a model may have to read for one request where the bytes of its body do not show it.
 
-Where two sides are compared, the one text is read again with each text of the other. An image or a recording may have far more tokens than
-bytes, because it is compressed; and what a server fetches, remembers or finds with tools of its own has no bytes in the body at all. The
-body is read as pairs, so that of a name that comes twice both values count. Nothing here knows a price.
+To compare two sides, a model reads the one text again with each text of the other. An image or a recording may have far more tokens than
+bytes, because it is compressed. What a server fetches, remembers or finds with its own tools has no bytes in the body at all. The body is
+read as pairs, so that both values of a repeated name count. This module knows no price.
 """
 
 import json
@@ -14,21 +14,21 @@ from tidegate.core.nouns import Call
 from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.usage.inline_files import TEXT_BYTES_MAX, is_base64, unread_bytes
 
-# Every text of one side is read together with one of the other.
+# These read every text of one side together with one of the other.
 COMPARED = ("/v1/score", "/v1/rerank")
 
-# The most that a known server counts for one image, and what they count for a usual one.
+# The most that a known server counts for one image, and the count for a usual one.
 IMAGE_TOKENS_MAX = 50_000
 IMAGE_TOKENS = 1_500
-# What a model reads at most of anything else, and of a short file.
+# The most that a model reads of anything else, and the tokens of a short file.
 OTHER_TOKENS_MAX = 1 << 18
 OTHER_TOKENS = 2_000
 BODY_BYTES_MAX = 8 << 20
 # Models take about ten tokens for a second of speech, which has 8 to 32 kB in the usual formats.
 AUDIO_BYTES_PER_TOKEN = 1_000
 
-# A body without any of these has only texts and settings. An escape may hide one. Looking for each alone takes a hundredth of the time
-# that one regular expression for all of them does.
+# A body without any of these has only texts and settings. An escape may hide one. To look for each alone takes a
+# hundredth of the time that one regular expression for all of them does.
 _MAY_HOLD = (
     b"image", b"audio", b"video", b"file", b"document", b"media", b"screenshot", b"tools", b"search", b"mcp", b"plugin", b"container",
     b"conversation", b"response_id", b'"prompt"', b"\\u00",
@@ -37,7 +37,8 @@ _MAY_HOLD = (
 _OWN_TOOLS = ("function", "custom")
 # Parameters that let a server read what is not in the body.
 _ELSEWHERE = frozenset(("container", "conversation", "mcpservers", "plugins", "previousresponseid", "websearchoptions"))
-# What parts of a prompt are called, by kind and by field, that hold or name a file. Names are compared without case and dashes.
+# The kinds and fields of prompt parts that hold or name a file. Names are compared without case, dashes
+# and underscores.
 _KINDS = frozenset(
     (
         "audio",
@@ -55,7 +56,7 @@ _KINDS = frozenset(
 _NAMES = (_KINDS - {"computerscreenshot"}) | {
     "audiodata", "filedata", "fileid", "fileids", "imagedata", "images", "screenshot", "videodata", "videos",
 }  # fmt: skip
-# In these, names are the caller's own.
+# Under these fields, the caller chooses the names.
 _FREE = frozenset(
     ("arguments", "inputschema", "jsonschema", "metadata", "parameters", "responseformat", "schema", "toolchoice")
 )
@@ -66,7 +67,10 @@ _NO_OPENING = re.compile("")
 
 
 class Hidden(NamedTuple):
-    """Tokens that the bytes of a body do not show: the most, and the likely. `shown_bytes` are letters of images, which are not read."""
+    """Tokens that the bytes of a body do not show: at most, and likely.
+
+    `shown_bytes` are letters of images, which are not read.
+    """
 
     most: int = 0
     likely: int = 0
@@ -77,7 +81,7 @@ NOTHING_HIDDEN = Hidden()
 
 
 class _PromptPairs(list[tuple[str, Any]]):
-    """An object's members, also those that have one name."""
+    """The members of an object, including those that share a name."""
 
 
 def likely_prompt_tokens(call: Call) -> int:
@@ -97,7 +101,7 @@ def compared_bytes(endpoint: str, body: bytes) -> int:
         return len(body)
     members = _members(body)
     if members is None:
-        # It may be a list of nothing but commas.
+        # An unreadable body may be a list of nothing but commas.
         return len(body) * (1 + body.count(b","))
     sides = [_listed(value) for _, value in members]
     count = max(map(len, sides), default=0)
@@ -180,7 +184,7 @@ def _is_callers_own(tool: Any) -> bool:
 
 
 def _media(value: _PromptPairs) -> tuple[list[str], int]:
-    """Return of which kinds the files are that an object holds or names, and how many there are."""
+    """Return the kinds of the files that an object holds or names, and the number of files."""
     kinds = [_folded(one) for name, one in value if name == "type" and isinstance(one, str) and _folded(one) in _KINDS]
     if "document" in kinds and any(name == "source" and _is_text(one) for name, one in value):
         kinds.remove("document")
@@ -202,14 +206,14 @@ def _image_letters(value: _PromptPairs) -> int:
 
 
 def _base64_size(text: Any, opening: re.Pattern[str] = _NO_OPENING) -> int:
-    """Return how many letters of Base64 a text is behind its opening; 0 when there are few, or it is anything else."""
+    """Return how many letters of Base64 a text has after its opening; 0 when there are few, or the text is anything else."""
     found = opening.match(text) if isinstance(text, str) and text.isascii() else None
     letters = text[found.end() :] if found else ""
     return len(letters) if len(letters) > TEXT_BYTES_MAX and is_base64(letters.encode()) else 0
 
 
 def _is_text(source: Any) -> bool:
-    """Return whether a document is given as texts, or as parts that are looked at each by itself."""
+    """Return whether a document is given as text, or as parts that are looked at one by one."""
     return isinstance(source, _PromptPairs) and [one for name, one in source if name == "type"] in (
         ["text"],
         ["content"],

@@ -1,7 +1,7 @@
-"""Who spent what, on which day: entries, sums over any of their dimensions, and the rows of an export.
+"""Spending by caller, model and day: entries, sums over any of their dimensions, and the rows of an export.
 
-Sums are of whole numbers, so however the entries are grouped, the totals are the same. A text that a spreadsheet would run as a formula
-is defused in CSV. Nothing here reads the entries from anywhere.
+Sums are of whole numbers, so the totals do not depend on how the entries are grouped. In CSV, a text that a spreadsheet would run as a
+formula is made harmless. This module does not read the entries from anywhere.
 """
 
 import csv
@@ -25,12 +25,12 @@ MEASURES = (
     "output_cost",
     "cost",
 )
-# What a spreadsheet takes for the start of a formula.
+# Characters that a spreadsheet takes for the start of a formula.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 class SpendEntry(msgspec.Struct, frozen=True, gc=False):
-    """What one caller spent on one model on one UTC day; an empty text is none, or not grouped by."""
+    """The spending of one caller on one model on one UTC day; an empty text is none, or not grouped by."""
 
     spend: Spend
     day: str = ""
@@ -44,7 +44,7 @@ class SpendEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 def sum_by(entries: Iterable[SpendEntry], by: Sequence[str]) -> list[SpendEntry]:
-    """One entry per combination of these dimensions, in their order; the others are summed over and left empty."""
+    """Return one entry for each combination of these dimensions, in order; the others are summed over and left empty."""
     unknown = [name for name in by if name not in DIMENSIONS]
     if unknown:
         raise ValueError(f"spending is not kept by {unknown[0]!r}; it is by: {', '.join(DIMENSIONS)}")
@@ -57,7 +57,7 @@ def sum_by(entries: Iterable[SpendEntry], by: Sequence[str]) -> list[SpendEntry]
 
 
 def row(entry: SpendEntry, by: Sequence[str] = DIMENSIONS) -> dict[str, Any]:
-    """One line of an export: the dimensions, then tokens as numbers and money as exact decimal text."""
+    """Return one line of an export: the dimensions, then tokens as numbers and money as exact decimal text."""
     usage, paid = entry.spend.usage, entry.spend.cost
     return {
         **{name: getattr(entry, name) for name in by},
@@ -74,13 +74,13 @@ def row(entry: SpendEntry, by: Sequence[str] = DIMENSIONS) -> dict[str, Any]:
 
 
 def json_lines(entries: Iterable[SpendEntry], by: Sequence[str] = DIMENSIONS) -> Iterator[bytes]:
-    """The export as JSON Lines, a line at a time."""
+    """Return the export as JSON Lines, a line at a time."""
     for entry in entries:
         yield msgspec.json.encode(row(entry, by)) + b"\n"
 
 
 def csv_lines(entries: Iterable[SpendEntry], by: Sequence[str] = DIMENSIONS) -> Iterator[bytes]:
-    """The export as CSV (RFC 4180), a line at a time, the header first."""
+    """Return the export as CSV (RFC 4180), a line at a time, the header first."""
     names = [*by, *MEASURES]
     yield _csv_line(names)
     for entry in entries:

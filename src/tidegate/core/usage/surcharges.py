@@ -1,7 +1,7 @@
-"""What a request asks for that a provider charges beside the price of its tokens: a dearer tier, tools of its own, audio and images.
+"""Parameters of a request that a provider charges beside the price of its tokens: a dearer tier, tools of its own, audio and images.
 
-No price of tokens bounds such a charge, and no usage reports it. A name counts in any case, and each time that it comes. Nothing here knows
-a price.
+No price of tokens bounds such a charge, and no usage reports it. A name counts in any case, and each time it occurs. This module knows
+no price.
 """
 
 import json
@@ -15,7 +15,7 @@ from tidegate.core.usage.prices import Surcharge
 
 # Tiers that cost no more than the usual one.
 _USUAL_TIERS = ("auto", "batch", "default", "flex", "standard", "standard_only")
-# The value of a parameter that asks for nothing dearer; null never does.
+# The values of parameters that ask for nothing dearer; null never asks for more.
 _USUAL: dict[str, tuple[str, ...]] = {
     "service_tier": _USUAL_TIERS,
     "speed": ("standard",),
@@ -24,7 +24,7 @@ _USUAL: dict[str, tuple[str, ...]] = {
 _SERVER_TOOLS = ("tools", "web_search_options", "plugins")
 _MODALITIES = ("modalities", "audio")
 _READ = frozenset((*_USUAL, *_SERVER_TOOLS, *_MODALITIES, "extra_body"))
-# The caller runs these, or they cost no more than the tokens that they read.
+# The caller runs these tools, or they cost no more than the tokens that they read.
 _FREE_TOOLS = (
     "apply_patch",
     "bash",
@@ -46,14 +46,14 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Charged(NamedTuple):
-    """A parameter that makes a request dearer than its tokens, and of which kind the surcharge is."""
+    """A parameter that makes a request dearer than its tokens, and the kind of the surcharge."""
 
     param: str
     kind: Surcharge
 
 
 class _SurchargePairs(list[tuple[str, Any]]):
-    """An object's members, also those that have one name."""
+    """The members of an object, including those that share a name."""
 
 
 def surcharge(body: bytes, covered: frozenset[Surcharge] = frozenset()) -> Charged | None:
@@ -99,7 +99,7 @@ def _asks_for_tools(name: str, value: Any) -> bool:
 
 
 def _is_free(kind: Any) -> bool:
-    """Return whether a kind of tool is free of charge; some kinds go on with their version, as `bash_20250124` does."""
+    """Return whether a kind of tool is free of charge; some kinds end with their version, as `bash_20250124` does."""
     if kind is None:
         return True
     return isinstance(kind, str) and any(kind == one or kind.startswith(f"{one}_") for one in _FREE_TOOLS)
