@@ -1,11 +1,10 @@
-"""Several chat items as one provider call, where a provider answers each of them with its own
-usage.
+"""Several chat items as one provider call, where a provider answers each of them with its own usage.
 
-Grouping happens after routing: only items that go to the same deployment, by the same way of
-failing over, with the same everything but their messages share a call. What a group could spoil
-(streams, tools, several choices, large prompts) goes item by item, and the reason is named. An item
-without an exact usage of its own fails: a share of another item's number is no usage. Sending is an
-adapter's work; this module reads and writes the one shape that adapters speak.
+Grouping happens after routing: items share a call only when they go to the same deployment, with the
+same failover and with the same everything but their messages. Items that could spoil a group (streams,
+tools, several choices, large prompts) go alone, and the reason is named. An item without an exact usage
+of its own fails: a share of another item's number is no usage. Adapters do the sending; this module
+reads and writes the one shape that they speak.
 """
 
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ _encode = msgspec.json.encode
 
 
 class ChatMode(StrEnum):
-    """How a deployment takes chat items."""
+    """The ways in which a deployment takes chat items."""
 
     DISABLED = "disabled"
     CONCURRENT = "concurrent"
@@ -40,10 +39,10 @@ class ChatMode(StrEnum):
 
 
 class ChatAdapter(StrEnum):
-    """Which provider's way of taking several conversations in one call a deployment speaks.
+    """The ways in which a provider takes several conversations in one call.
 
     `results`: a POST to `/v1/chat/completions/batch` with a list of conversations as `messages`, answered with one result for each,
-    every one with its own usage. vLLM has this path too but tells only the sum of the usage: that is not enough.
+    every one with its own usage. vLLM has this path too but reports only the sum of the usage: that is not enough.
     """
 
     NONE = "none"
@@ -51,7 +50,7 @@ class ChatAdapter(StrEnum):
 
 
 class Singly(StrEnum):
-    """Why an item is sent by itself."""
+    """The reasons why an item is sent by itself."""
 
     ENDPOINT = "endpoint"
     MODE = "mode"
@@ -66,7 +65,7 @@ class Singly(StrEnum):
 
 
 class ChatBatching(msgspec.Struct, frozen=True):
-    """What an operator says of a deployment's chat items. A missing section is `concurrent`.
+    """An operator's settings for a deployment's chat items. A missing section is `concurrent`.
 
     `upstream_max_batch_size` is the most items in one call, `max_total_input_tokens` the most prompt tokens (estimated; 0: no cap).
     """
@@ -80,7 +79,7 @@ class ChatBatching(msgspec.Struct, frozen=True):
 
     @property
     def groups(self) -> bool:
-        """Whether items ever share a call here."""
+        """Return whether items ever share a call here."""
         return self.mode is ChatMode.SYNC_MICROBATCH and self.upstream_max_batch_size > 1 and self.has_executor
 
     @property
@@ -89,8 +88,7 @@ class ChatBatching(msgspec.Struct, frozen=True):
 
     @property
     def ineffective(self) -> str:
-        """Return why no items share a call here though the settings ask for it; empty where they
-        do, or do not ask."""
+        """Return why no items share a call although the settings ask for it; empty where they do, or do not ask."""
         if self.mode is not ChatMode.SYNC_MICROBATCH or self.groups:
             return ""
         if not self.has_executor:
@@ -99,7 +97,7 @@ class ChatBatching(msgspec.Struct, frozen=True):
 
     @classmethod
     def named(cls, mode: str, **limits: Any) -> "ChatBatching":
-        """From an operator's own words; SettingsError says which word is not one of ours."""
+        """Return the settings from an operator's words; SettingsError names a word that is not one of ours."""
         if mode == "native_async_batch":
             raise SettingsError("chat_batching.mode: native_async_batch is reserved and not supported: use concurrent")
         if mode not in tuple(ChatMode):
@@ -128,7 +126,7 @@ class ChatBatching(msgspec.Struct, frozen=True):
 
 
 class ChatRoute(msgspec.Struct, frozen=True):
-    """Where routing has sent an item: everything that must agree before two items share a call."""
+    """The route of an item: everything that must agree before two items share a call."""
 
     deployment: str
     provider: str
@@ -150,7 +148,7 @@ class ChatPart(msgspec.Struct, frozen=True, gc=False):
 def read(
     endpoint: str, body: bytes, route: ChatRoute, batching: ChatBatching, *, executor: bool = True
 ) -> ChatPart | Singly:
-    """What an item brings into a group, or why it goes alone. `executor`: an adapter for this deployment's provider is there."""
+    """Return an item's part in a group, or why it goes alone. `executor`: this provider has an adapter."""
     if endpoint != ENDPOINT:
         return Singly.ENDPOINT
     if batching.mode is not ChatMode.SYNC_MICROBATCH or batching.upstream_max_batch_size < 2:
@@ -193,7 +191,9 @@ def _spoils(fields: dict[str, msgspec.Raw]) -> Singly | None:
 
 
 def plan(parts: Sequence[ChatPart | Singly], batching: ChatBatching) -> list[list[int]]:
-    """Which items go together, as places in `parts`: each exactly once, in order, within the size and the token cap."""
+    """Return which items go together, as places in `parts`: each exactly once, in order, within the size
+    and the token cap.
+    """
     calls: list[list[int]] = []
     open_calls: dict[bytes, tuple[list[int], int]] = {}
     cap = batching.max_total_input_tokens
@@ -211,7 +211,7 @@ def plan(parts: Sequence[ChatPart | Singly], batching: ChatBatching) -> list[lis
 
 
 def build(parts: Sequence[ChatPart]) -> bytes:
-    """One request for all of these parts: like a chat request, but `messages` is a list of conversations."""
+    """Build one request for all of these parts: like a chat request, but `messages` is a list of conversations."""
     first = parts[0]
     if any(part.key != first.key for part in parts):
         raise ValueError("only parts with the same key share a call")
@@ -227,10 +227,10 @@ class ChatAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 def split(body: bytes, count: int) -> list[ChatAnswer | UpstreamError | GiveUp]:
-    """What became of each of `count` items: an answer, a failure for the retry policy to judge, or the end.
+    """Return the result of each of `count` items: an answer, a failure for the retry policy to judge, or the end.
 
     The provider's answer is `{"results": [{"index", "body"} or {"index", "error"}]}`: a body is a chat completion with its usage, an
-    error is structured when it has a `status_code`. Raises BrokenAnswer when the whole says nothing about anybody.
+    error is structured when it has a `status_code`. Raises BrokenAnswer when the whole answer says nothing about any item.
     """
     try:
         answer = msgspec.json.decode(body, type=dict[str, _Raw])
@@ -285,7 +285,7 @@ def _has_usage(line: bytes) -> bool:
 
 
 def _item_error(raw: bytes) -> UpstreamError:
-    """One item's failure, as a call of its own would have got it: its class by the status, its words in OpenAI's shape."""
+    """Return one item's failure as from a call of its own: its class by the status, its text in OpenAI's shape."""
     try:
         error = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError):
@@ -296,7 +296,7 @@ def _item_error(raw: bytes) -> UpstreamError:
         return Refused(
             "the provider refused this item without a status", status=400, body=shown, code="invalid_request"
         )
-    # An answer to our own key may quote it.
+    # An answer that rejects our own key may quote it.
     shown = error_to_openai(status, b'{"error":%b}' % raw) if status not in (401, 403) else b""
     message = f"the provider answered this item with status {status}"
     if status == 429:

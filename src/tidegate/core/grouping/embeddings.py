@@ -1,10 +1,10 @@
-"""Several embedding items as one upstream call, and its answer taken apart again.
+"""Several embedding items as one upstream call, and the split of its answer.
 
 Only items whose answers equal those of single calls are grouped: one text or one row of token ids
 each, and every other field of the body the same, byte for byte and in the same order. The answer is
-split by `index`; its vectors and every field that we do not know go on as the bytes that the
-upstream sent. An answer that cannot be split safely is no answer: its items are then sent one by
-one. Nothing here sends, waits or counts time.
+split by `index`; its vectors and every field that we do not know keep the bytes that the upstream
+sent. When an answer cannot be split safely, its items are sent one by one. This module does not send,
+wait or count time.
 """
 
 import re
@@ -23,9 +23,9 @@ from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.usage.token_counts import as_count
 
 ENDPOINT = "/v1/embeddings"
-# Two inputs already save a call; a deployment whose calls cost little may want more before it pays.
+# Two inputs already save a call; where calls cost little, a group may need more to pay off.
 GROUP_INPUTS_MIN = 2
-# So many good groups in a row, and the size that was halved is doubled again.
+# After so many good groups in a row, a halved size is doubled again.
 GROW_AFTER_GROUPS = 8
 GROW_AFTER_GROUPS_MAX = 1_024
 TOO_LARGE = 413
@@ -34,7 +34,7 @@ _Raw = msgspec.Raw
 
 
 class _Known(msgspec.Struct):
-    """The fields of a request that are looked at; all others stay the bytes that they are."""
+    """The fields of a request that matter here; all others keep their bytes."""
 
     input: msgspec.Raw = _Raw(b"null")
     stream: msgspec.Raw = _Raw(b"null")
@@ -55,7 +55,7 @@ _FIRST = _Raw(b"0")
 
 
 class Alone(StrEnum):
-    """Why an item is sent by itself."""
+    """The reasons why an item is sent by itself."""
 
     ENDPOINT = "endpoint"
     NO_INPUT = "no_input"
@@ -78,7 +78,7 @@ class CannotSplit(ValueError):
 
 
 def read(endpoint: str, model: str, body: bytes) -> Part | Alone:
-    """What an item brings into a group of calls to `model`, or why it goes alone. The body is one that ingest has checked."""
+    """Return an item's part in a group of calls to `model`, or why it goes alone. Ingest has checked the body."""
     if endpoint != ENDPOINT:
         return Alone.ENDPOINT
     try:
@@ -99,21 +99,21 @@ def read(endpoint: str, model: str, body: bytes) -> Part | Alone:
 
 
 def _cut(body: bytes, given: bytes) -> bytes:
-    """Every field but the input, as it was written and in its order."""
+    """Return every field but the input, as it was written and in its order."""
     found = _INPUT.search(body)
     if found is not None and body.count(b'"input"') == 1 and body.startswith(given, found.end()):
         before = body[: found.start()].strip(_JSON_SPACE)[1:].strip(_JSON_SPACE + b",")
         after = body[found.end() + len(given) :].strip(_JSON_SPACE)[:-1].strip(_JSON_SPACE + b",")
         if b"\\" not in before and b"\\" not in after:
             return before + b"," + after if before and after else before or after
-    # The word may stand in more than one place: only a decode of the whole tells which is the field.
+    # The word may occur more than once: only a decode of the whole body shows which one is the field.
     fields = _decode_fields(body)
     fields.pop("input", None)
     return b",".join([_encode(name) + b":" + bytes(value) for name, value in fields.items()])
 
 
 def _measure(given: bytes) -> tuple[bytes, int | None]:
-    """Text or ids, and how many tokens; None when it is anything but one input."""
+    """Return whether an input is text or ids, and its tokens; None when it is anything but one input."""
     kind = b"text" if given[:1] == b'"' else b"ids"
     try:
         if kind == b"text":
@@ -127,9 +127,10 @@ def _measure(given: bytes) -> tuple[bytes, int | None]:
 
 
 def plan(parts: Sequence[Part | Alone], inputs_max: int, inputs_min: int = GROUP_INPUTS_MIN) -> list[list[int]]:
-    """Which items go together, as places in `parts`: each exactly once, in order within a group, groups by their first item.
+    """Return which items go together, as places in `parts`: each exactly once, in order within a group.
 
-    A group is cut into pieces of nearly equal size, none above `inputs_max`; a piece below `inputs_min` is not worth a group.
+    Groups come in the order of their first items. A group is cut into pieces of nearly equal size, none above
+    `inputs_max`; a piece below `inputs_min` is not worth a group.
     """
     together: dict[bytes, list[int]] = {}
     calls: list[list[int]] = []
@@ -151,7 +152,7 @@ def plan(parts: Sequence[Part | Alone], inputs_max: int, inputs_min: int = GROUP
 
 
 def build(parts: Sequence[Part]) -> bytes:
-    """One request for all of these parts, which share their key; inputs in order."""
+    """Build one request for all of these parts, which share their key; inputs in order."""
     first = parts[0]
     if any(part.key != first.key for part in parts):
         raise ValueError("only parts with the same key share a call")
@@ -160,9 +161,10 @@ def build(parts: Sequence[Part]) -> bytes:
 
 
 def split(body: bytes, parts: Sequence[Part]) -> list[tuple[bytes, Usage]]:
-    """The grouped answer as one answer for each part with its usage, in order, each as a call of its own would have got it.
+    """Split a grouped answer into an answer and a usage for each part, in order, as from calls of their own.
 
-    The body is one that was accepted as an answer, on one line."""
+    The body is one that was accepted as an answer, on one line.
+    """
     try:
         fields = _decode_fields(body)
         rows = _decode_rows(fields.get("data", b"null"))
@@ -206,7 +208,8 @@ def _split_usage(reported: msgspec.Raw | None, weights: Sequence[int]) -> list[t
     try:
         whole = _decode_usage(reported)
     except (msgspec.MsgspecError, RecursionError):
-        # A paid answer is not thrown away because its usage cannot be divided: only the usage is, so that no part has the whole of it.
+        # A paid answer is not thrown away because its usage cannot be divided: only the usage is, so that
+        # no part has all of it.
         return [(_Raw(b"null"), Usage())] * len(weights)
     prompts = apportion(as_count(whole.get("prompt_tokens")) or 0, weights)
     parts: list[dict[str, Any]] = [{} for _ in weights]
@@ -231,7 +234,8 @@ def _divide(name: str, value: Any, whole: dict[str, Any], prompts: list[int], we
     if count is not None:
         prompt, completion = as_count(whole.get("prompt_tokens")), as_count(whole.get("completion_tokens")) or 0
         if name == "total_tokens" and prompt is not None and count == prompt + completion:
-            # The sum of two numbers that were divided is the sum of their parts; rounded by itself it could be another.
+            # The total is the sum of two numbers that are divided already; divided by itself it could
+            # round differently.
             return [mine + other for mine, other in zip(prompts, apportion(completion, weights), strict=True)]
         return apportion(count, weights)
     if isinstance(value, dict):
@@ -247,7 +251,7 @@ def _divide(name: str, value: Any, whole: dict[str, Any], prompts: list[int], we
 
 
 class Remedy(StrEnum):
-    """What is done with the items of a group whose call failed."""
+    """The ways to go on with the items of a group whose call failed."""
 
     REQUEUE = "requeue"
     SHRINK = "shrink"
@@ -255,13 +259,12 @@ class Remedy(StrEnum):
 
 
 class GroupSize(msgspec.Struct, frozen=True):
-    """How many inputs a deployment's next groups may have, learned from how the last ones went.
+    """The size of a deployment's next groups, learned from how the last ones went.
 
-    Overload is first waited out; if it comes again the size is halved, down to single calls; good
-    calls double it again, so that it always comes back to what the operator allowed, though later
-    each time: a server that cannot do groups is not asked for one over and over. Many groups are in
-    flight at once: a call remembers the `epoch` in which it was sent, and what it tells about an
-    epoch that is over changes nothing, so that one overload is counted once.
+    A first overload is waited out; a second halves the size, down to single calls. Good calls double it
+    again, up to what the operator allowed, but later each time: a server that cannot do groups is not asked
+    for one over and over. Many groups are in flight at once. So a call remembers the `epoch` in which it was
+    sent, and the result of a call from an earlier epoch changes nothing: one overload is counted once.
     """
 
     inputs_max: int
@@ -276,7 +279,7 @@ class GroupSize(msgspec.Struct, frozen=True):
         return cls(inputs_max, inputs_max)
 
     def succeeded(self, epoch: int) -> "GroupSize":
-        """After a call that was answered; single calls count too, or a size of 1 would never grow again."""
+        """Return the size after an answered call; single calls count too, or a size of 1 would never grow again."""
         if epoch != self.epoch:
             return self
         good = self.good + 1
@@ -289,9 +292,9 @@ class GroupSize(msgspec.Struct, frozen=True):
         return replace(self, overloads=0, good=good, patience=GROW_AFTER_GROUPS)
 
     def failed(self, error: UpstreamError, epoch: int) -> tuple["GroupSize", Remedy]:
-        """After a grouped call that failed: the size from now on, and what to do with its items."""
+        """Return the size after a grouped call that failed, and what to do with its items."""
         if isinstance(error, Refused | BrokenAnswer):
-            # One bad input, or a server that cannot do groups: alone, each item gets its own verdict.
+            # One bad input, or a server that cannot do groups: sent alone, each item gets its own verdict.
             is_too_large = isinstance(error, BrokenAnswer) or error.status == TOO_LARGE
             return (self.unfit(epoch) if is_too_large else self), Remedy.SINGLES
         if isinstance(error, KeyRejected | PoolExhausted | Withheld | HandedBack) or epoch != self.epoch:
@@ -303,7 +306,7 @@ class GroupSize(msgspec.Struct, frozen=True):
         return smaller, Remedy.SINGLES if smaller.inputs == 1 else Remedy.SHRINK
 
     def unfit(self, epoch: int) -> "GroupSize":
-        """After a call that failed for being a group, and not for anything in it."""
+        """Return the size after a call that failed for being a group, and not for anything in it."""
         if epoch != self.epoch:
             return self
         return GroupSize(
