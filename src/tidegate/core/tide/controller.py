@@ -1,15 +1,16 @@
 """The tide of one deployment: signals in, two numbers out.
 
-A prefill cannot be interrupted, so what interactive users feel first is batch prompts that wait for their first token, and then
-the number of batch sequences that decode beside theirs. So, in this order: nothing new while an interactive call waits for its
-first token, and what of ours waits for one is handed back; one small prompt at a time while interactive traffic is about; longer
-prompts the longer it has been quiet; and no more calls in flight than the slowdown that the operator allows can pay for.
+A prefill cannot be interrupted, so interactive users first feel the batch prompts that wait for their first token, and then the
+number of batch sequences that decode beside theirs. So these rules hold, in this order: nothing new while an interactive call
+waits for its first token, and our own calls that wait for one are handed back; one small prompt at a time while there is
+interactive traffic; longer prompts the longer it has been quiet; and no more calls in flight than the slowdown that the operator
+allows can pay for.
 
 The last is one learned number, the swell. It rises while the slowdown that batch causes to interactive tokens stays under what is
 allowed, and falls while it is above, so that over time the two meet. Its exponential is how many calls may fly the moment traffic
 ends; quiet then doubles that again and again up to the ceiling. What the swell has beyond the ceiling lets calls fly beside traffic.
 
-It knows no clock, no engine and no item; the thin loop around it does.
+This module knows no clock, no engine and no item; the thin loop around it does.
 """
 
 import math
@@ -24,10 +25,10 @@ from tidegate.core.wording import in_words
 
 
 class TidePolicy(msgspec.Struct, frozen=True):
-    """What an operator may say about one deployment.
+    """An operator's settings for the tide of one deployment.
 
-    `is_known` is whether an operator gave `calls_max`: then it is where we begin, and only refusals lower it; else it is learned.
-    `yields` is whether batch stands back for interactive calls: an engine of our own needs it, a hosted provider does not.
+    `is_known`: an operator gave `calls_max`, so the tide begins there and only refusals lower it; else it is learned.
+    `yields`: batch gives way to interactive calls; an engine of our own needs it, a hosted provider does not.
     `slowdown_max` is the share by which interactive tokens may come later because of batch, on average. A ready item whose
     prompt is too long to go beside traffic is held for `held_ms_max` at most, unless that slowdown is used up.
     """
@@ -42,7 +43,7 @@ class TidePolicy(msgspec.Struct, frozen=True):
 
     @property
     def ceiling(self) -> int:
-        """The most calls batch may ever have in flight."""
+        """Return the most calls batch may ever have in flight."""
         return max(1, math.floor(self.calls_max * min(1.0, self.capacity_fraction)))
 
 
@@ -50,12 +51,12 @@ CALLS_DOUBLING_MS, TOKENS_DOUBLING_MS = 4_000.0, 1_500.0
 DOUBLINGS_MAX = 30.0
 LONG_QUIET_MS = 10_000.0
 BESIDE_TOKENS, QUIET_TOKENS, QUIET_TOKENS_MAX = 512, 1_500, 8_192
-# A few tokens ride along with a step for nothing: they are not worth sending twice.
+# A few tokens ride along with a step for nothing: sending them twice costs more.
 HAND_BACK_TOKENS_MIN = 128
 SWELL_START_CALLS = 16
 SWELL_PER_S = 0.15
 SURPLUS_MAX, BESIDE_PER_SURPLUS = 8.0, 2.0
-# Seen through samples alone, traffic is seen when its first tokens are long out: less is allowed, and less is in its way.
+# Samples alone show traffic only long after its first tokens: allow less slowdown, and fewer tokens in its way.
 UNSEEN_SHARE, UNSEEN_TOKENS, UNSEEN_TOKENS_MAX, UNSEEN_DOUBLING_MS = 0.5, 1_024, 2_048, 4_000.0
 MEMORY_MS = 60_000.0
 PAUSE_MS_MAX = 5_000.0
@@ -63,8 +64,11 @@ HELD_AT_LAST = 10.0
 
 
 class Tide:
-    """One deployment's controller: ask it on every event of the gateway, on every sample, and now and then while our own calls
-    come and go; in between, its last answer holds."""
+    """The controller of one deployment.
+
+    Ask it on every event of the gateway, on every sample, and now and then while our own calls come and go. Its last answer
+    holds in between.
+    """
 
     def __init__(self, policy: TidePolicy) -> None:
         self.policy = policy
@@ -84,7 +88,7 @@ class Tide:
 
     @property
     def slowdown(self) -> float:
-        """By which share interactive tokens came later because of batch, over the last minute of traffic."""
+        """Return the share by which interactive tokens came later because of batch, over the last minute of traffic."""
         return self._harm_ms / self._calls_ms
 
     @property
@@ -98,7 +102,7 @@ class Tide:
             self._learner.begin_at(calls)
 
     def observe(self, signals: Signals) -> Decision:
-        """What holds from now on, until the next answer."""
+        """Return what holds from now on, until the next answer."""
         if not self.policy.yields:
             self._learner.observe(signals.now_ms, signals.in_flight, signals.ended, signals.refusals)
             return self._blind(signals)
@@ -120,7 +124,7 @@ class Tide:
         return max(1, self.policy.ceiling // max(1, signals.workers))
 
     def _take_in(self, signals: Signals) -> EngineSample | None:
-        """The engine's last word while it is fresh; what it says is learned from once."""
+        """Return the engine's last sample while it is fresh; learn from each sample once."""
         self._learner.observe(signals.now_ms, signals.in_flight, signals.ended, signals.refusals)
         self._refusals.observe(signals.now_ms, signals.in_flight, signals.ended, signals.refusals)
         sample = signals.sample
@@ -135,7 +139,7 @@ class Tide:
         return sample
 
     def _account(self, signals: Signals) -> None:
-        """Add what batch did to interactive calls since the last time, and let the swell follow."""
+        """Note how much batch slowed interactive calls since the last time, and let the swell follow."""
         before = self._before
         if before is None:
             return
@@ -148,7 +152,7 @@ class Tide:
         self.cost.load.add(decoding * workers + interactive, elapsed_ms, has_prompts=has_prompts)
         if not interactive or not elapsed_ms:
             return
-        # The other processes do what this one does, as far as it knows.
+        # Assume that the other processes do what this one does.
         slowdown = self.cost.slowdown(decoding, prompt_tokens / elapsed_ms) * workers
         keep = math.exp(-elapsed_ms / MEMORY_MS)
         self._traffic_ms = self._traffic_ms * keep + elapsed_ms
@@ -161,7 +165,7 @@ class Tide:
         self._swell = min(max(0.0, self._swell + rise), math.log(self._ceiling(signals)) + SURPLUS_MAX)
 
     def _beside(self, signals: Signals, sample: EngineSample | None, interactive: int, cap: int) -> Decision:
-        """Interactive traffic is about."""
+        """Decide while there is interactive traffic."""
         policy, ceiling = self.policy, self._ceiling(signals)
         surplus = max(0.0, self._swell - math.log(ceiling))
         calls = min(ceiling, cap, 1 + int(surplus * BESIDE_PER_SURPLUS))
@@ -192,14 +196,14 @@ class Tide:
         tokens = int(at_once * 2.0 ** min(quiet_ms / TOKENS_DOUBLING_MS, DOUBLINGS_MAX))
         tokens = min(tokens, QUIET_TOKENS_MAX)
         if signals.interactive is None:
-            # A user who comes unseen waits behind all of it: one long prompt or a few short ones.
+            # A user who comes unseen waits behind all of these prompts: allow one long prompt or a few short ones.
             beside = int(BESIDE_TOKENS * 2.0 ** min(quiet_ms / UNSEEN_DOUBLING_MS, DOUBLINGS_MAX))
             tokens = min(tokens, UNSEEN_TOKENS_MAX)
             if signals.awaiting:
                 tokens = min(tokens, beside, UNSEEN_TOKENS_MAX // 2)
         tokens = tokens // max(1, signals.workers)
         if quiet_ms >= LONG_QUIET_MS:
-            # A longer prompt goes alone: room is kept for it as for any other.
+            # Let a longer prompt that is held go too.
             tokens = max(tokens, signals.held_tokens)
         return Decision(max(1, min(ceiling, cap, calls)), tokens, 0, f"quiet: for {quiet_ms / 1000:.1f} s")
 
@@ -207,7 +211,7 @@ class Tide:
         """Decide without metrics, by the pace and the refusals of our own calls."""
         calls = min(self._learner.calls, self._ceiling(signals))
         if self.policy.yields and self._sampled_at_ms is not None:
-            # It showed metrics before, and what else runs may be users: send only a safe number.
+            # It showed metrics before, and its other calls may be users': send only a safe number.
             return Decision(min(calls, SAFE_CALLS), QUIET_TOKENS_MAX, 0, "unseen: what else runs there is unknown")
         return Decision(calls, UNLIMITED_TOKENS, 0, f"learned: {in_words(calls, 'call')}")
 

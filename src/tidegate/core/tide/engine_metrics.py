@@ -1,8 +1,8 @@
-"""An engine's own metrics: Prometheus text into the few figures that the tide looks at.
+"""Read an engine's own metrics: Prometheus text into the few figures that the tide looks at.
 
-Gauges are read as they are; counters and histograms become rates and means between two readings. What comes is another
-server's text, so nothing in it can raise: what is missing, malformed, absurd or too large is unknown, which is None. Series of
-several engines behind one page are added up (the cache's use: the fullest counts); where the page speaks of several models,
+Gauges are read as they are; counters and histograms become rates and means between two readings. The text comes from another
+server, so nothing in it can raise: a figure that is missing, malformed, absurd or too large is unknown, which is None. Series of
+several engines behind one page are added up (of the cache's use, the fullest counts). Where the page names several models,
 those of the deployment count alone. This module fetches nothing and knows no clock.
 """
 
@@ -17,15 +17,18 @@ from tidegate.core.tide.signals import EngineSample
 TEXT_BYTES_MAX = 8 << 20
 LINE_CHARS_MAX = 4096
 SERIES_MAX = 10_000
-# Engines that split one model over several GPUs may show each part with the same figures: these are not added up.
+# Engines that split one model over several GPUs may show each part with the same figures: do not add these up.
 RANK_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 MODEL_LABELS = ("model_name", "model")
 GAUGE_MAX = 1e6
 
 
 class MetricNames(msgspec.Struct, frozen=True):
-    """What an engine calls each figure, the newest name first. `ttft` and `between_tokens` are histograms in seconds, named
-    without `_sum` and `_count`; `prompt_tokens` is a counter; the others are gauges, `kv_use` from 0 to 1."""
+    """The names of each figure on an engine's page, the newest name first.
+
+    `ttft` and `between_tokens` are histograms in seconds, named without `_sum` and `_count`; `prompt_tokens` is a
+    counter; the others are gauges, `kv_use` from 0 to 1.
+    """
 
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
@@ -54,7 +57,7 @@ SGLANG = MetricNames(
 
 
 def metric_names(given: Mapping[str, str]) -> MetricNames:
-    """The names of an engine that we do not know, as its operator gives them."""
+    """Return the metric names of an engine that we do not know, as its operator gives them."""
     known = list(MetricNames.__struct_fields__)
     for key, name in given.items():
         if key not in known:
@@ -67,7 +70,7 @@ def metric_names(given: Mapping[str, str]) -> MetricNames:
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """One page of metrics, at one moment: gauges, and counters since the engine started."""
+    """One page of metrics at one moment: gauges, and counters since the engine started."""
 
     at_ms: float
     running: float | None = None
@@ -81,7 +84,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def read(text: bytes, names: MetricNames, at_ms: float, models: Collection[str] = ()) -> Reading:
-    """The figures on one page; a page that is too large says nothing."""
+    """Return the figures on one page; none of a page that is too large."""
     if len(text) > TEXT_BYTES_MAX:
         return Reading(at_ms)
     wanted = {
@@ -110,8 +113,10 @@ def read(text: bytes, names: MetricNames, at_ms: float, models: Collection[str] 
 
 
 def sample(before: Reading | None, after: Reading, known: int | None) -> EngineSample:
-    """What happened between two readings; `known` as in the sample. Without a first reading, or
-    after the engine started again, only the gauges say something."""
+    """Return what happened between two readings; `known` as in the sample.
+
+    Without a first reading, or after the engine started again, only the gauges count.
+    """
     elapsed_ms = after.at_ms - before.at_ms if before else 0.0
     if before is None or elapsed_ms <= 0.0:
         return EngineSample(after.at_ms, known, after.running, after.waiting, after.kv_use)
@@ -143,7 +148,9 @@ def _wanted(names: MetricNames) -> list[tuple[tuple[str, ...], tuple[str, ...]]]
 
 
 def _series(text: bytes, wanted: Collection[str], models: Collection[str]) -> dict[str, list[float]]:
-    """Every value of the wanted metrics, one per series; of the deployment's models alone where the page names them."""
+    """Return every value of the wanted metrics, one per series; of the deployment's models alone where the
+    page names them.
+    """
     values: dict[str, dict[str, float]] = {}
     ours: dict[str, dict[str, float]] = {}
     count = 0
@@ -159,7 +166,7 @@ def _series(text: bytes, wanted: Collection[str], models: Collection[str]) -> di
         labels, value = parsed
         key = ",".join(sorted(label for label in labels if label.partition("=")[0] not in RANK_LABELS))
         series = values.setdefault(name, {})
-        # The same series twice, or once for each part of one engine, is one series: the larger counts.
+        # The same series twice, or once for each part of one engine, counts as one: take the larger value.
         series[key] = max(value, series.get(key, 0.0))
         if any(f'{label}="{model}"' in labels for label in MODEL_LABELS for model in models):
             ours.setdefault(name, {})[key] = series[key]
@@ -167,9 +174,9 @@ def _series(text: bytes, wanted: Collection[str], models: Collection[str]) -> di
 
 
 def _value(rest: str) -> tuple[list[str], float] | None:
-    """The labels and the value behind a metric's name, or None for what is no number from zero up."""
+    """Return the labels and the value after a metric's name; None for a value that is no number from zero up."""
     labels: list[str] = []
-    # Behind this sign stands an exemplar: one observation of many, with labels and a value of its own.
+    # This sign begins an exemplar: one observation of many, with labels and a value of its own.
     rest = rest.split(" # ", 1)[0]
     if rest.startswith("{"):
         inside, closed, rest = rest[1:].rpartition("}")
@@ -188,7 +195,7 @@ def _gauge(value: float | None) -> float | None:
 
 
 def _grown(before: float | None, after: float | None) -> float | None:
-    """By how much a counter grew; None when it fell, because then the engine started again."""
+    """Return by how much a counter grew; None when it fell, because then the engine started again."""
     if before is None or after is None or after < before:
         return None
     return after - before

@@ -1,22 +1,22 @@
-"""How many batch calls an engine has room for: its KV cache, and its seats.
+"""Learn how many batch calls an engine has room for, by its KV cache and its slots.
 
-A full cache makes it preempt, and a full set of seats makes interactive calls queue behind ours. Neither is announced: the
-cache shows in its use, the seats in calls that wait while the number that runs stands still. It knows only samples.
+A full cache makes the engine preempt, and full slots make interactive calls queue behind ours. The engine announces neither: the
+cache shows in its use, full slots in calls that wait while the number that runs does not change. This module knows only samples.
 """
 
 from tidegate.core.tide.signals import EngineSample
 
 KV_USE_MAX = 0.92
-# What is left free when the seats are full, so that interactive calls find some.
+# The share of all slots that batch may fill, so that interactive calls find some free.
 SLOTS_SHARE = 0.875
 SHRINK = 0.9
 GROWTH_PER_SAMPLE = 0.01
-# By chance the same number runs in two samples now and then; not in this many.
+# The same number may run in two samples by chance, but not in this many.
 SAME_SAMPLES_MIN = 3
 
 
 class EngineRoom:
-    """`calls` is how many batch calls fit, as far as the samples say; it grows back slowly."""
+    """The room of one engine: `calls` is how many batch calls fit, as far as the samples say. It grows back slowly."""
 
     def __init__(self, ceiling: int) -> None:
         self._ceiling = float(ceiling)
@@ -29,7 +29,7 @@ class EngineRoom:
         return int(self._calls)
 
     def learn(self, sample: EngineSample, in_flight: int) -> None:
-        """Take in one sample, seen while so many of our calls were in flight."""
+        """Learn from one sample, taken while so many of our calls were in flight."""
         running = sample.running or 0.0
         stands = (sample.waiting or 0.0) >= 1.0 and running == self._running
         self._same_samples = self._same_samples + 1 if stands else 1

@@ -1,9 +1,9 @@
-"""A line through what was measured, with a prior that stands for the first few measurements.
+"""Fit a line to what was measured, with a prior that stands for the first few measurements.
 
     value = first coefficient * first input + second * second + third * third
 
-Least squares with slow forgetting. The prior keeps it solvable and safe while little was seen, and bounds what hostile or
-absurd measurements can do to it: no coefficient leaves a fixed range around what was expected. It knows no units.
+Least squares with slow forgetting. The prior keeps it solvable and safe while there are few measurements, and bounds what
+hostile or absurd ones can do to it: no coefficient leaves a fixed range around what was expected. This module knows no units.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Three = tuple[float, float, float]
 
 
 class LineFit:
-    """`coefficients` are for reading; `expected` says what to expect, given the coefficients found so far."""
+    """The line, in its `coefficients`. `expected` returns what to expect, given the coefficients found so far."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LineFit:
         self._products = [0.0] * 3
 
     def learn(self, inputs: Three, value: float) -> None:
-        """Take in one measurement; one that is no number says nothing."""
+        """Take in one measurement; ignore one with a number out of range."""
         if not all(0.0 <= one < MEASURED_MAX for one in (*inputs, value)):
             return
         for at, one in enumerate(inputs):
@@ -58,7 +58,7 @@ class LineFit:
 
 
 def _solved(squares: Sequence[Sequence[float]], products: Sequence[float]) -> list[float]:
-    """Three equations, by Gauss; the prior's weight on the diagonal keeps every pivot above zero."""
+    """Solve three equations by Gauss; the prior's weight on the diagonal keeps every pivot above zero."""
     rows = [[*row, product] for row, product in zip(squares, products, strict=True)]
     for at in range(3):
         for below in range(at + 1, 3):

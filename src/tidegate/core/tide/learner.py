@@ -1,12 +1,12 @@
-"""How many calls an upstream takes when nothing says so: try more calls, and keep them when they get more work done.
+"""Learn how many calls an upstream takes when nothing says so: try more calls, and keep them when they get more work done.
 
 For hosted providers and engines without metrics. The measure is work done: calls in flight, divided by how long a call takes. What calls
-take is compared per token, only between calls of the same kind (model and endpoint), and only with the step before: nothing is held to
-the best that was ever seen. Steps up are tried again and again, so it never stays low for good. When a step up brought nothing, or calls
+take is compared per token, only between calls of the same kind (model and endpoint), and only with the step before, never with the best
+that was ever seen. Steps up are tried again and again, so the number never stays low for good. When a step up brought nothing, or calls
 became much slower, a step down is tried, and stays when it costs nothing.
 
-Refusals lower the number by their share for as long as they come. Many refusals lower it until a step up succeeds again. It knows no
-queue and no interactive traffic. Time is an argument.
+Refusals lower the number by their share for as long as they come. Many refusals lower it until a step up succeeds again. This module
+knows no queue and no interactive traffic. Time is an argument.
 """
 
 import math
@@ -22,25 +22,25 @@ GAIN_SHARE_MIN = 0.1
 # One round is as many answers as the limit, but never so few that chance rules, nor so many that a slow upstream teaches nothing.
 ROUND_CALLS_MIN, ROUND_CALLS_MAX = 8, 64
 USED_SHARE_MIN = 0.75
-# A step up of which less than this share was in flight, because there was nothing to send, says nothing.
+# A step up says nothing when less than this share of it was in flight, because there was too little to send.
 USED_STEP_SHARE_MIN = 0.5
 TELLING_SHARE, ROUND_MS_MAX = 0.5, 60_000.0
-# After a step that brought nothing so many rounds pass before the next one in its direction, and twice as many each time.
+# After a step that brought nothing, so many rounds pass before the next in its direction, and twice as many each time.
 UP_ROUNDS_MAX = 4
 DOWN_ROUNDS_MIN, DOWN_ROUNDS_MAX = 2, 64
 MUCH_SLOWER = 1.5
-# How much of what was known of a kind's pace is kept when a round at the same limit says something else.
+# How much of a kind's known pace is kept when a round at the same limit measures another.
 PACE_KEPT = 0.5
 # From this refused share of about the last hundred calls on, the limit itself falls, at most by half in a round.
 MANY_REFUSED_SHARE = 0.05
 REFUSALS_MEMORY_CALLS = 100
 SHRINK_MAX, REGROWTH = 0.5, 1.25
-# What a call costs in answer tokens: about this much for itself, and one for so many prompt tokens.
+# The cost of a call in answer tokens: about this much for itself, and one for so many prompt tokens.
 CALL_TOKENS, PROMPT_TOKENS_PER_TOKEN = 4.0, 200.0
 
 
 class Round:
-    """The calls that began and ended since a limit was set: what they took, by kind, and how many were in flight meanwhile."""
+    """The calls that began and ended since a limit was set: their time and tokens, by kind, and how many were in flight."""
 
     def __init__(self, now_ms: float, in_flight: int, settling: int = 0) -> None:
         self.calls = self.refusals = 0
@@ -52,7 +52,7 @@ class Round:
 
     def _begin(self, now_ms: float) -> None:
         self._began_ms = self._seen_ms = now_ms
-        # Calls in flight, summed over milliseconds; and how many of these were of calls that ended.
+        # Calls in flight, summed over milliseconds; and how much of that belongs to calls that ended.
         self._flown_ms = self._ended_ms = 0.0
         self._highest = self._now_in_flight
 
@@ -63,8 +63,10 @@ class Round:
 
     @property
     def is_telling(self) -> bool:
-        """Whether the calls that ended say something about those in flight: quick ones end first, and slow ones may be what fills it.
-        Calls that hang for long are not waited for."""
+        """Return whether the calls that ended say something about those in flight.
+
+        Quick calls end first, and slow ones may be what fills the limit. Calls that hang for long are not waited for.
+        """
         return self._ended_ms >= TELLING_SHARE * self._flown_ms or self._seen_ms - self._began_ms >= ROUND_MS_MAX
 
     @property
@@ -72,8 +74,11 @@ class Round:
         return self.refusals / max(1, self.calls + self.refusals)
 
     def see(self, now_ms: float, in_flight: int, ended: Sequence[Ended]) -> None:
-        """Count what was in flight since the last look. As many as now, because the last look may have been just before a step; more, up
-        to what it saw, where calls that ended meanwhile kept more of them busy."""
+        """Count what was in flight since the last look.
+
+        Count as many as now, because the last look may have been just before a step. Count more, up to what the last look saw,
+        where calls that ended meanwhile kept more of them busy.
+        """
         if not self._now_in_flight and not self.calls:
             # Nothing ran yet: the round begins now.
             self._begin(now_ms)
@@ -104,11 +109,11 @@ class Round:
         self._tokens[kind] = self._tokens.get(kind, 0.0) + tokens
 
     def paces(self) -> dict[Kind, float]:
-        """Milliseconds per token, by kind."""
+        """Return the milliseconds per token, by kind."""
         return {kind: ms / self._tokens[kind] for kind, ms in self._ms.items()}
 
     def speedup(self, paces: dict[Kind, float]) -> float | None:
-        """How much quicker calls were than at these paces; None when most of the time went into kinds that have none."""
+        """Return how much quicker calls were than at these paces; None when most of the time went into kinds without one."""
         known_ms = expected_ms = 0.0
         for kind, ms in self._ms.items():
             if kind in paces:
@@ -118,7 +123,10 @@ class Round:
 
 
 class Learner:
-    """`calls` is the limit that it believes in now, at least 1 and at most its ceiling. Without `by_pace` only refusals lower it."""
+    """The learner of one deployment: `calls` is its limit now, at least 1 and at most its ceiling.
+
+    Without `by_pace` only refusals lower it.
+    """
 
     def __init__(self, ceiling: int, start: int = SAFE_CALLS, *, by_pace: bool = True) -> None:
         self.ceiling = max(1, ceiling)
@@ -130,7 +138,7 @@ class Learner:
         self._begin_again()
 
     def _begin_again(self) -> None:
-        """Nothing is known of the kinds that run now."""
+        """Forget what was learned by pace: nothing is known of the kinds that run now."""
         self._is_doubling = True
         self._paces: dict[Kind, float] = {}
         self._in_flight = 1.0
@@ -160,7 +168,7 @@ class Learner:
         return ROUND_CALLS_MIN if self._is_doubling else min(max(self.calls, ROUND_CALLS_MIN), ROUND_CALLS_MAX)
 
     def observe(self, now_ms: float, in_flight: int, ended: Sequence[Ended], refusals: int) -> None:
-        """Learn from what ended since the last time."""
+        """Learn from the calls that ended since the last time."""
         current = self._round
         if current is None:
             # Calls that ended by now may have begun at any time before.
@@ -209,9 +217,9 @@ class Learner:
         self._paces = {}
 
     def _measure(self, current: Round) -> None:
-        """A round at the limit itself: what calls take there is what the next step is compared with."""
+        """Learn from a round at the limit itself: the next step is compared with what calls take there."""
         if self._paces and current.speedup(self._paces) is None:
-            # Other models or endpoints than before: what was learned of those says little about these.
+            # Other models or endpoints than before: what was learned of those says little about the new ones.
             self._limit = max(self._limit, float(min(SAFE_CALLS, self.ceiling)))
             self._begin_again()
         paces = current.paces()
@@ -225,7 +233,7 @@ class Learner:
             self._down_after = 0
         if slower > MUCH_SLOWER or not self._first_paces:
             self._first_paces = paces
-        # A limit that was not used has not been tried: another one would say nothing.
+        # A limit that was not used has not been tried, and so a step from it would say nothing.
         if current.in_flight >= USED_SHARE_MIN * self.calls:
             self._step()
 
@@ -238,7 +246,7 @@ class Learner:
             self._trial = max(1.0, min(self._limit / STEP, self._limit - 1))
 
     def _judge(self, trial: float, current: Round) -> None:
-        """A round under another limit: it stays when it gets more work done, or the same with fewer calls."""
+        """Judge a round under another limit: keep it when it gets more work done, or the same with fewer calls."""
         is_up = trial > self._limit
         speedup = current.speedup(self._paces)
         if speedup is None:

@@ -2,9 +2,9 @@
 
     latency = fixed + per prompt token * prompt tokens ahead of it and its own + per answer token * answer tokens
 
-A call that is streamed tells its first token, which is a point on the same line without an answer.
-One that is not tells its whole latency and, when it ends, how many tokens it had: that is enough to
-tell the prompt's part from the answer's.
+A streamed call shows its first token, a point on the same line without an answer. Any other call shows its
+whole latency and, when it ends, how many tokens it had: that is enough to separate the prompt's part from the
+answer's.
 """
 
 from tidegate.core.tide.fit import LineFit, Three
@@ -17,7 +17,7 @@ TYPICAL_PROMPT_TOKENS, TYPICAL_ANSWER_TOKENS = 500.0, 100.0
 
 
 class PrefillRate:
-    """What a prompt costs on one deployment, learned from our own calls."""
+    """The cost of a prompt on one deployment, learned from our own calls."""
 
     def __init__(self) -> None:
         self._line = LineFit(
@@ -29,21 +29,24 @@ class PrefillRate:
         )
 
     def learn_first_token(self, prompt_tokens: float, first_token_ms: float) -> None:
-        """A streamed call had its first token; `prompt_tokens` are its own and those sent before it that still waited."""
+        """Learn from a streamed call's first token.
+
+        `prompt_tokens` are its own and those of calls sent before it that still waited.
+        """
         self._line.learn((1.0, prompt_tokens, 0.0), first_token_ms)
 
     def learn_call(self, prompt_tokens: int, answer_tokens: int, latency_ms: float) -> None:
-        """A call ended; `prompt_tokens` as above, `answer_tokens` beyond the first."""
+        """Learn from a call that ended; `prompt_tokens` as for a first token, `answer_tokens` beyond the first."""
         self._line.learn((1.0, prompt_tokens, answer_tokens), latency_ms)
 
     def first_token_ms(self, prompt_tokens: int) -> float:
-        """How long after it is sent a call has its first token; `prompt_tokens` as above."""
+        """Return how long after it is sent a call has its first token; `prompt_tokens` as when learning."""
         fixed_ms, prompt_token_ms, _ = self._line.coefficients
         return MARGIN * (fixed_ms + prompt_token_ms * prompt_tokens)
 
 
 def _expected(found: Three) -> Three:
-    # The answer's tokens are the part that is measured best: a slow engine shows in them, and is slow in prompts too.
+    # The answer's tokens are measured best: an engine that is slow with them is slow with prompts too.
     answer_token_ms = min(max(found[2], PRIOR_ANSWER_TOKEN_MS / 20), PRIOR_ANSWER_TOKEN_MS * 100)
     scale = answer_token_ms / PRIOR_ANSWER_TOKEN_MS
     return (PRIOR_FIXED_MS * scale, PRIOR_PROMPT_TOKEN_MS * scale, answer_token_ms)

@@ -1,5 +1,4 @@
-"""What the tide looks at and what it says: the signals of one deployment at one moment, and the
-decision they lead to.
+"""The signals of one deployment at one moment, and the decision that the tide draws from them.
 
 Nothing is decided here. A signal that was not measured is None, never zero: a deployment without
 metrics is not idle.
@@ -9,7 +8,7 @@ import msgspec
 
 UNLIMITED_TOKENS = 1 << 40
 
-# Calls of one kind can be compared: the model, and the endpoint.
+# Calls of one kind, which is a model and an endpoint, can be compared.
 Kind = tuple[str, str]
 
 
@@ -17,7 +16,7 @@ class EngineSample(msgspec.Struct, frozen=True):
     """Metrics of an engine between its last two scrapes; None for what it does not show.
 
     `known` are the calls of ours, batch and gateway, of all our processes, that were in flight
-    while it was asked (the larger of before and after): every other call comes from elsewhere. None
+    during the scrape (the larger of before and after): every other call comes from elsewhere. None
     where that is unknown.
     """
 
@@ -32,7 +31,7 @@ class EngineSample(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """A batch call of ours that was answered: what it asked, what it got (both in tokens), how long it took, and of which kind it was."""
+    """An answered batch call of ours: its prompt and its answer in tokens, how long it took, and its kind."""
 
     prompt_tokens: int
     answer_tokens: int
@@ -41,14 +40,14 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Signals(msgspec.Struct, frozen=True):
-    """One deployment at one moment: our own batch calls, interactive calls, the engine's word, and refusals.
+    """One deployment at one moment: our own batch calls, interactive calls, the engine's metrics, and refusals.
 
     `awaiting` are our calls without a first token, `awaiting_tokens` their prompts; `sent_tokens` are all prompts sent so
     far. `held_tokens` is the prompt of the ready item that has been held back for longest, `held_ms` for how long.
     `interactive` and `interactive_awaiting` are what our own gateway sees, at once; None where no traffic passes it.
     `sample` is the engine's last one, however often it was shown before. `ended` are the calls of ours that were answered
     since the last signals, `refusals` the 429s and 503s since then. `workers` are the processes that send batch calls there:
-    each has its share of what is allowed, and `in_flight` and the like are this one's own.
+    each has its share of what is allowed, and all counts of our own calls are of this process alone.
     """
 
     now_ms: float
@@ -67,8 +66,11 @@ class Signals(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """How many calls batch may have in flight, how many prompt tokens may wait for their first token, how many calls
-    without one to hand back now, and why: a word and its numbers. `has_users` is whether interactive calls are the reason."""
+    """The calls and prompt tokens that batch may have under way, and the calls to hand back.
+
+    `calls` may be in flight, `prompt_tokens` may wait for their first token, and `hand_back` calls without one are handed
+    back now. `why` is a word and its numbers. `has_users`: interactive calls are the reason.
+    """
 
     calls: int
     prompt_tokens: int
