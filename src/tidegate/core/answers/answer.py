@@ -1,7 +1,7 @@
-"""Whether a body is an answer, and what it cost: the only place that reads what a model server says.
+"""Decide whether a body is an answer, and what it cost. Only this module reads what a model server says.
 
 Pure, and a few microseconds: a typed decode takes the few fields that decide and skips the rest. The text of an answer is
-never kept, changed or re-serialised; what goes on is the upstream's own bytes.
+never kept, changed or re-serialised; the upstream's own bytes are passed on.
 """
 
 import json
@@ -13,9 +13,9 @@ from tidegate.core.nouns import Usage
 from tidegate.core.usage.token_counts import TOKENS_MAX, token_count
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] | None
-# Python's own reader, and with it many programs that read result files, refuses an integer of more digits.
+# Python's own reader, and so many programs that read result files, refuses an integer of more digits.
 DIGITS_MAX = 4_300
-# A number that is longer has nothing but digits between two places that are half as far apart.
+# A longer number has nothing but digits between two places that are half as far apart.
 _DIGITS_STEP = DIGITS_MAX // 2
 # Readers may have used up a part of their stack, and a result line is deeper than its answer.
 _OPENERS_MAX = 512
@@ -39,14 +39,14 @@ class _InputDetails(msgspec.Struct):
 
 
 class _OutputDetails(msgspec.Struct):
-    """Anthropic calls them thinking tokens."""
+    """The details of the output tokens; Anthropic calls them thinking tokens."""
 
     reasoning_tokens: _Tokens = None
     thinking_tokens: _Tokens = None
 
 
 class ReportedUsage(msgspec.Struct):
-    """The dialects side by side: chat, completions and embeddings; responses; Anthropic's messages."""
+    """The usage of all dialects side by side: chat, completions and embeddings; responses; Anthropic's messages."""
 
     prompt_tokens: _Tokens = None
     completion_tokens: _Tokens = None
@@ -61,7 +61,7 @@ class ReportedUsage(msgspec.Struct):
 
 
 class _Thing(msgspec.Struct):
-    """Any JSON object; nothing of it is kept."""
+    """Any JSON object, of which nothing is kept."""
 
 
 _Things = list[_Thing]
@@ -118,8 +118,9 @@ class _AnyAnswer(msgspec.Struct):
 
 
 class _WithoutUsage(msgspec.Struct):
-    """The second look at a body whose numbers could not all be read: the shape is checked again, and of the usage each count is read
-    by itself."""
+    """A body with numbers that could not be read: the shape is checked again, and each count of the usage
+    is read by itself.
+    """
 
     choices: _SomeThings | msgspec.UnsetType = msgspec.UNSET
     data: _SomeThings | msgspec.UnsetType = msgspec.UNSET
@@ -156,7 +157,7 @@ _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def read(endpoint: str, body: bytes) -> tuple[bytes, Usage]:
-    """The answer as one line, byte for byte, and its usage; raises NotAnAnswer.
+    """Return the answer as one line, byte for byte, and its usage; raise NotAnAnswer for any other body.
 
     A pretty-printed answer loses its line ends, which in valid JSON stand only between tokens.
     """
@@ -184,7 +185,7 @@ def read(endpoint: str, body: bytes) -> tuple[bytes, Usage]:
 
 
 def _sum_of_shared(body: bytes) -> Usage:
-    """Return what the answers of a shared call report together: that is what its items are charged."""
+    """Return the sum of what the answers of a shared call report, which its items are charged."""
     rows = _decode_shared(body).results
     answers = [_decode_own(row.body) for row in rows if bytes(row.body)[:1] == b"{"]
     own = [_raw_usage(one.usage) for one in answers]
@@ -214,7 +215,7 @@ def usage_of(reported: ReportedUsage) -> Usage:
 
 
 def loose_usage(reported: Any) -> ReportedUsage | None:
-    """Return what can be believed of a usage whose counts are not all counts; None where it is no object."""
+    """Return the credible counts of a usage that has others too; None where it is no object."""
     if not isinstance(reported, dict):
         return None
     inputs = [reported.get(name) for name in ("prompt_tokens_details", "input_tokens_details")]
@@ -262,12 +263,12 @@ def _check_no_error(error: msgspec.Raw) -> None:
 
 
 def _field_only(wrong: msgspec.ValidationError) -> str:
-    # msgspec names types and paths, never values, except for the name of an unknown tag or key: none is used here.
+    # msgspec quotes types and paths, never values, except the name of an unknown tag or key: neither is used here.
     return str(wrong)[:200]
 
 
 def _check_readable(body: bytes) -> None:
-    """Refuse valid JSON that usual readers cannot read: in a result file it would cost them all other answers, too."""
+    """Refuse valid JSON that usual readers cannot read: in a result file it would make all other answers unreadable too."""
     if body.count(b"[") + body.count(b"{") > _OPENERS_MAX:
         try:
             _decode_raw(b"[" * _DEPTH_LEFT + body + b"]" * _DEPTH_LEFT)
@@ -286,7 +287,7 @@ def _may_have_long_number(body: bytes) -> bool:
 
 
 def _check_utf8(body: bytes) -> None:
-    # msgspec does not look into strings that it skips.
+    # msgspec does not check strings that it skips.
     try:
         body.decode()
     except UnicodeDecodeError as wrong:
@@ -306,7 +307,7 @@ def _why_not_json(body: bytes, wrong: Exception) -> str:
 
 
 def _check_read_once(body: bytes, essential: str) -> None:
-    """Refuse a body that says a field that we read twice: two readers could take it for two different answers."""
+    """Refuse a body with two copies of a field that we read: two readers could take it for two different answers."""
 
     def pairs(found: list[tuple[str, Any]]) -> list[str]:
         return [name for name, _ in found]
@@ -321,7 +322,7 @@ def _check_read_once(body: bytes, essential: str) -> None:
 
 
 def one_line(body: bytes, bytes_max: int) -> bytes:
-    """Any bytes as one line of valid JSON: JSON that fits goes on as it is, everything else becomes a (cut) string."""
+    """Return any bytes as one line of valid JSON: JSON that fits stays as it is, everything else becomes a (cut) string."""
     if not body:
         return b""
     if len(body) <= bytes_max:

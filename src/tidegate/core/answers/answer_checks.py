@@ -1,4 +1,4 @@
-"""Check the text of answers against a JSON schema, and word the request that asks again for one that does not fit.
+"""Check the text of answers against a JSON schema, and word the request that asks again after an answer that does not fit.
 
 The schema is the job's, or what the request itself asks for: `response_format` (chat, completions), `text.format` (responses) and
 `output_config.format` or `output_format` (messages). An answer that was cut off at its token limit never fits. Every text of an answer is
@@ -15,9 +15,9 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.policy.json_schema import Schema
 from tidegate.core.policy.schema_cost import check_cost
 
-# What a pattern of a caller's schema may be compiled to.
+# The most that a pattern of a caller's schema may be compiled to.
 PATTERN_BYTES_MAX = 64 << 10
-# A rejected answer that is longer is not sent back to the model.
+# A longer rejected answer is not sent back to the model.
 REJECTED_CHARS_MAX = 20_000
 _SCHEMAS_KEPT = 256
 _CUT_OFF = "the answer was cut off at its token limit"
@@ -53,7 +53,7 @@ class _OutputItem(msgspec.Struct):
 
 
 class _Written(msgspec.Struct):
-    """What the answers of all endpoints hold of what the model wrote."""
+    """The text that the model wrote, in the answers of all endpoints."""
 
     choices: list[_WrittenChoice] | None = None
     output: list[_OutputItem] | None = None
@@ -92,13 +92,13 @@ def check_schema(text: str) -> None:
 
 
 class AnswerCheck:
-    """What the answers of one request must fit; without a schema only cut-off ones do not."""
+    """The check of one request's answers; without a schema only cut-off answers fail it."""
 
     def __init__(self, schema: Schema | None) -> None:
         self._schema = schema
 
     def problem(self, body: bytes) -> str | None:
-        """Return None when an answer fits; otherwise what is wrong with it, naming fields but no value."""
+        """Return what is wrong with an answer, naming fields but no value; None when it fits."""
         try:
             written = _written(body)
         except msgspec.ValidationError:
@@ -130,7 +130,7 @@ _CUT_OFF_ONLY = AnswerCheck(None)
 
 
 def check_of(terms: AnswerTerms, body: bytes) -> AnswerCheck:
-    """Return what the answer to this request must fit; raises InvalidSchema."""
+    """Return the check of the answer to this request; raise InvalidSchema when there can be none."""
     if terms.schema is not None:
         return _check(terms.schema)
     try:
@@ -142,7 +142,7 @@ def check_of(terms: AnswerTerms, body: bytes) -> AnswerCheck:
 
 
 def rejected_text(body: bytes) -> str:
-    """Return the text of an answer that did not fit, for the model to see; empty where it has none or too much."""
+    """Return the text of an answer that did not fit, to show to the model; empty where it has none or too much."""
     try:
         texts = _texts(_written(body))
     except msgspec.ValidationError:
@@ -151,7 +151,7 @@ def rejected_text(body: bytes) -> str:
 
 
 def with_feedback(endpoint: str, body: bytes, problem: str, rejected: str) -> bytes:
-    """Return a request with the answer that did not fit and what is wrong with it; as it is where it cannot take that."""
+    """Return a request with the answer that did not fit and its problem; unchanged where it has no place for them."""
     members = _members(body)
     words = f"Your answer could not be used: {problem}. Answer again, with nothing but JSON that fits."
     turns = [{"role": "assistant", "content": rejected}] if rejected else []
@@ -173,7 +173,7 @@ def with_feedback(endpoint: str, body: bytes, problem: str, rejected: str) -> by
 
 
 def for_model(body: bytes, model: str) -> bytes:
-    """Return a request for another model: every other value stays the bytes that it was."""
+    """Return a request for another model; every other value keeps its bytes."""
     members = _members(body)
     members["model"] = msgspec.Raw(_encode(model))
     return _encode(members)
@@ -186,7 +186,7 @@ def _is_cut_off(written: _Written) -> bool:
 
 
 def _texts(written: _Written) -> list[str]:
-    """Return each text that has to fit: one a choice, and the joined text of a response or a message."""
+    """Return each text that has to fit: one of each choice, and the joined text of a response or a message."""
     if written.choices is not None:
         texts = [choice.text if choice.message is None else choice.message.content for choice in written.choices]
         return [text or "" for text in texts]

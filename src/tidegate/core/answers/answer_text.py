@@ -1,4 +1,4 @@
-"""How much text an answer holds, for answers that do not say what they used: words, reasoning, and what tools are called with.
+"""Measure the text of an answer that does not report its usage: words, reasoning, and arguments of tools.
 
 Every text counts except the names and marks of the protocol, so a field that is new to us counts too. Four bytes are one token.
 """
@@ -34,7 +34,7 @@ _MARKS = frozenset(
         "format",
     )
 )
-# Where each endpoint's answer holds what the model wrote.
+# The fields that hold what the model wrote, one of each endpoint.
 _WRITTEN = ("choices", "output", "content")
 
 
@@ -72,7 +72,7 @@ def counted_whole(call: Call, reported: Usage, answer: bytes) -> Usage:
 
 
 def unreported_bytes(endpoint: str, reported: Usage, answer: bytes) -> int:
-    """Return how many bytes of text a whole answer holds of which its usage says nothing."""
+    """Return how many bytes of text a whole answer has that its usage does not count."""
     return 0 if reported.output_tokens or endpoint in SILENT else written_bytes(answer)
 
 

@@ -1,6 +1,6 @@
 """Items that are not run: each takes the line of another item, under its own id and custom_id.
 
-The work file carries such an item as a `WorkCopy`. A copied line names the line that was paid for, and no cost of its own.
+The work file has a `WorkCopy` for such an item. A copied line names the line that was paid for, and has no cost of its own.
 """
 
 import msgspec
@@ -10,8 +10,11 @@ NOTHING = Raw(b"")
 
 
 class WorkCopy(msgspec.Struct, omit_defaults=True, gc=False):
-    """An item that is not run, as a line of the work file: it takes the line of the item with the number `of`, or this `response`, which
-    an earlier job had under the id `source`. `custom_id` is the caller's own JSON text."""
+    """A line of the work file for an item that is not run.
+
+    It takes the line of the item with the number `of`, or this `response`, which an earlier job had under the id
+    `source`. `custom_id` is the caller's own JSON text.
+    """
 
     custom_id: Raw
     of: int | None = None
@@ -28,7 +31,7 @@ class _SourceError(msgspec.Struct, gc=False):
 
 
 class SourceLine(msgspec.Struct, gc=False):
-    """A line of a result file that others take."""
+    """A line of a result file that is copied."""
 
     id: str
     custom_id: str | None
@@ -38,7 +41,7 @@ class SourceLine(msgspec.Struct, gc=False):
 
     @property
     def code(self) -> str:
-        """Why the item has no answer; empty where it has one."""
+        """Return the code of an item without an answer; empty where it has one."""
         error = _read_error(self.error)
         return error.code if error is not None else ""
 
@@ -49,14 +52,14 @@ _decode_source = msgspec.json.Decoder(SourceLine).decode
 
 
 def read_source(text: bytes) -> SourceLine:
-    """Read a line that others take; one of `outcome_lines.DAMAGE` when it is not what was written."""
+    """Read a line that is copied; raise one of `outcome_lines.DAMAGE` when it is not what was written."""
     if not text.isascii():
         text.decode()
     return _decode_source(text)
 
 
 def deduplicated_line(name: str, custom_id: bytes, source: SourceLine) -> bytes:
-    """The line of an item that is identical to one which was run."""
+    """Return the line of an item that is identical to one that was run."""
     raw = b""
     if source.tidegate is not None and source.tidegate.raw:
         raw = b'"raw":%b,' % bytes(source.tidegate.raw)
@@ -71,7 +74,7 @@ def deduplicated_line(name: str, custom_id: bytes, source: SourceLine) -> bytes:
 
 
 def reused_line(name: str, copy: WorkCopy) -> bytes:
-    """The line of an item that an earlier job has answered."""
+    """Return the line of an item that an earlier job has answered."""
     return b'{"id":"%b","custom_id":%b,"response":%b,"error":null,"tidegate":{"reused":"%b"}}\n' % (
         name.encode(),
         bytes(copy.custom_id),

@@ -1,6 +1,6 @@
-"""Escapes the characters in JSON text that many clients take for the end of a line: U+2028, U+2029 and U+0085.
+"""Escape the characters in JSON text that many clients take for the end of a line: U+2028, U+2029 and U+0085.
 
-JSON allows them inside strings as they are, but a client that splits text at every Unicode line break, such as Python's `str.splitlines`,
+JSON allows them unescaped inside strings, but a client that splits text at every Unicode line break, such as Python's `str.splitlines`,
 would cut a result line or an event in two. The other characters that it splits at are control characters, which JSON never allows raw.
 """
 
@@ -9,7 +9,10 @@ _BEGINNINGS = (b"\xe2\x80", b"\xe2", b"\xc2")
 
 
 def escape_line_breaks(text: bytes) -> bytes:
-    """Return the same JSON with these characters as escapes. They stand only inside strings, so what it means stays the same."""
+    """Return the same JSON with these characters as escapes.
+
+    They stand only inside strings, so its meaning stays the same.
+    """
     if text.isascii():
         return text
     for character, escape in _ESCAPES:
@@ -19,7 +22,7 @@ def escape_line_breaks(text: bytes) -> bytes:
 
 
 class StreamEscaper:
-    """Escapes the same characters in text that comes in pieces, which may be cut anywhere."""
+    """Escape line breaks in text that comes in pieces, which may be cut anywhere."""
 
     __slots__ = ("_held",)
 
@@ -39,6 +42,6 @@ class StreamEscaper:
         return escape_line_breaks(chunk)
 
     def end_stream(self) -> bytes:
-        """Return what is still held, as it came."""
+        """Return the bytes that are still held, as they came."""
         held, self._held = self._held, b""
         return held

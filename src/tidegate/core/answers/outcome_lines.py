@@ -1,4 +1,4 @@
-"""Lines of result files, read: what became of an item, and with which code."""
+"""Read lines of result files: the outcome of an item, and its code."""
 
 import re
 
@@ -15,13 +15,13 @@ NEVER_RAN = {
 _OUTCOME_OF = {code: outcome for outcome, (code, _) in NEVER_RAN.items()}
 
 
-# How a response may end; one that says nothing of it is complete.
+# How a response may end; one without a status is complete.
 COMPLETED = "completed"
 _RESPONSE_ENDS = (COMPLETED, "incomplete", "failed", "cancelled")
-# How reading a damaged line fails.
+# The exceptions of reading a damaged line.
 DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _ID = re.compile(rb'\{"id":"(?P<id>batch_req_[0-9a-zA-Z_]{1,64})"', re.ASCII)
-# It stands behind the id, or first.
+# The custom_id stands right after the id, or first.
 _CUSTOM_ID_AT_MAX = 64
 _CODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
 _CUSTOM_ID = re.compile(rb'[{,]"custom_id":(?P<text>"(?:[^"\\\x00-\x1f]|\\.)*")', re.ASCII)
@@ -36,7 +36,7 @@ class ItemError(msgspec.Struct):
     message: str = ""
 
 
-# What a reader gets for a line whose bytes were damaged where they are kept.
+# The error of a line whose stored bytes were damaged.
 DAMAGED = ItemError(
     "result_unreadable",
     "The stored result of this request cannot be read: its bytes are damaged. Send the request again in another batch, or ask "
@@ -55,13 +55,13 @@ class ItemResponse(msgspec.Struct):
 
 
 class LineExtras(msgspec.Struct):
-    """What a line says beside OpenAI's shape, as far as it is read again."""
+    """The parts of a line outside OpenAI's shape, as far as they are read again."""
 
     service_tier: str | None = None
 
 
 class OutcomeLine(msgspec.Struct):
-    """A line of the output or the error file, with the answer's body as the bytes that it is."""
+    """A line of the output or the error file; the answer's body keeps its bytes."""
 
     id: str
     custom_id: str | None = None
@@ -74,7 +74,7 @@ class OutcomeLine(msgspec.Struct):
         return self.response is None and self.error is not None and self.error.code == UNREADABLE
 
     def failure(self) -> ItemError | None:
-        """What a line of the error file says went wrong: in our words, or in the model server's as far as they have the usual shape."""
+        """Return the error of a line of the error file: ours, or the model server's where it has the usual shape."""
         if self.error is not None or self.response is None:
             return self.error
         try:
@@ -83,7 +83,7 @@ class OutcomeLine(msgspec.Struct):
             return ItemError()
 
     def response_status(self) -> str:
-        """How the answer of a response says that it ended."""
+        """Return how the answer says that it ended."""
         if self.response is None:
             return COMPLETED
         try:
@@ -93,21 +93,23 @@ class OutcomeLine(msgspec.Struct):
         return status if status in _RESPONSE_ENDS else COMPLETED
 
     def failure_code(self) -> str:
-        """The code that a line of the error file is found by; `http_` and the status where a model server named none, or wrote a text
-        there, which may quote the request."""
+        """Return the code by which a line of the error file is found.
+
+        Where a model server named no code, or wrote text there that may quote the request, it is `http_` and the status.
+        """
         failure = self.failure()
         if failure is not None and failure.code and _CODE.fullmatch(failure.code):
             return failure.code
         return f"http_{self.response.status_code}" if self.response is not None else ""
 
     def failure_kind(self) -> ErrorKind:
-        """The kind of error that a line of the error file is one of."""
+        """Return the kind of the error in a line of the error file."""
         failure = self.failure()
         status = self.response.status_code if self.response is not None else 0
         return ErrorKind(self.failure_code(), status, fingerprint(failure.message if failure is not None else ""))
 
     def failure_outcome(self) -> Outcome:
-        """What became of the item of a line of the error file."""
+        """Return the outcome of the item of a line of the error file."""
         code = self.error.code if self.error is not None else None
         return _OUTCOME_OF.get(code or "", Outcome.FAILED)
 
@@ -118,15 +120,18 @@ _decode_error = msgspec.json.Decoder(_FailureBody).decode
 
 
 def read_line(text: bytes) -> OutcomeLine:
-    """Read one line of a result file; one of DAMAGE when it is not what was written."""
+    """Read one line of a result file; raise one of DAMAGE when it is not what was written."""
     if not text.isascii():
-        # A body is not looked into, and may hide bytes that are no text.
+        # The body is not decoded, and may hide bytes that are not UTF-8.
         text.decode()
     return _decode(text)
 
 
 def readable_line(text: bytes, name: str = "") -> OutcomeLine:
-    """Read one line of a result file. A damaged one has an error that says so, and of its names what is left; `name` is its id."""
+    """Read one line of a result file; a damaged line has an error that says so. `name` is its id.
+
+    Of a damaged line's ids, the result has what is left.
+    """
     try:
         return read_line(text)
     except DAMAGE:
@@ -139,7 +144,7 @@ def readable_line(text: bytes, name: str = "") -> OutcomeLine:
 
 
 def salvaged_custom_id(text: bytes) -> str | None:
-    """Return the custom_id that a damaged line still says."""
+    """Return the custom_id that can still be read in a damaged line."""
     found = _CUSTOM_ID.search(text)
     try:
         is_its_own = found is not None and found.start() <= _CUSTOM_ID_AT_MAX
@@ -149,5 +154,5 @@ def salvaged_custom_id(text: bytes) -> str | None:
 
 
 def response_status(text: bytes) -> str:
-    """How the answer in this line of a result file says that it ended. A line that is damaged says nothing, and must hold nothing up."""
+    """Return how the answer in this line says that it ended; a damaged line counts as complete and must not stop anything."""
     return readable_line(text).response_status()

@@ -1,14 +1,14 @@
-"""What a model server says that is the operator's alone: our key, and the account that pays.
+"""Remove from a model server's words what only the operator may see: our key, and the account that pays.
 
 A server may quote our key in an answer, in an error, in the middle of a stream or spelled over several events, and providers name the
-organization in their errors. Both are replaced before an answer is passed on. Nothing here knows a connection.
+organization in their errors. Both are replaced before an answer is passed on. This module knows no connection.
 """
 
 import re
 from urllib.parse import quote
 
 REPLACEMENT = b"***"
-# Shorter keys are placeholders such as EMPTY or none, which answers may well say.
+# Shorter keys are placeholders such as EMPTY or none, which may well occur in answers.
 KEY_CHARS_MIN = 6
 WORD_CHARS_MIN = 16
 
@@ -23,15 +23,15 @@ _ACCOUNT = re.compile(
 )
 
 
-# An event that tells of an error, in every dialect. Within a text, quotes are escaped.
+# An event that reports an error, in every dialect. Inside a text, quotes are escaped.
 _ERROR_EVENT = re.compile(rb'"error"\s*:\s*[{"]|"type"\s*:\s*"error"')
-# A text that an event adds to an answer, as JSON writes it.
+# A text that an event adds to an answer, as written in JSON.
 _EVENT_TEXT = re.compile(
     rb'"(?:content|text|delta|arguments|partial_json|reasoning|reasoning_content|thinking)"\s*:\s*"((?:[^"\\]|\\.)*)"'
 )
-# Texts that end with so much of a key are kept until the next event shows whether it goes on.
+# A text that ends with so many letters of a key is kept until the next event shows whether the key goes on.
 BEGUN_CHARS_MIN = 6
-# So many letters of a key are compared one by one.
+# At most so many letters of a key are compared one by one.
 LETTERS_MAX = 32
 LINE_BYTES_MAX = 1 << 20
 
@@ -44,7 +44,7 @@ def without_account(words: bytes) -> bytes:
 def _shortened(found: re.Match[bytes]) -> bytes:
     if found["kind"] is not None:
         return found["kind"] + REPLACEMENT
-    # Where a number stands by itself, only a number is JSON.
+    # Where a number stands alone, only another number keeps the JSON valid.
     return found["word"] + (REPLACEMENT if found["number"] is None else b"0")
 
 
@@ -77,7 +77,7 @@ class KeyRedactor:
     def begun(self, data: bytes) -> int:
         """Return how many bytes at the end of the data may be the beginning of a key."""
         if data and data[-1] not in self._letters:
-            # The end of an event, nearly always.
+            # Nearly always the end of an event.
             return 0
         most = 0
         for form in self._forms:
@@ -101,31 +101,32 @@ class StreamRedactor:
         self._kept = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what may be passed on; what could be the beginning of a key is kept until more comes."""
+        """Return what may be passed on; keep a possible beginning of a key until more comes."""
         data = self._key.whole(self._kept + chunk if self._kept else chunk)
         kept = self._key.begun(data)
         self._kept = data[len(data) - kept :] if kept else b""
         return data[: len(data) - kept] if kept else data
 
     def end_stream(self) -> bytes:
-        """Return what was kept."""
+        """Return the bytes that were kept."""
         kept, self._kept = self._kept, b""
         return kept
 
 
 class EventRedactor:
-    """Redact a stream of events: the account in events that tell of an error, and a key that the texts of several events spell together.
+    """Redact a stream of events: the account in error events, and a key that the texts of several events spell together.
 
-    Lines are passed on whole. Events are kept only while their texts end with at least `BEGUN_CHARS_MIN` letters of a key."""
+    Lines are passed on whole. Events are kept only while their texts end with at least `BEGUN_CHARS_MIN` letters of a key.
+    """
 
     __slots__ = ("_begun", "_kept", "_key", "_lines")
 
     def __init__(self, key: KeyRedactor) -> None:
         self._key = key
         self._kept = b""
-        # The beginning of a key that the texts so far end with.
+        # The beginning of a key at the end of the texts so far.
         self._begun = b""
-        # Kept lines: what stands before, in and after their parts of a key.
+        # Kept lines: the bytes before, in and after their parts of a key.
         self._lines: list[tuple[bytes, bytes, bytes]] = []
 
     def feed(self, chunk: bytes) -> bytes:
@@ -136,7 +137,7 @@ class EventRedactor:
         return b"".join([self._read(line) for line in data.splitlines(keepends=True)])
 
     def end_stream(self) -> bytes:
-        """Return what was kept."""
+        """Return the lines that were kept."""
         kept, self._kept = self._kept, b""
         return (self._read(kept) if kept else b"") + self._release()
 
@@ -147,7 +148,7 @@ class EventRedactor:
         return data[:end]
 
     def _is_harmless(self, data: bytes) -> bool:
-        """Return whether the texts of these lines neither end a key nor begin enough of one; notes what they begin."""
+        """Return whether the texts of these lines neither end a key nor begin enough of one; note what they begin."""
         if not self._begun and not self._key.may_begin(data):
             return True
         joined = self._begun
@@ -188,7 +189,7 @@ class EventRedactor:
         return passed
 
     def _release(self, *, is_key: bool = False) -> bytes:
-        """Return the lines that were kept, without what they have of a key."""
+        """Return the lines that were kept; with `is_key`, without their parts of a key."""
         lines, self._lines = self._lines, []
         if is_key:
             lines = [(before, b"", after) for before, _, after in lines]
@@ -196,7 +197,7 @@ class EventRedactor:
 
 
 def _text_ends(forms: tuple[bytes, ...]) -> re.Pattern[bytes] | None:
-    """Return a pattern of values in JSON that end with the beginning of one of these."""
+    """Return a pattern of JSON values that end with the beginning of one of these forms."""
     if not forms:
         return None
     ways = []

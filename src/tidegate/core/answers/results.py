@@ -1,5 +1,8 @@
-"""Result lines in OpenAI's exact shapes. An answer's body is spliced in as the bytes that the upstream sent; only the characters that
-some clients take for the end of a line are escaped."""
+"""Write result lines in OpenAI's exact shapes.
+
+An answer's body is spliced in as the bytes that the upstream sent; only the characters that some clients take for the end of
+a line are escaped.
+"""
 
 from contextlib import suppress
 
@@ -15,12 +18,15 @@ from tidegate.core.usage.prices import units_text
 
 _encode = msgspec.json.encode
 INTERACTIVE_TIER = "default"
-# On the line of an item that went like an interactive call.
+# A member of the line of an item that went like an interactive call.
 INTERACTIVE_MEMBER = b'"service_tier":"%b"' % INTERACTIVE_TIER.encode()
 
 
 def response_line(name: str, custom_id: bytes, status: int, body: bytes) -> bytes:
-    """What the upstream answered to this item, good or bad. `body` is one line of JSON, `custom_id` the caller's own JSON text."""
+    """Return the line of what the upstream answered to this item, good or bad.
+
+    `body` is one line of JSON, `custom_id` the caller's own JSON text.
+    """
     line = (
         b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":"req_%b","body":%b},"error":null}\n'
         % (
@@ -35,7 +41,7 @@ def response_line(name: str, custom_id: bytes, status: int, body: bytes) -> byte
 
 
 def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: str) -> bytes:
-    """An item that has no answer: why."""
+    """Return the line of an item without an answer, with the reason."""
     return escape_line_breaks(
         b'{"id":"%b","custom_id":%b,"response":null,"error":{"code":%b,"message":%b}}\n'
         % (item_id(job_id, number).encode(), custom_id, _encode(code), _encode(message))
@@ -43,12 +49,12 @@ def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: s
 
 
 def with_members(line: bytes, members: list[bytes]) -> bytes:
-    """Add to a line what OpenAI's shape has no place for: `raw`, `tries`, costs and `service_tier`."""
+    """Return a line with members that OpenAI's shape has no place for: `raw`, `tries`, costs and `service_tier`."""
     return b'%b,"tidegate":{%b}}\n' % (line[:-2], b",".join(members))
 
 
 def cost_members(cost_nano: tuple[int, int, int]) -> bytes:
-    """What the answers of an item cost: exact, so that lines add up to the job's cost."""
+    """Return the cost of an item's answers, exact, so that lines add up to the job's cost."""
     costs = (sum(cost_nano), *cost_nano)
     return b'"cost":"%b","input_cost":"%b","cached_cost":"%b","output_cost":"%b"' % tuple(
         units_text(nano).encode() for nano in costs
@@ -56,7 +62,7 @@ def cost_members(cost_nano: tuple[int, int, int]) -> bytes:
 
 
 def raw_member(raw: bytes) -> bytes:
-    """What came instead of an answer that can be used: JSON as it is, anything else as a string."""
+    """Return what came instead of a usable answer, as a string."""
     text = raw.decode("utf-8", "replace")
     if raw.startswith(b'"'):
         with suppress(msgspec.DecodeError):
@@ -65,7 +71,7 @@ def raw_member(raw: bytes) -> bytes:
 
 
 def tries_member(tries: tuple[AnswerTry, ...]) -> bytes:
-    """Every answer that was paid for, in order: its model, what it took and cost, and what is wrong with it."""
+    """Return every answer that was paid for, in order: its model, its usage and cost, and its problem."""
     shown = [
         {
             "model": one.model,
@@ -79,17 +85,17 @@ def tries_member(tries: tuple[AnswerTry, ...]) -> bytes:
 
 
 def never_ran_line(job_id: str, number: int, custom_id: bytes, outcome: Outcome) -> bytes:
-    """An item that was not executed before its job ended."""
+    """Return the line of an item that was not executed before its job ended."""
     return error_line(job_id, number, custom_id, *NEVER_RAN[outcome])
 
 
 def refused_body(message: str, code: str, param: str | None) -> bytes:
-    """The body of a request that we refused in the model server's place, in OpenAI's shape."""
+    """Return the body of a request that we refused in the model server's place, in OpenAI's shape."""
     return _encode({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}})
 
 
 def http_error_body(status: int, body: bytes, message: str, code: str) -> bytes:
-    """The body of a refused call: the upstream's own when it is an error object, its words in OpenAI's shape, or ours."""
+    """Return the body of a refused call: the upstream's error object, its text in OpenAI's shape, or our own error."""
     if is_error_of(body, anthropic=False) or is_error_of(body, anthropic=True):
         return body.replace(b"\r", b" ").replace(b"\n", b" ")
     if says_why(body):

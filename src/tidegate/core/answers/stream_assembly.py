@@ -1,7 +1,7 @@
-"""The whole answer that a stream of events says, in the shape that the same call would have had without `stream`; and back again.
+"""Build the whole answer from a stream of events, in the shape that the same call would have had without `stream`.
 
-What guardrails judge must be all that a client would read, so nothing is passed over: a field that is new to us is put together like the
-others, and an event that is new is kept beside the answer, under `events`. Bytes that cannot be followed are refused. Nothing here judges.
+Guardrails must judge all that a client would read, so nothing is skipped: a field that is new to us is joined like the others, and a
+new event is kept beside the answer, under `events`. Bytes that cannot be followed are refused. This module does not judge.
 """
 
 from collections.abc import Iterator
@@ -13,21 +13,24 @@ from tidegate.core.translate.sse import EventReader, SseEvent, StreamBroken
 
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
-# Sent in every chunk or once, never in parts. Padding that hides a chunk's length means nothing.
+# Fields sent whole, in every chunk or once. Padding only hides a chunk's length and means nothing.
 _SENT_WHOLE = frozenset(("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage"))
 _NAMES = frozenset(("role", "type", "id", "finish_reason", "stop_reason", "index"))
 _PADDING = "obfuscation"
-# What a server says about the parts of a response, and never the model itself.
+# Fields that the server writes about the parts of a response, and never the model.
 _OF_SERVER = frozenset(("type", "id", "item_id", "object", "status", "role", "model", _PADDING))
 _LAST_RESPONSES = frozenset(("response.completed", "response.incomplete", "response.failed"))
 
 
 class _Text(list[str]):
-    """A text in its parts: thousands of them are put together once."""
+    """A text in parts, of which there may be thousands; they are joined once."""
 
 
 class WholeAnswer:
-    """Feed it the bytes of a stream; `end_stream` gives the answer. Raises StreamBroken where they are no stream that can be followed."""
+    """The answer of a stream.
+
+    Feed it the bytes; `end_stream` returns the answer. Raises StreamBroken for an unreadable stream.
+    """
 
     def __init__(self, endpoint: str, event_bytes_max: int) -> None:
         self._reader = EventReader(event_bytes_max)
@@ -38,7 +41,7 @@ class WholeAnswer:
         self._listed: dict[str, dict[int, dict[str, Any]]] = {"choices": {}, "content": {}}
         self._deltas: dict[tuple[object, ...], _Text] = {}
         self._others: list[Any] = []
-        # Texts of other events of a response, in order: most of them come again in its last event.
+        # Texts of other events of a response, in order: most of them are repeated in its last event.
         self._event_texts: dict[str, None] = {}
         self._list = "content" if endpoint == MESSAGES else "choices" if endpoint != RESPONSES else ""
 
@@ -47,7 +50,7 @@ class WholeAnswer:
             self._take(event)
 
     def end_stream(self) -> bytes:
-        """The answer, as JSON. An event without its end counts too: some clients read it."""
+        """Return the answer as JSON. An event without its end counts too, because some clients read it."""
         self.feed(b"\n\n")
         try:
             return self._put_together()
@@ -82,7 +85,7 @@ class WholeAnswer:
             raise _too_deep() from None
 
     def _add_chunk(self, chunk: dict[str, Any]) -> None:
-        """Chat completions and completions: each chunk has a little more of each choice."""
+        """Add a chunk of chat completions or completions, which has a part of each choice."""
         choices = chunk.pop("choices", None)
         for choice in choices if isinstance(choices, list) else () if choices is None else (choices,):
             if not isinstance(choice, dict) or type(choice.get("index", 0)) is not int:
@@ -103,7 +106,7 @@ class WholeAnswer:
             _merge(self._whole, chunk)
 
     def _add_message_event(self, event: dict[str, Any]) -> None:
-        """Anthropic's messages: blocks are begun, go on and end."""
+        """Add an event of Anthropic's messages, where blocks begin, go on and end."""
         kind = event.get("type")
         blocks, index = self._listed["content"], event.get("index")
         block, delta = event.get("content_block"), event.get("delta")
@@ -129,7 +132,10 @@ class WholeAnswer:
             self._others.append(event)
 
     def _add_response_event(self, event: dict[str, Any]) -> None:
-        """Responses: the last event has all of it; parts that it does not repeat are kept beside it."""
+        """Add an event of responses.
+
+        The last event has the whole answer; parts that it does not repeat are kept beside it.
+        """
         kind, response = event.get("type"), event.get("response")
         if kind in _LAST_RESPONSES and isinstance(response, dict):
             self._whole = response
@@ -169,7 +175,7 @@ def _merge(whole: dict[str, Any], more: dict[str, Any]) -> None:
                 before = whole[name] = [] if before is None else [before]
             _merge_list(before, value)
         elif isinstance(before, list | dict):
-            # A number where there was a text or more: both are kept.
+            # A number after a text or more: keep both.
             whole[name] = [before, value]
         else:
             whole[name] = value
@@ -201,7 +207,7 @@ def _joined(value: Any) -> Any:
 
 
 def _input(value: Any) -> Any:
-    """What a tool is called with comes as parts of a JSON text, and is an object in the answer."""
+    """Return a tool's input: its parts are a JSON text, and the answer has an object."""
     text = _joined(value)
     if not isinstance(value, _Text):
         return text

@@ -1,7 +1,7 @@
-"""Ask a stream of OpenAI's chunks for its usage, and take the chunk that says it out again where the caller did not ask for it.
+"""Ask a stream of OpenAI's chunks for its usage, and remove the usage chunk again where the caller did not ask for it.
 
-The caller's other bytes stay as they are, in the request and in the answer. Only chunks without a choice are taken out: an engine that
-says usage beside the text did so before it was asked.
+The caller's other bytes stay as they are, in the request and in the answer. Only chunks without a choice are removed: an engine that
+reports usage beside the text did so before it was asked.
 """
 
 import re
@@ -14,17 +14,17 @@ EVENT_BYTES_MAX = 1 << 20
 
 _ASKING = b'"stream_options":{"include_usage":true}'
 _NAME = b'"stream_options"'
-# No ordinary client escapes a plain letter, but the name may be hidden that way.
+# No ordinary client escapes a plain letter, but an escape could hide the name.
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-# Many servers that were asked say `"usage": null` in each of the other chunks.
+# When asked, many servers write `"usage": null` in each of the other chunks.
 _USAGE = re.compile(rb'"usage"(?!\s*:\s*null)')
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def asking_for_usage(body: bytes) -> bytes | None:
-    """Return the request with `include_usage`; None where it asks already, or says something that no engine takes."""
+    """Return the request with `include_usage`; None where it asks already, or has options that no engine takes."""
     start = body.find(b"{") + 1
     if _NAME not in body and start and not _ESCAPED_LETTER.search(body):
         rest = body[start:]
@@ -64,7 +64,7 @@ _chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 class UsageChunkFilter:
-    """Feed it a stream's bytes; it returns them without the chunks that only say usage. An event leaves when it is whole."""
+    """Removes the chunks that only report usage from a stream. Feed it bytes; it passes events on when they are whole."""
 
     __slots__ = ("_held",)
 
@@ -75,13 +75,13 @@ class UsageChunkFilter:
         data = self._held + chunk if self._held else chunk
         end = len(data) if data.endswith(b"\n\n") else _end_of_last_event(data, len(data))
         if not end and len(data) > EVENT_BYTES_MAX:
-            # No engine says usage in an event of this size.
+            # No engine reports usage in an event of this size.
             end = len(data)
         whole, self._held = data[:end], data[end:]
         return _without_usage_chunks(whole)
 
     def end_stream(self) -> bytes:
-        """Return what was held back of an event without its end."""
+        """Return the held part of an event without its end."""
         held, self._held = self._held, b""
         return _without_usage_chunks(held)
 
@@ -92,7 +92,7 @@ def _end_of_last_event(data: bytes, before: int) -> int:
 
 
 def _without_usage_chunks(data: bytes) -> bytes:
-    """Return these events without those that only say usage; only events that name it are looked at."""
+    """Return these events without those that only report usage; only events that name it are looked at."""
     found = _USAGE.search(data)
     if found is None:
         return data

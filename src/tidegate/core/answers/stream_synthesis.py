@@ -1,8 +1,6 @@
-"""Write a whole answer as a stream in one part: for an answer that a rule has changed after it came
-as a stream.
+"""Write a whole answer as a stream in one part, after a rule has changed an answer that came as a stream.
 
-Chat completions, completions and Anthropic's messages can be written so; for any other the result
-is None.
+This works for chat completions, completions and Anthropic's messages; for any other the result is None.
 """
 
 from typing import Any
@@ -13,12 +11,12 @@ MESSAGES = "/v1/messages"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _DONE = b"data: [DONE]\n\n"
-# Blocks that hold a text under their own kind's name, and which kind of delta says it.
+# Blocks that hold a text under the name of their kind, and the kind of delta for it.
 _DELTA_OF = {"text": "text_delta", "thinking": "thinking_delta"}
 
 
 def stream_of(endpoint: str, body: bytes) -> bytes | None:
-    """The events that say this answer; None when there is no way to say it so."""
+    """Return the events that make up this answer; None when it cannot be written as a stream."""
     try:
         answer = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -35,7 +35,7 @@ class _StreamChoice(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """The parts of an event that say usage or bring text, in every dialect."""
+    """The parts of an event that report usage or bring text, in every dialect."""
 
     usage: ReportedUsage | None = None
     response: _Inner | None = None
@@ -47,7 +47,7 @@ class _Event(msgspec.Struct):
 
 
 class _Loose(msgspec.Struct):
-    """The second look at an event whose numbers could not all be read: it still brings text, and other numbers."""
+    """An event with numbers that could not be read: its text and its other numbers still count."""
 
     choices: Any = None
     delta: Any = None
@@ -63,11 +63,11 @@ _decode_loose = msgspec.json.Decoder(_Loose).decode
 
 
 class UsageReader:
-    """`usage` is None until the stream reports it; `uncounted_bytes` is the text since it last
-    reported its output.
+    """The usage of one stream.
 
-    Both are right once `end_stream` was called. Until then only a few bytes are kept: the text of a stream
-    that reports its usage at its end need not be read.
+    `usage` is None until the stream reports it; `uncounted_bytes` is the text since it last reported its
+    output. Both are right once `end_stream` was called. Until then only a few bytes are kept: the text of
+    a stream that reports its usage at its end need not be read.
     """
 
     __slots__ = ("_dropped", "_kept", "_kept_bytes", "uncounted_bytes", "usage")
@@ -86,7 +86,7 @@ class UsageReader:
             self._read_kept()
 
     def end_stream(self) -> None:
-        """Read all that came, with a last line that has no line end."""
+        """Read all that is left, including a last line without a line end."""
         self._kept.append(b"\n")
         self._read_kept()
 
@@ -101,7 +101,7 @@ class UsageReader:
             self._dropped = True
             rest = b""
         self._kept = [rest]
-        # A line that is not whole yet is looked at again only when as much has come again.
+        # An incomplete line is looked at again only after as much more has come.
         self._kept_bytes = 0
 
     def _end_dropped_line(self, data: bytes) -> int:
@@ -140,7 +140,7 @@ class UsageReader:
                 self._read_event(data)
 
     def _read_event(self, data: bytes) -> bool:
-        """Note what an event says; True when its usage counts all the text that came before."""
+        """Note the usage and the text of an event; return whether its usage counts all the text that came before."""
         try:
             event = _decode(data)
         except msgspec.ValidationError:
@@ -164,7 +164,7 @@ class UsageReader:
         try:
             event = _decode_loose(data)
         except msgspec.MsgspecError:
-            # It is JSON, but no object.
+            # The event is JSON, but no object.
             self.uncounted_bytes += len(data)
             return False
         delta = None if event.type == _LAST else event.delta
@@ -180,12 +180,15 @@ class UsageReader:
         return counts_all
 
     def _note_usage(self, new: Usage, *, is_last: bool) -> bool:
-        """Anthropic counts an answer's first token before there is any text; what its last event counts may be no more than that."""
+        """Note a usage; return whether it counts all the text that came before.
+
+        Anthropic counts an answer's first token before there is any text, and its last event may count no more than that.
+        """
         old = self.usage or Usage()
         counts_all = new.output_tokens > old.output_tokens or (is_last and new.output_tokens > 0)
         if counts_all:
             self.uncounted_bytes = 0
-        # Each count is cumulative, and one that is not repeated stands as it was.
+        # Each count is cumulative; one that is not repeated keeps its value.
         self.usage = Usage(
             max(new.input_tokens, old.input_tokens),
             max(new.cached_tokens, old.cached_tokens),
