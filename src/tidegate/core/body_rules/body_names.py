@@ -1,7 +1,7 @@
-"""Names in a request's body that decide whether its caller may say them, by what they do at a server.
+"""Names in a request's body that a caller may or may not use, sorted by what they do at a server.
 
 They come from the public APIs of OpenAI and Anthropic and from the extra parameters of vLLM, SGLang and gateways. Tables whose name
-ends with `SPELLED` go from a folded name to the API's own spelling.
+ends with `SPELLED` map a folded name to the API's own spelling.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from tidegate.core.deployments import EngineKind
 from tidegate.core.usage.answer_bounds import COUNTS, LEAST_LENGTHS, LENGTHS
 
-# Parameters of the engines that an operator runs, beside OpenAI's. They change the order of the queue, run templates or code, pull
-# caches and tensors from a place that the caller names, choose adapters, or name a request or session of somebody else.
+# Parameters of the engines that an operator runs, beside OpenAI's. They change the order of the queue,
+# run templates or code, pull
+# caches and tensors from a place that the caller names, choose adapters, or name a request or session of another caller.
 _OF_ANY_ENGINE = frozenset(
     {
         "audio_embeds", "chat_template", "image_embeds", "input_embeds", "kv_transfer_params", "priority", "prompt_embeds", "video_embeds",
@@ -34,7 +35,7 @@ ENGINE_FIELDS: Mapping[EngineKind, frozenset[str]] = {
     EngineKind.ANTHROPIC: frozenset(),
     EngineKind.GENERIC: _OF_VLLM | _OF_SGLANG | _OF_GATEWAYS,
 }
-# Names of what a provider keeps, in any place. Those of `_IN_OBJECTS` count where their object has an id.
+# Names of what a provider keeps, anywhere in the body. Those of `_IN_OBJECTS` count only where their object has an id.
 _IN_OBJECTS = frozenset({"audio", "item_reference", "prompt", "voice"})
 PROVIDER_FIELDS = _IN_OBJECTS | {
     "assistant_id", "cached_content", "container", "container_id", "conversation", "conversation_id", "file_id", "file_ids",
@@ -42,14 +43,15 @@ PROVIDER_FIELDS = _IN_OBJECTS | {
 }  # fmt: skip
 KNOWN_FIELDS = frozenset().union(PROVIDER_FIELDS, *ENGINE_FIELDS.values())
 
-# Parameters that we read ourselves: no other spelling of them may reach a server.
+# Parameters that we read ourselves: a server must not get another spelling of them.
 _READ_HERE = frozenset(
     {
         *LENGTHS, *LEAST_LENGTHS, *COUNTS, "background", "input", "instructions", "messages", "model", "prompt", "service_tier", "stream",
         "stream_options", "system", "thinking", "tools",
     }
 )  # fmt: skip
-# These stand in the parts of messages too: tensors, and the name under which a server keeps an image for all callers.
+# Names that also occur in the parts of messages: tensors, and the name under which a server keeps an
+# image for all callers.
 IN_PARTS = frozenset({"audio_embeds", "image_embeds", "input_embeds", "prompt_embeds", "uuid", "video_embeds"})
 _TEMPLATE_NAMES = frozenset({"chat_template", "conversation", "messages", "tokenize", "tools"})
 
@@ -67,7 +69,7 @@ READ_SPELLED = _by_folded(_READ_HERE)
 PROVIDER_SPELLED = _by_folded(PROVIDER_FIELDS - _IN_OBJECTS)
 ENGINE_SPELLED = _by_folded(KNOWN_FIELDS - PROVIDER_FIELDS)
 TEMPLATE_SPELLED = _by_folded(_TEMPLATE_NAMES)
-# In these, names are the caller's own, and no server looks for files or objects there.
+# Under these, the caller chooses the names, and no server looks for files or objects there.
 FREE = frozenset(
     {
         "arguments", "documents", "guidedjson", "inputschema", "jsonschema", "logitbias", "metadata", "outputschema", "parameters",
@@ -85,8 +87,8 @@ MEDIA_KINDS = frozenset(
         "input_video", "media", "url", "video", "video_url",
     }
 )  # fmt: skip
-# They should hold a file's content, and some servers take a URL there.
+# Fields for a file's content, where some servers also take a URL.
 CONTENTS = (MEDIA - {"source"}) | {"audiodata", "data", "filedata", "imagedata", "images", "videodata", "videos"}
-# Servers that are called, not files that are fetched.
+# URLs of servers to call, not of files to fetch.
 NOT_MEDIA = frozenset({"baseurl", "mcpservers", "serverurl"})
 GIVES_WHOLE = {"reasoning": ("content", "encryptedcontent"), "image_generation_call": ("result",)}

@@ -1,12 +1,13 @@
-"""What a caller may not put into a request's body, unless the model's settings allow it.
+"""Refuse what a caller may not put into a request's body, unless the model's settings allow it.
 
 - objects that a provider keeps: their ids are not ours, and behind one provider key they belong to all tenants at once;
 - parameters that steer a server itself, such as the place in its queue, templates that it runs, or where it takes its cache from;
 - files that a server would fetch from elsewhere;
 - names that differ from a parameter's own only in case or dashes: a lenient server could read them instead.
 
-`read_plain` passes most bodies. `field_fault` reads the others as pairs, so that of a name that comes twice both values are seen, and looks
-into everything except JSON schemas, arguments of tools and metadata, where names are the caller's own. It knows no door and no settings.
+`read_plain` passes most bodies. `field_fault` reads the others as pairs, so that both values of a repeated name are seen. It looks into
+everything except JSON schemas, arguments of tools and metadata, where the caller chooses the names. This module knows no door and no
+settings.
 """
 
 import json
@@ -39,14 +40,15 @@ from tidegate.core.json_limits import TOO_MANY, has_too_many_values
 PATH_CHARS_MAX = 200
 # A body with more names than any request needs is refused, so that it cannot keep a process busy.
 NAMES_MAX = 200_000
-# The rules of every name that has none of its own.
+# The key of the rules for every name without rules of its own.
 OTHER = ""
 
 
 class FieldRules(msgspec.Struct, frozen=True):
-    """What binds calls to one name. `refused` are parameters that steer its servers; `allowed` are names that the operator allows.
+    """The rules of calls to one name.
 
-    `media_hosts` are the hosts, in lower case, that its servers may fetch files from.
+    `refused` are parameters that steer its servers; `allowed` are names that the operator allows. `media_hosts` are the
+    hosts, in lower case, that its servers may fetch files from.
     """
 
     refused: frozenset[str] = ENGINE_FIELDS[EngineKind.GENERIC]
@@ -54,7 +56,7 @@ class FieldRules(msgspec.Struct, frozen=True):
     media_hosts: frozenset[str] = frozenset()
 
     def both(self, other: "FieldRules") -> "FieldRules":
-        """Return the rules of a call that may come under either: only what both allow is allowed."""
+        """Return the rules of a call that either of the two may apply to: only what both allow is allowed."""
         hosts = self.media_hosts & other.media_hosts
         for one, two in ((self, other), (other, self)):
             if media_hosts.ANY_HOST in one.media_hosts:
@@ -69,7 +71,7 @@ STRICT = FieldRules()
 
 
 class FieldFault(NamedTuple):
-    """Why a request may not be sent, in words for its author; `param` is where it stands in the body."""
+    """The reason why a request may not be sent, in words for its author; `param` is its place in the body."""
 
     code: str
     message: str
@@ -77,16 +79,16 @@ class FieldFault(NamedTuple):
 
 
 class _FieldPairs(list[tuple[str, Any]]):
-    """An object as its pairs."""
+    """A JSON object as a list of pairs."""
 
 
 def rules_for(rules_of: Mapping[str, FieldRules], name: str) -> FieldRules:
-    """Return what binds calls to this name."""
+    """Return the rules of calls to this name."""
     return rules_of.get(name) or rules_of.get(OTHER, STRICT)
 
 
 def field_fault(body: bytes, rules: FieldRules) -> FieldFault | None:
-    """Return what a body that is not plain says that its caller may not; None when it may be sent."""
+    """Return the first fault of a body that is not plain; None when it may be sent."""
     if has_too_many_values(body):
         return FieldFault("invalid_request", TOO_MANY, "")
     try:
@@ -102,7 +104,7 @@ def field_fault(body: bytes, rules: FieldRules) -> FieldFault | None:
 
 
 class _TooMany(Exception):
-    """The body has more names than are looked at."""
+    """The body has more names than may be looked at."""
 
 
 class _FieldSearch:
@@ -118,7 +120,7 @@ class _FieldSearch:
             name = folded(key)
             if name in READ_SPELLED and key != READ_SPELLED[name]:
                 return _misspelled(_at(path, key), READ_SPELLED[name])
-            # Also when it is null: then the server does not get what the operator says there.
+            # Null is refused too: with it, the server would not get the operator's own value.
             steering = ENGINE_SPELLED.get(name, key)
             if steering in self._rules.refused and steering not in self._rules.allowed:
                 return _steers(_at(path, key), steering)
@@ -145,7 +147,7 @@ class _FieldSearch:
         return None
 
     def _object(self, members: _FieldPairs, path: str, within: str, *, is_top: bool = False) -> FieldFault | None:
-        """Look at one object, which stands under the folded name `within`, and at everything in it."""
+        """Look at one object under the folded name `within`, and at everything in it."""
         self._count += 1 + len(members)
         if self._count > NAMES_MAX:
             raise _TooMany
@@ -161,7 +163,7 @@ class _FieldSearch:
                 # The arguments of a tool's call.
                 continue
             if name == "data" and kinds == {"text"} and within == "source":
-                # A document that is given as a text.
+                # A document given as text.
                 continue
             here = _at(path, key)
             if fault := self._member(name, value, here):
@@ -175,7 +177,7 @@ class _FieldSearch:
     def _member(self, name: str, value: Any, path: str) -> FieldFault | None:
         known = PROVIDER_SPELLED.get(name)
         if known is not None and value not in ("", []) and self._rules.refuses(known):
-            # A container may also be described, and then it is made for this call.
+            # A container may also be described; then it is made for this call.
             is_described = known == "container" and isinstance(value, _FieldPairs) and not _names_container(value)
             if not is_described:
                 return _kept_elsewhere(path, known)
@@ -185,7 +187,7 @@ class _FieldSearch:
         return None
 
     def _media(self, name: str, value: Any, path: str, *, holds_media: bool) -> FieldFault | None:
-        """Look at URLs: under names of URLs, and in the place of a file's content."""
+        """Look for URLs: under names of URLs, and in place of a file's content."""
         is_url = name.endswith(("url", "uri")) and (holds_media or name not in ("url", "uri"))
         if not is_url and name not in CONTENTS:
             return None
@@ -200,7 +202,7 @@ class _FieldSearch:
 
 
 def _referred_to(named: list[tuple[str, Any]], within: str) -> str:
-    """Return the name of what an object only refers to by its id; nothing when it is given whole."""
+    """Return the name of what an object only refers to by its id; empty when the object is given whole."""
     given = {name for name, value in named if value not in (None, "", [])}
     if "id" not in given:
         return ""

@@ -1,4 +1,4 @@
-"""From which hosts the servers of a model may fetch a file that a request names.
+"""The hosts from which a model's servers may fetch a file that a request names.
 
 Nothing is fetched or looked up here: the name in the URL is compared with what the operator wrote. A URL is read by one strict pattern, so
 that no other parser finds another host in it.
@@ -12,8 +12,9 @@ URL_CHARS_MAX = 8_192
 
 # A host, a host with a port, `*.` before a host for all names below it, or `*` for every host.
 _HOSTS = re.compile(r"\*|(?:\*\.)?[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[1-9][0-9]{0,4})?", re.IGNORECASE)
-# The beginning of a URL or of a place on the server's disk. Readers of URLs take away control characters before it, and tabs and line
-# breaks within it.
+# The beginning of a URL or of a place on the server's disk. URL parsers drop control characters before
+# it, and tabs and line
+# breaks inside it.
 _BROKEN_UP = r"[\t\r\n]*+"
 PLACE = (
     rf"[\0-\x20\s]*+(?:[A-Za-z][A-Za-z0-9+.\t\r\n-]*+:{_BROKEN_UP}/{_BROKEN_UP}/"

@@ -1,9 +1,9 @@
-"""The quick look at a request's body: one typed decode that tells whether it is plain.
+"""A quick look at a request's body: one typed decode shows whether it is plain.
 
-A plain body has only well-known parameters, spelled as the APIs spell them, and for prompts only texts and files that it holds itself. It
-cannot name an object that a provider keeps, a file that lies elsewhere, or a parameter that a caller may not set. Most bodies are plain.
-Every other body is read again, slowly, by `caller_fields`, which decides whether it may pass. Because this look decodes JSON, a name that
-is written with escapes is read like any other, and a name that comes twice is checked each time.
+A plain body has only well-known parameters, spelled as the APIs spell them, and its prompts have only texts and files that the body
+itself holds. It cannot name an object that a provider keeps, a file elsewhere, or a parameter that a caller may not set. Most bodies are
+plain. Every other body is read again, slowly, by `caller_fields`, which decides whether it may pass. This look decodes JSON, so a name
+written with escapes is read like any other, and a repeated name is checked each time.
 """
 
 from typing import Annotated, cast
@@ -15,7 +15,7 @@ from tidegate.core.body_rules.media_hosts import PLACE
 
 NOTHING = Raw(b"")
 
-# Parameters whose values no server takes for a file, an object or a template, however deep they are nested.
+# Parameters whose values no server takes for a file, an object or a template, however deeply they are nested.
 HARMLESS = frozenset({
     "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "best_of", "cache_control", "cache_salt",
     "continue_final_message", "dimensions", "documents", "echo", "ebnf", "encoding_format", "frequency_penalty", "function_call",
@@ -31,19 +31,19 @@ HARMLESS = frozenset({
 
 
 _DataUrl = Annotated[str, Meta(pattern=r"^data:")]
-# Anything but a URL or a place on the server's disk.
+# Any text but a URL or a place on the server's disk.
 _Content = Annotated[str, Meta(pattern=rf"^(?!{PLACE})")]
 
 
 class _InlineImage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """An image that is given itself."""
+    """An image whose bytes are in the body."""
 
     url: _DataUrl | None = None
     detail: Raw = NOTHING
 
 
 class _InlineFile(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A file that is given itself."""
+    """A file whose bytes are in the body."""
 
     type: Raw = NOTHING
     media_type: Raw = NOTHING
@@ -54,7 +54,7 @@ class _InlineFile(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _PlainPart(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A part of a message that holds a text, a file itself, a call of a tool or its result."""
+    """A part of a message: a text, an inline file, a call of a tool or its result."""
 
     type: Raw = NOTHING
     text: Raw = NOTHING
@@ -75,7 +75,7 @@ class _PlainPart(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _TemplateSwitches(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """Arguments of a server's own chat template that switch something."""
+    """Arguments of a server's own chat template that are only switches."""
 
     enable_thinking: Raw = NOTHING
     thinking: Raw = NOTHING
@@ -106,7 +106,7 @@ class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _FunctionTool(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A function of the caller's own."""
+    """A function that the caller runs."""
 
     type: Raw = NOTHING
     function: Raw = NOTHING
@@ -119,7 +119,7 @@ class _FunctionTool(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class PlainBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What the doors read of a plain body, and what is looked at in it. The type of each value is checked each time that its name comes."""
+    """The parts of a plain body that the doors read or check. A repeated name has the type of each of its values checked."""
 
     model: str | msgspec.UnsetType = msgspec.UNSET
     stream: bool | None = None
@@ -140,7 +140,7 @@ _decode = msgspec.json.Decoder(cast("type[PlainBody]", _Whole)).decode
 
 
 def read_plain(body: bytes) -> PlainBody | None:
-    """Return what a plain body says; None when it is not plain, or no JSON object."""
+    """Return the parts of a plain body; None when the body is not plain, or no JSON object."""
     try:
         return _decode(body)
     except (ValueError, RecursionError):
