@@ -1,1 +1,1 @@
-"""Rules of what may be sent and handed on: keys, guardrails, patterns, schemas."""
+"""Rules of what may be sent and passed on: keys, guardrails, patterns, schemas."""

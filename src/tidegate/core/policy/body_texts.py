@@ -1,9 +1,9 @@
-"""Everything that a request or an answer says, for guardrails that look for patterns in it; and what of it cannot be looked at.
+"""Collect the texts of a request or an answer, for guardrails that look for patterns in them; and say what cannot be looked at.
 
-Looked at are all strings, names of fields that the APIs do not have, long numbers, texts within `data:` URLs and Base64 files, and texts
+Looked at are all strings, names of fields that the APIs do not have, long numbers, texts inside `data:` URLs and Base64 files, and texts
 that only come together when parts of one list are read after one another. Not looked at are the APIs' own words, each a fixed one, so
-that nothing can hide there. What cannot be looked at is named: images and other files, what lies elsewhere, token ids, fields that are
-named twice. `readings` are the forms in which one text may be read. Nothing here knows a pattern.
+that nothing can hide there. Parts that cannot be looked at are named: images and other files, content that lies elsewhere, token ids,
+fields that are named twice. `readings` are the forms in which one text may be read. This module knows no pattern.
 """
 
 import binascii
@@ -20,16 +20,18 @@ from tidegate.core.api_words import FIELDS, KINDS, NUMBERED, WORDS
 from tidegate.core.json_limits import has_too_many_values
 
 UNESCAPED_TIMES_MAX = 4
-# One piece at a time: what Python does with a text at once, it does without letting others run.
+# Work on one piece at a time: while Python processes a long text, no other thread runs.
 STRIPPED_CHARS = 16_384
-# Marks on one letter are put in order in a time that grows with the square of their number, so these pieces are short.
+# Putting the marks of one letter in order takes time that grows with the square of their number, so these
+# pieces are short.
 NORMALIZED_CHARS = 256
 # A letter with more marks than this may be cut (Unicode's own bound, UAX #15).
 MARKS_MAX = 30
 DIGITS_MIN = 5
-# How often all of a body may come again in joined texts, two times for each list within a list; no API needs more than six.
+# How often the whole body may be repeated in joined texts, two times for each list within a list; no API
+# needs more than six.
 JOINED_TIMES_MAX = 8
-# The letters of a file that is no text say nothing; a short one might be a text that only claims to be a file.
+# The letters of a file without text mean nothing; a short file might be a text that only claims to be a file.
 FILE_CHARS_MIN = 512
 
 _KEY = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*+:)?', re.DOTALL)
@@ -37,7 +39,7 @@ _KEY_END = re.compile(rb'"\s*+:')
 _ESCAPE = re.compile(
     r"\\(?:u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|([\"\\/bfnrt]))"
 )
-# An escape behind any number of backslashes: JSON within JSON, many times over.
+# An escape after any number of backslashes: JSON within JSON, many times over.
 _DEEP_ESCAPE = re.compile(r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))")
 _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]{16,}=*\s*")
@@ -48,7 +50,7 @@ _INVISIBLE = re.compile(
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e001f\U000e007f-\U000e0fff]"
 )
 _CONTROLS = dict.fromkeys((*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F))
-# Letters that show nothing and that models read all the same.
+# Letters that are invisible, but that models read.
 _TAGS = {0xE0000 + code: code for code in range(0x20, 0x7F)}
 _TEXT_TYPE = re.compile(r"text/|application/(?:[\w.+-]*(?:json|xml|yaml|javascript|csv|x-ndjson|jsonl))")
 _PLAIN_CHARSETS = frozenset(("", "utf-8", "utf8", "us-ascii", "ascii"))
@@ -58,41 +60,41 @@ _FILES = frozenset(
 _ELSEWHERE = frozenset(("image_url", "audio_url", "video_url", "file_url"))
 _STORED = frozenset(("file_id", "file_ids", "previous_response_id", "conversation", "vector_store_ids"))
 _TOKENS = frozenset(("prompt", "input", "inputs", "prompt_token_ids", "input_ids", "token_ids", "tokens", "prompts"))
-# Of texts that are compared; elsewhere a caller may use these names for lists of numbers.
+# Fields of texts that are compared; elsewhere a caller may use these names for lists of numbers.
 _COMPARED = frozenset(("query", "queries", "items", "documents", "text_1", "text_2", "data_1", "data_2"))
 _JOINED = frozenset(
     ("content", "system", "input", "messages", "output", "outputs", "parts", "summary", "tokens", "instructions")
 ) | {"reasoning_details", "segments", "words"}
 _SPECIAL = _FILES | _ELSEWHERE | _STORED
-# What may stand before a `data:` URL, or its first letter: readers of URLs take away spaces and control characters.
+# What may precede a `data:` URL, or its first letter: URL parsers drop spaces and control characters.
 _BEFORE_DATA = frozenset((*"dD\x85\xa0\u2028\u2029\u3000", *map(chr, range(0x21)), ""))
-# Objects whose fields a caller or a model names.
+# Objects whose field names a caller or a model chooses.
 _FREE = frozenset(("input", "arguments", "metadata", "output", "default", "examples", "const", "enum"))
 _ONLY_FILES = frozenset(("file_data", "b64_json", "prompt_embeds", "input_embeds"))
 _NUMBERS = frozenset((int, float))
 _INEXACT = 1e15
 _LONG_NUMBER = re.compile(rb"\d{15,}")
-# Readers of URLs also take away tabs and line breaks within them.
+# URL parsers also drop tabs and line breaks inside a URL.
 _DATA_URL = re.compile(r"[\0-\x20\s]*+d[\t\r\n]*+a[\t\r\n]*+t[\t\r\n]*+a[\t\r\n]*+:([^,]*+),", re.IGNORECASE)
 _BROKEN_UP = re.compile(r"[\t\r\n]")
 # A sentence may begin with `Data:` too.
 _DATA_HEAD = re.compile(r"[\w.+-]*(?:/[\w.+*-]+)?\s*(?:;[^,;\s]*\s*)*|[^,]*;\s*base64\s*", re.IGNORECASE)
-# Files that look like text and are written in a code of their own.
+# Files that look like text but have an encoding of their own.
 _CODED_FILE = re.compile(r"%PDF-|%!PS|\{\\rtf")
 _CODED_FILE_WITHIN = 1_024
 _RARE_TEXT_NAMES = ("summary", "value", "word", "logs")
 _TEXT_NAMES = ("text", "content", "token", "thinking", "refusal", "input_text", "output", "source", *_RARE_TEXT_NAMES)
-# A document that is given as a text has it here.
+# The fields that may hold the text of a document.
 _TEXT_DATA = ("data", *_TEXT_NAMES)
 _RIVALS = frozenset(_TEXT_DATA)
-# Servers take both for the operator's words.
+# Servers take both roles for the operator's words.
 _SAME_ROLES = {"developer": "system"}
-# What a model server says about its answer, and never the model itself.
+# Fields that the model server writes about its answer, and never the model.
 OF_ANSWER = frozenset(("id", "object", "created", "created_at", "model", "system_fingerprint", "usage", "service_tier"))
 
 
 class BodyTexts:
-    """`texts` are what can be looked at, and `unseen` says what could not be, or nothing."""
+    """The texts of a body that can be looked at; `unseen` says what could not be, and is empty when all could."""
 
     __slots__ = ("_body", "_is_answer", "_joined_chars", "_keys", "_rivals", "texts", "unseen")
 
@@ -103,7 +105,7 @@ class BodyTexts:
         self._is_answer = is_answer
         self._keys = 0
         self._joined_chars = 0
-        # Names of texts that stand beside one another in one part: which of them a server reads is not known.
+        # Names of texts beside one another in one part: it is unknown which of them a server reads.
         self._rivals: set[str] = set()
         if has_too_many_values(body):
             self.texts.append(body.decode("utf-8", "replace"))
@@ -119,7 +121,7 @@ class BodyTexts:
             self.texts.append(body.decode("utf-8", "replace"))
             self.unseen = "it is not JSON, or nested too deeply"
             return
-        # A text may have the end of a name in it too: only then all names are read.
+        # A text may contain the end of a name too: only then all names are read.
         if len(_KEY_END.findall(body)) > self._keys and sum(map(bool, _KEY.findall(body))) > self._keys:
             self.unseen = self.unseen or "a field is named twice"
             self.texts += [_plain(token) for token in re.findall(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', body)]
@@ -134,7 +136,7 @@ class BodyTexts:
         self._object("", looked_at, is_free=False)
 
     def _object(self, name: str, value: dict[str, Any], *, is_free: bool) -> None:
-        """Look at an object. One that is free has fields of a caller's or a model's own making, whatever their names are."""
+        """Look at an object. In a free one, a caller or a model chose the fields, whatever their names are."""
         self._keys += len(value)
         if not value.keys() <= FIELDS:
             self.texts += value.keys() - FIELDS
@@ -174,7 +176,7 @@ class BodyTexts:
                 self._list(name, one, is_free=is_free)
             elif (kind is int or kind is float) and (is_free or name not in NUMBERED):
                 self._number(one)
-        # Texts to be embedded are read each alone.
+        # Texts to be embedded are read one by one.
         if name in _JOINED and len(value) > 1 and (name != "input" or dict in map(type, value)):
             self._join(value)
 
@@ -182,11 +184,11 @@ class BodyTexts:
         if len(number := str(value)) >= DIGITS_MIN:
             self.texts.append(number)
         if type(value) is float and abs(value) >= _INEXACT:
-            # Such a number was rounded when it was read.
+            # The float was rounded when it was read, so take the digits from the body.
             self.texts += [token.decode() for token in _LONG_NUMBER.findall(self._body)]
 
     def _join(self, parts: list[Any]) -> None:
-        """Texts that are read after one another: neighbours of one list, as far as they have one role."""
+        """Add texts that are read one after another: neighbours of one list that share a role."""
         roles = list(map(_role_of, parts))
         begin = 0
         for end in range(1, len(parts) + 1):
@@ -226,7 +228,7 @@ class BodyTexts:
             self.unseen = self.unseen or "it refers to a file elsewhere"
 
     def _data_url(self, head: str, payload: str) -> bool:
-        """Look at what a URL holds itself; return whether that is no text."""
+        """Look at what a URL itself holds; return whether that is no text."""
         kind, *more = [part.strip().lower() for part in head.split(";")]
         charset = next((part[8:].strip('"') for part in more if part.startswith("charset=")), "")
         payload = urllib.parse.unquote(payload)
@@ -259,7 +261,9 @@ def is_api_word(name: str, text: str, *, is_answer: bool) -> bool:
 
 
 def readings(text: str) -> Iterator[str]:
-    """This text as it stands, and in the other forms in which it may be read: without escapes, and with letters in their plain shape."""
+    """Yield this text, and the other forms in which it may be read: without escapes, and with letters in
+    their plain shape.
+    """
     yield text
     plain = text
     if "\\" in text:
@@ -278,14 +282,14 @@ def readings(text: str) -> Iterator[str]:
 
 
 def _shaped(text: str) -> str:
-    """The text with compatible letters as plain ones (NFKC) and without characters that show nothing."""
+    """Return the text with compatible letters as plain ones (NFKC) and without invisible characters."""
     chunks = (text[at : at + STRIPPED_CHARS] for at in range(0, len(text), STRIPPED_CHARS))
     shown = "".join(_INVISIBLE.sub("", one.translate(_TAGS)) for one in chunks)
     return "".join(unicodedata.normalize("NFKC", one) for one in _pieces(shown))
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces that can be normalized each alone: none begins with what belongs to the character before it."""
+    """Yield the text in pieces that can be normalized alone: none begins with a part of the character before it."""
     begin = 0
     while begin < len(text):
         end = begin + NORMALIZED_CHARS
@@ -296,7 +300,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _goes_on(before: str, letter: str) -> bool:
-    """Return whether this letter changes the two before it, of which a syllable of Hangul may be made."""
+    """Return whether this letter changes the two before it, as in a syllable of Hangul."""
     if letter.isascii():
         return False
     plain = unicodedata.normalize("NFKC", letter)
@@ -316,7 +320,7 @@ def _decoded(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        # Half a character, or a number that is no number of 64 bits: a patient reader may still take it.
+        # Half a character, or a number outside 64 bits: a lenient reader may still accept it.
         return json.loads(body.decode("utf-8", "replace"))
 
 
@@ -325,16 +329,16 @@ def _plain(token: bytes) -> str:
 
 
 def _is_data_head(name: str, head: str) -> bool:
-    """Return whether what stands between `data:` and the first comma makes a URL of a text in this field."""
+    """Return whether the text between `data:` and the first comma makes this field's text a URL."""
     return name in _FILES or name in _ELSEWHERE or _DATA_HEAD.fullmatch(head) is not None
 
 
 def _is_file(name: str, text: str, beside: dict[str, Any], *, is_free: bool) -> bool:
-    """Return whether a server may take a text for a file in Base64. Readers of Base64 skip what is no letter of it."""
+    """Return whether a server may take a text for a file in Base64. Readers of Base64 skip all other characters."""
     if beside.get("type") == "base64":
         return True
     if name == "data" and beside.get("type") == "text" and "format" not in beside and "filename" not in beside:
-        # A document that is given as a text.
+        # A document given as a text.
         return False
     if not is_free and (name in _ONLY_FILES or _is_declared(beside)):
         return True
@@ -349,7 +353,7 @@ def _is_declared(beside: dict[str, Any]) -> bool:
 
 
 def _text_of(part: Any, first: str = "") -> str:
-    """Return what a part says: under this name, or under the first other one that has a text."""
+    """Return the text of a part: under this name, or under the first other name that has one."""
     if isinstance(part, str):
         return part
     if isinstance(part, list):
@@ -372,7 +376,7 @@ def _has_tokens(value: list[Any]) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    """Return whether a server may take a number for a token: it may take 42.0 for one, too."""
+    """Return whether a server may take a number for a token, also one like 42.0."""
     return type(value) is int or (type(value) is float and value.is_integer())
 
 

@@ -1,12 +1,12 @@
-"""The guardrails that come with the house: how long, which words, which shape. Each judges a body and passes, changes or refuses it.
+"""The built-in guardrails: length, patterns and shape. Each judges a body and passes, changes or refuses it.
 
     Length      bytes and estimated tokens of a prompt, bytes of an answer
     Patterns    an operator's regular expressions: what is found is refused (deny) or replaced (redact)
     AnswerShape the text of an answer is JSON that fits a schema
 
-Patterns look at everything that a body says (`body_texts.py`). What cannot be looked at is refused, unless the operator lets it pass, and
-so is a text longer than the bound. Bodies are changed in place: every byte around a replaced text stays as it was, and what is still found
-after that is refused. Own guardrails are anything with these two methods; who loads them is not this module's affair.
+Patterns look at all texts of a body (`body_texts.py`). A body with a part that cannot be looked at is refused, unless the operator lets it
+pass, and so is one with a text longer than the bound. Bodies are changed in place: every byte around a replaced text stays as it was, and a
+body with a match left after that is refused. An operator's own guardrail is anything with these two methods; this module does not load it.
 """
 
 import re
@@ -24,17 +24,19 @@ from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.wording import in_words
 
 TEXT_CHARS_MAX = 1_000_000
-# What can be looked through at once: a few milliseconds at the worst, by the bytes and by the bytes times the weight of the patterns.
+# The most that is looked through at once, a few milliseconds at worst: in bytes, and in bytes times the
+# weight of the patterns.
 QUICK_BYTES_MAX = 16_000
 QUICK_WORK_MAX = 1_000_000
-# A string token of JSON, and whether a colon behind it makes it a key. The repeats are possessive: there is nothing to take back.
+# A string token of JSON, and the colon after it that makes it a key. The repeats are possessive: they
+# need no backtracking.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*+:\s*+)?', re.DOTALL)
 _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.encode
 
 
 class GuardrailCode(StrEnum):
-    """Why a body was refused, as the item's error line and the metrics say it."""
+    """The reasons why a body was refused, for the item's error line and the metrics."""
 
     LENGTH = "guardrail_length"
     PATTERN = "guardrail_pattern"
@@ -44,17 +46,17 @@ class GuardrailCode(StrEnum):
 
 
 class Pass(msgspec.Struct, frozen=True, gc=False):
-    """Goes on as it is."""
+    """The body goes on unchanged."""
 
 
 class Transformed(msgspec.Struct, frozen=True, gc=False):
-    """Goes on as this body instead."""
+    """The body is replaced by this one."""
 
     body: bytes
 
 
 class GuardrailRefusal(msgspec.Struct, frozen=True, gc=False):
-    """Does not go on. A refusal is final: the same body would be refused again. Own guardrails have codes of their own."""
+    """The body is refused. That is final: it would be refused again. Own guardrails have codes of their own."""
 
     code: str
     message: str
@@ -65,17 +67,17 @@ PASS = Pass()
 
 
 class Guardrail(Protocol):
-    """What judges bodies. Both methods are pure, and quick: they run for every item."""
+    """A judge of bodies. Both methods are pure and quick, because they run for every item."""
 
     def check_prompt(self, body: bytes) -> Verdict:
-        """Before a request is sent."""
+        """Judge a request before it is sent."""
 
     def check_answer(self, body: bytes) -> Verdict:
-        """Before an answer is recorded or handed on."""
+        """Judge an answer before it is recorded or passed on."""
 
 
 class Length(msgspec.Struct, frozen=True):
-    """Bounds of a prompt and of an answer; 0 lifts one. Tokens are the estimate that everything else goes by."""
+    """Bounds of a prompt and of an answer; 0 lifts one. Tokens are estimated as everywhere else."""
 
     prompt_bytes_max: int = 0
     prompt_tokens_max: int = 0
@@ -111,14 +113,14 @@ class Action(StrEnum):
 
 
 class Unseen(StrEnum):
-    """What becomes of a body of which a part cannot be looked at."""
+    """What to do with a body of which a part cannot be looked at."""
 
     REFUSE = "refuse"
     PASS = "pass"
 
 
 class Patterns:
-    """Regular expressions over all that prompts, answers or both say. `replacement` is literal: it refers to no group."""
+    """Regular expressions over all texts of prompts and answers. `replacement` is literal: it refers to no group."""
 
     def __init__(
         self,
@@ -188,7 +190,7 @@ class Patterns:
         return None
 
     def _redacted(self, body: bytes, *, is_answer: bool) -> bytes:
-        """The body with what the patterns find in its values replaced."""
+        """Return the body with every match in its values replaced."""
         chunks: list[bytes] = []
         done = 0
         for start, end, name, text in _values(body):
@@ -202,7 +204,7 @@ class Patterns:
 
 
 def _values(body: bytes) -> Iterator[tuple[int, int, str, str]]:
-    """Each string value of a JSON body: where its token lies, the field that it is of, and what it says."""
+    """Yield each string value of a JSON body: where its token begins and ends, its field, and its text."""
     key, key_end = "", 0
     for found in _TOKEN.finditer(body):
         if found[1] is not None:
@@ -211,14 +213,14 @@ def _values(body: bytes) -> Iterator[tuple[int, int, str, str]]:
         try:
             text = _decode_text(found[0])
         except (msgspec.MsgspecError, UnicodeError):
-            # Half a character: the text is looked at as it was written.
+            # Half a character: look at the text as it was written.
             text = found[0][1:-1].decode("utf-8", "replace")
         # A string that follows no key is an element of a list, and the last key says nothing about it.
         yield found.start(), found.end(), key if found.start() == key_end else "", text
 
 
 class AnswerShape:
-    """The text of every choice of an answer is JSON that fits this schema. An answer that only calls tools has no text to judge."""
+    """The rule that the text of every choice is JSON that fits this schema; an answer that only calls tools has no text."""
 
     def __init__(self, name: str, schema: Any) -> None:
         self._name = name

@@ -1,8 +1,8 @@
-"""Regular expressions that an operator writes in Python's syntax, run by RE2: no text can make a search take more than linear time.
+"""Run regular expressions in Python's syntax with RE2: no text can make a search take more than linear time.
 
 A pattern is read by Python's own parser and written again for RE2, with every class of characters spelled out as Python understands it:
-`\\d`, `\\w` and `\\s` mean all of Unicode, and a letter whose case does not matter stands for every letter that Python takes for it.
-RE2's own `\\b` knows ASCII alone, so it is kept beside ASCII letters, digits and underscores, and beside anything else it always holds: a
+`\\d`, `\\w` and `\\s` mean all of Unicode, and a letter whose case does not matter matches every letter that Python takes for it.
+RE2's own `\\b` knows ASCII alone. So it is kept beside ASCII letters, digits and underscores, and beside anything else it always holds: a
 pattern may find more than Python would, never less. What RE2 cannot run (references back, looking around, `\\B`) is refused.
 """
 
@@ -18,7 +18,7 @@ import re2
 from tidegate.core.errors import SettingsError
 
 PATTERN_CHARS_MAX = 2000
-# Compiled programs and RE2's caches, for all patterns of one guardrail.
+# The most memory of compiled programs and RE2's caches, for all patterns of one guardrail.
 MEMORY_BYTES_MAX = 64 << 20
 
 _LAST = 0x10FFFF
@@ -33,9 +33,9 @@ _CATEGORIES = {
     "CATEGORY_NOT_WORD": r"\W",
 }
 _TRAILED = "TRAILED"
-# A flag of our own beside Python's: the text is ASCII alone.
+# A flag of our own beside Python's: the text has only ASCII.
 _ASCII_TEXT = 1 << 30
-# And another: the text is a part of a longer one, so that its beginning and its end may be anywhere.
+# Another flag of our own: the text is a part of a longer one, so its beginning and end may be anywhere.
 _WITHIN = 1 << 29
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 _REFUSED = {
@@ -52,20 +52,21 @@ Step = tuple[Any, Any]
 
 
 class Finder:
-    """The patterns of one guardrail. `weight` is how many places in them a search may have to follow at once, for each byte of a text."""
+    """The patterns of one guardrail. `weight` is how many places a search may have to follow at once, per byte of text."""
 
     def __init__(self, texts: Sequence[str], where: str) -> None:
         places = [f"{where}, pattern {number + 1}" for number in range(len(texts))]
         parsed = [_parsed(text, place) for text, place in zip(texts, places, strict=True)]
         self.weight = sum(_weight(list(one)) for one in parsed)
-        # What stands in every match of each pattern; empty where nothing is known to.
+        # A text that every match of the pattern contains; empty where none is known.
         self._literals = tuple(_literal(list(one), one.state.flags).encode() for one in parsed)
         self._have_literals = all(self._literals)
 
         def written(flags: int) -> list[str]:
             return [_written(one, place, flags) for one, place in zip(parsed, places, strict=True)]
 
-        # Nearly every text is ASCII alone. There RE2's own classes and `\\b` say what Python's do, and its programs are small.
+        # Most texts have only ASCII. There RE2's own classes and `\\b` mean what Python's do, and its
+        # programs are small.
         self._each = {
             is_ascii: [_compiled(*one) for one in zip(written(flags), places, strict=True)]
             for is_ascii, flags in ((True, _ASCII_TEXT), (False, 0))
@@ -81,14 +82,14 @@ class Finder:
         return any(pattern.search(encoded) is not None for pattern in self._each[text.isascii()])
 
     def may_find_in(self, joined: str) -> bool:
-        """Return False when none of the texts that were joined into this one, with a line break between them, has one of the patterns."""
+        """Return False when none of the texts joined by line breaks into this one matches a pattern."""
         encoded = joined.encode("utf-8", "replace")
         if self._have_literals:
             for literal in self._literals:
                 if literal in encoded:
                     break
             else:
-                # RE2 takes many times as long, and lets other threads run, which is worth it only for long texts.
+                # RE2 takes many times as long. It lets other threads run, but that pays only for long texts.
                 return False
         return self._within[joined.isascii()].search(encoded) is not None
 
@@ -116,7 +117,7 @@ def _compiled(pattern: str, where: str) -> Any:
 
 
 def _parsed(text: str, where: str) -> Any:
-    """A pattern as Python reads it, or a SettingsError that says what is wrong with it."""
+    """Return a pattern as Python's parser reads it; a SettingsError says what is wrong with it."""
     if len(text) > PATTERN_CHARS_MAX:
         raise SettingsError(f"{where} has {len(text)} characters: use at most {PATTERN_CHARS_MAX}")
     try:
@@ -128,7 +129,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _written(parsed: Any, where: str, flags: int) -> str:
-    """A pattern as RE2 takes it, under these flags beside its own; or a SettingsError that says what to write instead."""
+    """Return a pattern in RE2's syntax, under these flags and its own; a SettingsError says what to write instead."""
     try:
         return _Writer(where).sequence(list(parsed), parsed.state.flags | flags)
     except RecursionError:
@@ -136,13 +137,13 @@ def _written(parsed: Any, where: str, flags: int) -> str:
 
 
 class _Writer:
-    """Writes parsed patterns for RE2. `lead` and `trail` ask for a word's boundary before or behind what is written."""
+    """Writes parsed patterns for RE2. `lead` and `trail` ask for a word boundary before or after the written part."""
 
     def __init__(self, where: str) -> None:
         self._where = where
 
     def sequence(self, steps: list[Step], flags: int, *, lead: bool = False, trail: bool = False) -> str:
-        """Several steps after one another."""
+        """Write several steps that follow one another."""
         steps = _with_boundaries(steps, flags)
         while steps and _is_boundary(steps[0], flags):
             lead, steps = True, steps[1:]
@@ -154,7 +155,7 @@ class _Writer:
                     rf"{self._where} has \b beside what may be nothing: write which characters stand there"
                 )
             return ""
-        # Beside `^` and `$` a boundary stands at the characters on their other side.
+        # Beside `^` and `$`, the boundary belongs to the characters on their other side.
         if lead and str(steps[0][0]) == "AT":
             return self._at(str(steps[0][1]), flags) + self.sequence(steps[1:], flags, lead=True, trail=trail)
         if trail and str(steps[-1][0]) == "AT":
@@ -171,7 +172,7 @@ class _Writer:
         return out
 
     def _led(self, steps: list[Step], flags: int, *, trail: bool) -> str:
-        """Steps with a boundary before the first of them that is there."""
+        """Write steps with a boundary before the first that is not empty."""
         first, rest = steps[0], steps[1:]
         if not rest:
             return self._step(first, flags, lead=True, trail=trail)
@@ -186,7 +187,7 @@ class _Writer:
         return f"(?:{with_it}|{self.sequence(rest, flags, lead=True, trail=trail)})"
 
     def _trailed(self, steps: list[Step], flags: int) -> str:
-        """Steps with a boundary behind the last of them that is there."""
+        """Write steps with a boundary after the last that is not empty."""
         rest, last = steps[:-1], steps[-1]
         before = self.sequence(rest, flags)
         if not _may_be_empty(last):
@@ -255,7 +256,7 @@ class _Writer:
         return {
             "AT_BEGINNING": "(?m:^)" if many else r"\A",
             "AT_BEGINNING_STRING": r"\A",
-            # Python's `$` also stands before a line's end that is the text's last character.
+            # Python's `$` also matches before a line end that is the text's last character.
             "AT_END": "(?m:$)" if many else r"(?:\n?\z)",
             "AT_END_STRING": r"\z",
             "AT_BOUNDARY": r"\b",
@@ -268,7 +269,7 @@ def _is_boundary(step: Step, flags: int) -> bool:
 
 
 def _with_boundaries(steps: list[Step], flags: int) -> list[Step]:
-    """The same steps, with each boundary given to the step before it, as far as that one is always there."""
+    """Move each boundary into the step before it, where that step is never empty."""
     out: list[Step] = []
     for step in steps:
         if out and str(step[0]) == "AT" and _is_boundary(out[-1], flags):
@@ -321,7 +322,7 @@ def _weight(steps: Iterable[Step]) -> int:
 
 
 def _literal(steps: Iterable[Step], flags: int) -> str:
-    """The longest text that stands in every match of these steps, as it is; empty where none is known."""
+    """Return the longest text that every match of these steps contains; empty where none is known."""
     found = [""]
     run = ""
     for step, what in steps:
@@ -344,7 +345,7 @@ def _literal(steps: Iterable[Step], flags: int) -> str:
 
 
 def _bounded(ranges: Ranges, *, lead: bool, trail: bool) -> str:
-    """One character of these, with a word's boundary where it is asked for: beside anything but ASCII it always holds."""
+    """Write one character of these, with the wanted word boundaries; beside anything but ASCII a boundary always holds."""
     if not lead and not trail:
         return _class(ranges)
     words = tuple(
@@ -364,7 +365,7 @@ def _class(ranges: Ranges) -> str:
 
 
 def _ranges(step: Step, flags: int) -> Ranges:
-    """Every character that Python takes for this step under these flags."""
+    """Return every character that Python takes for this step under these flags."""
     name, what = str(step[0]), step[1]
     if name == "ANY":
         return _joined([(0, _LAST)]) if flags & re.DOTALL else _without(_joined([(0, _LAST)]), ((10, 10),))
@@ -395,7 +396,7 @@ def _escaped(code: int) -> str:
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """These ranges in order, those that touch as one, without surrogates: no text has them."""
+    """Return these ranges in order, merged where they touch, without surrogates, which no text has."""
     out: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if out and low <= out[-1][1] + 1:
@@ -432,7 +433,7 @@ def _everything() -> str:
 
 @functools.cache
 def _cased() -> tuple[str, ...]:
-    """Every letter that has another case; none has in the blocks left out, which are most of Unicode."""
+    """Return every letter with another case. The blocks left out, most of Unicode, have none."""
     return tuple(
         letter
         for letter in map(chr, (*range(0x3000), *range(0xA640, 0xAC00), *range(0xF900, 0x1F000)))

@@ -1,10 +1,9 @@
-"""Whether an item may be sent, from what is known of its key right now: one pure decision of a few microseconds.
+"""Decide whether an item may be sent, from the current state of its key: one pure decision of a few microseconds.
 
 Terminal: the key is deleted, revoked or expired, the model or resource is not allowed, a hard budget is spent. Retryable: all parallel
-slots are taken, a rate is used up, what is in flight has the rest of a budget set aside, or the key's state is unknown. Waiting
-says nothing about an item, so a retryable denial never uses up its attempts. Budgets and slots are judged by the budget client,
-where a call is sent; guardrails and hooks come after this, because they cost more. The caller
-loads the state and decides how old it may be.
+slots are taken, a rate is used up, calls in flight have the rest of a budget set aside, or the key's state is unknown. A wait
+says nothing about an item, so a retryable denial never uses up its attempts. The budget client judges budgets and slots, where a
+call is sent. Guardrails and hooks come after this, because they cost more. The caller loads the state and decides how old it may be.
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from tidegate.core.budgets.budget import Limit
 
 
 class DenialCode(StrEnum):
-    """Why not, as the item's error line and the metrics say it."""
+    """The reasons of a denial, for the item's error line and the metrics."""
 
     KEY_DELETED = "key_deleted"
     KEY_REVOKED = "key_revoked"
@@ -36,7 +35,7 @@ RETRYABLE = frozenset(
 
 
 class KeyState(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a key now. No models, or no resources, named: any. `parallel_max` 0: as many as there are slots."""
+    """The known state of a key. No models, or no resources, mean any. `parallel_max` 0: as many calls as there are slots."""
 
     key_id: str
     models: frozenset[str] = frozenset()
@@ -49,7 +48,7 @@ class KeyState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Denied(msgspec.Struct, frozen=True, gc=False):
-    """Not sent. `wait_ms` is how long it takes at least until asking again can help; 0 when that is unknown."""
+    """A call that may not be sent. `wait_ms` is the least time until asking again can help; 0 when that is unknown."""
 
     code: DenialCode
     message: str
@@ -78,7 +77,7 @@ UNKNOWN = Denied(
 
 
 def judge(key: KeyState, model: str, resource: str, now_ms: int) -> Denied | None:
-    """None when a call to `model` by `resource` may be sent."""
+    """Return None when a call to `model` by `resource` may be sent, else the denial."""
     if key.deleted:
         return _DELETED
     if key.revoked:
@@ -101,14 +100,17 @@ def judge(key: KeyState, model: str, resource: str, now_ms: int) -> Denied | Non
 
 
 def allows(models: frozenset[str], resources: frozenset[str], name: str, model_of: Mapping[str, str]) -> bool:
-    """Whether these two allowlists let a request name this as its model; the same as being among `names_allowed`."""
+    """Return whether these allowlists let a request name this as its model, which is whether `names_allowed` contains it."""
     return (not models or model_of.get(name, name) in models) and (not resources or name in resources)
 
 
 def names_allowed(
     models: frozenset[str], resources: frozenset[str], model_of: Mapping[str, str]
 ) -> frozenset[str] | None:
-    """What a request may name as its model under these two allowlists; None: anything. `model_of` is the model behind each resource."""
+    """Return the names that a request may use for its model under these allowlists; None: any.
+
+    `model_of` is the model behind each resource.
+    """
     if not models:
         return resources or None
     named = models.union(name for name, model in model_of.items() if model in models)

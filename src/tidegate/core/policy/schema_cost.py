@@ -1,6 +1,6 @@
-"""Refuse schemas of callers that could take long: too large, with too many patterns, or unfolding without end.
+"""Refuse callers' schemas that could take long: too large, with too many patterns, or unfolding without end.
 
-The validator follows every reference each time it meets one. A few definitions that refer to the next one twice, or one definition that
+The validator follows a reference each time it meets it. A few definitions that refer to the next one twice, or one definition that
 refers to itself twice for the same place of a value, double the work at every step. Such schemas are refused before they are used.
 """
 
@@ -17,7 +17,8 @@ UNFOLDED_MAX = 10_000
 LOOPS_MAX = 200
 DEPTH_MAX = 64
 _ANY = "*"
-# Words whose schemas judge the value itself, one or several of them; then parts of the value.
+# Words whose schemas judge the value itself, one or several of them; and below, words whose schemas judge
+# parts of the value.
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 _OF_PARTS = (
     "items",
@@ -45,7 +46,7 @@ def check_cost(schema: Any) -> None:
 
 
 class _Unfolding:
-    """A walk through a schema as the validator goes: a reference is followed unless it leads back to where the walk came from."""
+    """A walk through a schema as the validator goes: it follows a reference unless that leads back to the walk's own path."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -54,7 +55,10 @@ class _Unfolding:
         self.pattern_bytes = 0
 
     def walk(self, schema: Any, steps: _Steps, open_at: dict[str, int]) -> None:
-        """`steps` lead to the part of the value that this schema judges; `open_at` has the references that lead here, and their steps."""
+        """Walk through one schema.
+
+        `steps` lead to the part of the value that it judges; `open_at` has the references that lead here, and their steps.
+        """
         self._count += 1
         if self._count > UNFOLDED_MAX or len(open_at) + len(steps) > DEPTH_MAX:
             raise SettingsError("schema is too large with its references followed: repeat fewer of them")
@@ -99,7 +103,7 @@ class _Unfolding:
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[tuple[Any, str | None]]:
-    """Yield the schemas inside this one, each with the step to the part that it judges; None: the value itself."""
+    """Yield the schemas inside this one, each with the step to the part that it judges; None stands for the value itself."""
     for word in _IN_PLACE:
         if word in schema:
             inner = schema[word]
@@ -125,5 +129,5 @@ def _values(schema: dict[str, Any], word: str) -> list[Any]:
 
 
 def _overlap(one: _Steps, other: _Steps) -> bool:
-    """Return whether two references back can meet in one part of a value: then each round trip doubles the work there."""
+    """Return whether two references back can meet in one part of a value, where each round trip would double the work."""
     return all(a == b or _ANY in (a, b) for a, b in zip(one, other, strict=False))
