@@ -1,8 +1,7 @@
-"""Translate a whole answer. No output of a model is dropped: a part without a translation is an
-ApiProblem (502).
+"""Translate a whole answer. No output of a model is dropped: a part without a translation is an ApiProblem (502).
 
-Labels of the envelope (a fingerprint, a tier) stay behind. The upstream's usage is what is
-accounted for, not its translation.
+Labels of the envelope (a fingerprint, a tier) are left out. The upstream's own usage is accounted for,
+not the translated one.
 """
 
 from typing import Any
@@ -20,7 +19,7 @@ from tidegate.core.translate.usage import (
 
 
 def answer_to_anthropic(body: bytes) -> Translated:
-    """A chat completion as a message."""
+    """Translate a chat completion to a message."""
     voice = Voice.answer("a client of Anthropic's API")
     fields = Fields(decode(body, voice), "", voice)
     choices = list(fields.each("choices"))
@@ -78,7 +77,7 @@ def _stop(choice: Fields, called: bool, refused: bool) -> dict[str, Any]:
     reason = STOP_TO_ANTHROPIC.get(finish)
     if reason is None:
         raise choice.voice.unsupported(choice.at("finish_reason"))
-    # vLLM says which stop sequence it met; some servers say "stop" behind a tool call.
+    # vLLM names the stop sequence that it met; some servers report "stop" after a tool call.
     met = choice.field_value("stop_reason")
     sequence = met if finish == "stop" and isinstance(met, str) else None
     if finish == "stop":
@@ -87,7 +86,7 @@ def _stop(choice: Fields, called: bool, refused: bool) -> dict[str, Any]:
 
 
 def answer_to_openai(body: bytes, created_s: int) -> Translated:
-    """A message as a chat completion. Anthropic's answers carry no time, so the caller says when it came."""
+    """Translate a message to a chat completion. Anthropic's answers have no time, so the caller gives it."""
     voice = Voice.answer("a client of OpenAI's API")
     fields = Fields(decode(body, voice), "", voice)
     if fields.field_value("type", str) != "message":

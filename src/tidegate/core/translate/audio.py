@@ -1,6 +1,6 @@
-"""Audio requests of a batch: JSON that names a file by its address, sent as the form that model servers take.
+"""Translate audio requests of a batch: JSON that names a file by its address becomes the form that model servers take.
 
-The file is given in `file_url`, as a `data:` URL or an address; every other member of the body becomes a field of the form. Nothing is
+`file_url` gives the file, as a `data:` URL or an address; every other member of the body becomes a field of the form. Nothing is
 fetched here.
 """
 
@@ -16,7 +16,7 @@ from tidegate.core.audio_file import AudioFile
 
 AUDIO_ENDPOINTS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 FILE_BYTES_MAX = 25 << 20
-# Others are no JSON, and a result line holds JSON.
+# Other formats are not JSON, and a result line holds JSON.
 RESPONSE_FORMATS = ("json", "verbose_json", "diarized_json")
 
 _EXTENSIONS = {
@@ -32,7 +32,7 @@ _FIELD = re.compile(r"[A-Za-z0-9_.\-]{1,64}", re.ASCII)
 
 
 class AudioFault(ValueError):
-    """What is wrong with an audio request, in words for its author."""
+    """The fault of an audio request, in words for its author."""
 
     def __init__(self, code: str, message: str, param: str) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class AudioRequest(NamedTuple):
 
 
 def read_request(body: bytes) -> AudioRequest:
-    """Return where the file of a request is, and the rest of it; AudioFault when it cannot be sent."""
+    """Return where the file of a request is, and the rest of the request; AudioFault when it cannot be sent."""
     try:
         members = msgspec.json.decode(body, type=dict[str, Any])
     except (ValueError, RecursionError):
@@ -74,7 +74,7 @@ def read_request(body: bytes) -> AudioRequest:
 
 
 def file_in(data_url: str) -> AudioFile:
-    """Return the file that a `data:` URL holds; AudioFault when it holds none."""
+    """Return the file inside a `data:` URL; AudioFault when it holds none."""
     head = _DATA.match(data_url)
     options = [] if head is None else head[2].lower().split(";")
     if head is None or "base64" not in options:
@@ -92,7 +92,7 @@ def file_in(data_url: str) -> AudioFile:
 
 
 def file_from(url: str, media_type: str, data: bytes) -> AudioFile:
-    """Return a file that was fetched. Servers tell the format by the extension, so a plain name of the address is kept."""
+    """Return a file that was fetched. Servers go by the extension, so a plain name in the address is kept."""
     if not data:
         raise AudioFault("invalid_file_url", "The file at file_url is empty.", "file_url")
     media_type = _media_type(media_type)
@@ -107,7 +107,7 @@ def too_large() -> AudioFault:
 
 
 def form_of(fields: bytes, file: AudioFile, name: str) -> tuple[bytes, bytes]:
-    """Return the header line of a form and the form. `name` is one that no file can foresee, so that none holds the boundary."""
+    """Return the header line of a form and the form. No file can foresee `name`, so none can contain the boundary."""
     boundary = blake2b(name.encode(), digest_size=16).hexdigest().encode()
     parts = []
     for key, value in msgspec.json.decode(fields, type=dict[str, Any]).items():

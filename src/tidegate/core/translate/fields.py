@@ -1,8 +1,6 @@
-"""Read objects field by field, so that no field is overlooked: a field that was not taken is
-refused by its path.
+"""Read objects field by field, so that no field is overlooked: a field that was not taken is refused by its path.
 
-It knows nothing of either API: only that a null is as good as an absent field, and how a refusal is
-worded.
+This module knows neither API: only that null means absent, and how a refusal is worded.
 """
 
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from tidegate.core.errors import ApiProblem
 
 
 class Translated(msgspec.Struct, frozen=True):
-    """A body in the other shape. `left_out` are the paths of fields that only hint and have no home there."""
+    """A body in the other shape. `left_out` are the paths of fields that are only hints and have no counterpart there."""
 
     body: bytes
     left_out: tuple[str, ...] = ()
@@ -23,7 +21,7 @@ class Translated(msgspec.Struct, frozen=True):
 
 
 class Voice(msgspec.Struct):
-    """Whose words are being translated, which is who is to blame: a caller's request (400) or an upstream's answer (502)."""
+    """The side that is at fault when a translation fails: a caller's request (400) or an upstream's answer (502)."""
 
     status: int
     unknown_code: str
@@ -67,7 +65,7 @@ def encode(value: Any) -> bytes:
 
 
 class Fields:
-    """One object on its way through. Its maker calls `done` when everything known was taken."""
+    """One object under translation. The caller calls `done` once it has taken every known field."""
 
     __slots__ = ("_left", "path", "voice")
 
@@ -82,7 +80,7 @@ class Fields:
         return f"{self.path}.{name}" if self.path else name
 
     def field_value(self, name: str, *kinds: type) -> Any:
-        """The field's value, of one of these kinds; None when it is absent or null."""
+        """Return the field's value, of one of these kinds; None when it is absent or null."""
         value = self._left.pop(name, None)
         if value is not None and kinds and type(value) not in kinds:
             raise self.voice.malformed(self.at(name), f"must be {' or '.join(_KINDS[kind] for kind in kinds)}")
@@ -101,7 +99,7 @@ class Fields:
                 self.voice.left_out.append(self.at(name))
 
     def only(self, name: str, *harmless: Any) -> None:
-        """A field that has no home on the other side, unless it says what is so anyway."""
+        """Refuse a field without a counterpart on the other side, unless its value is harmless or null."""
         value = self._left.pop(name, None)
         if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
             raise self.voice.unsupported(self.at(name))

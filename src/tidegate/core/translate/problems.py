@@ -1,6 +1,6 @@
-"""An error body in the other shape. The kind is read from the status, so that a client's own retry rules hold on either side.
+"""Translate error bodies. The kind follows from the status, so that a client's own retry rules hold on either side.
 
-Anthropic's shape has no place for OpenAI's `code` and `param`: they ride along as extra fields, and come back.
+Anthropic's shape has no place for OpenAI's `code` and `param`: they travel as extra fields, and are translated back.
 """
 
 from typing import Any
@@ -43,12 +43,12 @@ STATUSES = {
 
 
 def error_to_anthropic(status: int, body: bytes, request_id: str | None = None) -> bytes:
-    """OpenAI's error, or any other body that came with this status, as Anthropic's."""
+    """Translate OpenAI's error, or any other body that came with this status, to Anthropic's shape."""
     return msgspec.json.encode(error_object(status, _error_of(body), request_id))
 
 
 def is_error_of(body: bytes, *, anthropic: bool) -> bool:
-    """Whether a body is an error in Anthropic's shape, or in OpenAI's, already."""
+    """Return whether a body already is an error in Anthropic's shape, or in OpenAI's."""
     try:
         decoded = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -59,12 +59,12 @@ def is_error_of(body: bytes, *, anthropic: bool) -> bool:
 
 
 def says_why(body: bytes) -> bool:
-    """Whether a body that came with a failure is an object with a message in one of the known shapes."""
+    """Return whether a body that came with a failure is an object with a message in one of the known shapes."""
     return bool(_words(_error_of(body)))
 
 
 def error_to_openai(status: int, body: bytes) -> bytes:
-    """Anthropic's error, or any other body that came with this status, as OpenAI's."""
+    """Translate Anthropic's error, or any other body that came with this status, to OpenAI's shape."""
     return msgspec.json.encode(openai_error_object(status, _error_of(body)))
 
 
@@ -86,7 +86,7 @@ def openai_error_object(status: int, reported: dict[str, Any]) -> dict[str, Any]
 
 
 def status_of(reported: dict[str, Any]) -> int:
-    """The status that an error within a stream stands for: there the kind is all there is."""
+    """Return the status for an error inside a stream, which has only a kind."""
     for name in ("status", "code"):
         if type(reported.get(name)) is int and 400 <= reported[name] <= 599:
             return int(reported[name])
@@ -111,7 +111,7 @@ def _message(status: int, reported: dict[str, Any]) -> str:
 
 
 def _words(reported: dict[str, Any]) -> str:
-    """The sentence in an error object: OpenAI's and Anthropic's `message`, or the `detail` of FastAPI's servers."""
+    """Return the sentence in an error object: OpenAI's and Anthropic's `message`, or the `detail` of FastAPI's servers."""
     for name in ("message", "detail"):
         words = reported.get(name)
         if isinstance(words, list):

@@ -1,4 +1,4 @@
-"""An OpenAI chat completions request as an Anthropic Messages request."""
+"""Translate an OpenAI chat completions request to an Anthropic Messages request."""
 
 import re
 from typing import Any
@@ -13,10 +13,9 @@ _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,", re.ASCII | re.IGNOR
 
 
 def request_to_anthropic(body: bytes, output_tokens_default: int = OUTPUT_TOKENS_DEFAULT) -> Translated:
-    """Translate a request. Raises ApiProblem (400) with the path of the first bad or untranslatable
-    field.
+    """Translate a request. Raises ApiProblem (400) with the path of the first bad or untranslatable field.
 
-    Anthropic wants a limit of the output: without one in the request it is `output_tokens_default`.
+    Anthropic requires a limit of the output: a request without one gets `output_tokens_default`.
     """
     voice = Voice.request("an Anthropic-style server")
     fields = Fields(decode(body, voice), "", voice)
@@ -43,7 +42,7 @@ def request_to_anthropic(body: bytes, output_tokens_default: int = OUTPUT_TOKENS
 
 
 def _nothing_special(fields: Fields) -> None:
-    """Fields that Anthropic has no word for, but that may say what is so anyway."""
+    """Refuse fields that Anthropic does not have, unless they ask for what it does anyway."""
     fields.only("n", 1)
     fields.only("logprobs", False)
     fields.only("logit_bias", {})
@@ -106,7 +105,7 @@ def _output_config(fields: Fields, out: dict[str, Any]) -> None:
                 raise fields.voice.malformed("response_format.json_schema", "is missing")
             config["format"] = {"type": "json_schema", "schema": named.need("schema", dict)}
             named.hint("name", "description")
-            # Anthropic always holds itself to the schema, so a caller who does not insist gets no less.
+            # Anthropic always follows the schema, so a caller who does not insist gets no less.
             named.field_value("strict", bool)
             named.done()
         elif kind != "text":
@@ -120,7 +119,7 @@ def _output_config(fields: Fields, out: dict[str, Any]) -> None:
 
 
 def _messages(fields: Fields) -> tuple[Any, list[dict[str, Any]]]:
-    """The system prompt, and the turns: tool results open the user's turn that follows them."""
+    """Return the system prompt and the turns. Tool results open the user's turn that follows them."""
     given = fields.need("messages", list)
     system: list[Any] = []
     turns: list[dict[str, Any]] = []
@@ -217,7 +216,7 @@ def _assistant(message: Fields) -> Any:
     if isinstance(content, list):
         content = [_part(part, ("text",)) for part in each_of(content, message.at("content"), message.voice)]
     calls = [_tool_use(call) for call in message.each("tool_calls")]
-    # What a model thought is for itself; servers that show it do not want it back.
+    # A model's thoughts are its own: servers that show them do not want them back.
     message.hint("reasoning_content", "reasoning")
     message.only("refusal", "")
     if not calls:
@@ -241,7 +240,7 @@ def _tool_use(call: Fields) -> dict[str, Any]:
 
 
 def arguments_object(text: str, path: str, voice: Voice) -> dict[str, Any]:
-    """The arguments of a tool call as an object; none at all are an empty one."""
+    """Return the arguments of a tool call as an object; an empty text is an empty object."""
     if not text.strip():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""An Anthropic Messages request as an OpenAI chat completions request."""
+"""Translate an Anthropic Messages request to an OpenAI chat completions request."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ EFFORTS = ("low", "medium", "high", "xhigh")
 
 
 class OpenAiDialect(msgspec.Struct, frozen=True):
-    """Where servers of OpenAI's shape differ: how the output is limited, and whether `top_k` is taken."""
+    """The differences among servers of OpenAI's shape: the name of the output limit, and whether `top_k` is accepted."""
 
     output_limit: str = "max_completion_tokens"
     takes_top_k: bool = False
@@ -45,7 +45,7 @@ def request_to_openai(body: bytes, dialect: OpenAiDialect = OPENAI) -> Translate
             out["user"] = user
     stream = fields.field_value("stream", bool) or False
     if stream:
-        # Anthropic's streams always end with the usage, so the upstream is asked for it.
+        # Anthropic's streams always end with the usage, so ask the upstream for it.
         out |= {"stream": True, "stream_options": {"include_usage": True}}
     fields.hint("cache_control")
     fields.done()
@@ -168,7 +168,7 @@ def _assistant(blocks: Iterator[Fields]) -> Iterator[dict[str, Any]]:
             block.hint("cache_control")
             block.done()
         elif kind in ("thinking", "redacted_thinking"):
-            # Signed for the model that thought it: no other can read it, and Anthropic itself ignores it in earlier turns.
+            # Only the model that thought it can read it, and Anthropic itself ignores it in earlier turns.
             block.voice.left_out.append(block.path)
         else:
             raise block.voice.unsupported(block.at("type"))

@@ -1,5 +1,4 @@
-"""Read server-sent events from bytes that come in any parts. At most one unfinished event is
-kept."""
+"""Read server-sent events from bytes that come in any parts. At most one unfinished event is kept."""
 
 import re
 
@@ -9,7 +8,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class StreamBroken(ValueError):
-    """The bytes are no stream of events that can be followed; the text says why, without quoting them."""
+    """The bytes are no readable stream of events; the text says why, without quoting them."""
 
 
 class SseEvent:
@@ -32,11 +31,11 @@ class EventReader:
         self._data_bytes = 0
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        """The events that these bytes complete."""
+        """Return the events that these bytes complete."""
         self._rest += chunk
         events: list[SseEvent] = []
         at = 0
-        # A carriage return at the very end may be half of a line end: the next piece tells.
+        # A carriage return at the very end may be half of a line end: the next piece shows.
         usable = len(self._rest) - self._rest.endswith(b"\r")
         while found := _LINE_END.search(self._rest, max(at, self._searched), usable):
             self._line(bytes(self._rest[at : found.start()]), events)

@@ -1,9 +1,7 @@
-"""A stream of chat completion chunks as Anthropic's events: bytes in, bytes out, nothing kept but
-where it stands.
+"""Translate a stream of chat completion chunks to Anthropic's events: bytes in, bytes out; only its state is kept.
 
-A chunk without a translation becomes an `error` event and ends the stream, for its head is already
-with the client. The usage comes with the last `message_delta`, because OpenAI's streams send it
-last.
+A chunk without a translation becomes an `error` event and ends the stream, because the client already
+has its head. The usage comes with the last `message_delta`, because OpenAI's streams send it last.
 """
 
 from typing import Any
@@ -16,7 +14,7 @@ from tidegate.core.translate.usage import STOP_TO_ANTHROPIC, id_to_anthropic, us
 
 
 class StreamToAnthropic:
-    """Feed it what the upstream sends and pass on what it returns; `ended` says that nothing more will come."""
+    """Translates a stream. Feed it what the upstream sends and pass on what it returns; `ended`: nothing more will come."""
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self._events = EventReader(event_bytes_max)
@@ -53,7 +51,7 @@ class StreamToAnthropic:
         return b"".join(out)
 
     def end_stream(self) -> bytes:
-        """The upstream closed its stream."""
+        """Return the events that close the stream, after the upstream closed its own."""
         out: list[bytes] = []
         if not self.ended:
             self._close(out)
@@ -119,7 +117,8 @@ class StreamToAnthropic:
         if type(index) is not int or not isinstance(function, dict):
             raise StreamBroken("the upstream's stream has a tool call without a function or an index")
         name, named = function.get("name"), call.get("id")
-        # Some servers number each of several calls 0; some send an id with every part of one call, but the name once.
+        # Some servers give each of several calls the number 0; some send an id with every part of a call,
+        # but the name once.
         if index != self._tool or (name and named and named != self._tool_id):
             if index < self._tool or not isinstance(name, str) or not isinstance(named, str):
                 raise StreamBroken("the upstream's stream goes on with a tool call that is over or never began")
@@ -132,7 +131,7 @@ class StreamToAnthropic:
             self._say({"type": "input_json_delta", "partial_json": arguments}, out)
 
     def _ensure(self, kind: str, block: dict[str, Any], out: list[bytes]) -> None:
-        """Have a block of this kind open: blocks come one after the other."""
+        """Open a block of this kind, unless one is open: blocks come one after another."""
         if self._open != kind:
             self._stop_block(out)
             self._block += 1

@@ -1,7 +1,7 @@
-"""A stream of Anthropic's events as chat completion chunks: bytes in, bytes out, nothing kept but where it stands.
+"""Translate a stream of Anthropic's events to chat completion chunks: bytes in, bytes out; only its state is kept.
 
-Events of kinds that are new to us are passed over, as Anthropic asks of its clients; content of kinds that are new is not, for it would be
-lost: it becomes an error chunk and ends the stream.
+Events of new kinds are skipped, as Anthropic asks of its clients. Content of new kinds is not skipped, because it would be lost: it
+becomes an error chunk and ends the stream.
 """
 
 from typing import Any
@@ -16,9 +16,9 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class StreamToOpenai:
-    """Feed it what the upstream sends and pass on what it returns; `ended` says that nothing more will come.
+    """Translates a stream. Feed it what the upstream sends and pass on what it returns; `ended`: nothing more will come.
 
-    `created_s` is the time that the chunks carry; with `include_usage` the last chunk says the usage, as OpenAI does when asked.
+    `created_s` is the time in the chunks; with `include_usage` the last chunk has the usage, as OpenAI's has when asked.
     """
 
     def __init__(self, created_s: int, *, include_usage: bool = False, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
@@ -51,7 +51,7 @@ class StreamToOpenai:
         return b"".join(out)
 
     def end_stream(self) -> bytes:
-        """The upstream closed its stream."""
+        """Return the chunks that close the stream, after the upstream closed its own."""
         out: list[bytes] = []
         if not self.ended:
             self._fail(out, "the upstream's stream ended before it was finished")
@@ -129,7 +129,7 @@ class StreamToOpenai:
         self._say({}, out, STOP_TO_OPENAI[reason], extra)
 
     def _count(self, usage: Any) -> None:
-        # Each count is cumulative, and one that is not repeated stands as it was.
+        # Each count is cumulative; one that is not repeated keeps its value.
         if isinstance(usage, dict):
             self._usage |= {name: value for name, value in usage.items() if value is not None}
 

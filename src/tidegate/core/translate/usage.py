@@ -1,4 +1,4 @@
-"""Usage and stop reasons in both shapes, for whole answers and for streams.
+"""Translate usage and stop reasons, for whole answers and for streams.
 
 OpenAI counts cached tokens within the prompt, Anthropic beside the rest of the input: the sums are the same.
 """
@@ -32,7 +32,7 @@ def _details(usage: Any, name: str) -> Any:
 
 
 def usage_to_anthropic(usage: Any) -> dict[str, Any]:
-    """What is unknown counts as 0: the shape has no word for it."""
+    """Translate usage to Anthropic's shape. Unknown counts become 0, because the shape has no other value for them."""
     prompt = _count(usage, "prompt_tokens")
     details = _details(usage, "prompt_tokens_details")
     cached = min(prompt, _count(details, "cached_tokens"))
@@ -52,7 +52,7 @@ def usage_to_anthropic(usage: Any) -> dict[str, Any]:
 def usage_to_openai(usage: Any) -> dict[str, Any]:
     read, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
     prompt = min(_count(usage, "input_tokens") + read + written, TOKENS_MAX)
-    # Some servers say it as OpenAI's responses do, within the rest of the input.
+    # Some servers report cached tokens as OpenAI's responses do, within the rest of the input.
     cached = min(_count(_details(usage, "input_tokens_details"), "cached_tokens") or read, prompt)
     output = _count(usage, "output_tokens")
     out: dict[str, Any] = {
@@ -71,7 +71,7 @@ def usage_to_openai(usage: Any) -> dict[str, Any]:
 
 
 def id_to_anthropic(id: str) -> str:
-    """An id of the other shape that turns into the same one again on the way back."""
+    """Return an id for Anthropic's shape that turns into the same id again on the way back."""
     return id.removeprefix("chatcmpl-") if id.startswith("chatcmpl-msg_") else f"msg_{id}"
 
 
