@@ -1,4 +1,4 @@
-"""The fixed words of the APIs: names of fields, and values that say of which kind something is.
+"""The fixed words of the APIs: names of fields, and values that name a kind.
 
 Guardrails do not look at these words. Each is fixed, so no text of a caller or a model can hide among them. A word that is missing here is
 looked at like any text.

@@ -1,14 +1,14 @@
-"""One whole number divided among several by weight, so that the parts add up to it exactly: largest remainder.
+"""Divide one whole number among several by weight, so that the parts add up to it exactly: largest remainder.
 
-Each gets floor(total · weight / weights); what is left over goes, one by one, to the largest fractional parts, ties to the first. It
-knows nothing of what is divided: tokens and money both are.
+Each gets floor(total · weight / weights). The rest goes, one by one, to the largest fractional parts, ties to the first. This module does
+not know what is divided: tokens and money both are.
 """
 
 from collections.abc import Sequence
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """The parts of `total`, one per weight, in order. Weights that are all 0 share evenly."""
+    """Return the parts of `total`, one for each weight, in order. Weights that are all 0 share evenly."""
     if total < 0 or any(weight < 0 for weight in weights):
         raise ValueError("only a number of at least 0 is divided, by weights of at least 0")
     if not weights:

@@ -1,4 +1,4 @@
-"""A file that goes with a call."""
+"""The audio file of a call."""
 
 import msgspec
 

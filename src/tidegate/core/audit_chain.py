@@ -1,6 +1,6 @@
 """The chain of the audit: each entry carries the hash of the one before it, so that a later change of an entry shows.
 
-An entry's hash is SHA-256 over a JSON array of the hash before it and everything that the entry says. The last number and hash, and
+An entry's hash is SHA-256 over a JSON array of the hash before it and all fields of the entry. The last number and hash, and
 those of the last entry that retention removed, are kept beside the entries: without them a missing end or beginning would not show.
 """
 
@@ -64,7 +64,7 @@ def hash_of(entry: AuditEntry) -> str:
 
 
 class ChainFinding(msgspec.Struct, frozen=True):
-    """What is wrong at one place: `number` to `last_number` are the entries, `id` names one that is still there."""
+    """A fault at one place of the chain: entries `number` to `last_number`; `id` names one that is still there."""
 
     kind: str
     number: int
@@ -74,12 +74,13 @@ class ChainFinding(msgspec.Struct, frozen=True):
 
 
 class ChainCheck:
-    """Follows a chain page by page, oldest entry first, and keeps what is wrong with it.
+    """Follows a chain page by page, oldest entry first, and collects its faults.
 
-    Each page comes with the chain's ends of the same moment, so entries may be added and pruned meanwhile."""
+    Each page comes with the chain's ends of the same moment, so entries may be added and pruned meanwhile.
+    """
 
     def __init__(self, expected: tuple[int, str] | None = None) -> None:
-        """`expected` is the number and hash of an entry as they were noted somewhere else."""
+        """Begin a check; `expected` is the number and hash of an entry, noted somewhere else."""
         self._expected = expected
         self._last: AuditEntry | None = None
         self._number = 0
@@ -91,7 +92,7 @@ class ChainCheck:
 
     @property
     def number(self) -> int:
-        """The last entry that was looked at, or that retention removed."""
+        """Return the number of the last entry that was looked at, or that retention removed."""
         return self._number
 
     @property
@@ -99,7 +100,7 @@ class ChainCheck:
         return self._hash
 
     def look(self, ends: ChainEnds, entries: Sequence[AuditEntry]) -> None:
-        """Check the next entries; none is the end of the chain."""
+        """Check the next entries; an empty page is the end of the chain."""
         if ends.pruned_number > self._number:
             self._last, self._number, self._hash = None, ends.pruned_number, ends.pruned_hash
         for entry in entries:

@@ -1,7 +1,7 @@
-"""Which URLs and addresses a tenant may have us call.
+"""The URLs and addresses that a tenant may have us call.
 
-A URL is held against a strict grammar, so that no two parsers can read it differently. Its host is resolved only when something is
-sent; every address that comes back must be public. The lists stand here, because those of Python differ between its versions.
+A URL must match a strict grammar, so that no two parsers can read it differently. Its host is resolved only when something is
+sent; every address that comes back must be public. The lists are our own, because those of Python differ between its versions.
 """
 
 import re
@@ -13,8 +13,9 @@ URL_CHARS_MAX = 2_048
 HTTPS_PORTS = frozenset({443, 8443})
 HTTP_PORTS = frozenset({80})
 PORT_MAX = 65_535
-# Words for what came of a request. The host does not resolve, or to an address that is not public: one word, so that it tells nothing of
-# names that only we can resolve.
+# Words for the result of a request. One word covers a host that does not resolve and one with an address
+# that is not public:
+# two would reveal names that only we can resolve.
 TARGET_REFUSED = "target_refused"
 TOO_LARGE = "too_large"
 _GONE = 410
@@ -46,7 +47,7 @@ _FOUR_CLOSED = tuple(
             "198.51.100.0/24",
             "203.0.113.0/24",
             "224.0.0.0/3",
-            # Where Azure answers for a machine's identity.
+            # Azure's service for a machine's identity.
             "168.63.129.16/32",
         ),
     )
@@ -56,11 +57,12 @@ _SIX_OPEN = IPv6Network("2000::/3")
 _SIX_CLOSED = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 _TRANSLATED = IPv6Network("64:ff9b::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
-# Networks whose addresses end with an IPv4 address, 6to4, which has one behind its prefix, and Teredo, which ends with one turned over.
+# Networks whose addresses end with an IPv4 address, 6to4, which has one after its prefix, and Teredo,
+# which ends with an inverted one.
 _ENDING_IN_FOUR = tuple(map(IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48")))
 _SIX_TO_FOUR = IPv6Network("2002::/16")
 _TEREDO = IPv6Network("2001::/32")
-# Closed even to a host that the operator allows: what answers there hands out a machine's identity, or is no single machine.
+# Closed even to a host that the operator allows: servers there give out a machine's identity, or are no single machine.
 _NEVER_FOUR = tuple(
     map(IPv4Network, ("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "168.63.129.16/32", "100.100.100.200/32"))
 )
@@ -72,14 +74,14 @@ class TargetRefused(ValueError):
 
 
 class TargetRules(msgspec.Struct, frozen=True):
-    """What the operator allows beyond public https: hosts at any address and port, and plain http."""
+    """The targets that the operator allows beyond public https: hosts at any address and port, and plain http."""
 
     allow_hosts: frozenset[str] = frozenset()
     allow_http: bool = False
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A URL that may be called. `is_allowed` says that the operator named its host."""
+    """A URL that may be called. `is_allowed` means that the operator named its host."""
 
     url: str
     scheme: str
@@ -88,12 +90,12 @@ class Target(msgspec.Struct, frozen=True):
     is_allowed: bool
 
     def allows(self, address: str) -> bool:
-        """Whether this address, which the host's name led to, may be dialled."""
+        """Return whether this address, to which the host's name was resolved, may be dialled."""
         return is_reachable(address) if self.is_allowed else is_public(address)
 
 
 class CallbackReply(msgspec.Struct, frozen=True):
-    """What came of one request to a receiver: its status, or 0 and a word for why there is none."""
+    """The result of one request to a receiver: its status, or 0 and a word for why there is none."""
 
     status: int = 0
     failure: str = ""
@@ -109,12 +111,12 @@ class CallbackReply(msgspec.Struct, frozen=True):
 
     @property
     def word(self) -> str:
-        """The failure as its owner may see it: never what the receiver wrote."""
+        """Return the failure as its owner may see it, never the receiver's own text."""
         return self.failure or f"http_{self.status // 100}xx"
 
 
 class FetchedFile(msgspec.Struct, frozen=True):
-    """What came of reading a file: its bytes and its type, or a status, or 0 and a word for why there is none."""
+    """The result of reading a file: its bytes and its type, or a status, or 0 and a word for why there is none."""
 
     status: int = 0
     failure: str = ""
@@ -152,7 +154,7 @@ def read_target(url: str, rules: TargetRules) -> Target:
 
 
 def is_public(address: str) -> bool:
-    """Whether this address lies on the open internet and is not known to be something else."""
+    """Return whether this address is on the open internet and in no special network."""
     parsed = _parsed(address)
     if isinstance(parsed, IPv4Address):
         return not any(parsed in network for network in (*_FOUR_CLOSED, *_NEVER_FOUR))
@@ -162,7 +164,7 @@ def is_public(address: str) -> bool:
 
 
 def is_reachable(address: str) -> bool:
-    """Whether this address may be dialled for a host that the operator allows."""
+    """Return whether this address may be dialled for a host that the operator allows."""
     parsed = _parsed(address)
     if isinstance(parsed, IPv4Address):
         return not any(parsed in network for network in _NEVER_FOUR)
@@ -173,7 +175,7 @@ def is_reachable(address: str) -> bool:
 
 
 def _parsed(address: str) -> IPv4Address | IPv6Address | None:
-    """The address that packets would reach: the IPv4 address of one that is written or translated as IPv6."""
+    """Return the address that packets would reach: for IPv4 written or translated as IPv6, the IPv4 address."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -188,7 +190,7 @@ def _parsed(address: str) -> IPv4Address | IPv6Address | None:
 
 
 def _hidden_four(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that a tunnel or a translator would make of this address; None where there is none."""
+    """Return the IPv4 address that a tunnel or a translator would make of this address; None where there is none."""
     bits = int(address)
     if address in _SIX_TO_FOUR:
         return IPv4Address(bits >> 80 & 0xFFFFFFFF)
@@ -209,7 +211,7 @@ def _host(six: str | None, name: str | None) -> str:
     host = (name or "").lower()
     labels = host.split(".")
     if _NUMBER.fullmatch(labels[-1]):
-        # 0x7f.1, 2130706433 and 127.1 mean an address to some resolvers, and other addresses to others.
+        # Resolvers disagree about 0x7f.1, 2130706433 and 127.1.
         try:
             return str(IPv4Address(host))
         except ValueError:

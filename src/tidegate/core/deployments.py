@@ -1,6 +1,6 @@
-"""What an operator says about model servers: the deployments, and the limits of the HTTP client that calls them.
+"""An operator's settings of model servers: the deployments, and the limits of the HTTP client that calls them.
 
-Half-given or impossible values are refused here, in words that say what to do, so nothing later has to doubt them. This
+Half-given or impossible values are refused here, in words that say what to do, so nothing later has to check them. This
 module knows no HTTP client, opens no file and reads no environment: a key arrives as a `Secret` that was already resolved.
 """
 
@@ -18,7 +18,7 @@ from tidegate.core.usage.prices import Price
 
 
 class EngineKind(StrEnum):
-    """What kind of server answers: it decides how our key is presented."""
+    """The kind of server that answers; it decides how our key is presented."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -28,9 +28,9 @@ class EngineKind(StrEnum):
 
 
 class Secret:
-    """A text that never shows itself: printing, formatting, logging or pickling it gives away nothing.
+    """A text that never shows itself: printing, formatting, logging or pickling it reveals nothing.
 
-    `source` is where it can be read again, where it can: `file:PATH`.
+    `source` is where it can be read again, if anywhere: `file:PATH`.
     """
 
     __slots__ = ("_text", "source")
@@ -40,7 +40,7 @@ class Secret:
         self.source = source
 
     def reveal(self) -> str:
-        """The text itself: only for the one header or handshake that needs it."""
+        """Return the text itself, only for the one header or handshake that needs it."""
         return self._text
 
     def __repr__(self) -> str:
@@ -71,7 +71,10 @@ class Secret:
 
 
 class Tls(msgspec.Struct, frozen=True):
-    """How a deployment's certificate is checked, and which one we show. With another `stamp` the files hold something else."""
+    """How a deployment's certificate is checked, and which one we show.
+
+    A new `stamp` means that the files' content has changed.
+    """
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -93,7 +96,7 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 class Serves(StrEnum):
-    """Whose calls a deployment takes: one pool for both kinds, or a pool of its own for each."""
+    """The callers that a deployment serves: one pool for both kinds, or a pool of its own for each."""
 
     INTERACTIVE = "interactive"
     BATCH = "batch"
@@ -101,20 +104,22 @@ class Serves(StrEnum):
 
 
 class TideMode(StrEnum):
-    """How the batch share of a deployment is found: by its engine's metrics or by learning, or not at all (the ceiling is the limit)."""
+    """The ways to find the batch share of a deployment: from metrics or by learning, or not at all (the
+    ceiling is the limit).
+    """
 
     AUTO = "auto"
     OFF = "off"
 
 
 class Estimate(StrEnum):
-    """How many tokens a call is charged before it is sent: what such calls used to take, or all that it could take."""
+    """The ways to charge tokens before a call is sent: what such calls used to take, or all that it could take."""
 
     LIKELY = "likely"
     BOUND = "bound"
 
 
-# A long recording is answered only when all of it was read, so silence is no sign of trouble there.
+# A long recording is answered only after all of it was read, so silence is no sign of trouble there.
 AUDIO_PATH = "/v1/audio/"
 AUDIO_TIMEOUT_S = 600.0
 
@@ -169,7 +174,7 @@ class Hints(msgspec.Struct, frozen=True):
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """Where a deployment's requests are laid down for others to take, and where its answers are found. `url` may carry a password."""
+    """The queue that takes a deployment's requests, and the one that returns its answers. `url` may carry a password."""
 
     url: Secret
     requests: str
@@ -177,18 +182,19 @@ class Queue(msgspec.Struct, frozen=True):
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    """One upstream endpoint. `models` are the public names it serves; none means any model.
+    """One upstream endpoint.
 
-    Without `is_capacity_known` its `max_in_flight` is only a ceiling: how many calls it can take is
-    learned from a safe start. One of a later `order` gets calls only while none of an earlier one
-    is fit for them; a full one is waited for. `batch_fraction` of `max_in_flight` is the most that
-    batch work ever takes. `metrics_names` maps our names of an engine's gauges to its own, where it
-    is neither vLLM nor SGLang. `output_tokens_max` is the most that one answer there can have; 0:
-    unknown. With `upstream_model` the server knows the model by that name, and requests are sent
-    with it. While `is_drained` it gets no new calls, by an operator's word; another `refresh_count`
-    is the word to try it at once, whatever was thought of it. So many embedding items may share
-    a call as `upstream_max_batch_inputs` says, and fewer than `upstream_min_batch_inputs` are
-    not worth one; how chat items are taken, `chat_batching` says.
+    - `models` are the public names it serves; none means any model.
+    - Without `is_capacity_known`, `max_in_flight` is only a ceiling: the calls it can take are learned from a
+      safe start. `batch_fraction` of it is the most that batch work ever takes.
+    - `order`: a deployment gets calls only while none of an earlier order is fit for them; a full one is waited for.
+    - `metrics_names` maps our names of an engine's gauges to its own, where it is neither vLLM nor SGLang.
+    - `output_tokens_max` is the most that one answer there can have; 0: unknown.
+    - `upstream_model` is the name by which the server knows the model, and with which requests are sent.
+    - `is_drained`: by an operator's order it gets no new calls. A new `refresh_count` is the order to try it at
+      once, whatever is known of its health.
+    - At most `upstream_max_batch_inputs` embedding items share a call, and fewer than
+      `upstream_min_batch_inputs` are not worth one. `chat_batching` says the same for chat items.
     """
 
     name: str
@@ -278,7 +284,7 @@ class Deployment(msgspec.Struct, frozen=True):
             )
 
     def total_s(self, endpoint: str) -> float:
-        """How long a whole call to this endpoint may take."""
+        """Return how long a whole call to this endpoint may take."""
         if endpoint in self.endpoint_timeouts_s:
             return self.endpoint_timeouts_s[endpoint]
         is_audio = endpoint.startswith(AUDIO_PATH) and self.queue is None
@@ -294,13 +300,13 @@ class Deployment(msgspec.Struct, frozen=True):
 
     @property
     def background_in_flight_max(self) -> int:
-        """The most calls that batch work ever has in flight here, over all processes."""
+        """Return the most calls that batch work ever has in flight here, over all processes."""
         most = max(1, int(self.max_in_flight * self.batch_fraction))
         return min(most, self.chat_batching.max_in_flight or most)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of its settings has no effect, in sentences for the operator."""
+        """Return warnings about settings that have no effect, in sentences for the operator."""
         if not (why := self.chat_batching.ineffective):
             return ()
         fault = "has chat_batching.mode sync_microbatch, but every chat item is sent in a call of its own because"
@@ -308,17 +314,19 @@ class Deployment(msgspec.Struct, frozen=True):
 
     @property
     def items_per_call_max(self) -> int:
-        """How many items may share one call here, at most."""
+        """Return the most items that may share one call here."""
         chats = self.chat_batching
         return max(self.upstream_max_batch_inputs, chats.upstream_max_batch_size if chats.groups else 1)
 
     def is_same_server(self, other: "Deployment") -> bool:
-        """Whether calls to both reach the same server as the same caller: then what was learned of one holds for the other."""
+        """Return whether calls to both reach the same server as the same caller, so that what is learned of
+        one holds for both.
+        """
         mine = (self.url, self.engine, self.api_key, self.tls, self.queue)
         return mine == (other.url, other.engine, other.api_key, other.tls, other.queue)
 
     def url_of(self, endpoint: str) -> str:
-        """Where an endpoint lies: `http://h/v1` and `http://h` both give `http://h/v1/chat/completions`."""
+        """Return the URL of an endpoint: `http://h/v1` and `http://h` both give `http://h/v1/chat/completions`."""
         base = self.url.rstrip("/")
         path = endpoint if endpoint.startswith("/") else "/" + endpoint
         if base.endswith("/v1") and path.startswith("/v1/"):
@@ -349,10 +357,10 @@ def _check_url(where: str, url: str) -> None:
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """A named route to a model with budgets of its own. `limits` replace those of the deployment's for the periods they name.
+    """A named route to a model with budgets of its own. Its `limits` replace the deployment's for the periods they name.
 
-    `fallbacks` name other resources or models, in order: a call goes on to them when it can be neither done nor billed yet.
-    `total_timeout_s` wins over what its deployments say.
+    `fallbacks` name other resources or models, in order: a call goes on to them while it can neither be done nor has been billed.
+    `total_timeout_s` wins over that of the deployments.
     """
 
     name: str
@@ -363,7 +371,7 @@ class Resource(msgspec.Struct, frozen=True):
 
 
 def fallbacks(resource: Resource, by_name: Mapping[str, Resource]) -> dict[str, Resource]:
-    """What comes after a resource's own deployments, in order: each fallback and then what that one falls back to, each once."""
+    """Return a resource's fallbacks in order, each followed by its own fallbacks, each once."""
     found: dict[str, Resource] = {}
     ahead = list(resource.fallbacks)
     while ahead:
@@ -376,7 +384,10 @@ def fallbacks(resource: Resource, by_name: Mapping[str, Resource]) -> dict[str, 
 
 
 def reached_names(resources: Iterable[Resource]) -> dict[str, tuple[str, ...]]:
-    """For each resource every name that a call to it may come under: its own, its model's, and those of its fallbacks and their models."""
+    """Return for each resource every name that a call to it may come under.
+
+    These are its own name, its model's, and those of its fallbacks and their models.
+    """
     by_name = {one.name: one for one in resources}
     return {
         name: tuple(
@@ -395,8 +406,8 @@ def reached_names(resources: Iterable[Resource]) -> dict[str, tuple[str, ...]]:
 class HttpLimits(msgspec.Struct, frozen=True):
     """The HTTP client's limits, fixed at start. `connections_max` is one ceiling per process over all deployments.
 
-    `interactive_connections` of them are never taken by batch work. A client that takes nothing of its answer for `client_timeout_s` is
-    given up, for it keeps one of them busy.
+    Batch work never takes `interactive_connections` of them. A client that takes nothing of its answer for `client_timeout_s` is
+    given up, because it keeps one of them busy.
     """
 
     connect_timeout_s: float = 10.0

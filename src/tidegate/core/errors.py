@@ -58,7 +58,7 @@ class StoreRefused(StoreError):
 
 
 class StoreTaken(StoreRefused):
-    """Another process has the store. `holder` says which, in words."""
+    """Another process has the store. `holder` describes that process."""
 
     def __init__(self, message: str, holder: str = "another process") -> None:
         super().__init__(message)
@@ -138,7 +138,7 @@ class UpstreamError(TidegateError):
         self.code = code or self.reason
 
     def put_off(self, retry_after_ms: int | None) -> None:
-        """Say when it is worth trying again; None when that may be now."""
+        """Set how long to wait until another try is worth it; None when it may be made now."""
         self.retry_after_ms = retry_after_ms
 
     def redact(self, secret: str) -> None:
@@ -152,10 +152,10 @@ class Throttled(UpstreamError):
 
 
 class Withheld(Throttled):
-    """`spent` names the budget, and `until_ms` is the monotonic moment at which it is worth asking again."""
+    """Our own limits hold a call back. `spent` names the budget, and `until_ms` is the monotonic moment to ask again."""
 
     reason = "budget_spent"
-    # What frees by itself within a moment is worth a wait where the call stands.
+    # Limits that free themselves within moments: a call waits for these in place.
     BRIEF = frozenset({"budget_spent", "budget_reserved", "max_parallel_requests_exceeded"})
 
     def __init__(

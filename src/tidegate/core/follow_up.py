@@ -1,4 +1,4 @@
-"""A retry of some items of an ended job, as it is about to be made."""
+"""A retry of some items of an ended job, before it is made."""
 
 import msgspec
 
@@ -8,8 +8,7 @@ from tidegate.core.job_shape import JobRetry
 
 
 class FollowUp(msgspec.Struct, frozen=True):
-    """Of which job, of which of its items, and under which ids. Controls, retries and answers that are absent are those of the
-    first job."""
+    """The job and the items that run again, and the ids of the new job. Absent fields are taken from the first job."""
 
     of: str
     choice: RetryChoice

@@ -1,12 +1,11 @@
-"""Hooks and guardrails of an operator's own: what they are given, how they refuse, and what
-follows.
+"""Hooks and guardrails of an operator's own: their arguments, their refusals and their results.
 
     def before(body, about): ...      the request as a dict: return another dict to send that instead, None to leave it as it is
     def after(body, about): ...       likewise for an answer
     raise Refuse("why")               the call is refused for good, with these words
     raise Later(30, "why")            not now: a batch item is tried again after so many seconds and loses no attempt
 
-Running such code, and keeping it from holding up others, is the duty of `guards`.
+Running such code, and keeping it from blocking others, is the duty of `guards`.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from tidegate.core.policy.guardrails import GuardrailCode as GuardrailCode
 MESSAGE_CHARS_MAX = 1_000
 BODY_BYTES_MAX = 32 << 20
 WAIT_MS_MAX = 86_400_000
-# Fields that decide where a request goes, how it is answered and who pays: they were judged before, and stay as they were.
+# Fields that decide where a request goes, how it is answered and who pays: they were judged before, and may not change.
 FIXED = ("model", "stream")
 
 
@@ -38,11 +37,14 @@ class Later(Exception):
 
 
 class Misunderstood(Exception):
-    """What a hook returned is nothing that can be sent or recorded."""
+    """A hook returned what cannot be sent or recorded."""
 
 
 class About(msgspec.Struct, frozen=True, gc=False):
-    """Whose call it is. `batch_id` and `custom_id` are empty for an interactive call, `key_id` and `user` where there is none."""
+    """The call's owner and target.
+
+    `batch_id` and `custom_id` are empty for an interactive call, `key_id` and `user` where there is none.
+    """
 
     endpoint: str
     model: str
@@ -54,7 +56,7 @@ class About(msgspec.Struct, frozen=True, gc=False):
 
 
 class HookCode(StrEnum):
-    """Why a hook let nothing pass, as the item's error line and the metrics say it."""
+    """The reasons why a hook let nothing pass, for the item's error line and the metrics."""
 
     REFUSED = "hook_refused"
     FAILED = "hook_failed"
@@ -63,13 +65,13 @@ class HookCode(StrEnum):
 
 
 RETRYABLE = frozenset({HookCode.UNAVAILABLE, HookCode.DEFERRED})
-# What a front door answers an interactive call with.
+# The status of a front door's answer to an interactive call.
 _STATUSES = {HookCode.FAILED: 500, HookCode.UNAVAILABLE: 503, HookCode.DEFERRED: 429}
 CODES = frozenset(str(code) for code in (*GuardrailCode, *HookCode))
 
 
 class Stop(msgspec.Struct, frozen=True, gc=False):
-    """Does not go on. Retryable ones rest for `wait_ms`, and never use up an attempt."""
+    """A refusal of the call. A retryable one rests for `wait_ms`, and never uses up an attempt."""
 
     code: str
     message: str
@@ -88,7 +90,7 @@ Own = Callable[[dict[str, Any], About], Any]
 
 
 class RuleBounds(msgspec.Struct, frozen=True):
-    """What a rule binds: names of tenants, ids of keys, names of models. An empty list binds all."""
+    """The calls that a rule binds: names of tenants, ids of keys, names of models. An empty set binds all."""
 
     tenants: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
@@ -103,7 +105,9 @@ class RuleBounds(msgspec.Struct, frozen=True):
 
 
 class Streams(StrEnum):
-    """What becomes of a call that asks for a stream where its answer must be judged: refused, unjudged, or held back until it is judged."""
+    """What to do with a streaming call whose answer must be judged: refuse it, pass it unjudged, or hold it
+    until it is judged.
+    """
 
     REFUSE = "refuse"
     PASS = "pass"
@@ -111,7 +115,9 @@ class Streams(StrEnum):
 
 
 class PolicyRule(msgspec.Struct, frozen=True):
-    """One hook or guardrail as the operator wrote it: built in (`guardrail`), or own code before the call, after it, or both."""
+    """One hook or guardrail as the operator wrote it: built in (`guardrail`), or own code before the call,
+    after it, or both.
+    """
 
     name: str
     bounds: RuleBounds = RuleBounds()
@@ -127,13 +133,13 @@ class PolicyRule(msgspec.Struct, frozen=True):
 
 
 def message_of(error: Exception, otherwise: str) -> str:
-    """An author's words, short enough for an error line and without what could break it."""
+    """Return an author's message, short enough for an error line and without what could break it."""
     text = str(error).strip()[:MESSAGE_CHARS_MAX]
     return "".join(letter if letter.isprintable() else " " for letter in text) or otherwise
 
 
 def changed_request(given: dict[str, Any], body: bytes, returned: Any) -> bytes:
-    """The request as a hook wants it; what it may not change must be as it was."""
+    """Return the request as a hook changed it; raise Misunderstood for a field that may not change."""
     if returned is None:
         return body
     _need_object(returned)
@@ -144,7 +150,7 @@ def changed_request(given: dict[str, Any], body: bytes, returned: Any) -> bytes:
 
 
 def changed_answer(body: bytes, returned: Any) -> bytes:
-    """The answer as a hook returned it, with the usage that the upstream reported."""
+    """Return the answer as a hook changed it, with the usage that the upstream reported."""
     if returned is None:
         return body
     _need_object(returned)

@@ -1,4 +1,4 @@
-"""Ids that callers see: a prefix and 22 base62 characters, made from 128 random bits that someone else draws.
+"""Ids that callers see: a prefix and 22 base62 characters, made from 128 random bits that the caller of `make` draws.
 
 A file's id begins with `file-`, as OpenAI's does; older files are stored as `file_…` and stay readable.
 
@@ -40,7 +40,7 @@ PATTERNS = {
 
 
 def make(kind: str, random_bytes: bytes) -> str:
-    """An id of this kind from 16 random bytes."""
+    """Return an id of this kind, made from 16 random bytes."""
     if kind not in PATTERNS or len(random_bytes) != RANDOM_BYTES:
         raise ValueError(
             f"an id needs a known kind and {RANDOM_BYTES} random bytes, not {kind!r} and {len(random_bytes)}"
@@ -54,24 +54,26 @@ def make(kind: str, random_bytes: bytes) -> str:
 
 
 def is_valid(kind: str, text: str) -> bool:
-    """Whether this text could be an id of this kind; checked before any id from outside is used."""
+    """Return whether this text could be an id of this kind; checked before any id from outside is used."""
     return PATTERNS[kind].fullmatch(text) is not None
 
 
 def item_id(job_id: str, number: int) -> str:
-    """The id of one item, as the output and error lines carry it."""
-    # Made for every item: `divmod` and a call of `job_part` would take as long again.
+    """Return the id of one item, as the output and error lines carry it."""
+    # This runs for every item: `divmod` and a call of `job_part` would take twice as long.
     rest = number // 3844
     return f"batch_req_{job_id[_JOB_PART]}{_PAIRS[rest // 3844]}{_PAIRS[rest % 3844]}{_PAIRS[number % 3844]}"
 
 
 def job_part(job_id: str) -> str:
-    """The letters that an item's id shares with its job's."""
+    """Return the letters that an item's id shares with its job's."""
     return job_id[_JOB_PART]
 
 
 def group_id(job_id: str, numbers: Iterable[int]) -> str:
-    """The id of a call that carries several items of one job: the numbers as runs, `0-7.9` for eight neighbours and one more."""
+    """Return the id of a call with several items of one job: the numbers as runs, `0-7.9` for eight
+    neighbours and one more.
+    """
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -83,7 +85,7 @@ def group_id(job_id: str, numbers: Iterable[int]) -> str:
 
 
 def split_item_id(item: str) -> tuple[str, int] | None:
-    """The job part and the number that an item's id was made from; None for anything else."""
+    """Return the job part and the number that an item's id was made from; None for anything else."""
     if not is_valid("batch_req", item):
         return None
     body = item[len("batch_req_") :]

@@ -1,4 +1,4 @@
-"""What a caller asks of a job beside its work: controls that may change while it runs, and which of its items a retry takes."""
+"""A caller's wishes for a job beside its work: controls that may change while it runs, and the items that a retry takes."""
 
 from typing import Any
 
@@ -8,8 +8,11 @@ EVERYTHING = 1_000_000
 
 
 class MaxErrors(msgspec.Struct, frozen=True):
-    """How many failed items a job allows: a count, or a share of those that are done, in millionths, once `after` of them are. A share of
-    EVERYTHING stops a job that has no answer when `after` items were sent in vain; bad lines, which are never sent, do not count there."""
+    """How many failed items a job allows: a count, or a share of the done items, in millionths, once `after` are done.
+
+    A share of EVERYTHING stops a job without an answer once `after` of the items that were sent have failed; bad lines, which are
+    never sent, do not count there.
+    """
 
     count: int | None = None
     share_ppm: int | None = None
@@ -17,7 +20,7 @@ class MaxErrors(msgspec.Struct, frozen=True):
 
 
 class JobControls(msgspec.Struct, frozen=True):
-    """What a caller says when a job is created and may change while it runs. `not_before` is 0 when it may begin at once."""
+    """Controls that a caller sets when creating a job and may change while it runs. `not_before` 0: it may begin at once."""
 
     priority: int = 0
     not_before: int = 0
@@ -29,8 +32,10 @@ NO_CONTROLS = JobControls()
 
 
 class Canary(msgspec.Struct, frozen=True):
-    """A sample of so many items that runs before the others. More failures than `error_ppm` millionths of it stop the job; else `then`
-    says what comes after it."""
+    """A sample of `items` items that runs before the others.
+
+    More failures than `error_ppm` millionths of it stop the job; otherwise `then` says what comes after it.
+    """
 
     items: int
     error_ppm: int
@@ -39,7 +44,7 @@ class Canary(msgspec.Struct, frozen=True):
 
 
 class JobChange(msgspec.Struct, frozen=True):
-    """What a caller changes of a running job: some fields of its controls by name, and its window."""
+    """A caller's change to a running job: some fields of its controls by name, and its window."""
 
     controls: dict[str, Any] = msgspec.field(default_factory=dict)
     window_ms: int | None = None
@@ -47,8 +52,11 @@ class JobChange(msgspec.Struct, frozen=True):
 
 
 class RetryChoice(msgspec.Struct, frozen=True):
-    """Which items of an ended job run again: those with one of these outcomes and, where some are named, one of these codes and one of
-    these kinds of errors (by their ids)."""
+    """The items of an ended job that run again.
+
+    They have one of these outcomes and, where some are named, one of these codes and one of these kinds of errors (by
+    their ids).
+    """
 
     outcomes: tuple[str, ...]
     codes: tuple[str, ...] = ()

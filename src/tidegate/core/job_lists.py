@@ -1,4 +1,4 @@
-"""Lists of jobs: which of them are asked for, and in which order."""
+"""Lists of jobs: filters and orders."""
 
 from enum import StrEnum
 
@@ -8,8 +8,11 @@ from tidegate.core.nouns import FOREVER_MS
 
 
 class JobFilter(msgspec.Struct, frozen=True):
-    """Which of a tenant's jobs are asked for; what is not given leaves them all. `words` may stand anywhere in a job's id, endpoint, model,
-    metadata or the name of its input, in any case. Times are milliseconds, the last one excluded."""
+    """A filter for a tenant's jobs; a field that is not given matches all of them.
+
+    `words` may occur anywhere in a job's id, endpoint, model, metadata or the name of its input, in any case. Times are
+    milliseconds, the last one excluded.
+    """
 
     status: str | None = None
     model: str | None = None
@@ -21,8 +24,11 @@ class JobFilter(msgspec.Struct, frozen=True):
 
 
 class JobSort(StrEnum):
-    """How a list of jobs is sorted: newest first; the next deadline first, of those that have not ended; largest first; the most of them
-    failed first, of those with failures; dearest first, of those that cost anything."""
+    """The orders of a list of jobs.
+
+    Newest first; the next deadline first, among jobs that have not ended; largest first; most failures first, among jobs
+    with failures; dearest first, among jobs that cost anything.
+    """
 
     CREATED = "created"
     DEADLINE = "deadline"
@@ -31,5 +37,5 @@ class JobSort(StrEnum):
     COST = "cost"
 
 
-# One statement has room for so many.
+# One statement has room for this many.
 FILTER_PAIRS_MAX = 4

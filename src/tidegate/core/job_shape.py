@@ -1,6 +1,6 @@
-"""The shape of a job's work: what its caller asks of all lines at once, and the files that its input is made of.
+"""The shape of a job's work: its caller's wishes for all lines at once, and the files that its input is made of.
 
-These are plain values that are stored with a job and sent to the process that reads its input. What they mean stands where they are used.
+These are plain values that are stored with a job and sent to the process that reads its input. The code that uses them explains them.
 """
 
 from bisect import bisect_right
@@ -11,8 +11,10 @@ import msgspec
 
 
 class ParameterLevel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Parameters for the bodies of requests: a default fills what a body leaves out, an override replaces what it says. They hold for one
-    endpoint or one model where either is named."""
+    """Parameters for the bodies of requests: a default fills in what a body leaves out, an override replaces its value.
+
+    They hold for one endpoint or one model where either is named.
+    """
 
     defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -21,7 +23,7 @@ class ParameterLevel(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InputPart(msgspec.Struct, frozen=True):
-    """One of the files that an input is made of: where its bytes lie, and what they were when it was uploaded (empty: unknown)."""
+    """One of the files that an input is made of: where its bytes lie, and their hash at the upload (empty: unknown)."""
 
     file_id: str
     path: str
@@ -29,9 +31,11 @@ class InputPart(msgspec.Struct, frozen=True):
 
 
 class InputPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the lines of an input stand for its author, who sent it in another form than that of one file of lines. `names` are the files
-    that it was joined from, and `starts` the lines before each. `rows_before` are the rows of a table that stand before the input's first
-    line; None: it is no table."""
+    """The places of an input's lines for its author, who sent it in another form than one file of lines.
+
+    `names` are the files that it was joined from, and `starts` the lines before each. `rows_before` are the rows of a table
+    before the input's first line; None: it is no table.
+    """
 
     names: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()
@@ -42,17 +46,17 @@ class InputPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
         return "line" if self.rows_before is None else "row"
 
     def number(self, line: int) -> int:
-        """The number of a line in its own file or table."""
+        """Return the number of a line in its own file or table."""
         if self.rows_before is not None:
             return self.rows_before + line
         return line - self.starts[self._file(line)] if self.names else line
 
     def name(self, line: int) -> str:
-        """The file in which a line stands; empty where there is only one."""
+        """Return the file that contains a line; empty where there is only one."""
         return self.names[self._file(line)] if self.names else ""
 
     def words(self, line: int) -> str:
-        """A line as its author finds it: `line 7`, `line 7 of b.jsonl`, `row 7`."""
+        """Return a line's place in words for its author: `line 7`, `line 7 of b.jsonl`, `row 7`."""
         name = self.name(line)
         return f"{self.unit} {self.number(line)}" + (f" of {name}" if name else "")
 
@@ -64,8 +68,10 @@ AS_WRITTEN = InputPlaces()
 
 
 class JobRetry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How failed items of one job are tried again, where that differs from the operator's way. With `codes`, only failures are tried again
-    that have one of these codes or HTTP statuses, also some that would otherwise be final."""
+    """How failed items of one job are tried again, where that differs from the operator's way.
+
+    With `codes`, only failures with one of these codes or HTTP statuses are tried again, also some that would otherwise be final.
+    """
 
     attempts_max: int | None = None
     backoff_ms: int | None = None
@@ -74,10 +80,12 @@ class JobRetry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a caller asks for when a job is created, and what never changes afterwards. `more_inputs` are the files behind the first.
-    Without `output_file_bytes_max` a result file is as large as it gets. `betas` go with every call to an engine of Anthropic's. With
-    `dedupe`, identical requests are run once; with `reuse_from`, lines that this earlier job has answered are not run. `places` say where
-    lines stand for an author who did not write them as one file."""
+    """The fixed part of what a caller asks for when creating a job.
+
+    `more_inputs` are the files after the first. Without `output_file_bytes_max` a result file has no limit. `betas` go with
+    every call to an engine of Anthropic's. With `dedupe`, identical requests run once; with `reuse_from`, lines that this
+    earlier job has answered do not run. `places` give the lines' places for an author who did not write them as one file.
+    """
 
     defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -90,16 +98,17 @@ class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
     places: InputPlaces | None = None
 
     def levels(self) -> tuple[ParameterLevel, ...]:
-        """The job's own parameters, which count more than any of the operator's."""
+        """Return the job's own parameters, which count more than any of the operator's."""
         if not self.defaults and not self.overrides:
             return ()
         return (ParameterLevel(self.defaults, self.overrides),)
 
 
 class CopiedItems(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How many items of a job are not run: those that take the line of an identical one, and those
-    that an earlier job has answered. They come behind all others, and their lines in
-    the work file from `work_at` on."""
+    """How many items of a job are not run: copies of identical items, and items that an earlier job has answered.
+
+    They come after all others; their lines in the work file begin at `work_at`.
+    """
 
     deduplicated: int = 0
     reused: int = 0
@@ -130,7 +139,7 @@ _SHAPES_KNOWN = 1_024
 
 
 def shape_text(shape: JobShape) -> str | None:
-    """A shape as the store keeps it; None where nothing was asked for."""
+    """Return a shape as the store keeps it; None where nothing was asked for."""
     return None if shape == PLAIN else msgspec.json.encode(shape).decode()
 
 

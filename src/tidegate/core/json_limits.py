@@ -1,18 +1,18 @@
 """Limits of a JSON text that are checked by its bytes alone, before any parser makes objects of them: its encoding, its depth and its size.
 
-A byte of JSON can become thirty of memory, and a parser lets nothing else run while it makes them. So a text with more names, objects and
-lists than a request needs is turned away first. Marks within strings do not count. Nothing here parses.
+A byte of JSON can become thirty of memory, and while a parser makes them nothing else runs. So a text with more names, objects and
+lists than a request needs is turned away first. Marks inside strings do not count. This module does not parse.
 """
 
 from collections.abc import Iterator
 
 # Objects, lists and names together: each takes about a hundred bytes and a microsecond.
 NODES_MAX = 100_000
-# Of all values, most are numbers and short texts.
+# The number of all values, most of which are numbers and short texts.
 VALUES_MAX = 1_000_000
 TOO_MANY = f"The body has more than {NODES_MAX:,} names, objects and lists, or more than {VALUES_MAX:,} values: split the request."
 
-# Pieces of this size, because each quote costs many times its byte while a piece is looked at.
+# Work on pieces of this size, because each quote costs many times its byte while a piece is looked at.
 PIECE_BYTES = 1 << 16
 _NODES = (b"[", b"{", b":")
 _VALUE_END = b","
@@ -30,16 +30,21 @@ def is_utf8(text: bytes) -> bool:
 
 
 def count_openers(text: bytes) -> int:
-    """How many brackets open in `text`; depth cannot be more. (`replace` finds bytes many times faster than `count`.)"""
+    """Return how many brackets open in `text`; depth cannot be more. (`replace` finds bytes many times
+    faster than `count`.)
+    """
     return 2 * len(text) - len(text.replace(b"{", b"")) - len(text.replace(b"[", b""))
 
 
 def is_deeper_than(text: bytes, depth_max: int) -> bool:
-    """Return whether a JSON text is nested deeper than so many levels. Only one with many brackets pays for an exact answer."""
+    """Return whether a JSON text is nested deeper than so many levels.
+
+    Only a text with many brackets pays for an exact answer.
+    """
     if count_openers(text) <= depth_max:
         return False
     level = b"".join(outside_strings(text, b"{}[]")).translate(_ONE_BRACKET_KIND)
-    # Each round takes the innermost brackets away, so there are as many rounds as levels.
+    # Each round removes the innermost brackets, so there are as many rounds as levels.
     for _ in range(depth_max):
         inner = level.replace(b"[]", b"")
         if len(inner) == len(level):
@@ -52,7 +57,7 @@ def has_too_many_values(text: bytes) -> bool:
     """Return whether a JSON text has more names, objects and lists, or more values, than may be parsed at once."""
     if len(text) <= NODES_MAX or not _are_above(_counted(text)):
         return False
-    # Most large texts are long strings: only one that has so many marks pays for leaving its strings out.
+    # Most large texts are long strings: only one with this many marks pays for leaving its strings out.
     nodes = values = 0
     for piece in outside_strings(text, b"[{:,"):
         more = _counted(piece)
@@ -63,7 +68,7 @@ def has_too_many_values(text: bytes) -> bool:
 
 
 def outside_strings(text: bytes, marks: bytes) -> Iterator[bytes]:
-    """Yield these marks of a JSON text in their order, without those that stand in strings."""
+    """Yield these marks of a JSON text in their order, without those inside strings."""
     others = bytes(sorted(set(range(256)) - set(marks + b'"')))
     bare = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, others)
     is_inside = False

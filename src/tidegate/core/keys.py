@@ -1,9 +1,9 @@
-"""What an API key looks like, and what is kept of it.
+"""The form of an API key, and what is kept of it.
 
 `tg_live_` + 8 characters that name the key + 43 random ones (256 bits) + 6 that check the rest, so
 that a scanner for leaked secrets, and we, can tell a key from noise without the store. The store
-keeps the name and a keyed hash, never the key. Nothing here draws randomness or knows where the
-pepper lies.
+keeps the name and a keyed hash, never the key. This module draws no randomness and does not know
+where the pepper lies.
 """
 
 import hmac
@@ -22,7 +22,7 @@ PUBLIC_LENGTH = 8
 SECRET_LENGTH = 43
 CHECK_LENGTH = 6
 RANDOM_BYTES = 6 + 32
-# A key has some of these or some of a tenant's, never both: who steers the gateway is no tenant of it.
+# A key has either some of these or some of a tenant's scopes, never both: an operator is no tenant.
 # `admin:content` opens what tenants wrote and what models answered.
 ADMIN_SCOPES = ("admin:read", "admin:write", "admin:content")
 
@@ -38,14 +38,14 @@ PUBLIC_ID = re.compile(rf"[0-9A-Za-z]{{{PUBLIC_LENGTH}}}", re.ASCII)
 
 
 class NewKey(msgspec.Struct, frozen=True):
-    """A key at its making: the only time that anyone sees its text."""
+    """A key when it is made: the only time that anyone sees its text."""
 
     public_id: str
     text: Secret
 
 
 def make(random_bytes: bytes) -> NewKey:
-    """A key from 38 random bytes."""
+    """Return a key made from 38 random bytes."""
     if len(random_bytes) != RANDOM_BYTES:
         raise ValueError(f"a key needs {RANDOM_BYTES} random bytes, not {len(random_bytes)}")
     public_id = _base62(int.from_bytes(random_bytes[:6], "big"), PUBLIC_LENGTH)
@@ -65,7 +65,7 @@ def _key(public_id: str, random_bytes: bytes) -> NewKey:
 
 
 def public_id_of(text: str) -> str | None:
-    """The part that names the key; None when this text cannot be a key."""
+    """Return the part that names the key; None when this text cannot be a key."""
     matched = _PATTERN.fullmatch(text) if len(text) == _KEY_CHARS else None
     if matched is None or _check(text[:-CHECK_LENGTH]) != matched["check"]:
         return None
@@ -73,14 +73,18 @@ def public_id_of(text: str) -> str | None:
 
 
 def keyed_hash(pepper: bytes, text: str) -> bytes:
-    """What the store keeps of a key. A key has 256 random bits, so a fast hash is enough; the pepper makes a stolen table useless."""
+    """Return what the store keeps of a key.
+
+    A key has 256 random bits, so a fast hash is enough; the pepper makes a stolen table useless.
+    """
     return hmac.digest(pepper, text.encode(), "sha256")
 
 
 class Scopes(msgspec.Struct, frozen=True):
     """Every scope that a key may have: those that the front doors ask of a tenant, and the operators'.
 
-    A key that is bound to environments has at most those `in_environments`: what the other scopes open knows no environments."""
+    A key that is bound to environments has at most those `in_environments`: the other scopes open things that know no environments.
+    """
 
     tenant: tuple[str, ...]
     in_environments: frozenset[str]
@@ -90,7 +94,10 @@ class Scopes(msgspec.Struct, frozen=True):
         return (*self.tenant, *ADMIN_SCOPES)
 
     def text(self, names: Iterable[str]) -> str:
-        """Scopes as the store keeps them; none given means all of a tenant's there are today. ValueError names one that does not exist."""
+        """Return scopes as the store keeps them; none given means all of a tenant's that exist today.
+
+        ValueError names one that does not exist.
+        """
         wanted = list(names) or list(self.tenant)
         for name in wanted:
             if name not in self.all:
@@ -106,7 +113,7 @@ def scopes_from(text: str) -> frozenset[str]:
 
 
 def models_text(names: Iterable[str]) -> str:
-    """Models, resources or environments that a key may use, as the store keeps them; none given means any."""
+    """Return models, resources or environments that a key may use, as the store keeps them; none given means any."""
     return json.dumps(sorted(set(names)))
 
 
@@ -116,7 +123,7 @@ def models_from(text: str) -> frozenset[str]:
 
 
 def addresses_text(networks: Iterable[str]) -> str:
-    """Addresses and ranges that a key may be used from, as the store keeps them; none given means any."""
+    """Return addresses and ranges that a key may be used from, as the store keeps them; none given means any."""
     named = sorted(set(networks))
     return json.dumps(named) if named else ""
 

@@ -1,5 +1,5 @@
-"""The nouns of the engine, as stages hand them on. They are msgspec structs: each costs a fifth of a dataclass to make,
-and its class a fortieth to load."""
+"""The nouns of the engine, as stages pass them on. They are msgspec structs: each costs a fifth of a dataclass to make, and its class a
+fortieth to load."""
 
 import math
 from array import array
@@ -15,14 +15,15 @@ from tidegate.core.job_controls import NO_CONTROLS, Canary, JobControls, RetryCh
 from tidegate.core.job_shape import NO_COPIES, PLAIN, WHOLE, CopiedItems, JobRetry, JobShape, ResultParts
 from tidegate.core.states import FileState, JobKind, JobState, Outcome, UploadState
 
-# So much of a request's beginning says which others an engine should meet it with, where no neighbour of its batch shares it.
+# The first bytes of a request by which requests are grouped for an engine, where no neighbour of its
+# batch shares a beginning.
 PREFIX_BYTES = 1024
-# Behind every moment.
+# Later than every moment.
 FOREVER_MS = 1 << 62
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """What a finished blob is: its size and its SHA-256 in hex."""
+    """The size of a finished blob, and its SHA-256 in hex."""
 
     size_bytes: int
     sha256: str
@@ -41,7 +42,8 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who is asking: every statement about a tenant's things carries its id. `limits` and `parallel_max` are the key's own."""
+    """The caller of a request: every statement about a tenant's things carries its id. `limits` and `parallel_max` are the key's
+    own."""
 
     tenant_id: str
     key_id: str | None = None
@@ -70,7 +72,7 @@ class File(msgspec.Struct, frozen=True):
 
 
 class UploadRequest(msgspec.Struct, frozen=True):
-    """What a caller says of a file before sending it in parts. The file expires so long after its completion."""
+    """A caller's description of a file that will be sent in parts. The file expires so long after its completion."""
 
     size_bytes: int
     purpose: str
@@ -80,16 +82,17 @@ class UploadRequest(msgspec.Struct, frozen=True):
 
 
 class JoinedParts(msgspec.Struct, frozen=True):
-    """What an upload was completed with: which parts in which order, and the MD5 of their bytes.
+    """The parts that completed an upload, in order, and the MD5 of their bytes.
 
-    The MD5 is None where an older program joined them."""
+    The MD5 is None where an older program joined them.
+    """
 
     parts_hash: str
     md5: str | None
 
 
 class PartedUpload(msgspec.Struct, frozen=True):
-    """A file that a caller sends in parts. `joined` says what it was completed with."""
+    """A file that a caller sends in parts. `joined` has the parts that completed it."""
 
     id: str
     tenant_id: str
@@ -112,7 +115,7 @@ class UploadPart(msgspec.Struct, frozen=True):
 
 
 class NewFile(msgspec.Struct, frozen=True):
-    """A file that is about to be shown: its bytes are one durable blob."""
+    """A file before it is shown: its bytes are one durable blob."""
 
     id: str
     blob_id: str
@@ -124,7 +127,7 @@ class NewFile(msgspec.Struct, frozen=True):
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """A byte range of a blob that stands at `at` in a file."""
+    """A byte range of a blob that is the part of a file from `at` on."""
 
     at: int
     size_bytes: int
@@ -133,7 +136,7 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 class AbandonedBlob(msgspec.Struct, frozen=True):
-    """A blob still being written whose owner is gone, and for how long; a log was recorded up to `recorded_to`."""
+    """A blob that is still being written though its owner is gone, and for how long it is; a log was recorded up to `recorded_to`."""
 
     id: str
     kind: str
@@ -143,7 +146,7 @@ class AbandonedBlob(msgspec.Struct, frozen=True):
 
 
 class StoredBlob(msgspec.Struct, frozen=True):
-    """What the store says of a blob: its bytes are needed from the first to `size_bytes` while `uses` is above 0."""
+    """The store's entry of a blob: its bytes are needed from the first to `size_bytes` while `uses` is above 0."""
 
     id: str
     state: str
@@ -173,7 +176,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerTry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An answer that was paid for: which model gave it and where, what it took and cost, and what is wrong with it."""
+    """An answer that was paid for: its model and deployment, its usage and cost, and its problem."""
 
     model: str
     deployment: str
@@ -183,8 +186,8 @@ class AnswerTry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class JobWebhook(msgspec.Struct, frozen=True):
-    """The URL that hears of one job's end, and of which ends. The secret is drawn with the job and is not read back with it. Where `door`
-    names a front door, that one words the events; `headers` are sent along and are not read back either."""
+    """The URL that is notified of one job's end, and of which ends. The secret is drawn with the job and is not read back with it.
+    Where `door` names a front door, that door words the events; `headers` are sent along and are not read back either."""
 
     url: str
     events: tuple[str, ...]
@@ -197,8 +200,8 @@ class JobWebhook(msgspec.Struct, frozen=True):
 
 
 class JobRequest(msgspec.Struct, frozen=True):
-    """What a caller asks for when creating a job, already checked by the front door. With `door`, text of that door's own, what
-    becomes of each item is recorded as an event."""
+    """A caller's request for a new job, already checked by the front door. With `door`, text of that door's own, the outcome of each
+    item is recorded as an event."""
 
     endpoint: str
     input_file_id: str
@@ -223,7 +226,7 @@ class JobRequest(msgspec.Struct, frozen=True):
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """One entry of a job's `errors`: what is wrong, and on which 1-based line."""
+    """One entry of a job's `errors`: the fault, and its 1-based line."""
 
     code: str
     message: str
@@ -303,7 +306,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def run_count(self) -> int:
-        """How many items are run; the others get their lines when the job is published."""
+        """Return how many items are run; the others get their lines when the job is published."""
         return self.item_count - self.copied.count
 
 
@@ -321,8 +324,8 @@ class SlicePlan(msgspec.Struct, frozen=True):
 
 
 class IngestPlan(msgspec.Struct, frozen=True):
-    """Everything that ingest found out about an input; slices are in work order. The first `sample_count` items are the job's canary; None
-    without one. `file_bytes` are those of `prompt_bytes` that are letters of files and no text."""
+    """The result of reading an input; slices are in work order. The first `sample_count` items are the job's canary; None without one.
+    `file_bytes` are the part of `prompt_bytes` that is letters of files and no text."""
 
     item_count: int
     model: str | None
@@ -337,8 +340,9 @@ class IngestPlan(msgspec.Struct, frozen=True):
 
 
 class IngestSource(msgspec.Struct, frozen=True):
-    """What a worker must know to ingest a job. `blob_id` is None when the input is gone. `key_names` are the models and the resources that
-    the job's key may use, as the store keeps them; None without a key. `more` are the files behind the first: id, hash and blob of each."""
+    """The data that a worker needs to ingest a job. `blob_id` is None when the input is gone. `key_names` are the models and the
+    resources that the job's key may use, as the store keeps them; None without a key. `more` are the files after the first: id, hash
+    and blob of each."""
 
     job: Job
     sha256: str
@@ -349,8 +353,8 @@ class IngestSource(msgspec.Struct, frozen=True):
 
 
 class JobStart(msgspec.Struct, frozen=True):
-    """A job whose input was read. `weight_milli` is a thousand times the weight of its flows; without one they keep theirs, and a new
-    flow has 1."""
+    """A job whose input was read. `weight_milli` is a thousand times the weight of its flows; with None flows keep their weight, and a
+    new flow has 1."""
 
     job_id: str
     token: str
@@ -362,8 +366,8 @@ class JobStart(msgspec.Struct, frozen=True):
 
 
 class Attempts(msgspec.Struct, frozen=True):
-    """What is remembered of an item that failed at least once and may be tried again, not before `wait_ms` from now. `tries` are its
-    answers that did not fit."""
+    """The record of an item that failed at least once and may be tried again, not before `wait_ms` from now. `tries` are its answers
+    that did not fit."""
 
     number: int
     count: int
@@ -375,9 +379,10 @@ class Attempts(msgspec.Struct, frozen=True):
 
 
 class LeasedSlice(msgspec.Struct, frozen=True):
-    """A slice that this worker may run until its heartbeat fails. `read_first` is the number of the first item in the byte range: a slice
-    that was split out of a larger one reads the larger one's range and takes only its own numbers. `tenant` is the tenant's name; `limits`
-    and `retry` are the job's own. `interactive_in_ms` from now on its items go like interactive calls; None where they never do."""
+    """A slice that this worker may run until its heartbeat fails. `read_first` is the number of the first item in the byte range: a
+    slice that was split out of a larger one reads the larger one's range and takes only its own numbers. `tenant` is the tenant's name;
+    `limits` and `retry` are the job's own. `interactive_in_ms` from now on its items go like interactive calls; None where they never
+    do."""
 
     job_id: str
     tenant_id: str
@@ -409,13 +414,13 @@ class LeasedSlice(msgspec.Struct, frozen=True):
 
     @property
     def item_units(self) -> int:
-        """What a mean item of it counts."""
+        """Return the work units of a mean item."""
         return self.work_units // self.count
 
 
 class WorkerDuty(msgspec.Struct, frozen=True):
-    """What a process is there for. With a share owner it runs the jobs of that owner alone. `servers` is a name for the model servers of
-    a `tidegate run`, whose rates are kept apart from those that others have under the same model."""
+    """The duty of a process. With a share owner it runs the jobs of that owner alone. `servers` is a name for the model servers of a
+    `tidegate run`, whose rates are kept apart from those of others with the same model."""
 
     runs_items: bool = True
     share_owner: str = ""
@@ -426,7 +431,10 @@ EVERY_JOB = WorkerDuty()
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """What the store says of one slice that a worker holds, at a heartbeat. `is_held`: its job is paused, or must not run yet."""
+    """The store's entry of one slice that a worker holds, at a heartbeat.
+
+    `is_held`: its job is paused, or must not run yet.
+    """
 
     job_id: str
     first: int
@@ -439,7 +447,10 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct):
-    """One line of the work file in a worker's hands. `line` is the caller's own line; `body` is the request inside it, byte for byte."""
+    """A line of the work file that a worker has.
+
+    `line` is the caller's own line; `body` is the request inside it, byte for byte.
+    """
 
     number: int
     custom_id: bytes
@@ -448,14 +459,14 @@ class Item(msgspec.Struct):
     wait_ms: int = 0
     hand_backs: int = 0
     alone_losses: int = 0
-    # How much of its body it shares with its neighbours in the work file; 0 when it has no kin there.
+    # How many bytes of its body its neighbours in the work file share; 0 when they share too little.
     prefix_bytes: int = 0
-    # Its answers that did not fit, and the text of the last one, as long as this worker has it.
+    # Its answers that did not fit, and the text of the last one, for as long as this worker has the item.
     tries: tuple[AnswerTry, ...] = ()
     rejected_text: str = ""
 
     def count_attempts(self, attempt_count: int, hand_backs: int) -> None:
-        """Note how many attempts are used up by now, and how often a call was taken back for an interactive one."""
+        """Note how many attempts are used up by now, and how often a call was handed back for an interactive one."""
         self.attempt_count = attempt_count
         self.hand_backs = hand_backs
 
@@ -466,16 +477,7 @@ class Item(msgspec.Struct):
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """One upstream request. `attempt_count` says how many calls of its item counted before: above 0 this is a retry.
-
-    It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that is being paid for is worth a
-    wait. It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks again
-    first; and only while `may_begin` says so, for a job may be paused or close while it waits. `budgets` are those of its tenant, user,
-    key and job; those of the deployment come on the way. `tokens` is what it will likely take, where someone has estimated it.
-    `share_owner` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike; without a `prefix_salt` it is
-    not used. `items` is how many items of a job share it; `number` is then that of the first. `parallel` names those who may have only so
-    many calls at once. `models` are those that its key allows, so that no fallback leads to another; none named: any. With an `audio` file
-    it is sent as a form. Anthropic's engines get `betas` in a header. `trace_header` names its span, where it is traced."""
+    """One upstream request. `attempt_count` is how many calls of its item counted before: above 0 this is a retry."""
 
     job_id: str
     number: int
@@ -503,15 +505,15 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def prefix_group(self) -> str:
-        """Return one word for all requests that begin alike: engines cache prompts' beginnings."""
+        """Return one word for all requests that begin alike, because engines cache prompts' beginnings."""
         if not self.prefix_salt:
             return ""
         return blake2b(self.body[: self.prefix_bytes or PREFIX_BYTES], digest_size=8, salt=self.prefix_salt).hexdigest()
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """A whole 2xx answer. `body` is one line of JSON. `is_grouped`: other items shared its call. `priced` is what budgets were settled
-    with, or its part of that; None where that is what it reported, or none were asked."""
+    """A whole 2xx answer. `body` is one line of JSON. `is_grouped`: other items shared its call. `priced` is the usage that budgets
+    were settled with, or its part of that; None where that is the reported usage, or where no budgets were asked."""
 
     status: int
     body: bytes
@@ -522,12 +524,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):
-    """One finished item on its way to the store: its line is `size_bytes` long and lies behind its predecessors' in the log.
-
-    `units` is its share of its slice's work units. Without a model the store finds both out: so it is with what a dead worker left.
-    `cost_nano` is what its input, cached and output tokens cost at the deployment that answered. `crc32` is that of the line: by it the
-    judge knows the line again. `took_ms` is how long its last call took. `tries` are all its answers where the first did not fit;
-    `usage` and `cost_nano` are then their sums. `is_schema_invalid`: none fitted."""
+    """One finished item on its way to the store: its line has `size_bytes` and follows those of its predecessors in the log."""
 
     number: int
     outcome: Outcome
@@ -547,7 +544,7 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
 
 
 class ItemVerdict(msgspec.Struct, frozen=True, gc=False):
-    """What became of an item: its line for a result file, and what the store must know of it."""
+    """The result of an item: its line for a result file, and what the store must know of it."""
 
     job_id: str
     number: int
@@ -556,7 +553,7 @@ class ItemVerdict(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobFlush(msgspec.Struct, frozen=True):
-    """What one flush says about one job. Lines lie in `finished` order from `placed.at` on, per log."""
+    """The part of one flush that belongs to one job. Lines lie in `finished` order from `placed.at` on, per log."""
 
     job_id: str
     answers: list[Finished] = msgspec.field(default_factory=list)
@@ -567,8 +564,8 @@ class JobFlush(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """What the store made of one job's part of a flush. `stopped`: it passed a threshold of its job, which closes. `let_go`: it ended the
-    job's canary, and the other items may run."""
+    """The result of recording one job's part of a flush. `stopped`: it passed a threshold of its job, which closes. `let_go`: it ended
+    the job's canary, and the other items may run."""
 
     job_id: str
     new_count: int
@@ -580,14 +577,14 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class Idempotency(msgspec.Struct, frozen=True):
-    """A caller's Idempotency-Key and the hash of what it was sent with."""
+    """A caller's Idempotency-Key and the hash of the request that it came with."""
 
     key: str
     body_hash: str
 
 
 class JobEnd(msgspec.Struct, frozen=True):
-    """How a job is published: how long its results are kept, and what its answer calls itself if the job is a response."""
+    """How a job is published: how long its results are kept, and the status of its answer if the job is a response."""
 
     keep_ms: int | None = None
     response_status: str = "completed"
@@ -604,14 +601,14 @@ class KeepTimes(msgspec.Struct, frozen=True):
     scan_max: int = 200
 
     def results_ms(self, job: "Job") -> int | None:
-        """How long the results of a closing job are kept, unless it says so itself; None: as long as its record, as a response's are."""
+        """Return how long a closing job's results are kept by default; None: as long as its record, as a response's are."""
         if job.kind is not JobKind.BATCH:
             return None
         return self.completed_ms if job.closing is JobState.COMPLETED else self.failed_ms
 
 
 class PublishTurns(msgspec.Struct, frozen=True):
-    """Which closed jobs are published: those that cost so many bytes, and of each tenant at most so many before the next look."""
+    """The closed jobs to publish: those that cost so many bytes, and at most so many of each tenant before the next look."""
 
     bytes_min: int = 0
     bytes_max: int = 1 << 62
@@ -620,8 +617,8 @@ class PublishTurns(msgspec.Struct, frozen=True):
 
 
 class Quotas(msgspec.Struct, frozen=True):
-    """What one tenant may have waiting and create; 0 switches a limit off. Pending jobs count for the share owner and for the key.
-    A background response counts against `pending_responses_max` alone."""
+    """The most that one tenant may have waiting and create; 0 switches a limit off. Pending jobs count for the share owner and for the
+    key. A background response counts against `pending_responses_max` alone."""
 
     pending_jobs_max: int = 0
     queued_items_max: int = 0
@@ -643,7 +640,8 @@ class ResponseInput(msgspec.Struct, frozen=True):
 
 
 class ResponseTerms(msgspec.Struct, frozen=True):
-    """What holds for a background response besides its request, which is kept for `keep_ms`; `interactive_after_ms` is counted from now."""
+    """The terms of a background response besides its request, which is kept for `keep_ms`; `interactive_after_ms` is counted from
+    now."""
 
     endpoint: str
     keep_ms: int
@@ -653,8 +651,8 @@ class ResponseTerms(msgspec.Struct, frozen=True):
 
 
 class UnrunLines(msgspec.Struct, frozen=True):
-    """Lines that publish adds behind a result file, of items that were not run: number, outcome and size of each, and how many of them say
-    that no answer fitted."""
+    """Lines of items that were not run, which publish adds to the end of a result file: number, outcome and size of each.
+    `schema_invalid` counts those that say that no answer fitted."""
 
     placed: Placed
     numbers: "array[int]"
@@ -675,9 +673,8 @@ class Rewrite(msgspec.Struct, frozen=True):
 
 
 class ModelPace(msgspec.Struct, frozen=True):
-    """How a model went lately: work units a second (None while nothing was answered), the tokens
-    that a unit really cost, and what shares it now. It changes slowly, so it is read less often
-    than decisions are made."""
+    """How a model went lately: work units a second (None while nothing was answered), the tokens that a unit really cost, and what
+    shares it now. It changes slowly, so it is read less often than decisions are made."""
 
     rate: float | None = None
     ratio: float = 1.0
@@ -686,7 +683,10 @@ class ModelPace(msgspec.Struct, frozen=True):
 
 
 class AwakeFlow(msgspec.Struct, frozen=True):
-    """A flow as a sweep sees it. `has_spent`: a job of it has no slice of the model left. `is_active`: something of it is out or ready."""
+    """A flow as a sweep sees it.
+
+    `has_spent`: a job of it has no slice of the model left. `is_active`: it has slices out or ready.
+    """
 
     model: str
     served: int

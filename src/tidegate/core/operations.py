@@ -9,7 +9,9 @@ RETRY = "retry"
 
 
 class OperationScope(msgspec.Struct, frozen=True):
-    """What is done, and to which jobs: those of one organization, or of all, that match the filter and that the action can change."""
+    """The action of an operation and its jobs: of one organization, or of all, those that match the filter
+    and that it can change.
+    """
 
     action: str
     org: str | None = None
@@ -17,8 +19,11 @@ class OperationScope(msgspec.Struct, frozen=True):
 
 
 class Impact(msgspec.Struct, frozen=True):
-    """What an operation is about. `tokens` and `cost_nano` are what its items are expected to use from now on. `first_deadline` is
-    that of the job that must end first (None without one), and `due_soon` counts the jobs that must end within an hour."""
+    """The impact of an operation.
+
+    `tokens` and `cost_nano` are what its items are expected to use from now on. `first_deadline` is that of the job that must
+    end first (None without one), and `due_soon` counts the jobs that must end within an hour.
+    """
 
     jobs: int
     items: int
@@ -29,7 +34,7 @@ class Impact(msgspec.Struct, frozen=True):
 
 
 class OperationFailure(msgspec.Struct, frozen=True):
-    """Why one job could not be changed."""
+    """The reason why one job could not be changed."""
 
     job_id: str
     code: str
@@ -37,7 +42,7 @@ class OperationFailure(msgspec.Struct, frozen=True):
 
 
 class JobOperation(msgspec.Struct, frozen=True):
-    """`done` and `failed` count the jobs that it has come to; `cursor_at` and `cursor_id` name the last of them."""
+    """An operation. `done` and `failed` count the jobs handled so far; `cursor_at` and `cursor_id` name the last of them."""
 
     id: str
     actor: str

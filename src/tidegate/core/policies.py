@@ -1,6 +1,6 @@
-"""What the operator decides about tenants, models, slices and jobs, as one object that the stages and the worker ask.
+"""The operator's decisions about tenants, models, slices and jobs, as one object that the stages and the worker ask.
 
-This one binds nothing: every answer is the most permissive. `worker/policies.py` has the one that speaks for the settings.
+This one binds nothing: every answer is the most permissive. `worker/policies.py` has the one that follows the settings.
 """
 
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ from tidegate.core.schedule.policy import ModeOverride
 
 
 class TenantTerms(Protocol):
-    """What tenants may have, as far as every call needs it."""
+    """The terms of tenants, as far as every call needs them."""
 
     @property
     def number(self) -> int:
-        """Another number after every change."""
+        """A number that differs after every change."""
 
     @property
     def bind_calls(self) -> bool:
-        """Whether any tenant has a budget or a bound on calls at once: if none has, they are not asked for."""
+        """Whether any tenant has a budget or a bound on calls at once; if none has, tenants' terms are not asked for."""
 
 
 class FixedTerms(msgspec.Struct, frozen=True):
@@ -42,9 +42,12 @@ NO_TERMS = FixedTerms(bind_calls=False)
 
 
 class Policies:
-    """`model_of` is the model behind each resource, `reached_by` every name that a call to a resource may come under, `fields_of` what
-    callers of a name may not say; `rules` are the hooks and guardrails, `in_flight_caps` the work units in flight by tenant, and `tenants`
-    what has to be known before a call's budgets are asked for."""
+    """The most permissive policies.
+
+    `model_of` is the model behind each resource, `reached_by` every name that a call to a resource may come under, and `fields_of`
+    the rules for callers' fields by name. `rules` are the hooks and guardrails, `in_flight_caps` the work units in flight by tenant,
+    and `tenants` what has to be known before a call's budgets are asked for.
+    """
 
     model_of: Mapping[str, str] = MappingProxyType({})
     reached_by: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -54,7 +57,7 @@ class Policies:
     tenants: TenantTerms = NO_TERMS
 
     def unknown_wait_ms(self, model: str) -> int:
-        """Return how long items of a model wait that is unknown here, since another process may know it; 0 when none does."""
+        """Return how long items of an unknown model wait, because another process may know it; 0 when none does."""
         return 0
 
     def schedule_policy(self, override: ModeOverride) -> Policy:
@@ -62,7 +65,7 @@ class Policies:
         return Policy()
 
     def line_rules(self, job: Job) -> LineRules:
-        """Return what a job's input is held to."""
+        """Return the rules for a job's input."""
         return LineRules(job.endpoint, invalid_lines=job.invalid_lines, prefix_order=job.prefix_order)
 
     def weight(self, tenant: str) -> float:
@@ -74,7 +77,7 @@ class Policies:
         return ()
 
     def parallel(self, leased: LeasedSlice, key_max: int) -> tuple[tuple[str, int], ...]:
-        """Return how many calls of a slice's tenant, user and key may go at once; `key_max` is the key's own bound, 0 for none."""
+        """Return the bounds on calls at once of a slice's tenant, user and key; `key_max` is the key's own, 0 for none."""
         return ()
 
     def retry(self, model: str) -> RetryPolicy:

@@ -1,7 +1,7 @@
 """Refusals that several rooms must word alike.
 
-An id that is absent, another tenant's, deleted or of no possible shape gets one and the same answer; only the id that the caller sent
-stands in it. Each begins with the sentence that OpenAI says, because clients match it.
+An id that is absent, another tenant's, deleted or of no possible shape gets one and the same answer, which contains only the id that the
+caller sent. Each begins with OpenAI's sentence, because clients match it.
 """
 
 from tidegate.core.errors import ApiProblem
@@ -37,7 +37,7 @@ def no_such_delivery(delivery_id: str, listed: str = "List yours with GET /v1/we
 
 
 def no_delivery_of_anyone(delivery_id: str) -> ApiProblem:
-    """The same for operators, who see those of every organization."""
+    """Return the refusal for operators, who see the deliveries of every organization."""
     listed = "Those of every organization are under Deliveries in the console, and at GET /admin/v1/deliveries."
     return no_such_delivery(delivery_id, listed)
 
@@ -49,7 +49,7 @@ def no_such_batch(
 
 
 def no_batch_of_anyone(batch_id: str, param: str = "batch_id") -> ApiProblem:
-    """The same for operators, who see those of every organization."""
+    """Return the refusal for operators, who see the batches of every organization."""
     listed = "Those of every organization are under Batches in the console, and at GET /admin/v1/batches."
     return no_such_batch(batch_id, param, listed)
 
@@ -64,7 +64,10 @@ def no_such_upload(upload_id: str) -> ApiProblem:
 
 
 def upload_not_pending(status: str) -> ApiProblem:
-    """Say that nothing more can become of an upload. It is a 400, because clients send what a 409 refused again."""
+    """Return the refusal to change an upload that has ended.
+
+    It is a 400, because clients repeat what a 409 refused.
+    """
     return ApiProblem(
         400,
         "upload_not_pending",
@@ -93,5 +96,5 @@ def no_such_response(response_id: str) -> ApiProblem:
 
 
 def shown_id(sent: str) -> str:
-    """Return what the caller sent as an id, bounded and without anything that is not plain ASCII."""
+    """Return the id that the caller sent, bounded and without anything that is not plain ASCII."""
     return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in sent[:ID_CHARS_MAX])

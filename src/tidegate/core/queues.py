@@ -1,9 +1,7 @@
-"""The nouns of asynchronous sending: a queue of requests that a processor takes from, and what
-comes back.
+"""The nouns of asynchronous sending: a queue of requests that a processor takes from, and what comes back.
 
-The processor is not ours: it may take a request twice, answer twice, answer late or never. What
-this module says about a request is what the queue itself knows; it opens no connection and reads no
-message.
+The processor is not ours: it may take a request twice, answer twice, answer late or never. These values
+hold only what the queue itself knows; this module opens no connection and reads no message.
 """
 
 from enum import StrEnum
@@ -14,7 +12,7 @@ from tidegate.core.errors import TidegateError
 
 
 class QueueAway(TidegateError):
-    """The queue cannot be asked now. `is_unsure` says that it may have done what it was asked all the same."""
+    """The queue cannot be asked now. `is_unsure`: it may have carried out the command all the same."""
 
     def __init__(self, message: str, *, is_unsure: bool) -> None:
         super().__init__(message)
@@ -22,7 +20,9 @@ class QueueAway(TidegateError):
 
 
 class Put(StrEnum):
-    """What became of laying a request down: it lies there now, it was out already and is ours to wait for, or its answer is recorded."""
+    """The results of putting a request: it lies there now, it was out already and is ours to wait for, or
+    its answer is recorded.
+    """
 
     LAID = "laid"
     OUT = "out"
@@ -30,7 +30,7 @@ class Put(StrEnum):
 
 
 class Withdrawal(StrEnum):
-    """What became of a withdrawal: it worked, the request was taken, or it is another's."""
+    """The results of a withdrawal: it worked, the request was taken, or it is another's."""
 
     WITHDRAWN = "withdrawn"
     TAKEN = "taken"
@@ -55,8 +55,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Sorted(msgspec.Struct, frozen=True):
-    """What one look at the results came to: news of our own, and how many were garbage, unexpected,
-    or there already."""
+    """The result of one look at the results: news of our own requests, and counts of garbage, unknown and duplicate ones."""
 
     found: tuple[Found, ...] = ()
     garbage: int = 0
@@ -66,9 +65,11 @@ class Sorted(msgspec.Struct, frozen=True):
 
 
 class QueueRequest(msgspec.Struct, frozen=True):
-    """One request on its way into the queue. `score` orders it among the others, the least first;
-    `token` tells this laying down from any other of the same id; after `keep_ms` no process waits
-    for it any more."""
+    """One request on its way into the queue.
+
+    `score` orders it among the others, the least first; `token` tells this attempt to put it from any other
+    with the same id; after `keep_ms` no process waits for it any more.
+    """
 
     id: str
     message: bytes
@@ -78,7 +79,7 @@ class QueueRequest(msgspec.Struct, frozen=True):
 
 
 class QueueState(msgspec.Struct, frozen=True):
-    """How a queue stands, for those who operate it."""
+    """The state of a queue, for its operators."""
 
     waiting: int
     oldest_deadline_s: float

@@ -1,8 +1,8 @@
 """Decide when a failed call is made again and when it is given up, from the error's class alone.
 
-It counts only calls that may have been billed. Waiting for capacity, a deployment that is away or a
-rejected key of ours say nothing about the item, so they never use up its attempts and end only at
-the job's deadline.
+Only calls that may have been billed are counted. Waits for capacity, for a deployment that is away or for
+a rejected key of ours say nothing about the item. So they never use up its attempts and end only at the
+job's deadline.
 """
 
 import msgspec
@@ -12,17 +12,17 @@ from tidegate.core.errors import Ambiguous, BrokenAnswer, RecordedElsewhere, Ref
 from tidegate.core.job_shape import JobRetry
 from tidegate.core.wording import in_words
 
-# An item fails when so many workers were lost while each ran only this item (`alone_losses`).
+# An item fails when this many workers were lost while each ran only this item (`alone_losses`).
 ALONE_LOSSES_MAX = 3
-# How long an item rests whose answer another process has recorded: longer than a worker holds on to one that waits.
+# The rest of an item whose answer another process has recorded: longer than a worker keeps an item that waits.
 RECORDED_MS = 6_000
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """Backoff grows from `backoff_ms` to `backoff_ms_max` with full jitter. Without `codes` the class of an error decides.
+    """The rules for retries. Backoff grows from `backoff_ms` to `backoff_ms_max` with full jitter.
 
-    Half a second is enough for a connection that broke; a deployment that is really down is held back by its breaker, so the
-    long waits that other gateways begin with (5 s) would only slow down the common case.
+    Without `codes` the class of an error decides. Half a second is enough for a connection that broke; the breaker holds back a
+    deployment that is really down, so the long waits that other gateways begin with (5 s) would only slow down the common case.
     """
 
     attempts_max: int = 3
@@ -35,7 +35,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     codes: frozenset[str] | None = None
 
     def of_job(self, asked: JobRetry) -> "RetryPolicy":
-        """The same with what one job asks for."""
+        """Return this policy with the wishes of one job."""
         return replace(
             self,
             attempts_max=asked.attempts_max or self.attempts_max,
@@ -46,21 +46,21 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         )
 
     def names(self, error: UpstreamError) -> bool:
-        """Whether a failure has one of the codes that are to be tried again."""
+        """Return whether a failure has one of the codes that are to be tried again."""
         if self.codes is None:
             return False
         return error.code in self.codes or (error.status > 0 and str(error.status) in self.codes)
 
 
 class RetryAt(msgspec.Struct, frozen=True):
-    """Try again at this moment; `counts` says whether the failed call used up one of the item's attempts."""
+    """The item is tried again at this moment; `counts`: the failed call used up one of its attempts."""
 
     at_ms: int
     counts: bool
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """This item has failed: the code and message of its error line."""
+    """The item has failed with the code and message of its error line."""
 
     code: str
     message: str
@@ -69,12 +69,12 @@ class GiveUp(msgspec.Struct, frozen=True):
 def decide(
     error: UpstreamError, attempts: int, now_ms: int, expires_at_ms: int, policy: RetryPolicy, jitter: float
 ) -> RetryAt | GiveUp:
-    """What becomes of an item after a failed call.
+    """Decide what happens to an item after a failed call.
 
     `attempts` are those counted before this call; `jitter` is a random number from 0 to 1. A moment past the deadline
     becomes the deadline: nothing is sent then, and the job's end gives the item its outcome.
     """
-    # What is refused without a call, such as an overspent budget, has no status and stays refused.
+    # A refusal without a call, such as an overspent budget, has no status and stays final.
     named = policy.names(error) and (error.status > 0 or error.billed)
     if isinstance(error, Refused) and not named:
         return GiveUp(error.code, error.message)
@@ -90,7 +90,7 @@ def decide(
     if now_ms >= expires_at_ms:
         return GiveUp("batch_expired", "This request could not be executed before the completion window expired.")
     if isinstance(error, RecordedElsewhere):
-        # Long enough that the item goes back with its slice: its next lease sees the outcome.
+        # Wait long enough that the item goes back with its slice: its next lease sees the outcome.
         return RetryAt(min(now_ms + RECORDED_MS, expires_at_ms), counts=False)
     grown_ms = min(policy.backoff_ms_max, policy.backoff_ms * policy.backoff_multiplier ** min(attempts, 30))
     spread_ms = grown_ms if counts else policy.deferral_ms

@@ -1,4 +1,4 @@
-"""What a server's `Retry-After` asks for. The moment is an argument; nothing here waits."""
+"""Read the wait that a server's `Retry-After` asks for. The moment is an argument; nothing here waits."""
 
 import math
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from email.utils import parsedate_to_datetime
 
 
 def retry_after_ms(headers: Mapping[str, str], now_ms: int | None) -> int | None:
-    """Return how long a server asks us to wait: `retry-after-ms`, seconds or an HTTP date; nonsense and the past say nothing.
+    """Return how long a server asks us to wait, from `retry-after-ms`, seconds or an HTTP date; None for nonsense and the past.
 
-    A date is read against the server's own clock where it tells it, so a wrong clock on either side does not matter; else against
-    `now_ms`, where that is known. Bounding the wait is the caller's business.
+    A date is compared with the server's own clock where its answer has one, so a wrong clock on either side does not matter; else with
+    `now_ms`, where that is known. The caller bounds the wait.
     """
     exact = _number(headers.get("retry-after-ms"))
     if exact is not None:

@@ -1,13 +1,13 @@
 """The states of everything that has one, and the only moves between them.
 
-The guards that enforce these moves stand in `store/queries/`; a test holds the two and the schema to one another.
+The guards that enforce these moves are in `store/queries/`; a test compares the two and the schema with one another.
 """
 
 from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """What the wire calls a batch's status. `closing` beside it says where an open job is headed."""
+    """The states of a job, which the wire calls a batch's status. `closing` beside it says where an open job is headed."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -20,7 +20,7 @@ class JobState(StrEnum):
 
 
 class JobKind(StrEnum):
-    """What a job was made for: a batch; one background response; or a response whose caller deleted it, which is forgotten at its end."""
+    """The purposes of a job: a batch; a background response; or a response that its caller deleted, forgotten at its end."""
 
     BATCH = "batch"
     RESPONSE = "response"
@@ -34,7 +34,7 @@ class SliceState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of an item; an outcome row is written once and never changed."""
+    """The possible ends of an item; an outcome row is written once and never changed."""
 
     ANSWERED = "answered"
     FAILED = "failed"
@@ -60,14 +60,14 @@ class WorkerState(StrEnum):
 
 
 class FlowState(StrEnum):
-    """Whether the queue of one share owner for one model has anything to do."""
+    """The states of a flow: whether it has anything to do."""
 
     ASLEEP = "asleep"
     AWAKE = "awake"
 
 
 class JobModelState(StrEnum):
-    """Whether the scheduler may find slices of this model in a job."""
+    """The states of a model in a job: whether the scheduler may find slices of it."""
 
     OPEN = "open"
     HELD = "held"
@@ -75,7 +75,7 @@ class JobModelState(StrEnum):
 
 
 class DeliveryState(StrEnum):
-    """What became of one event on its way to one webhook endpoint."""
+    """The states of one event on its way to one webhook endpoint."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -83,7 +83,7 @@ class DeliveryState(StrEnum):
 
 
 class UploadState(StrEnum):
-    """How a file that comes in parts stands."""
+    """The states of a file that comes in parts."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -92,7 +92,7 @@ class UploadState(StrEnum):
 
 
 class OperationState(StrEnum):
-    """How far an action on every matching job has come."""
+    """The states of an action on every matching job."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -137,7 +137,7 @@ JOB_MODEL_MOVES: dict[JobModelState, frozenset[JobModelState]] = {
     JobModelState.HELD: frozenset({JobModelState.OPEN, JobModelState.CLOSED}),
     JobModelState.CLOSED: frozenset(),
 }
-# What was delivered or failed can be asked to go out again.
+# A delivered or failed event can be sent again on request.
 DELIVERY_MOVES: dict[DeliveryState, frozenset[DeliveryState]] = {
     DeliveryState.PENDING: frozenset({DeliveryState.DELIVERED, DeliveryState.FAILED}),
     DeliveryState.DELIVERED: frozenset({DeliveryState.PENDING}),

@@ -1,7 +1,7 @@
 """Webhooks: what is sent when a job ends, how it is signed, and when a failed delivery is tried again.
 
-Signatures follow Standard Webhooks: `v1,` and the HMAC-SHA256 of `id.timestamp.body`, one for each secret that is live. Nothing here
-sends anything or knows where secrets lie.
+Signatures follow Standard Webhooks: `v1,` and the HMAC-SHA256 of `id.timestamp.body`, one for each secret that is live. This module
+sends nothing and does not know where secrets lie.
 """
 
 import base64
@@ -32,7 +32,7 @@ _HINT_CHARS = 4
 
 
 class EndpointShape(msgspec.Struct, frozen=True):
-    """What the owner of an endpoint sets; in a change, None leaves a part as it is."""
+    """The settings that the owner of an endpoint chooses; in a change, None leaves a part as it is."""
 
     name: str | None = None
     url: str | None = None
@@ -47,7 +47,7 @@ class EndpointShape(msgspec.Struct, frozen=True):
 
 
 class WebhookEndpoint(msgspec.Struct, frozen=True):
-    """Where a tenant wants events; `job_id` names the only job whose events it gets. Times are unix milliseconds."""
+    """An endpoint for a tenant's events; `job_id` names the only job whose events it gets. Times are unix milliseconds."""
 
     id: str
     job_id: str | None
@@ -62,12 +62,12 @@ class WebhookEndpoint(msgspec.Struct, frozen=True):
 
     @property
     def secret_hint(self) -> str:
-        """The end of the secret: enough to tell two apart."""
+        """Return the end of the secret, which is enough to distinguish two."""
         return f"{SECRET_PREFIX}...{self.secret.reveal()[-_HINT_CHARS:]}"
 
 
 class WebhookDelivery(msgspec.Struct, frozen=True):
-    """One event on its way to one endpoint. `failure` is a word for what became of the last try."""
+    """One event on its way to one endpoint. `failure` is a word for the result of the last try."""
 
     event_id: str
     endpoint_id: str
@@ -84,8 +84,11 @@ class WebhookDelivery(msgspec.Struct, frozen=True):
 
 
 class LeasedDelivery(msgspec.Struct, frozen=True):
-    """A delivery that this process makes now. `sent_at` is the store's time at the lease. `item` is the number of the item that the event
-    is about, `door` the front door that words it, and `headers` are the receiver's own."""
+    """A delivery that this process makes now.
+
+    `sent_at` is the store's time at the lease. `item` is the number of the item that the event is about, `door` the front
+    door that words it, and `headers` are the receiver's own.
+    """
 
     event_id: str
     endpoint_id: str
@@ -107,10 +110,10 @@ class LeasedDelivery(msgspec.Struct, frozen=True):
 
 
 class EventBodies(Protocol):
-    """The words of a front door for the events that its callers want to hear."""
+    """The bodies of a front door's own events."""
 
     async def event_body(self, delivery: LeasedDelivery) -> bytes:
-        """Return what is sent for this event; asked again, it returns the same."""
+        """Return the body to send for this event; asked again, return the same."""
 
 
 def secret_text(random_bytes: bytes) -> Secret:
@@ -121,7 +124,7 @@ def secret_text(random_bytes: bytes) -> Secret:
 
 
 def event_body(event_id: str, event_type: str, created_at_ms: int, job_id: str) -> bytes:
-    """Return the event as OpenAI writes it. The job of a response is known to its owner by the response's id."""
+    """Return the event as OpenAI writes it. The owner of a response knows its job by the response's id."""
     shown_id = job_id.replace("batch_", "resp_", 1) if event_type in RESPONSE_EVENT_TYPES else job_id
     event = {
         "id": event_id,

@@ -1,5 +1,4 @@
-"""Durations as callers write them: a whole number with a unit, or several, largest first: `24h`,
-`90m`, `7d`, `1h30m`.
+"""Durations as callers write them: a whole number with a unit, or several, largest first: `24h`, `90m`, `7d`, `1h30m`.
 
 A bare number is refused, because its unit is unknown. Settings bound how long a window may be.
 """
@@ -17,7 +16,7 @@ DEFAULT_TEXT = "24h"
 
 
 def parse(text: str) -> int | None:
-    """How many milliseconds this is; None for anything that is not a duration above nothing."""
+    """Return the milliseconds of a duration; None for any other text, and for no time at all."""
     matched = _PATTERN.fullmatch(text) if len(text) <= _TEXT_CHARS_MAX else None
     if matched is None:
         return None
@@ -26,7 +25,7 @@ def parse(text: str) -> int | None:
 
 
 def spoken(duration_ms: int) -> str:
-    """The shortest text that `parse` reads as this duration, whole seconds."""
+    """Return the shortest text that `parse` reads as this duration, in whole seconds."""
     rest_s = duration_ms // 1_000
     parts = []
     for unit in ("d", "h", "m", "s"):
