@@ -123,19 +123,19 @@ def test_a_requests_own_schema_that_cannot_be_used_is_refused(schema: Any) -> No
 
 
 def test_feedback_shows_the_model_its_answer_and_what_is_wrong_with_it() -> None:
-    def told(endpoint: str, ask: Any) -> Any:
+    def asked_again(endpoint: str, ask: Any) -> Any:
         return json.loads(answer_checks.with_feedback(endpoint, json.dumps(ask).encode(), "$.age: wrong", BAD))
 
-    said = [{"role": "user", "content": "hi"}]
+    messages = [{"role": "user", "content": "hi"}]
     for endpoint, field in ((CHAT, "messages"), (MESSAGES, "messages"), (RESPONSES, "input")):
-        turns = told(endpoint, {"model": "m", field: said, "seed": 1})[field]
+        turns = asked_again(endpoint, {"model": "m", field: messages, "seed": 1})[field]
         assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
         assert turns[1]["content"] == BAD
         assert "$.age: wrong" in turns[2]["content"]
-    assert told(RESPONSES, {"input": "hi"})["input"][0] == said[0]
-    assert told(COMPLETIONS, {"prompt": "hi"})["prompt"].startswith("hi\n\n" + BAD)
-    assert told(COMPLETIONS, {"prompt": [1, 2]}) == {"prompt": [1, 2]}, "tokens are asked again as they are"
-    first_try = answer_checks.with_feedback(CHAT, json.dumps({"messages": said}).encode(), "wrong", "")
+    assert asked_again(RESPONSES, {"input": "hi"})["input"][0] == messages[0]
+    assert asked_again(COMPLETIONS, {"prompt": "hi"})["prompt"].startswith("hi\n\n" + BAD)
+    assert asked_again(COMPLETIONS, {"prompt": [1, 2]}) == {"prompt": [1, 2]}, "tokens are asked again as they are"
+    first_try = answer_checks.with_feedback(CHAT, json.dumps({"messages": messages}).encode(), "wrong", "")
     assert [turn["role"] for turn in json.loads(first_try)["messages"]] == ["user", "user"]
 
 

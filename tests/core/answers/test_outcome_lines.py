@@ -34,7 +34,7 @@ def test_an_answer_that_says_nothing_of_its_end_is_complete(body: Any) -> None:
         ("context_length_exceeded", "context_length_exceeded"),
         ("x" * 64, "x" * 64),
         ("x" * 65, "http_422"),
-        ("You said: a secret", "http_422"),
+        ("You wrote: a secret", "http_422"),
         ("", "http_422"),
         (None, "http_422"),
         (7, "http_422"),

@@ -46,7 +46,7 @@ def test_other_words_stay(words: str) -> None:
 def test_a_key_is_found_wherever_a_body_is_cut(key: str) -> None:
     redactor = KeyRedactor(key)
     texts = [key, key[:5] + key, key[0] + key, key + key, key[:-1], key.replace("/", "\\/"), "x" + key[:3]]
-    body = json.dumps({"said": texts}).encode() + key[:4].encode()
+    body = json.dumps({"texts": texts}).encode() + key[:4].encode()
     whole = redactor.whole(body)
     assert key.encode() not in whole
     assert key[:-1].encode() in whole, "what is not the key stays"

@@ -1,4 +1,4 @@
-"""What an upstream said instead of an answer is kept as text, whatever it was."""
+"""What an upstream sent instead of an answer is kept as text, whatever it was."""
 
 import json
 
@@ -18,11 +18,11 @@ from tidegate.core.answers import results
         (b'"cut', '"cut'),
     ],
 )
-def test_what_was_said_instead_of_an_answer_is_text_in_the_line(raw: bytes, text: str) -> None:
+def test_what_came_instead_of_an_answer_is_text_in_the_line(raw: bytes, text: str) -> None:
     line = results.error_line(ids.make("batch", b"0" * 16), 1, b'"mine"', "invalid_upstream_response", "no answer")
-    said = json.loads(results.with_members(line, [results.raw_member(raw)]))
-    assert said.pop("tidegate") == {"raw": text}
-    assert said == json.loads(line)
+    body = json.loads(results.with_members(line, [results.raw_member(raw)]))
+    assert body.pop("tidegate") == {"raw": text}
+    assert body == json.loads(line)
 
 
 @pytest.mark.parametrize(

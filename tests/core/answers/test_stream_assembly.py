@@ -28,7 +28,7 @@ def whole(endpoint: str, *pieces: bytes) -> dict[str, Any]:
     return found
 
 
-def said(*events: Any) -> bytes:
+def as_stream(*events: Any) -> bytes:
     return b"".join(b"data: %b\n\n" % json.dumps(one).encode() for one in events)
 
 
@@ -41,7 +41,7 @@ def test_choices_texts_tools_and_what_is_new_are_put_together() -> None:
     def call(index: int, **more: Any) -> dict[str, Any]:
         return {"tool_calls": [{"index": index, **more}]}
 
-    stream = said(
+    stream = as_stream(
         delta({"role": "assistant", "content": ""}),
         delta({"content": "it is f"}),
         delta({"content": "orbidden", "reasoning_content": "hm"}),
@@ -85,14 +85,14 @@ def test_messages_are_put_together_block_by_block() -> None:
     arguments = [{"type": "input_json_delta", "partial_json": part} for part in ('{"a"', ": [1]}")]
     answer = whole(
         MESSAGES,
-        said(
+        as_stream(
             {"type": "message_start", "message": message},
             {"type": "ping"},
             *block(0, {"type": "thinking", "thinking": "", "signature": ""}, *parts),
             *block(1, {"type": "text", "text": "x"}, {"type": "text_delta", "text": "y"}, cited),
             *block(2, {"type": "tool_use", "id": "t", "name": "n", "input": {}}, *arguments),
             {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 2}},
-            {"type": "surprise", "text": "unheard of"},
+            {"type": "surprise", "text": "unknown"},
             {"type": "message_stop"},
         ),
     )
@@ -102,7 +102,7 @@ def test_messages_are_put_together_block_by_block() -> None:
         {"type": "tool_use", "id": "t", "name": "n", "input": {"a": [1]}},
     ]
     assert (answer["stop_reason"], answer["usage"]) == ("tool_use", {"input_tokens": 3, "output_tokens": 2})
-    assert answer["events"] == [{"type": "surprise", "text": "unheard of"}], "nothing is passed over"
+    assert answer["events"] == [{"type": "surprise", "text": "unknown"}], "nothing is passed over"
 
 
 def test_a_response_is_its_last_event_and_what_that_leaves_out() -> None:
@@ -112,10 +112,14 @@ def test_a_response_is_its_last_event_and_what_that_leaves_out() -> None:
         return {"type": "response.output_text.delta", "delta": text, "output_index": 0, "content_index": 0, **more}
 
     events = [part("all "), part("of it"), {"type": "response.completed", "response": done}]
-    assert whole(RESPONSES, said(*events)) == done
-    assert whole(RESPONSES, said(part("se", item_id="x"), part("cret", item_id="x"), *events))["events"] == ["secret"]
-    assert whole(RESPONSES, said(part("cut o"), part("ff")))["events"] == ["cut off"]
-    assert whole(RESPONSES, said({"type": "error", "message": "no"}))["events"] == [{"type": "error", "message": "no"}]
+    assert whole(RESPONSES, as_stream(*events)) == done
+    assert whole(RESPONSES, as_stream(part("se", item_id="x"), part("cret", item_id="x"), *events))["events"] == [
+        "secret"
+    ]
+    assert whole(RESPONSES, as_stream(part("cut o"), part("ff")))["events"] == ["cut off"]
+    assert whole(RESPONSES, as_stream({"type": "error", "message": "no"}))["events"] == [
+        {"type": "error", "message": "no"}
+    ]
 
 
 def test_what_only_other_events_of_a_response_say_is_kept_too() -> None:
@@ -127,7 +131,7 @@ def test_what_only_other_events_of_a_response_say_is_kept_too() -> None:
         {"type": "response.output_text.done", "item_id": "m1", "text": "not in parts"},
         {"type": "response.completed", "response": {"id": "r", "instructions": "be brief", "output": []}},
     ]
-    assert whole(RESPONSES, said(*events))["events"] == ["dial", "forbidden", "not in parts"]
+    assert whole(RESPONSES, as_stream(*events))["events"] == ["dial", "forbidden", "not in parts"]
 
 
 def test_a_message_that_begins_with_content_keeps_it() -> None:
@@ -136,7 +140,7 @@ def test_a_message_that_begins_with_content_keeps_it() -> None:
         "message": {"role": "assistant", "content": [{"type": "text", "text": "forbidden"}]},
     }
     block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "x"}}
-    assert "forbidden" in json.dumps(whole(MESSAGES, said(begin, block)))
+    assert "forbidden" in json.dumps(whole(MESSAGES, as_stream(begin, block)))
 
 
 @given(cuts=st.lists(st.integers(0, 400), max_size=12), end=st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]))
@@ -149,7 +153,7 @@ def test_pieces_do_not_matter(cuts: list[int], end: bytes) -> None:
 
 
 def test_an_event_without_its_end_counts() -> None:
-    stream = said(delta({"content": "for"})) + b"data: " + json.dumps(delta({"content": "bidden"})).encode()
+    stream = as_stream(delta({"content": "for"})) + b"data: " + json.dumps(delta({"content": "bidden"})).encode()
     assert whole(CHAT, stream)["choices"][0]["message"]["content"] == "forbidden"
 
 
@@ -161,8 +165,8 @@ def test_an_event_without_its_end_counts() -> None:
         b"data: \xff\n\n",
         b"data: " + b"[" * 100_000 + b"\n\n",
         b"data: " + b"x" * (BYTES_MAX + 1),
-        said({"choices": ["text"]}),
-        said({"choices": [{"index": "first", "delta": {}}]}),
+        as_stream({"choices": ["text"]}),
+        as_stream({"choices": [{"index": "first", "delta": {}}]}),
     ],
 )
 def test_what_cannot_be_followed_is_refused(stream: bytes) -> None:
@@ -197,7 +201,7 @@ def test_an_event_that_is_nested_too_deeply_is_refused(endpoint: str, depth: int
 )
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
 def test_odd_shapes_lose_no_text(endpoint: str, events: list[Any]) -> None:
-    stream = said(*events)
+    stream = as_stream(*events)
     assert ("forbidden" in json.dumps(whole(endpoint, stream))) == (b"forbidden" in stream)
 
 
@@ -205,7 +209,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3), arguments=TEXTS)
-def test_what_is_said_anew_says_the_same(texts: list[str], arguments: str) -> None:
+def test_an_answer_written_as_a_stream_reads_the_same(texts: list[str], arguments: str) -> None:
     function = {"name": "f", "arguments": arguments}
     calls = [{"index": 0, "id": "c", "type": "function", "function": function}]
     choices = [
@@ -233,5 +237,5 @@ def test_what_is_said_anew_says_the_same(texts: list[str], arguments: str) -> No
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b'{"choices": 5}', b'{"content": ["x"]}'])
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
-def test_what_is_no_answer_is_not_said(endpoint: str, body: bytes) -> None:
+def test_what_is_no_answer_makes_no_stream(endpoint: str, body: bytes) -> None:
     assert stream_of(endpoint, body) is None

@@ -1,4 +1,4 @@
-"""Usage is heard in streams of every dialect, however their bytes are cut, and nonsense is passed over."""
+"""Usage is read from streams of every dialect, however their bytes are cut, and nonsense is passed over."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ MESSAGES = (
 
 @pytest.mark.parametrize("stream", [CHAT, RESPONSES, MESSAGES], ids=["chat", "responses", "messages"])
 @given(data=st.data())
-def test_usage_is_heard_however_the_bytes_are_cut(stream: bytes, data: st.DataObject) -> None:
-    ear = UsageReader()
+def test_usage_is_read_however_the_bytes_are_cut(stream: bytes, data: st.DataObject) -> None:
+    reader = UsageReader()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        ear.feed(stream[start:end])
-    ear.end_stream()
-    assert ear.usage == Usage(9, 5, 4, 0)
-    assert ear.uncounted_bytes == 0
+        reader.feed(stream[start:end])
+    reader.end_stream()
+    assert reader.usage == Usage(9, 5, 4, 0)
+    assert reader.uncounted_bytes == 0
 
 
-def test_usage_is_heard_where_no_space_follows_the_name_of_a_line() -> None:
+def test_usage_is_read_where_no_space_follows_the_name_of_a_line() -> None:
     """Such lines are as good, says the standard of server-sent events."""
-    ear = UsageReader()
-    ear.feed(CHAT.replace(b"data: ", b"data:"))
-    ear.end_stream()
-    assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 5, 4, 0), 0)
+    reader = UsageReader()
+    reader.feed(CHAT.replace(b"data: ", b"data:"))
+    reader.end_stream()
+    assert (reader.usage, reader.uncounted_bytes) == (Usage(9, 5, 4, 0), 0)
 
 
 @pytest.mark.parametrize("odd", [b"-1", b'"6"', b"6.5", b"true", b"null"])
 def test_an_odd_count_in_a_stream_spoils_no_other(odd: bytes) -> None:
-    ear = UsageReader()
-    ear.feed(CHAT.replace(b'"cached_tokens":5', b'"cached_tokens":%s' % odd))
-    ear.end_stream()
-    assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 0, 4, 0), 0)
-    ear = UsageReader()
-    ear.feed(MESSAGES.replace(b'"cache_read_input_tokens":5', b'"cache_read_input_tokens":%s' % odd))
-    ear.end_stream()
-    assert (ear.usage, ear.uncounted_bytes) == (Usage(4, 0, 4, 0), 0)
+    reader = UsageReader()
+    reader.feed(CHAT.replace(b'"cached_tokens":5', b'"cached_tokens":%s' % odd))
+    reader.end_stream()
+    assert (reader.usage, reader.uncounted_bytes) == (Usage(9, 0, 4, 0), 0)
+    reader = UsageReader()
+    reader.feed(MESSAGES.replace(b'"cache_read_input_tokens":5', b'"cache_read_input_tokens":%s' % odd))
+    reader.end_stream()
+    assert (reader.usage, reader.uncounted_bytes) == (Usage(4, 0, 4, 0), 0)
 
 
 @pytest.mark.parametrize("first", [0, 1, 4])
@@ -65,10 +65,12 @@ def test_what_the_last_event_of_a_message_counts_is_all_of_its_text(first: int) 
     """An answer of one token has it counted before its text comes, and the last event counts no more."""
     text = b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"a long word"}}\n\n'
     start, last = MESSAGES.split(b"event: message_delta")
-    ear = UsageReader()
-    ear.feed(start.replace(b'"output_tokens":1', b'"output_tokens":%d' % first) + text + b"event: message_delta" + last)
-    ear.end_stream()
-    assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 5, 4, 0), 0)
+    reader = UsageReader()
+    reader.feed(
+        start.replace(b'"output_tokens":1', b'"output_tokens":%d' % first) + text + b"event: message_delta" + last
+    )
+    reader.end_stream()
+    assert (reader.usage, reader.uncounted_bytes) == (Usage(9, 5, 4, 0), 0)
 
 
 @pytest.mark.parametrize(
@@ -92,32 +94,34 @@ def test_what_the_last_event_of_a_message_counts_is_all_of_its_text(first: int) 
     ],
 )
 def test_text_is_counted_in_every_dialect(event: bytes, text: int) -> None:
-    ear = UsageReader()
-    ear.feed(b": ping\n\nevent: x\r\ndata: " + event)
-    ear.end_stream()
-    assert ear.uncounted_bytes == text
+    reader = UsageReader()
+    reader.feed(b": ping\n\nevent: x\r\ndata: " + event)
+    reader.end_stream()
+    assert reader.uncounted_bytes == text
 
 
 @pytest.mark.parametrize("is_later", [True, False])
 def test_only_text_after_the_last_word_on_it_is_counted(is_later: bool) -> None:
-    ear = UsageReader()
+    reader = UsageReader()
     for output in (0, 1, 2):
-        ear.feed(b'data: {"choices":[{"text":"abcd"}],"usage":{"prompt_tokens":9,"completion_tokens":%d}}\n\n' % output)
+        reader.feed(
+            b'data: {"choices":[{"text":"abcd"}],"usage":{"prompt_tokens":9,"completion_tokens":%d}}\n\n' % output
+        )
     if is_later:
-        ear.feed(b": " + b"x" * KEPT_BYTES_MAX + b"\n\n")
-        assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 0, 2, 0), 0)
-    ear.feed(b'data: {"choices":[{"text":"abcd"}],"usage":null}\n\n')
-    ear.end_stream()
-    assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 0, 2, 0), 4)
+        reader.feed(b": " + b"x" * KEPT_BYTES_MAX + b"\n\n")
+        assert (reader.usage, reader.uncounted_bytes) == (Usage(9, 0, 2, 0), 0)
+    reader.feed(b'data: {"choices":[{"text":"abcd"}],"usage":null}\n\n')
+    reader.end_stream()
+    assert (reader.usage, reader.uncounted_bytes) == (Usage(9, 0, 2, 0), 4)
 
 
 def test_a_line_that_is_too_long_counts_with_its_bytes() -> None:
-    ear = UsageReader()
+    reader = UsageReader()
     for _ in range(20):
-        ear.feed(b"x" * 100_000)
-    ear.feed(b"\n" + CHAT.partition(b"\n\n")[0] + b"\n\n")
-    ear.end_stream()
-    assert ear.uncounted_bytes >= 2_000_000
+        reader.feed(b"x" * 100_000)
+    reader.feed(b"\n" + CHAT.partition(b"\n\n")[0] + b"\n\n")
+    reader.end_stream()
+    assert reader.uncounted_bytes >= 2_000_000
 
 
 @given(data=st.data(), ending=st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]))
@@ -151,29 +155,29 @@ def test_a_request_asks_for_usage_once_and_keeps_the_rest(body: bytes, options: 
         assert asking is None
         return
     assert asking is not None
-    said = json.loads(asking)
-    assert said.pop("stream_options") == options
-    assert said == {name: value for name, value in json.loads(body).items() if name != "stream_options"}
+    request = json.loads(asking)
+    assert request.pop("stream_options") == options
+    assert request == {name: value for name, value in json.loads(body).items() if name != "stream_options"}
     plain = without_asking(asking)
     assert plain is not None
-    assert json.loads(plain) == said
+    assert json.loads(plain) == request
 
 
 @given(st.lists(st.binary(max_size=60)))
 def test_nothing_that_passes_breaks_it(pieces: list[bytes]) -> None:
-    ear = UsageReader()
+    reader = UsageReader()
     for piece in pieces:
-        ear.feed(b'data: {"usage":' + piece + b"\n")
-    ear.feed(CHAT)
-    ear.end_stream()
-    assert ear.usage is not None
+        reader.feed(b'data: {"usage":' + piece + b"\n")
+    reader.feed(CHAT)
+    reader.end_stream()
+    assert reader.usage is not None
 
 
 def test_a_line_without_end_is_not_kept() -> None:
-    ear = UsageReader()
+    reader = UsageReader()
     for _ in range(64):
-        ear.feed(b"x" * 65_536)
-    assert sum(map(len, ear._kept)) <= 2 << 20
-    ear.feed(b"\n" + CHAT)
-    ear.end_stream()
-    assert ear.usage == Usage(9, 5, 4, 0)
+        reader.feed(b"x" * 65_536)
+    assert sum(map(len, reader._kept)) <= 2 << 20
+    reader.feed(b"\n" + CHAT)
+    reader.end_stream()
+    assert reader.usage == Usage(9, 5, 4, 0)

@@ -351,7 +351,7 @@ def test_a_day_with_enough_left_has_nothing_for_smaller_requests_while_a_minute_
     assert (second.requests, second.spent, second.left_tokens) == (0, both.id, 0)
 
 
-def test_limits_that_are_switched_off_bind_nobody() -> None:
+def test_limits_that_are_switched_off_do_not_apply() -> None:
     off = budget("off", Limit(Period.MINUTE, requests=1, enabled=False))
     [grant] = deal([BudgetRequest((off,), 9, 9)], {off.id: Ledger()}, START_MS)
     assert (grant.requests, grant.wait_ms, grant.spent) == (9, 0, "")

@@ -44,7 +44,7 @@ def test_a_count_stays_for_its_period_a_bucket_and_a_grant() -> None:
     assert window.pack() == [0], "nothing was taken"
 
 
-def test_a_clock_that_went_back_keeps_every_count_as_young_as_it_was() -> None:
+def test_a_clock_that_was_set_back_keeps_every_count_as_young_as_it_was() -> None:
     window = sliding((1, 1), (2, 2), (3, 4))
     window.roll(2 * MINUTE.bucket_ms, 10)
     assert window.pack() == [0, 1, 1, 1, 6], "the newest goes to the one before it"

@@ -47,7 +47,7 @@ def test_what_is_in_flight_is_what_was_begun_within_the_hour_and_not_ended(
     assert stored(flights).taken() == sum(count for _, _, count in out) - sum(count for _, _, count in gone)
 
 
-def test_a_clock_that_went_back_loses_nobodys_flight() -> None:
+def test_a_clock_that_was_set_back_loses_no_holders_flights() -> None:
     flights, mark = Flights(), mark_of("worker_1")
     flights.begin_flights(START_MS, 7, mark)
     flights.roll(START_MS - 1_800_000, None)
@@ -57,7 +57,7 @@ def test_a_clock_that_went_back_loses_nobodys_flight() -> None:
     assert flights.taken() == 1
 
 
-def test_nobody_ends_what_another_has_in_flight() -> None:
+def test_a_holder_does_not_end_what_another_has_in_flight() -> None:
     flights = Flights()
     flights.begin_flights(START_MS, 7, mark_of("worker_1"))
     flights.end_flights(START_MS, 7, mark_of("worker_2"))

@@ -18,7 +18,7 @@ def test_shares_are_max_min_fair_and_use_everything(cap: int, wanted: dict[str, 
     assert sum(shares.values()) == min(max(cap, 0), sum(wanted.values()))
     hungry = [shares[name] for name, want in wanted.items() if shares[name] < want]
     for name in wanted:
-        # Nobody has more than one who still wants: but for the slot that cannot be divided.
+        # None has more than one that still wants: but for the slot that cannot be divided.
         assert all(shares[name] <= less + 1 for less in hungry)
 
 

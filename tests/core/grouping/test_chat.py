@@ -165,7 +165,7 @@ def test_a_mixed_answer_settles_each_item_by_itself() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"null", b"[]", b"{}", b'{"results":{}}', b'{"results":[1]}', b"\xff", b"[" * 10**5]
 )
-def test_an_answer_about_nobody_is_broken(body: bytes) -> None:
+def test_an_answer_without_items_is_broken(body: bytes) -> None:
     with pytest.raises(BrokenAnswer):
         split(body, 2)
 
@@ -190,7 +190,7 @@ def test_settings_that_cannot_be_are_refused_in_words() -> None:
             ChatBatching.named(mode, **limits)
 
 
-def test_an_items_error_is_told_in_openais_shape() -> None:
+def test_an_items_error_is_written_in_openais_shape() -> None:
     errors: list[Any] = [
         {"status_code": 400, "message": "too long", "code": "context_length", "param": "messages", "trace": "x"},
         {"status_code": 422, "type": "bad_schema", "error": "no"},
@@ -201,13 +201,13 @@ def test_an_items_error_is_told_in_openais_shape() -> None:
     ]
     rows = [{"index": index, "error": error} for index, error in enumerate(errors)]
     got = [one for one in split(json.dumps({"results": rows}).encode(), len(rows)) if isinstance(one, UpstreamError)]
-    said = [json.loads(http_error_body(one.status, one.body, one.message, one.code))["error"] for one in got]
+    errors_shown = [json.loads(http_error_body(one.status, one.body, one.message, one.code))["error"] for one in got]
     assert [one.status for one in got] == [400, 422, 400, 503, 401, 400]
-    assert all(set(error) == {"message", "type", "param", "code"} for error in said)
-    assert said[0] == {
+    assert all(set(error) == {"message", "type", "param", "code"} for error in errors_shown)
+    assert errors_shown[0] == {
         "message": "too long", "type": "invalid_request_error", "param": "messages", "code": "context_length",
     }  # fmt: skip
-    assert said[1]["code"] == "bad_schema"
-    assert said[2]["message"] == "no idea"
-    assert (said[3]["message"], said[3]["type"]) == ("busy", "server_error")
-    assert "sk-ours" not in said[4]["message"]
+    assert errors_shown[1]["code"] == "bad_schema"
+    assert errors_shown[2]["message"] == "no idea"
+    assert (errors_shown[3]["message"], errors_shown[3]["type"]) == ("busy", "server_error")
+    assert "sk-ours" not in errors_shown[4]["message"]

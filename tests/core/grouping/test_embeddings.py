@@ -199,7 +199,7 @@ def test_split_of_build_is_what_single_calls_answer(inputs: list[Any], data: st.
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 5000), st.integers(0, 5000), st.booleans()
 )
-def test_every_number_adds_up_and_nobody_has_more_cached_than_prompt(
+def test_every_number_adds_up_and_no_item_has_more_cached_than_prompt(
     weights: list[int], prompt: int, other: int, agrees: bool
 ) -> None:
     parts = [Part(b"k", b"", b'"x"', weight) for weight in weights]

@@ -33,7 +33,7 @@ def test_only_an_endpoint_that_generates_is_given_tokens_for_its_answer(endpoint
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/moderations", MIXED])
-def test_a_line_that_needs_no_model_is_told_its_real_fault(endpoint: str) -> None:
+def test_a_line_that_needs_no_model_is_refused_for_its_real_fault(endpoint: str) -> None:
     with pytest.raises(BodyFault) as refused:
         check_line(line_of("/v1/moderations", input="x", stream=5), LineRules(endpoint))
     assert refused.value.param == "body.stream"

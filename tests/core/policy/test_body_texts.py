@@ -1,4 +1,4 @@
-"""What of a body can be looked at, text by text, and what is said of the rest."""
+"""What of a body can be looked at, text by text, and what is reported of the rest."""
 
 import base64
 import json
@@ -78,7 +78,7 @@ TEXT_FILE = "a text in a file " * 40
         ),
         ({"messages": [{"role": role, "content": role} for role in ("user", "assistant", "user")]}, ["assistant", "user", "user"]),
         # A quote and a colon in a text are no name.
-        ({"text": 'he said "x": y', "title": '"'}, ['"', 'he said "x": y']),
+        ({"text": 'he wrote "x": y', "title": '"'}, ['"', 'he wrote "x": y']),
         # What a URL or a file holds itself, beside its own letters where they are few.
         ({"url": "data:,a%20b"}, ["a b", "data:,a%20b"]),
         ({"url": "data:," + LONG_TEXT}, ["data:," + LONG_TEXT, LONG_TEXT]),

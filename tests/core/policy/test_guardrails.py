@@ -201,12 +201,12 @@ CANNOT_BE_SEEN: list[Any] = [
 
 @pytest.mark.parametrize("body", CANNOT_BE_SEEN)
 def test_what_cannot_be_looked_at_is_refused_unless_the_operator_lets_it_pass(body: Any) -> None:
-    said = packed({"model": "m", **body})
+    request = packed({"model": "m", **body})
     for action in Action:
-        verdict = Patterns("keys", ["AKIA[0-9A-Z]{16}"], action).check_prompt(said)
+        verdict = Patterns("keys", ["AKIA[0-9A-Z]{16}"], action).check_prompt(request)
         assert isinstance(verdict, GuardrailRefusal)
         assert verdict.code == "guardrail_unseen"
-        assert Patterns("keys", ["AKIA[0-9A-Z]{16}"], action, unseen=Unseen.PASS).check_prompt(said) is PASS
+        assert Patterns("keys", ["AKIA[0-9A-Z]{16}"], action, unseen=Unseen.PASS).check_prompt(request) is PASS
 
 
 def test_a_field_named_twice_hides_nothing() -> None:

@@ -54,7 +54,7 @@ def test_the_look_through_all_texts_at_once_misses_nothing(texts: list[str]) -> 
         ("a|ab", "a"),
     ],
 )  # fmt: skip
-def test_a_text_without_what_every_match_has_is_told_apart(pattern: str, text: str) -> None:
+def test_a_text_without_what_every_match_has_is_ruled_out(pattern: str, text: str) -> None:
     finder = Finder([pattern, "never@once"], "p")
     assert finder.finds(text)
     assert finder.may_find_in(f"x\0{text}")

@@ -45,7 +45,7 @@ model_rest = st.tuples(
 )
 
 # What a job view has after its id, in three runs of fields; units in flight hang on those left, a lease on when the job was made.
-job_names = st.tuples(st.sampled_from((*MODELS, *MODELS, "unheard_of")), scopes, st.sampled_from(("default", *QUEUES)))
+job_names = st.tuples(st.sampled_from((*MODELS, *MODELS, "unknown")), scopes, st.sampled_from(("default", *QUEUES)))
 job_times = st.tuples(
     moments, st.integers(NOW - 1_000, NOW + 10_000_000), st.none() | st.integers(NOW - 1_000, NOW + 100_000)
 )

@@ -1,4 +1,4 @@
-"""What is said of a job that has ended: how, why, and what to do next."""
+"""What is shown of a job that has ended: how, why, and what to do next."""
 
 from typing import Any
 

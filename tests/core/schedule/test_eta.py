@@ -45,7 +45,7 @@ positions = st.builds(
 rates = st.lists(st.floats(1, 10_000), min_size=1, max_size=15)
 
 
-def test_without_a_rate_nobody_knows() -> None:
+def test_without_a_rate_the_end_is_unknown() -> None:
     assert eta(Position(Backlog(100)), []) is None
     assert eta(Position(Backlog(100)), [0.0, 0.0]) is None
     assert slack_ms(1_000, 100, None) is None
@@ -53,10 +53,10 @@ def test_without_a_rate_nobody_knows() -> None:
 
 
 def test_a_default_rate_stands_in_for_a_measured_one() -> None:
-    told = eta(Position(Backlog(1_000)), [], rate_default=100.0)
-    assert told is not None
-    assert told.p50_ms == 10_000
-    assert told.p95_ms > told.p50_ms
+    forecast = eta(Position(Backlog(1_000)), [], rate_default=100.0)
+    assert forecast is not None
+    assert forecast.p50_ms == 10_000
+    assert forecast.p95_ms > forecast.p50_ms
 
 
 def test_steady_rates_give_a_narrow_forecast() -> None:
@@ -74,22 +74,22 @@ def test_others_count_as_far_as_their_backlog_and_weight_go() -> None:
 @given(positions, rates)
 @looks.tried
 def test_a_forecast_is_ordered_and_grows_with_what_is_ahead(position: Position, measured: list[float]) -> None:
-    told = eta(position, measured)
-    assert told is not None
-    assert 0 <= told.p50_ms <= told.p95_ms
+    forecast = eta(position, measured)
+    assert forecast is not None
+    assert 0 <= forecast.p50_ms <= forecast.p95_ms
     ahead = Backlog(position.ahead.units + 1_000, position.ahead.items)
     more = eta(Position(position.left, ahead, position.weight, position.others), measured)
     assert more is not None
-    assert more.p50_ms >= told.p50_ms
+    assert more.p50_ms >= forecast.p50_ms
 
 
 @given(positions, rates, st.floats(0, 1))
 @looks.tried
 def test_more_time_never_makes_an_outlook_worse(position: Position, measured: list[float], share: float) -> None:
     order = [JobOutlook.IMPOSSIBLE, JobOutlook.AT_RISK, JobOutlook.LIKELY]
-    told = [order.index(feasible(10**power, position, measured, share)) for power in range(16)]
-    assert told == sorted(told)
-    assert told[-1] == 2
+    outlooks = [order.index(feasible(10**power, position, measured, share)) for power in range(16)]
+    assert outlooks == sorted(outlooks)
+    assert outlooks[-1] == 2
 
 
 def test_an_outlook_knows_what_urgency_can_do() -> None:
@@ -104,12 +104,12 @@ def test_an_outlook_knows_what_urgency_can_do() -> None:
 def test_the_forecast_agrees_with_what_the_scheduler_does() -> None:
     """Three tenants share four slots of 100 units a second each; one of them has little left and drops out early."""
     world = World([job("a", "a", 80), job("b", "b", 400), job("c", "c", 20)], Policy(), slots=4)
-    told = eta(Position(Backlog(8_000), others=[(1.0, Backlog(40_000)), (1.0, Backlog(2_000))]), [400.0] * 15)
+    forecast = eta(Position(Backlog(8_000), others=[(1.0, Backlog(40_000)), (1.0, Backlog(2_000))]), [400.0] * 15)
     world.run(400)
     ended = world.jobs["a"].ended_at
-    assert told is not None
+    assert forecast is not None
     assert ended is not None
-    assert abs(told.p50_ms - ended) <= 0.05 * ended
+    assert abs(forecast.p50_ms - ended) <= 0.05 * ended
 
 
 def budget(name: str, *limits: Limit) -> tuple[Budget, ...]:
@@ -160,17 +160,17 @@ def test_what_was_sent_before_counts_and_a_total_may_never_be_enough() -> None:
         assert 29_000 <= taken <= 32_000
 
 
-def test_many_calls_are_told_without_playing_all_of_them() -> None:
+def test_many_calls_are_forecast_without_playing_all_of_them() -> None:
     fast = budget("a", Limit(Period.MINUTE, requests=600))
-    told = minutes_of(600_000, fast)
-    assert told is not None
-    assert 0.95 * 1_000 <= told <= 1.05 * 1_000
+    minutes = minutes_of(600_000, fast)
+    assert minutes is not None
+    assert 0.95 * 1_000 <= minutes <= 1.05 * 1_000
 
 
 def test_a_rate_is_what_was_served_while_there_was_work() -> None:
     burst = Minute(7, 2_000, 2_000, 20, busy_ms=20_000, call_ms=80_000)
     assert busy_rates([Minute(6, 0, 0, 0), burst]) == [100.0]
-    assert busy_rates([Minute(7, 6_000, 6_000, 60)]) == [100.0], "nobody counted: the whole minute"
+    assert busy_rates([Minute(7, 6_000, 6_000, 60)]) == [100.0], "calls were not counted: the whole minute"
     slow, fast = Minute(1, 600, 600, 6, 60_000, 60_000), Minute(2, 6_000, 6_000, 60, 30_000, 60_000)
     assert recent_rate([slow, fast]) == 200.0
     assert recent_rate([]) is None
@@ -178,7 +178,7 @@ def test_a_rate_is_what_was_served_while_there_was_work() -> None:
     assert best_rates([burst], 8) == (200.0, 2.0)
     assert best_rates([burst, slow], 1) == (100.0, 1.0)
     assert best_rates([Minute(7, 6_000, 6_000, 60)], 8) == (100.0, 1.0), (
-        "nobody counted: every slot may have been taken"
+        "calls were not counted: every slot may have been taken"
     )
     assert best_rates([], 8) is None
 
@@ -197,10 +197,10 @@ def test_a_jobs_own_progress_says_more_than_what_others_were_served() -> None:
 
 
 def test_the_rate_of_now_says_more_than_those_before() -> None:
-    told = eta(Position(Backlog(6_000)), [50.0, 150.0], rate_now=200.0)
-    assert told is not None
-    assert told.p50_ms == 30_000
-    assert told.p95_ms > 30_000
+    forecast = eta(Position(Backlog(6_000)), [50.0, 150.0], rate_now=200.0)
+    assert forecast is not None
+    assert forecast.p50_ms == 30_000
+    assert forecast.p95_ms > 30_000
 
 
 def test_others_are_served_for_their_weight_beside_ours() -> None:
@@ -243,7 +243,7 @@ def test_of_requests_that_are_all_as_long_longer_ones_are_thought_to_take_as_muc
     alike = minute_of([(100, 500, 200)] * 10)
     assert fitted([alike]) == RequestCost(Linear(0.0, 5.0), Linear(0.0, 2.0))
     assert fitted([]) == RequestCost(Linear(0.0, 1.0), Linear(0.0, 1.0))
-    # A minute in which nobody timed calls says nothing of them.
+    # A minute in which calls were not timed says nothing of them.
     assert fitted([Minute(0, 6_000, 12_000, 60)]) == RequestCost(Linear(0.0, 1.0), Linear(0.0, 2.0))
     assert fitted([alike, Minute(0, 6_000, 12_000, 60)]).ms == Linear(0.0, 5.0)
 
@@ -277,5 +277,5 @@ def test_rates_of_a_mixture_are_those_of_its_calls() -> None:
     few, many = Minute(1, 9_000, 9_000, 20, 10_000, 10_000), Minute(2, 100, 100, 80, 40_000, 40_000)
     assert busy_rates([few, many], takes) == [1_000.0, 1_000.0]
     assert recent_rate([few, many], takes) == 1_000.0
-    told = eta(Position(Backlog(9_000, 20)), [1_000.0] * 15, rate_now=1_000.0, takes=takes)
-    assert told == Eta(10_000, 10_000)
+    forecast = eta(Position(Backlog(9_000, 20)), [1_000.0] * 15, rate_now=1_000.0, takes=takes)
+    assert forecast == Eta(10_000, 10_000)

@@ -16,58 +16,58 @@ from tidegate.core.states import JobState
 from tidegate.core.window import DAY_MS
 
 
-def told(world: World, job_id: str) -> FlowForecast:
+def forecast_of(world: World, job_id: str) -> FlowForecast:
     look = world.look(world.workers[0])
     [forecast] = forecasts(look, choose(look, world.policy), world.policy, job_id)
     return forecast
 
 
-def said(forecast: FlowForecast) -> str:
+def text_of(forecast: FlowForecast) -> str:
     return "\n".join(reasons._foreseen(forecast))
 
 
 def test_a_job_whose_turn_it_is() -> None:
     world = World([job("a", "a", 5, expires_at=DAY_MS), job("b", "b", 5)], Policy(), slots=2)
-    forecast = told(world, "a")
+    forecast = forecast_of(world, "a")
     assert (forecast.rule, forecast.reason, forecast.share, forecast.flows) == (Why.FAIR, None, 0.5, 2)
-    assert "takes its next slice now, because it is its turn (smart_v1)" in said(forecast)
-    assert "2 tenants have work for it; its tenant can count on 50% of what is served" in said(forecast)
-    assert "to spare before its deadline" in said(forecast)
+    assert "takes its next slice now, because it is its turn (smart_v1)" in text_of(forecast)
+    assert "2 tenants have work for it; its tenant can count on 50% of what is served" in text_of(forecast)
+    assert "to spare before its deadline" in text_of(forecast)
 
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_every_reason_has_a_sentence(reason: Reason) -> None:
-    forecast = replace(told(World([job("a", "a", 5)], Policy()), "a"), rule=None, reason=reason)
-    assert reasons._REASONS[reason] in said(forecast)
-    assert f"({reason})" in said(forecast)
+    forecast = replace(forecast_of(World([job("a", "a", 5)], Policy()), "a"), rule=None, reason=reason)
+    assert reasons._REASONS[reason] in text_of(forecast)
+    assert f"({reason})" in text_of(forecast)
 
 
 @pytest.mark.parametrize("rule", list(Why))
 def test_every_rule_has_a_sentence(rule: Why) -> None:
-    forecast = replace(told(World([job("a", "a", 5)], Policy()), "a"), rule=rule)
-    assert reasons._RULES[rule] in said(forecast)
+    forecast = replace(forecast_of(World([job("a", "a", 5)], Policy()), "a"), rule=rule)
+    assert reasons._RULES[rule] in text_of(forecast)
 
 
 def test_why_it_waits_comes_from_the_choice() -> None:
     world = World([job("a", "a", 5), job("b", "b", 5), job("c", "b", 50)], Policy(), slots=1)
-    assert told(world, "b").reason == Reason.FAIR_SHARE
+    assert forecast_of(world, "b").reason == Reason.FAIR_SHARE
     world.served["m", "a"] = 500.0
-    assert told(world, "c").reason == Reason.BEHIND_IN_FLOW
+    assert forecast_of(world, "c").reason == Reason.BEHIND_IN_FLOW
     world.closed["m"] = Reason.TIDE_CLOSED
-    assert "interactive calls need all of it now" in said(told(world, "a"))
+    assert "interactive calls need all of it now" in text_of(forecast_of(world, "a"))
     del world.closed["m"]
     world.policy = replace(world.policy, in_flight_units_max=150)
     world.act(world.workers[0])
     world.workers[0].slots["m"] = 2
-    assert told(world, "c").reason == Reason.TENANT_IN_FLIGHT_MAX
+    assert forecast_of(world, "c").reason == Reason.TENANT_IN_FLIGHT_MAX
 
 
 def test_a_deadline_that_presses_and_one_that_is_lost() -> None:
     jobs = [job("a", "a", 30, expires_at=25_000), job("b", "b", 999), job("c", "c", 999, expires_at=9_000)]
     world = World(jobs, Policy(), slots=2)
-    assert told(world, "a").rule == Why.URGENT
-    assert "goes first within the urgent share" in said(told(world, "a"))
-    assert "cannot be met any more" in said(told(world, "c"))
+    assert forecast_of(world, "a").rule == Why.URGENT
+    assert "goes first within the urgent share" in text_of(forecast_of(world, "a"))
+    assert "cannot be met any more" in text_of(forecast_of(world, "c"))
 
 
 def test_a_job_whose_only_slice_rests_has_its_line_too() -> None:
@@ -76,19 +76,19 @@ def test_a_job_whose_only_slice_rests_has_its_line_too() -> None:
     )
     forecast = forecast_not_ready(outlook, Policy())
     assert (forecast.rule, forecast.reason, forecast.share) == (None, None, 0.25)
-    assert "m: nothing more of it can be taken now: all that is left is out or put off." in said(forecast)
-    assert "3 tenants have work for it" in said(forecast)
+    assert "m: nothing more of it can be taken now: all that is left is out or put off." in text_of(forecast)
+    assert "3 tenants have work for it" in text_of(forecast)
     inputs = reasons.ExplainInputs(0, 1, 0, 1, 4_000, 0, 0, (("upstream_throttled", 2),), (forecast,))
     assert reasons._as_put_off(forecast, inputs).reason == Reason.RESTING
 
 
-def test_what_nobody_measured_is_said_to_be_unknown() -> None:
+def test_what_was_not_measured_is_shown_as_unknown() -> None:
     world = World([job("a", "a", 5)], Policy(), slots=2)
-    unknown = replace(told(world, "a"), slack_ms=None)
-    assert "not measured yet" in said(unknown)
+    unknown = replace(forecast_of(world, "a"), slack_ms=None)
+    assert "not measured yet" in text_of(unknown)
     known = replace(unknown, eta_p50_ms=60_000, eta_p95_ms=90_000, notes=("the tide leaves it 4 calls.",))
-    assert "done in about 1m, in 1m30s with 95 % confidence" in said(known)
-    assert "m: the tide leaves it 4 calls." in said(known)
+    assert "done in about 1m, in 1m30s with 95 % confidence" in text_of(known)
+    assert "m: the tide leaves it 4 calls." in text_of(known)
 
 
 OPEN = DeploymentTrouble("gpu-1", False, 90_000, "connection refused")
@@ -106,13 +106,13 @@ def inputs(**more: Any) -> reasons.ExplainInputs:
     return replace(reasons.ExplainInputs(0, 1, 3, 0, 0, 0, 0, ()), **more)
 
 
-def test_one_of_a_kind_is_told_in_the_singular() -> None:
+def test_one_of_a_kind_is_written_in_the_singular() -> None:
     one = inputs(work_units=1, jobs_ahead=1, slices_ready=1, waiting_reasons=(("budget_spent", 1),))
-    told = " ".join(reasons.explain(replace(job_running(), item_count=1), one))
-    assert "0 of 1 item done" in told
-    assert "It is about 1 token of work" in told
-    assert "1 slice is ready, behind 1 older batch that has slices ready too." in told
-    assert "1 item was tried and waits" in told
+    text = " ".join(reasons.explain(replace(job_running(), item_count=1), one))
+    assert "0 of 1 item done" in text
+    assert "It is about 1 token of work" in text
+    assert "1 slice is ready, behind 1 older batch that has slices ready too." in text
+    assert "1 item was tried and waits" in text
     broke = inputs(waiting_reasons=(("upstream_ambiguous", 2),))
     assert (
         "2 items were tried and wait to be tried again: their server failed, or the connection broke, after they"
@@ -120,7 +120,7 @@ def test_one_of_a_kind_is_told_in_the_singular() -> None:
     )
 
 
-def test_bytes_that_cannot_be_written_are_told_with_the_next_try() -> None:
+def test_bytes_that_cannot_be_written_are_explained_with_the_next_try() -> None:
     closing = replace(job_running(), state=JobState.FINALIZING, closing=JobState.COMPLETED)
     assert reasons.waits_for(closing, inputs()) == ""
     assert reasons.explain(closing, inputs())[-1] == (
@@ -162,9 +162,9 @@ def test_what_is_in_the_way_comes_before_everything_else() -> None:
         in (reasons.waits_for(later, down))
     )
     stopped = replace(
-        told(World([job("a", "a", 5)], Policy()), "a"), rule=None, reason=Reason.UNHEALTHY, eta_p50_ms=3_000
+        forecast_of(World([job("a", "a", 5)], Policy()), "a"), rule=None, reason=Reason.UNHEALTHY, eta_p50_ms=3_000
     )
-    assert "m: it is unknown when it ends, because nothing of it is served now." in said(stopped)
+    assert "m: it is unknown when it ends, because nothing of it is served now." in text_of(stopped)
     ended = replace(running, state=JobState.COMPLETED)
     part = replace(ended, answered_count=7, failed_count=2)
     assert reasons.explain(part, down)[0] == "It completed: 7 of 9 requests were answered, 2 failed."
@@ -206,7 +206,9 @@ def test_the_owner_of_a_job_gets_no_names_of_the_operators_things() -> None:
         workers=(ReportedWorker("node-a", True, 0, WorkerReport("s3://secret-bucket: access denied")),),
         unhealthy=(reasons.UnhealthyModel("m", (OPEN, REJECTED), True),),
         spent=(reasons.SpentBudget("m", "deployment gpu-1", "100 requests a minute", 1_000, False),),
-        forecasts=(replace(told(World([job("a", "a", 5)], Policy()), "a"), notes=("the tide of gpu-1 is low.",)),),
+        forecasts=(
+            replace(forecast_of(World([job("a", "a", 5)], Policy()), "a"), notes=("the tide of gpu-1 is low.",)),
+        ),
     )
     for_operator = "\n".join(reasons.explain(running, hidden))
     for_owner = "\n".join(reasons.explain(running, hidden, for_owner=True))

@@ -101,10 +101,10 @@ def test_flows_with_nothing_ready_change_nothing(
     snapshot: Snapshot, policy: Policy, others: list[tuple[int, int]]
 ) -> None:
     """Why a look may leave them out: what is shared is known from the model, and counters are only held against one another."""
-    told = {name: replace(view, weights=50.0) for name, view in snapshot.models.items()}
+    models = {name: replace(view, weights=50.0) for name, view in snapshot.models.items()}
     flows = [replace(flow, served=float(int(flow.served)), in_flight_units=0) for flow in snapshot.flows]
     idle = [FlowView(f"m{model}", f"idle{number}", 1.0, served, 0) for number, (model, served) in enumerate(others)]
-    seen = msgspec.structs.replace(snapshot, models=told, flows=flows, jobs=_known(snapshot, flows), workers=4)
+    seen = msgspec.structs.replace(snapshot, models=models, flows=flows, jobs=_known(snapshot, flows), workers=4)
     assert choose(msgspec.structs.replace(seen, flows=[*idle, *flows]), policy) == choose(seen, policy)
 
 
@@ -129,9 +129,9 @@ def test_the_flow_that_was_served_least_is_first(snapshot: Snapshot) -> None:
         min(1, snapshot.slices_max),
     )
     choice = choose(one, policy)
-    told = ranking.flow_counters([flow for flow in one.flows if flow.model == "m0"], one.models["m0"].ratio, 1)
+    counters = ranking.flow_counters([flow for flow in one.flows if flow.model == "m0"], one.models["m0"].ratio, 1)
     for pick in choice.picks:
         [share_owner] = {job.share_owner for job in one.jobs if job.job_id == pick.job_id}
         assert pick.why is Why.FAIR
-        waiting = [told[job.share_owner] for job in one.jobs if job.share_owner in told]
-        assert share_owner not in told or told[share_owner] == min(waiting)
+        waiting = [counters[job.share_owner] for job in one.jobs if job.share_owner in counters]
+        assert share_owner not in counters or counters[share_owner] == min(waiting)

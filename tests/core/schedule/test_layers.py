@@ -60,7 +60,7 @@ def test_of_a_job_that_must_begin_only_the_first_slice_hurries() -> None:
         found = picked([job("late", begin_by=NOW + begin_in_ms), other], 4)
         assert (("late", Why.URGENT) in found) is hurries, "two slices take ten seconds"
     passed = picked([job("late", begin_by=NOW), other], 4, urgent_share=1.0)
-    assert ("late", Why.URGENT) not in passed, "what cannot be kept any more hurries nobody"
+    assert ("late", Why.URGENT) not in passed, "what cannot be kept any more makes nothing hurry"
     assert ("late", Why.URGENT) not in picked([job("late", **LATE), other], 4, urgent_share=0.0)
 
 
@@ -105,13 +105,13 @@ def test_as_many_slices_are_dealt_as_a_job_has_ready() -> None:
     assert sum(picked([job("a", left=50, in_flight_units=50)], 9).values()) == 1, "it is only shown when there is one"
 
 
-def test_what_is_closed_full_or_unheard_of_is_passed_over_with_a_reason() -> None:
+def test_what_is_closed_full_or_unknown_is_passed_over_with_a_reason() -> None:
     models = {
         "m": ModelView("m", 64, None, 0, {}, None),
         "full": ModelView("full", 0, None, 0, {}, None),
-        "shut": ModelView("shut", 64, Reason.RESTING, 0, {}, None),
+        "closed": ModelView("closed", 64, Reason.RESTING, 0, {}, None),
     }
-    names = ("m", "full", "shut", "gone")
+    names = ("m", "full", "closed", "gone")
     jobs = [job(name, model=name) for name in names]
     flows = [FlowView(name, "tenant:a", 1.0, 0.0, 0) for name in names]
     for mode in Mode:
@@ -119,7 +119,7 @@ def test_what_is_closed_full_or_unheard_of_is_passed_over_with_a_reason() -> Non
         assert {pick.model for pick in choice.picks} == {"m"}
         assert [(skip.model, skip.reason) for skip in choice.skips if not skip.share_owner] == [
             ("full", Reason.NO_AVAILABLE_SLOTS),
-            ("shut", Reason.RESTING),
+            ("closed", Reason.RESTING),
             ("gone", Reason.UNKNOWN_CAPACITY),
         ]
 

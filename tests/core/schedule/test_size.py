@@ -1,4 +1,4 @@
-"""Size and age: small ones first, nobody for ever last, and the fast lane."""
+"""Size and age: small ones first, none for ever last, and the fast lane."""
 
 import itertools
 

@@ -60,20 +60,20 @@ HISTORIES = st.lists(MOMENTS, max_size=40)
 def play(
     tide: Tide, history: list[tuple[float, Signals]], now_ms: float = 0.0
 ) -> tuple[float, list[tuple[Signals, Decision]]]:
-    told = []
+    decisions = []
     for elapsed_ms, signals in history:
         now_ms += elapsed_ms
         sample = signals.sample and replace(signals.sample, at_ms=now_ms - 100.0)
         now = replace(signals, now_ms=now_ms, sample=sample)
-        told.append((now, tide.observe(now)))
-    return now_ms, told
+        decisions.append((now, tide.observe(now)))
+    return now_ms, decisions
 
 
 ROUND = tuple(Ended(400, 100, 1_000.0) for _ in range(64))
 
 
 def quiet(tide: Tide, now_ms: float, seconds: float, *, metrics: bool = True, gateway: bool = True) -> Decision:
-    """Nobody else is there, and batch uses what it gets; asked five times a second."""
+    """No interactive call is there, and batch uses what it gets; asked five times a second."""
     decision = tide.observe(Signals(now_ms=now_ms, interactive=0 if gateway else None))
     for _ in range(int(seconds * 5)):
         now_ms += 200.0
@@ -114,16 +114,18 @@ def test_nothing_is_sent_while_an_interactive_call_waits_for_its_first_token(
     tide = Tide(replace(policy, yields=True))
     now_ms, _ = play(tide, history)
     signals = replace(moment[1], interactive=waiting, interactive_awaiting=waiting)
-    _, told = play(tide, [(moment[0], signals)], now_ms)
-    assert told[0][1].prompt_tokens == 0
+    _, decisions = play(tide, [(moment[0], signals)], now_ms)
+    assert decisions[0][1].prompt_tokens == 0
     # What waits for its first token is handed back whole, unless it is too little to be worth it.
-    assert told[0][1].hand_back in (0, signals.awaiting)
-    assert told[0][1].hand_back or not signals.awaiting or signals.awaiting_tokens < 128
+    assert decisions[0][1].hand_back in (0, signals.awaiting)
+    assert decisions[0][1].hand_back or not signals.awaiting or signals.awaiting_tokens < 128
 
 
 @settings(max_examples=40, deadline=None)
 @given(POLICIES, HISTORIES)
-def test_nothing_is_handed_back_while_nobody_waits(policy: TidePolicy, history: list[tuple[float, Signals]]) -> None:
+def test_nothing_is_handed_back_while_no_interactive_call_waits(
+    policy: TidePolicy, history: list[tuple[float, Signals]]
+) -> None:
     calm = [
         (elapsed, replace(signals, interactive=signals.interactive or 0, interactive_awaiting=0))
         for elapsed, signals in history
@@ -279,7 +281,7 @@ def test_refusals_lower_it_by_their_share_also_where_the_engine_tells() -> None:
     assert tide.observe(Signals(30_300.0, in_flight=64, interactive=0, sample=sample, refusals=64)).calls == 32
 
 
-def test_a_full_cache_and_full_seats_leave_room() -> None:
+def test_a_full_cache_and_a_full_engine_leave_room() -> None:
     tide = Tide(TidePolicy(256))
     assert quiet(tide, 0.0, 30.0).calls == 256
     full = EngineSample(at_ms=30_200.0, known=200, running=200.0, waiting=0.0, kv_use=0.97)
@@ -288,8 +290,8 @@ def test_a_full_cache_and_full_seats_leave_room() -> None:
     quiet(tide, 0.0, 30.0)
     for number in range(4):
         now_ms = 31_000.0 + 200 * number
-        seats = EngineSample(at_ms=now_ms, known=40, running=32.0, waiting=8.0, kv_use=0.3)
-        decision = tide.observe(Signals(now_ms, in_flight=40, awaiting=8, interactive=0, sample=seats))
+        queueing = EngineSample(at_ms=now_ms, known=40, running=32.0, waiting=8.0, kv_use=0.3)
+        decision = tide.observe(Signals(now_ms, in_flight=40, awaiting=8, interactive=0, sample=queueing))
     assert decision.calls == 28
 
 
@@ -309,7 +311,7 @@ def test_several_processes_have_a_share_each() -> None:
     assert four_tide.slowdown > 2 * one_tide.slowdown
 
 
-def test_where_nobody_knows_which_calls_are_ours_none_is_taken_for_an_interactive_one() -> None:
+def test_while_it_is_unknown_which_calls_are_ours_none_is_taken_for_an_interactive_one() -> None:
     sample = EngineSample(at_ms=0.0, known=None, running=50.0, waiting=3.0)
     assert Tide(TidePolicy(64)).observe(Signals(0.0, in_flight=5, interactive=0, sample=sample)).why.startswith("quiet")
     # Without a gateway either, nothing is known of interactive traffic at all.

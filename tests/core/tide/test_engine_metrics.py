@@ -169,7 +169,7 @@ def test_a_page_that_is_too_large_says_nothing() -> None:
     assert read(many, VLLM, 0.0).running == 10_000.0
 
 
-def test_an_engine_that_started_anew_tells_only_its_gauges() -> None:
+def test_an_engine_that_restarted_reports_only_its_gauges() -> None:
     before = Reading(0.0, 5.0, 1.0, 0.5, 100.0, 50.0, 20.0, 2_000.0, 9_000.0)
     after = Reading(200.0, 1.0, 0.0, 0.1, 0.1, 2.0, 0.0, 0.0, 30.0)
     found = sample(before, after, 0)

@@ -30,7 +30,7 @@ def test_a_full_cache_shrinks_it_below_what_is_in_flight_and_it_grows_back_slowl
     assert room.calls == 1
 
 
-def test_seats_are_full_when_the_same_number_runs_in_three_samples_while_others_wait() -> None:
+def test_an_engine_is_full_when_the_same_number_runs_in_three_samples_while_others_wait() -> None:
     room, waits = EngineRoom(100), replace(QUIET, waiting=1.0)
     for calls in (100, 100, 35, 35):
         room.learn(waits, 50)
@@ -39,7 +39,7 @@ def test_seats_are_full_when_the_same_number_runs_in_three_samples_while_others_
     assert room.calls == 36
     for _ in range(3):
         room.learn(replace(waits, running=41.0, waiting=0.9), 50)
-    assert room.calls == 40, "nobody waits"
+    assert room.calls == 40, "no call waits"
 
 
 @pytest.mark.parametrize("wrong", [-0.1, MEASURED_MAX, math.inf, math.nan])

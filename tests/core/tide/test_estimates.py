@@ -43,7 +43,7 @@ def test_the_slowdown_follows_the_engine(slower: float) -> None:
     assert cost.slowdown(0, 1.0) == pytest.approx(0.02 * slower, rel=0.1)
 
 
-def test_prompts_that_cannot_be_told_apart_change_nothing_about_a_sequence() -> None:
+def test_prompts_that_cannot_be_distinguished_change_nothing_about_a_sequence() -> None:
     cost = StepCost()
     for number in range(400):
         running = 1 + number * 7 % 40
@@ -95,7 +95,7 @@ def test_first_tokens_are_learned_where_they_are_seen() -> None:
     assert prefill.first_token_ms(2_000) == pytest.approx(MARGIN * 108.0, rel=0.05)
 
 
-def test_first_tokens_are_told_from_whole_calls() -> None:
+def test_first_tokens_are_estimated_from_whole_calls() -> None:
     prefill = PrefillRate()
     for number in range(300):
         tokens, answer = 100 + number * 37 % 4_000, number * 13 % 300

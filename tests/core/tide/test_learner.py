@@ -111,7 +111,7 @@ def test_a_limit_that_is_not_used_does_not_grow() -> None:
 
 
 def test_a_step_that_there_was_nothing_to_send_for_is_not_judged() -> None:
-    """The first items ran out while twice the calls were tried: that they did not get more done said nothing about the server."""
+    """The first items ran out while twice the calls were tried: that they did not get more done proves nothing about the server."""
     learner = Learner(200)
     upstream = Upstream(learner)
     while learner.calls == SAFE_CALLS:

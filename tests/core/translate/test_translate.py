@@ -1,4 +1,4 @@
-"""Requests, answers and errors in the other shape: there and back is the same, and what cannot be said is refused by its path."""
+"""Requests, answers and errors in the other shape: there and back is the same, and what has no counterpart is refused by its path."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def packed(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def said(translated: Translated) -> Any:
+def body_of(translated: Translated) -> Any:
     return json.loads(translated.body)
 
 
@@ -42,17 +42,17 @@ def test_a_messages_request_comes_back_as_it_was(request: dict[str, Any]) -> Non
     back = request_to_anthropic(there.body)
     assert there.left_out == ()
     assert set(back.left_out) <= {"response_format.json_schema.name"}
-    assert said(back) == request
+    assert body_of(back) == request
     assert there.stream == back.stream == request.get("stream", False)
-    assert said(request_to_openai(back.body, VLLM)) == said(there)
+    assert body_of(request_to_openai(back.body, VLLM)) == body_of(there)
 
 
 @given(completions())
 def test_an_answer_comes_back_as_it_was(whole: dict[str, Any]) -> None:
     there = answer_to_anthropic(packed(whole))
     back = answer_to_openai(there.body, whole["created"])
-    assert said(back) == whole
-    openai.types.chat.ChatCompletion.model_validate(said(back))
+    assert body_of(back) == whole
+    openai.types.chat.ChatCompletion.model_validate(body_of(back))
 
 
 @given(completions())
@@ -132,8 +132,8 @@ CONVERSATION_OPENAI = {
 
 
 def test_a_conversation_with_a_tool_and_an_image() -> None:
-    assert said(request_to_openai(packed(CONVERSATION_ANTHROPIC))) == CONVERSATION_OPENAI
-    assert said(request_to_anthropic(packed(CONVERSATION_OPENAI))) == CONVERSATION_ANTHROPIC
+    assert body_of(request_to_openai(packed(CONVERSATION_ANTHROPIC))) == CONVERSATION_OPENAI
+    assert body_of(request_to_anthropic(packed(CONVERSATION_OPENAI))) == CONVERSATION_ANTHROPIC
 
 
 def test_a_structured_answer_is_asked_for_in_both_shapes() -> None:
@@ -143,7 +143,7 @@ def test_a_structured_answer_is_asked_for_in_both_shapes() -> None:
         "messages": [{"role": "user", "content": "x"}],
         "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
     }
-    there = said(request_to_openai(packed(request)))
+    there = body_of(request_to_openai(packed(request)))
     assert there["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True},
@@ -172,7 +172,7 @@ def test_fields_that_say_what_is_so_anyway_pass() -> None:
         "tools": [{"type": "function", "function": {"name": "f"}}],
         "tool_choice": "required",
     }
-    got = said(request_to_anthropic(packed(request), output_tokens_default=77))
+    got = body_of(request_to_anthropic(packed(request), output_tokens_default=77))
     assert got == {
         "model": "m",
         "max_tokens": 77,
@@ -219,7 +219,7 @@ def test_hints_are_left_out_by_name() -> None:
         "messages[2].content[0].is_error",
         "cache_control",
     )
-    assert said(got)["messages"][-1] == {"role": "tool", "tool_call_id": "t", "content": ""}
+    assert body_of(got)["messages"][-1] == {"role": "tool", "tool_call_id": "t", "content": ""}
 
 
 def test_the_cache_hint_of_every_block_is_left_out_by_name() -> None:
@@ -250,13 +250,13 @@ def test_the_cache_hint_of_every_block_is_left_out_by_name() -> None:
 def test_a_stream_asks_for_its_usage() -> None:
     request = {"model": "m", "max_tokens": 9, "stream": True, "messages": [{"role": "user", "content": "q"}]}
     got = request_to_openai(packed(request))
-    assert said(got)["stream_options"] == {"include_usage": True}
+    assert body_of(got)["stream_options"] == {"include_usage": True}
     assert got.stream
     options = {"include_usage": True, "include_obfuscation": False}
     back = request_to_anthropic(packed({**request, "stream_options": options}))
     assert back.stream
     assert back.include_usage
-    assert "stream_options" not in said(back)
+    assert "stream_options" not in body_of(back)
 
 
 # ---- refused by name
@@ -452,7 +452,7 @@ def completion(**message: Any) -> dict[str, Any]:
     ],
 )
 def test_why_a_model_stopped(answer: dict[str, Any], reason: str) -> None:
-    assert said(answer_to_anthropic(packed(answer)))["stop_reason"] == reason
+    assert body_of(answer_to_anthropic(packed(answer)))["stop_reason"] == reason
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_why_a_model_stopped(answer: dict[str, Any], reason: str) -> None:
         (completion(content=None, tool_calls=[{"id": "t"}]), "choices[0].message.tool_calls[0].function"),
     ],
 )
-def test_an_answer_that_cannot_be_said_is_the_upstreams_fault(answer: dict[str, Any], param: str) -> None:
+def test_an_answer_that_cannot_be_translated_is_the_upstreams_fault(answer: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiProblem) as refused:
         answer_to_anthropic(packed(answer))
     assert (refused.value.status, refused.value.param) == (502, param)
@@ -507,7 +507,7 @@ def test_a_message_with_every_kind_of_stop_and_content() -> None:
         },
     }
     got = answer_to_openai(packed(message), 12)
-    whole = said(got)
+    whole = body_of(got)
     assert got.left_out == ("content[1]",)
     assert whole["choices"][0]["message"] == {
         "role": "assistant",
@@ -568,6 +568,6 @@ def test_any_body_makes_an_error_with_a_message(body: bytes) -> None:
     assert json.loads(error_to_openai(500, body))["error"]["message"]
 
 
-def test_a_field_of_the_wrong_kind_is_told_what_it_may_be() -> None:
+def test_a_field_of_the_wrong_kind_is_refused_with_what_it_may_be() -> None:
     with pytest.raises(ApiProblem, match=r"tool_choice.* must be text or an object"):
         request_to_anthropic(packed({"model": "m", "messages": [USER], "tool_choice": 1}))

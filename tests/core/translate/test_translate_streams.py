@@ -84,7 +84,7 @@ def test_a_stream_as_anthropic_documents_it() -> None:
     assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (9, 4)
 
 
-def test_usage_is_said_only_when_it_was_asked_for() -> None:
+def test_usage_is_sent_only_when_it_was_asked_for() -> None:
     chunks = read_events(run(StreamToOpenai(7), [START, STOP, event(type="message_stop")]))
     assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
 
@@ -197,8 +197,8 @@ def test_the_kind_of_an_error_survives_in_both_directions(kind: str, there: str)
     back = read_events(StreamToAnthropic().feed(f"data: {json.dumps(out[-1])}\n\n".encode()))
     assert back[-1]["error"]["type"] == {"server_error": "api_error"}.get(there, there)
     same = {"error": {"message": "why", "type": kind}}
-    said = read_events(StreamToAnthropic().feed(f"data: {json.dumps(same)}\n\n".encode()))
-    assert said[-1]["error"]["type"] == ("api_error" if kind == "a_later_kind" else kind)
+    events = read_events(StreamToAnthropic().feed(f"data: {json.dumps(same)}\n\n".encode()))
+    assert events[-1]["error"]["type"] == ("api_error" if kind == "a_later_kind" else kind)
 
 
 @pytest.mark.parametrize(
@@ -215,12 +215,12 @@ def test_the_kind_of_an_error_survives_in_both_directions(kind: str, there: str)
     ],
 )
 def test_an_error_in_a_stream_may_say_its_status(reported: dict[str, Any], kind: str) -> None:
-    said = json.dumps({"error": {"message": "why", **reported}})
-    events = read_events(StreamToAnthropic().feed(f"data: {said}\n\n".encode()))
+    text = json.dumps({"error": {"message": "why", **reported}})
+    events = read_events(StreamToAnthropic().feed(f"data: {text}\n\n".encode()))
     assert events[-1]["error"]["type"] == kind
 
 
-def test_an_empty_delta_opens_no_block_and_a_thought_under_two_names_is_said_once() -> None:
+def test_an_empty_delta_opens_no_block_and_a_thought_under_two_names_is_sent_once() -> None:
     empty = {"role": "assistant", "content": "", "refusal": "", "reasoning": "", "reasoning_content": ""}
     twice = {"reasoning": "hm", "reasoning_content": "hm"}
     stream = [chunk(empty), chunk(twice), chunk({"content": "x"}), chunk(empty, "stop"), b"data: [DONE]\n\n"]
@@ -232,7 +232,7 @@ def test_an_empty_delta_opens_no_block_and_a_thought_under_two_names_is_said_onc
     assert message["stop_reason"] == "end_turn"
 
 
-def test_calls_of_one_number_are_told_apart_by_their_ids() -> None:
+def test_calls_of_one_number_are_distinguished_by_their_ids() -> None:
     """Some servers number each of several calls 0."""
     first = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     second = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": '{"x"'}}

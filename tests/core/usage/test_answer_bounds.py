@@ -1,4 +1,4 @@
-"""What bounds an answer is read as a lenient server would read it, and what nobody can read bounds nothing."""
+"""What bounds an answer is read as a lenient server would read it, and what cannot be read bounds nothing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_numbers_are_read_as_a_lenient_server_would(fields: dict[str, Any], most
         (b"[1]", None),
     ],
 )
-def test_names_said_twice_all_count_and_what_is_no_request_bounds_nothing(body: bytes, most: int | None) -> None:
+def test_names_given_twice_all_count_and_what_is_no_request_bounds_nothing(body: bytes, most: int | None) -> None:
     assert output_tokens_max(CHAT, body) == most
 
 
