@@ -20,7 +20,7 @@ Messages = asyncio.Queue[bytes]
 
 @dataclass(eq=False)
 class Server:
-    """One real connection, and what the server said when it was opened."""
+    """One real connection, and what the server sent when it was opened."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter

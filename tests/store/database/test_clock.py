@@ -125,8 +125,8 @@ async def test_time_goes_on_as_if_the_clock_had_not_been_set(machine: Machine, s
         await machine.set_clock(step_ms)
         await machine.let_pass(5 * SECOND)
         passed_ms += 5 * SECOND
-        went = await store.now_ms() - began
-        assert abs(went - passed_ms) <= passed_ms // 50, "it neither stands nor steps"
+        elapsed_ms = await store.now_ms() - began
+        assert abs(elapsed_ms - passed_ms) <= passed_ms // 50, "it neither stands nor steps"
 
 
 @pytest.mark.parametrize("steps", STEPS, ids=str)
@@ -173,8 +173,8 @@ async def test_a_clock_that_stays_ahead_is_followed_and_nothing_opens_or_ends_by
     assert machine.wall_ms - await store.now_ms() == pytest.approx(0, abs=100)
     assert await granted(store, gpu, 1) == 0
     assert await store.overdue_workers(10) == {}
-    [told] = await store.worker_reports()
-    assert told.silent_ms == pytest.approx(6 * SECOND, abs=100)
+    [report] = await store.worker_reports()
+    assert report.silent_ms == pytest.approx(6 * SECOND, abs=100)
     await machine.let_pass(62 * SECOND)
     assert await granted(store, gpu, 10) == 10
     assert list(await store.overdue_workers(10)) == ["w"]
@@ -266,14 +266,14 @@ async def test_a_process_that_starts_after_a_step_goes_on_where_the_last_one_was
     if machine.connection is None:
         assert await store.now_ms() - was == pytest.approx(2 * SECOND, abs=50)
     else:
-        # Nobody was there to know how long it was: it may be later, and is not earlier.
+        # No process was there to measure how long it was: it may be later, and is not earlier.
         assert await store.now_ms() >= was - SECOND
     before = await store.now_ms()
     await machine.let_pass(5 * SECOND)
     assert await store.now_ms() - before == pytest.approx(5 * SECOND, abs=100)
 
 
-async def test_a_machine_that_was_started_anew_with_its_clock_behind_lives_nothing_again(machine: Machine) -> None:
+async def test_a_machine_that_restarted_with_its_clock_behind_repeats_no_time(machine: Machine) -> None:
     store = await machine.open()
     await machine.let_pass(40 * SECOND)
     was = await store.now_ms()

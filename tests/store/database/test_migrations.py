@@ -156,7 +156,7 @@ async def test_migrating_twice_changes_nothing(kind: str, tmp_path: Path, postgr
 async def test_many_may_migrate_at_once(postgres_url: str) -> None:
     stores = [Store(postgres_driver(postgres_url)) for _ in range(8)]
     ran = await asyncio.gather(*(store.migrate() for store in stores))
-    assert sorted(version for versions in ran for version in versions) == [VERSION], "once, whoever does it"
+    assert sorted(version for versions in ran for version in versions) == [VERSION], "once, whichever process does it"
     for store in stores:
         await store.require_schema()
         await store.close()
@@ -178,8 +178,8 @@ asyncio.run(main())
 
 def test_many_processes_may_migrate_at_once(postgres_url: str, processes: Processes) -> None:
     started = [processes.start([sys.executable, "-c", MIGRATE, postgres_url], name=f"migrate-{n}") for n in range(3)]
-    said = [one.wait_for_line(r"^ran (.*)$").group(1) for one in started]
-    assert sorted(said) == [f"[{VERSION}]", "[]", "[]"], "once, whoever does it"
+    versions = [one.wait_for_line(r"^ran (.*)$").group(1) for one in started]
+    assert sorted(versions) == [f"[{VERSION}]", "[]", "[]"], "once, whichever process does it"
     assert [one.wait() for one in started] == [0, 0, 0]
 
 

@@ -29,12 +29,12 @@ pytestmark = pytest.mark.anyio
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, **wishes: Any) -> AsyncIterator[tuple[Store, PostgresDriver]]:
+async def opened(url: str, **options: Any) -> AsyncIterator[tuple[Store, PostgresDriver]]:
     # A driver with little patience is what a test is about, and no one to migrate with.
-    patient = Store(postgres_driver(url, pooler=wishes.get("pooler", "none")))
+    patient = Store(postgres_driver(url, pooler=options.get("pooler", "none")))
     await patient.migrate()
     await patient.close()
-    driver = postgres_driver(url, **wishes)
+    driver = postgres_driver(url, **options)
     store = Store(driver)
     await store.require_schema()
     try:
@@ -230,7 +230,7 @@ async def test_a_write_that_may_be_committed_is_not_made_again(postgres_url: str
 
 @pytest.mark.parametrize("direction", ["both", "down"])
 async def test_a_silent_network_is_given_up_and_comes_back(wired_database: WiredDatabase, direction: Any) -> None:
-    """Without `down` the server hears and may commit; either way the caller is told within the time-out that nothing is known."""
+    """Without `down` the server gets the call and may commit; either way the caller learns within the time-out that nothing is known."""
     url, proxy = wired_database
     async with opened(url, timeout_ms=300, pool_size=2) as (store, _):
         await store.enlist_worker("w", "host", "1", 60_000)
@@ -419,7 +419,7 @@ async def test_a_cancelled_call_leaves_the_pool_usable_and_the_answers_in_order(
             async def slow(tx: Tx, number: int = number) -> str:
                 await tx.all("tenant_put", id=f"cancelled-{number}", name=f"cancelled-{number}")
                 await tx._connection.fetchval("select pg_sleep(30)")  # type: ignore[attr-defined]
-                return "an answer that nobody waits for"
+                return "an answer that no caller waits for"
 
             call = asyncio.create_task(driver.write(slow))
             for _ in range(number * 3):
@@ -438,7 +438,7 @@ async def test_a_cancelled_heartbeat_does_not_answer_the_next_one(postgres_url: 
     async with opened(postgres_url) as (store, _):
         await store.enlist_worker("w", "host", "1", 60_000)
         for turn in range(12):
-            call = asyncio.create_task(store.beat("nobody", 60_000))
+            call = asyncio.create_task(store.beat("unknown", 60_000))
             for _ in range(turn):
                 await asyncio.sleep(0)
             call.cancel()
@@ -478,7 +478,7 @@ async def test_a_statement_that_takes_too_long_is_given_up(postgres_url: str) ->
 
 
 async def test_a_migration_beside_a_running_process_is_ridden_out(postgres_url: str) -> None:
-    """A plan that a new column outdated is made again; whoever runs version n goes on beside n + 1."""
+    """A plan that a new column outdated is made again; a process of version n goes on beside n + 1."""
     async with opened(postgres_url) as (store, _):
         await store.put_tenant("t1", "acme")
         assert await asyncio.gather(*(store.get_job("t1", "absent") for _ in range(6))) == [None] * 6

@@ -222,13 +222,13 @@ def test_kill_9_in_the_middle_of_a_transaction_loses_nothing_acknowledged(proces
         check_every_kept_row(path, proc.stdout())
 
 
-def check_every_kept_row(path: Path, said: str) -> None:
+def check_every_kept_row(path: Path, output: str) -> None:
     store = open_store(path)
     assert store._driver._writer.pragma("integrity_check") == "ok"  # type: ignore[attr-defined]
     rows = store._driver._writer.execute("select id from tenants").fetchall()  # type: ignore[attr-defined]
-    kept = {f"t{line.split()[1]}" for line in said.splitlines() if line.startswith("kept ") and line.count(" ") == 1}
+    kept = {f"t{line.split()[1]}" for line in output.splitlines() if line.startswith("kept ") and line.count(" ") == 1}
     assert kept <= {row[0] for row in rows}
-    assert len(rows) <= len(kept) + 1, "at most the one whose answer was never heard"
+    assert len(rows) <= len(kept) + 1, "at most the one whose answer never came"
     asyncio.run(store.close())
 
 

@@ -85,9 +85,9 @@ def test_every_update_can_be_read_by_this_test() -> None:
     assert updates == {one.name for one in EVERY if changed(one)}
 
 
-def test_every_move_that_is_told_is_legal_and_every_legal_move_is_made() -> None:
-    told = {move for statement in EVERY for move in statement.moves}
-    assert told == MOVES
+def test_every_stated_move_is_legal_and_every_legal_move_is_made() -> None:
+    stated = {move for statement in EVERY for move in statement.moves}
+    assert stated == MOVES
 
 
 def move_faults(statement: Statement) -> list[str]:
