@@ -124,7 +124,7 @@ async def test_feedback_goes_with_the_next_try(live: WorkerWorld) -> None:
 
 
 async def test_tries_are_remembered_when_the_slice_goes_back(live: WorkerWorld) -> None:
-    """The second try is put off for long: the slice goes back to the store, and whoever leases it next goes on with the second try."""
+    """The second try is put off for long: the slice goes back to the store, and its next worker goes on with the second try."""
     script = Script(live, "m")
     throttled: list[int] = []
 

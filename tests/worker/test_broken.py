@@ -1,4 +1,4 @@
-"""A worker that meets an internal error hands everything back and ends; a process that has callers makes it anew."""
+"""A worker that meets an internal error hands everything back and ends; a process that has callers makes it again."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ async def test_a_broken_worker_finishes_its_calls_hands_back_the_rest_and_ends(
         raise ValueError("a bug behind the lease")
 
     async def breaks() -> None:
-        async with working(live, script, in_flight_max=2) as bench:
+        async with working(live, script, in_flight_max=2) as run:
             await until(lambda: script.in_flight == 2, "two calls")
             monkeypatch.setattr(LeaseStage, "lease_slices", taken_and_lost)
             await live.started(chat_lines(4, "n"))
-            await until(lambda: bench.worker.broken is not None, "the bug")
-            assert bench.worker.trouble() == "ends after an internal error: ValueError in leasing"
+            await until(lambda: run.worker.broken is not None, "the bug")
+            assert run.worker.trouble() == "ends after an internal error: ValueError in leasing"
             assert gauge() == 1
             resume_timeout.set()
-            await bench.over()
+            await run.over()
 
     with pytest.raises(WorkerBroken, match="ValueError in leasing"):
         await breaks()
     assert (await live.look(job)).answered_count == 2, "what was in flight was finished and recorded"
     rows = await live.rows("select distinct state, lost_count from slices where state <> 'done'")
-    assert rows == [("ready", 0)], "what was not sent is nobody's, and no owner was lost"
+    assert rows == [("ready", 0)], "what was not sent has no owner, and no owner was lost"
 
 
 async def test_what_record_had_taken_is_put_back_when_it_meets_a_bug(
@@ -88,8 +88,8 @@ async def test_what_record_had_taken_is_put_back_when_it_meets_a_bug(
     monkeypatch.setattr(live.store, "record_outcomes", buggy)
 
     async def breaks() -> None:
-        async with working(live, script) as bench:
-            await bench.over()
+        async with working(live, script) as run:
+            await run.over()
 
     with pytest.raises(WorkerBroken, match="ValueError in record"):
         await breaks()
@@ -100,7 +100,7 @@ async def test_what_record_had_taken_is_put_back_when_it_meets_a_bug(
 
 
 class Fragile:
-    """A worker that breaks as often as it is told, and then works until it is stopped."""
+    """A worker that breaks as soon as it runs, or works until it is stopped."""
 
     def __init__(self, breaks: bool) -> None:
         self._breaks = breaks
@@ -120,7 +120,7 @@ class Fragile:
         await stop.wait()
 
 
-async def test_a_kept_worker_is_made_anew_and_its_process_stays_enlisted(
+async def test_a_kept_worker_is_made_again_and_its_process_stays_enlisted(
     live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_worker, "RESTART_S", 0.01)
@@ -200,7 +200,7 @@ async def test_a_kept_worker_waits_twice_as_long_after_each_error_and_its_proces
     ]
 
 
-async def test_a_kept_worker_that_rests_leaves_when_it_is_told_to(live: WorkerWorld) -> None:
+async def test_a_kept_worker_that_rests_leaves_when_it_is_stopped(live: WorkerWorld) -> None:
     me = Registration(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
     kept = KeptWorker(lambda: Fragile(breaks=True), me, 100)
     stop = asyncio.Event()

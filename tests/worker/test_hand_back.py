@@ -1,4 +1,4 @@
-"""A worker that is told to leave: calls get their grace, answers are committed, and nothing of it is left for others to clear up."""
+"""A worker that is stopped: calls get their grace, answers are committed, and nothing of it is left for others to clear up."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ async def test_what_was_not_sent_is_there_for_others_while_calls_have_their_grac
 
     script.answers = answers
     job = await live.started(chat_lines(3), slice_items=1)
-    async with working(live, script, in_flight_max=1, grace_ms=600_000) as bench:
+    async with working(live, script, in_flight_max=1, grace_ms=600_000) as run:
         await until(partial(are, 2, 1), "a slice in flight and one behind it")
-        bench.stop.set()
+        run.stop.set()
         try:
             await until(partial(are, 1, 2), "the one behind it to be handed back")
         finally:
@@ -76,11 +76,11 @@ async def test_it_does_not_leave_before_its_last_answers_are_committed(
 
     monkeypatch.setattr(live.store, "record_outcomes", slow)
     job = await live.started(chat_lines(4))
-    async with working(live, script) as bench:
+    async with working(live, script) as run:
         await until(lambda: asked.is_set() and len(script.calls) == 4, "four answers")
-        leaving = asyncio.create_task(bench.leave())
+        leaving = asyncio.create_task(run.leave())
         await asyncio.wait([leaving], timeout=0.2)
-        had_left = bench.me.has_left
+        had_left = run.me.has_left
         gate.set()
         await leaving
     assert not had_left
@@ -90,7 +90,7 @@ async def test_it_does_not_leave_before_its_last_answers_are_committed(
 async def test_it_leaves_no_log_that_counts_as_being_written(live: WorkerWorld) -> None:
     script = Script(live, "m")
     await live.started(chat_lines(4))
-    async with working(live, script) as bench:
+    async with working(live, script) as run:
         await until(lambda: len(script.calls) == 4, "four calls")
     kinds = "select kind from blobs where worker_id = ? and state = 'writing'"
-    assert await live.rows(kinds, bench.me.id) == []
+    assert await live.rows(kinds, run.me.id) == []

@@ -65,14 +65,14 @@ async def test_how_often_it_came_back_is_kept_over_a_release_and_the_next_lease(
     await live.rows("update attempts set not_before = 0")
     await live.rows("update slices set ready_at = 0")
     await live.rows("update flows set wakes_at = 0")
-    heard = asyncio.get_running_loop().create_future()
+    counts = asyncio.get_running_loop().create_future()
 
     async def last(call: Call) -> Answer:
-        if not call.number and not heard.done():
-            heard.set_result((call.hand_backs, call.attempt_count))
+        if not call.number and not counts.done():
+            counts.set_result((call.hand_backs, call.attempt_count))
         return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
 
     script.answers = last
     async with working(live, script):
         await live.completed(job)
-    assert await heard == (1, 0)
+    assert await counts == (1, 0)

@@ -47,9 +47,9 @@ async def called(script: Script, count: int) -> None:
     await until(lambda: len(script.calls) >= count, "the first calls")
 
 
-async def settled(world: WorkerWorld, bench: Any) -> None:
+async def settled(world: WorkerWorld, run: Any) -> None:
     """The worker has asked for its keys' states since now: what it asked before may be believed no longer."""
-    states: KeyStates = bench.worker._keys
+    states: KeyStates = run.worker._keys
     since_ms = world.clock.monotonic_ms()
     await until(lambda: states._asked_ms > since_ms, "a fresh look at the keys")
 
@@ -72,7 +72,7 @@ async def test_what_changes_in_the_middle_of_a_job_holds_for_the_rest_of_it(
     door = Door(script, 4)
     caller = await live.key()
     job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
-    async with working(live, script) as bench:
+    async with working(live, script) as run:
         await called(script, 8)
         match change:
             case "revoke":
@@ -85,7 +85,7 @@ async def test_what_changes_in_the_middle_of_a_job_holds_for_the_rest_of_it(
                 assert await live.store.change_key("k1", KeyRights(models=models_text(["other"])))
             case "resources":
                 assert await live.store.change_key("k1", KeyRights(resources=models_text(["other"])))
-        await settled(live, bench)
+        await settled(live, run)
         door.open.set()
         done = await live.ended(job)
     assert (done.answered_count, done.failed_count, len(script.calls)) == (8, ITEMS - 8, 8)
@@ -108,7 +108,7 @@ async def test_a_key_that_expires_by_the_clock_needs_no_news(live: WorkerWorld) 
     job = await live.started(chat_lines(1), caller=caller)
     worker = await live.worker()
     [leased] = await lease_slices(live.store, worker, job.id, "m", 1, "token")
-    assert states.denial(leased) is not None, "nobody has asked yet"
+    assert states.denial(leased) is not None, "no state was asked for yet"
     await states.ask(worker)
     assert states.denial(leased) is None
     assert states.believed_until_ms(leased) <= live.clock.monotonic_ms() + 2_000
@@ -120,18 +120,18 @@ async def test_an_allowlist_that_was_widened_lets_the_rest_pass(live: WorkerWorl
     caller = await live.key()
     first = await live.started(chat_lines(2, "n"), caller=caller)
     assert await live.store.change_key("k1", KeyRights(models=models_text(["m"])))
-    async with working(live, script) as bench:
+    async with working(live, script) as run:
         assert await codes(live, await live.ended(first)) == {"model_not_allowed"}
         assert await live.store.change_key("k1", KeyRights(models=models_text(["m", "n"])))
-        await settled_or_idle(live, bench)
+        await settled_or_idle(live, run)
         second = await live.started(chat_lines(2, "n"), caller=caller)
         door.open.set()
         assert (await live.ended(second)).answered_count == 2
 
 
-async def settled_or_idle(world: WorkerWorld, bench: Any) -> None:
-    """Nothing under a key is held, so nobody asks: what was heard before is too old by the time anything comes."""
-    states: KeyStates = bench.worker._keys
+async def settled_or_idle(world: WorkerWorld, run: Any) -> None:
+    """Nothing under a key is held, so the worker does not ask: its last answer is too old by the time anything comes."""
+    states: KeyStates = run.worker._keys
     await until(lambda: not states.knows("k1"), "forgetting")
 
 
@@ -153,16 +153,16 @@ async def test_a_call_says_which_models_its_key_allows_now_so_that_no_fallback_l
     door = Door(script, 4)
     caller = await live.key()
     job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
-    async with working(live, script) as bench:
+    async with working(live, script) as run:
         await called(script, 8)
         assert await live.store.change_key("k1", KeyRights(models=models_text(["m", "n"])))
-        await settled(live, bench)
+        await settled(live, run)
         door.open.set()
         await live.ended(job)
     assert (script.calls[0].models, script.calls[-1].models) == (frozenset(), frozenset({"m", "n"}))
 
 
-async def test_nothing_is_sent_under_a_key_that_nobody_can_ask_about(live: WorkerWorld) -> None:
+async def test_nothing_is_sent_under_a_key_whose_state_cannot_be_asked(live: WorkerWorld) -> None:
     script = Script(live, "m")
     caller = await live.key()
     keyed = await live.started(chat_lines(3), caller=caller)
@@ -181,17 +181,17 @@ async def test_nothing_is_sent_under_a_key_that_nobody_can_ask_about(live: Worke
     assert len(script.calls) == 6
 
 
-async def test_a_key_bears_limits_of_its_own_that_change_while_it_works(live: WorkerWorld) -> None:
+async def test_a_key_has_limits_of_its_own_that_change_while_it_works(live: WorkerWorld) -> None:
     """They come beside what the settings say of every key, and of two for one period the tighter side counts."""
     minute, day = Limit(Period.MINUTE, requests=10, tokens=99), Limit(Period.DAY, tokens=50)
     script = Script(live, "m")
     door = Door(script, 4)
     caller = await live.key(limits=(minute, day))
     job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
-    async with working(live, script) as bench:
+    async with working(live, script) as run:
         await called(script, 8)
         assert await live.store.change_key("k1", KeyRights(limits=(Limit(Period.MINUTE, requests=5),)))
-        await settled(live, bench)
+        await settled(live, run)
         door.open.set()
         await live.ended(job)
     [first] = script.calls[0].budgets
@@ -221,7 +221,7 @@ async def test_one_question_is_asked_for_all_keys_and_none_without_any(live: Wor
     assert 1 <= asked < 40, "a question a second, and one for what comes new: none for an item"
 
 
-async def test_what_was_heard_of_a_key_is_believed_for_two_seconds_and_no_longer(tmp_path: Path) -> None:
+async def test_the_state_of_a_key_is_believed_for_two_seconds_and_no_longer(tmp_path: Path) -> None:
     """The store is there and does not answer; the key is revoked meanwhile. When two seconds have passed on the worker's clock nothing
     more is sent, without any news, and when the store answers the rest fails."""
     clock = PushedClock()

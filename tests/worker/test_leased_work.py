@@ -77,7 +77,7 @@ def go(leased_work: LeasedWork, clock: HandClock, count: int, within_ms: float) 
         clock.advance(within_ms / count)
 
 
-def test_as_many_items_are_worth_holding_as_went_out_in_the_last_moment() -> None:
+def test_as_many_items_are_worth_holding_as_were_sent_in_the_last_moment() -> None:
     clock = HandClock()
     leased_work = hand_of(clock)
     assert leased_work.ahead("m") == 0
@@ -269,7 +269,7 @@ async def test_an_item_that_must_wait_long_goes_back_to_the_store_and_a_short_wa
     assert (await leased_work.next())[0] is soon
 
 
-def test_what_is_given_back_of_a_slice_lies_behind_every_item_that_ever_went_out() -> None:
+def test_what_is_given_back_of_a_slice_lies_behind_every_item_that_was_ever_sent() -> None:
     """An item that is sent again, behind later ones, must not make these look unsent."""
     leased_work, state = hand_of(HandClock(), free=9), slice_of(4)
     leased_work.add(state, items(3))
@@ -329,7 +329,7 @@ def test_models_take_turns() -> None:
     assert [one and one[0].slice.model for one in taken] == ["m", "n", "m", "n"]
 
 
-def test_while_it_is_shut_one_admitted_item_goes_at_a_time_under_the_same_conditions_as_any() -> None:
+def test_while_it_is_closed_one_admitted_item_goes_at_a_time_under_the_same_conditions_as_any() -> None:
     clock = HandClock()
     leased_work, state, late = hand_of(clock), slice_of(4), slice_of(1, "n")
     late.move_deadline(clock.monotonic_ms() + 50)
@@ -366,7 +366,7 @@ def test_while_it_is_shut_one_admitted_item_goes_at_a_time_under_the_same_condit
     assert leased_work.admitted is None
 
 
-async def test_who_waits_hears_of_what_is_admitted_of_a_reopening_and_of_a_longer_lease() -> None:
+async def test_an_admitted_item_a_reopening_and_a_longer_lease_wake_a_runner_that_waits() -> None:
     clock = HandClock()
     leased_work, state = hand_of(clock, free=9), slice_of(3)
     leased_work.shut()
@@ -565,15 +565,15 @@ async def test_only_as_many_look_again_as_may_send(free: int, model: str, called
 @pytest.mark.parametrize("is_group_over", [False, True])
 async def test_more_is_leased_at_once_when_a_group_of_suspects_is_over(is_group_over: bool) -> None:
     """Until then the others stay with the store: without word of its end, they would lie there until the next look."""
-    told: list[str] = []
+    events: list[str] = []
     leased_work, state = hand_of(HandClock()), slice_of(0)
     leased_work.expect(state)
     leased_work.add(state, [])
     settler = SliceSettler(
         leased_work,
         cast(Any, SimpleNamespace(is_on=True, end_slice=lambda ended: ended is state and is_group_over)),
-        cast(Recorder, SimpleNamespace(finish_slice=lambda *slice_key: told.append("finished"))),
-        cast(Any, SimpleNamespace(notify=lambda: told.append("woken"))),
+        cast(Recorder, SimpleNamespace(finish_slice=lambda *slice_key: events.append("finished"))),
+        cast(Any, SimpleNamespace(notify=lambda: events.append("woken"))),
     )
     settler.settle_slice(state)
-    assert told == [*(["woken"] if is_group_over else []), "finished"]
+    assert events == [*(["woken"] if is_group_over else []), "finished"]

@@ -1,4 +1,4 @@
-"""A dead worker's answers are adopted before its slices go on; a log that cannot be read holds up nobody else's work."""
+"""A dead worker's answers are adopted before its slices go on; a log that cannot be read holds up no other worker's slices."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_a_log_in_another_hosts_spool_is_left_alone_for_one_sweep(world: W
     assert (await world.look(victim.job)).answered_count == 1
 
 
-async def test_a_log_that_nobody_delivers_is_given_up_after_one_sweep(world: WorkerWorld) -> None:
+async def test_a_log_that_is_not_delivered_is_given_up_after_one_sweep(world: WorkerWorld) -> None:
     victim = Victim(world, await world.started(chat_lines(2)))
     await victim.dies()
     blobs: Any = OfAnotherHost(world, victim.blob_id)

@@ -12,7 +12,7 @@ from tidegate.worker.heartbeat import CloseGrace
 from tidegate.worker.leasing import HoldLimits
 from tidegate.worker.options import WorkerOptions, worker_options
 
-SAID = {
+VALUES = {
     "worker.in_flight_max": 11,
     "worker.slice_count_max": 12,
     "worker.heartbeat_ms": 130,
@@ -36,7 +36,7 @@ SAID = {
 
 
 def test_each_figure_is_what_its_setting_says(tmp_path: Path) -> None:
-    options = worker_options(load(None, tmp_path, SAID, {}).settings, tmp_path)
+    options = worker_options(load(None, tmp_path, VALUES, {}).settings, tmp_path)
     assert options == WorkerOptions(
         in_flight_max=11,
         slice_count_max=12,
@@ -56,12 +56,12 @@ def test_each_figure_is_what_its_setting_says(tmp_path: Path) -> None:
 
 
 def test_a_cancel_leaves_calls_no_more_time_than_any_other_end(tmp_path: Path) -> None:
-    said = {"worker.grace_ms": 1_000, "worker.cancel_grace_ms": 2_000}
-    options = worker_options(load(None, tmp_path, said, {}).settings, tmp_path)
+    values = {"worker.grace_ms": 1_000, "worker.cancel_grace_ms": 2_000}
+    options = worker_options(load(None, tmp_path, values, {}).settings, tmp_path)
     assert options.close_grace == CloseGrace(closing_ms=1_000, cancel_ms=1_000)
 
 
-def test_with_nothing_said_results_are_kept_for_a_week_and_what_failed_for_two(tmp_path: Path) -> None:
+def test_by_default_results_are_kept_for_a_week_and_what_failed_for_two(tmp_path: Path) -> None:
     options = worker_options(load(None, tmp_path, {}, {}).settings, tmp_path)
     day_ms = 86_400_000
     assert options.keep == KeepTimes() == KeepTimes(7 * day_ms, 14 * day_ms, 30 * day_ms, 365 * day_ms, day_ms, 200)

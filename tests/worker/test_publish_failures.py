@@ -106,7 +106,7 @@ async def test_what_never_ran_of_an_ordered_job_is_kept_when_its_order_is_gone(w
 
 
 @pytest.mark.parametrize("damage", [b"\0" * SHORT_READ, b"\n" * SHORT_READ])
-async def test_a_damaged_work_file_breaks_nobody(world: WorkerWorld, damage: bytes) -> None:
+async def test_a_damaged_work_file_breaks_no_worker(world: WorkerWorld, damage: bytes) -> None:
     """A line that could not be decoded raised what no loop foresees, so every worker that leased the slice stopped for good."""
     job = await world.started(chat_lines(3))
     assert job.work_blob_id is not None

@@ -41,7 +41,7 @@ def verdict(job: Job, number: int, size_bytes: int = 0, outcome: Outcome = Outco
 async def recording(
     world: WorkerWorld, blobs: Any, refused: str = "", held_bytes_max: int = 64 << 20, upstream: Any = None
 ) -> AsyncIterator[Recorder]:
-    """A recorder at work; the first blob of the `refused` kind cannot be begun ahead, nor at once when it is needed."""
+    """A recorder that runs; the first blob of the `refused` kind cannot be begun ahead, nor at once when it is needed."""
     worker, refusals = await world.worker(), [refused] * 2
 
     async def new_blob(kind: str) -> str:
@@ -161,7 +161,7 @@ class Spooling:
         return Spool(next_blob_id)
 
 
-async def test_more_lines_than_a_spool_bears_are_sealed_in_turn(world: WorkerWorld) -> None:
+async def test_more_lines_than_a_spool_holds_are_sealed_in_turn(world: WorkerWorld) -> None:
     """A large part behind a small unsealed one was refused, taken to a fresh log behind the same small one, and refused for ever."""
     job = await world.started(chat_lines(4))
     async with recording(world, Spooling()) as recorder:
@@ -320,7 +320,7 @@ async def test_a_job_that_a_commit_stopped_is_reported_at_once(world: WorkerWorl
 
 
 class Ledger:
-    """A store and blobs that note what they are told, and are away for so many calls."""
+    """A store and blobs that note what they are given, and are away for so many calls."""
 
     seal_after_ms = 0
     seal_after_bytes = 0
@@ -417,7 +417,7 @@ async def test_a_flush_waits_for_so_many_lines_or_bytes_and_for_nothing_more() -
         assert len(ledger.committed) == 4, "a hurry is about what waited then"
 
 
-async def test_what_was_tried_is_told_with_no_line_beside_it() -> None:
+async def test_what_was_tried_is_recorded_with_no_line_beside_it() -> None:
     """Another worker must not believe that the item was never tried."""
     ledger = Ledger()
     async with noting(ledger, FlushLimits(0, 3, 1_000, 1_500)) as recorder:
@@ -453,7 +453,7 @@ async def test_an_object_is_worth_waiting_for_until_it_is_large_or_old_enough() 
 @pytest.mark.parametrize(
     ("what", "slept"), [("blobs_away", [0.5, 1.0, 2.0, 4.0, 0.5]), ("store_away", [0.5] * 5), ("seals_away", [0.5] * 5)]
 )
-async def test_while_a_disk_or_a_store_is_away_results_are_kept_nothing_new_is_sent_and_it_is_said_once(
+async def test_while_a_disk_or_a_store_is_away_results_are_kept_nothing_new_is_sent_and_it_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, what: str, slept: list[float]
 ) -> None:
     ledger, waits, sleep = Ledger(), list[float](), asyncio.sleep

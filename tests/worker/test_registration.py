@@ -68,12 +68,12 @@ class Noting(SlowStore):
 
     def __init__(self, clock: HandClock) -> None:
         super().__init__(clock)
-        self.told: list[tuple[str, str]] = []
+        self.events: list[tuple[str, str]] = []
         self.beats = 0
         self.done = asyncio.Event()
 
     async def enlist_worker(self, *words: Any) -> None:
-        self.told.append(("enlisted", words[0]))
+        self.events.append(("enlisted", words[0]))
 
     async def beat(self, worker_id: str, lease_ms: int) -> list[Holding] | None:
         self.beats += 1
@@ -85,7 +85,7 @@ class Noting(SlowStore):
 
     async def declare_gone(self, worker_id: str, *, leaving: bool) -> None:
         assert leaving
-        self.told.append(("left", worker_id))
+        self.events.append(("left", worker_id))
 
 
 async def test_a_process_without_a_worker_beats_until_it_stops_and_begins_again_when_it_was_declared_gone() -> None:
@@ -101,7 +101,7 @@ async def test_a_process_without_a_worker_beats_until_it_stops_and_begins_again_
         stop.set()
         await beating
     assert me.id != first
-    assert store.told == [("enlisted", first), ("enlisted", me.id), ("left", me.id)]
+    assert store.events == [("enlisted", first), ("enlisted", me.id), ("left", me.id)]
     assert me.has_left
 
 

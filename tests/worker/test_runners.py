@@ -22,27 +22,27 @@ pytestmark = pytest.mark.anyio
 
 
 class Notes:
-    """A recorder that notes what it is told, until so many items have ended."""
+    """A recorder that notes what it is given, until so many items have ended."""
 
     def __init__(self, item_count: int = 0) -> None:
-        self.told: list[Any] = []
+        self.noted: list[Any] = []
         self.ended = asyncio.Event()
         self._left = item_count
 
     def record(self, verdict: ItemVerdict) -> None:
-        self.told.append(verdict.number)
+        self.noted.append(verdict.number)
         self._left -= 1
         if not self._left:
             self.ended.set()
 
     def tried(self, job_id: str, token: str, attempts: Attempts) -> None:
-        self.told.append((job_id, token, attempts))
+        self.noted.append((job_id, token, attempts))
 
     def commit_first(self) -> None:
-        self.told.append("commit first")
+        self.noted.append("commit first")
 
     def hurry(self) -> None:
-        self.told.append("hurry")
+        self.noted.append("hurry")
 
 
 def answered(item: Item) -> ItemVerdict:
@@ -50,7 +50,7 @@ def answered(item: Item) -> ItemVerdict:
 
 
 async def run(leased_work: LeasedWork, perform: Callable[[Item], ItemVerdict | Again]) -> list[Any]:
-    """Run every item that waits, one after another. Return what record was told."""
+    """Run every item that waits, one after another. Return what was recorded."""
 
     async def performed(state: Any, item: Item) -> ItemVerdict | Again:
         return perform(item)
@@ -63,7 +63,7 @@ async def run(leased_work: LeasedWork, perform: Callable[[Item], ItemVerdict | A
     await notes.ended.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    return notes.told
+    return notes.noted
 
 
 async def test_a_flush_waits_for_no_more_lines_once_nothing_is_in_flight_or_waits() -> None:
@@ -85,14 +85,14 @@ async def test_an_answer_for_a_slice_that_was_lost_meanwhile_is_committed_before
 
 
 async def test_an_answer_that_did_not_fit_is_written_down_before_the_item_is_sent_again() -> None:
-    """It was paid for, though it used up no attempt: whoever runs the item after this process must know of it."""
+    """It was paid for, though it used up no attempt: the process that runs the item next must know of it."""
     leased_work = hand_of(HandClock())
     leased_work.add(slice_of(1), items(1))
     tries = (AnswerTry("m", "d", Usage(1, 0, 1, 0), (1, 0, 1), "no number"),)
     ends = [Again(0, 0, "schema_invalid", tries=tries, rejected_text="x")]
-    told = await run(leased_work, lambda item: ends.pop() if ends else answered(item))
-    assert told[0] == ("job", "token", Attempts(0, 0, 0, "schema_invalid", tries=tries))
-    assert told[-2:] == [0, "hurry"]
+    noted = await run(leased_work, lambda item: ends.pop() if ends else answered(item))
+    assert noted[0] == ("job", "token", Attempts(0, 0, 0, "schema_invalid", tries=tries))
+    assert noted[-2:] == [0, "hurry"]
 
 
 @pytest.mark.parametrize("in_flight", [0, 1])
@@ -112,4 +112,4 @@ async def test_what_is_recorded_is_written_at_once_when_there_is_nothing_to_leas
     ports: Any = (leaser, leased_work, notes, lost_workers, lease_wake, 1)
     with pytest.raises(asyncio.CancelledError):
         await Leasing(*ports).run()
-    assert notes.told == ([] if in_flight else ["hurry"])
+    assert notes.noted == ([] if in_flight else ["hurry"])

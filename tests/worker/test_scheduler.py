@@ -69,7 +69,7 @@ class Capped(Policies):
 
 
 async def choose(scheduler: Scheduler, room: int = 9, trial: Any = None) -> Choice:
-    return await scheduler.choose("nobody", lambda _: (room, None), 9, trial)
+    return await scheduler.choose("unknown", lambda _: (room, None), 9, trial)
 
 
 def reasons(choice: Choice) -> set[str]:
@@ -139,12 +139,12 @@ async def test_models_take_turns_over_several_looks(world: WorkerWorld) -> None:
     scheduler, seen = Scheduler(world.store, world.clock, Policies(), 1), []
     for _ in range(4):
         world.clock.advance(1)
-        choice = await scheduler.choose("nobody", lambda _: (9, None), 1)
+        choice = await scheduler.choose("unknown", lambda _: (9, None), 1)
         seen += [pick.model for pick in choice.picks]
     assert seen == ["m", "n", "m", "n"]
 
 
-def told(name: str, **labels: str) -> float:
+def metric(name: str, **labels: str) -> float:
     return metrics.REGISTRY.get_sample_value(f"tidegate_{name}", labels) or 0.0
 
 
@@ -166,12 +166,12 @@ async def test_what_was_decided_can_be_read_in_the_metrics(world: WorkerWorld) -
     }
 
     def counted() -> dict[str, float]:
-        return {word: told(name, **labels) for word, (name, labels) in names.items()}
+        return {word: metric(name, **labels) for word, (name, labels) in names.items()}
 
     async def grown(room: int, shadow: Mode | None, slices_max: int = 2) -> dict[str, float]:
         policies = Capped({}, mode=Mode.FAIR_SHARE, shadow_mode=shadow)
         scheduler, before = Scheduler(world.store, world.clock, policies, 1), counted()
-        await scheduler.choose("nobody", lambda _: (room, None), slices_max)
+        await scheduler.choose("unknown", lambda _: (room, None), slices_max)
         return {word: now - before[word] for word, now in counted().items() if now != before[word]}
 
     assert await grown(2, None) == {"fair": 2, "decisions": 1}
@@ -182,10 +182,10 @@ async def test_what_was_decided_can_be_read_in_the_metrics(world: WorkerWorld) -
     await world.rows("update flows set served = 700.0 where share_owner = ?", f"tenant:{first.tenant_id}")
     await world.rows("update flows set served = 500.0 where share_owner = ?", f"tenant:{later.tenant_id}")
     await grown(2, None)
-    assert told("scheduler_fairness_gap_tokens", model="m") == 200.0
+    assert metric("scheduler_fairness_gap_tokens", model="m") == 200.0
 
 
-async def test_the_config_in_force_is_the_only_one_that_is_told(world: WorkerWorld) -> None:
+async def test_the_config_in_force_is_the_only_one_in_the_metrics(world: WorkerWorld) -> None:
     scheduler = Scheduler(world.store, world.clock, Capped({}, mode=Mode.FAIR_SHARE), 1)
     await world.store.override_mode("fifo_v1", "smart_v1")
     await scheduler.follow()
@@ -278,12 +278,12 @@ async def test_gauges_tell_the_least_slack_and_the_widest_gap_of_those_who_wait_
     unmeasured, other = replace(job, rate=None, expires_at=1), replace(job, share_owner="tenant:1")
     flows = [FlowView("m", f"tenant:{number}", 1.0, 100.0 * number, 0) for number in range(3)]
     flows += [FlowView("n", "tenant:0", 1.0, 9_000.0, 0)]
-    before_s = told("scheduler_decision_seconds_sum", mode="smart_v1")
+    before_s = metric("scheduler_decision_seconds_sum", mode="smart_v1")
 
     async def seen(*jobs: JobView) -> tuple[float, float]:
         looks.shown = Snapshot(0, {"m": model}, flows, list(jobs), {}, 4, 64)
         await choose(scheduler)
-        return told("deadline_slack_seconds"), told("scheduler_fairness_gap_tokens", model="m")
+        return metric("deadline_slack_seconds"), metric("scheduler_fairness_gap_tokens", model="m")
 
     assert await seen(later, job, unknown, unmeasured, other) == (50.0, 100.0)
     assert await seen(later) == (50.0, 100.0), "not at every look"
@@ -294,11 +294,11 @@ async def test_gauges_tell_the_least_slack_and_the_widest_gap_of_those_who_wait_
     model = replace(model, rate=10.0)
     clock.advance(500)
     assert (await seen(replace(unmeasured, expires_at=30_000)))[0] == 20.0, "at the model's pace"
-    assert told("scheduler_decision_seconds_sum", mode="smart_v1") == before_s, "no time has passed"
+    assert metric("scheduler_decision_seconds_sum", mode="smart_v1") == before_s, "no time has passed"
 
 
 async def test_gauges_forget_what_does_not_wait_any_more() -> None:
-    """A batch that was behind its deadline and ended must not be told of for ever; a model without room is not read, and keeps its word."""
+    """A batch that was behind its deadline and ended must not be shown for ever; a model without room is not read, and keeps its value."""
     metrics.pin(models=["m", "n"], deployments=[])
     looks = Looks()
     scheduler, clock = scheduler_over(looks)
@@ -311,7 +311,7 @@ async def test_gauges_forget_what_does_not_wait_any_more() -> None:
         looks.shown = Snapshot(0, models, flows, list(jobs), {}, 4, 64)
         await choose(scheduler)
         gap = metrics.REGISTRY.get_sample_value("tidegate_scheduler_fairness_gap_tokens", {"model": "m"})
-        return told("deadline_slack_seconds"), gap
+        return metric("deadline_slack_seconds"), gap
 
     looks.awake = ["m", "n"]
     waiting = (late, replace(late, share_owner="tenant:1"))
@@ -322,14 +322,14 @@ async def test_gauges_forget_what_does_not_wait_any_more() -> None:
     assert await seen(replace(late, model="n", expires_at=60_000)) == (50.0, None)
     assert (await seen())[0] == math.inf
     assert (await seen(replace(late, model="n", expires_at=2_000)))[0] == -8.0
-    looks.awake, before = [], told("work_lease_attempts_total", result="empty")
+    looks.awake, before = [], metric("work_lease_attempts_total", result="empty")
     for _ in range(3):
         scheduler._models = ()
         assert (await seen())[0] == math.inf
-    assert told("work_lease_attempts_total", result="empty") == before + 3, "an idle worker looks and finds nothing"
+    assert metric("work_lease_attempts_total", result="empty") == before + 3, "an idle worker looks and finds nothing"
 
 
-async def test_a_switch_is_said_once_and_looks_without_anything_to_take_are_counted() -> None:
+async def test_a_switch_is_logged_once_and_looks_without_anything_to_take_are_counted() -> None:
     looks = Looks()
     scheduler, _ = scheduler_over(looks)
     looks.override = ModeOverride("fifo_v1")
@@ -338,9 +338,9 @@ async def test_a_switch_is_said_once_and_looks_without_anything_to_take_are_coun
             await scheduler.follow()
     assert [line["event"] for line in logged] == ["scheduler_switched"]
     looks.shown = replace(looks.shown, jobs=[])
-    before = told("work_lease_attempts_total", result="empty")
+    before = metric("work_lease_attempts_total", result="empty")
     await choose(scheduler)
-    assert told("work_lease_attempts_total", result="empty") == before + 1
+    assert metric("work_lease_attempts_total", result="empty") == before + 1
 
 
 async def test_the_operators_switch_is_followed_again_and_again() -> None:

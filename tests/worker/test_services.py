@@ -40,7 +40,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seen
 
 
-def told(name: str, **labels: str) -> float:
+def metric(name: str, **labels: str) -> float:
     return metrics.REGISTRY.get_sample_value(f"tidegate_{name}", labels) or 0.0
 
 
@@ -78,14 +78,14 @@ async def test_what_a_sweep_frees_or_wakes_is_leased_at_once(pauses: list[float]
     found, rung = Found(reclaimed, woken), asyncio.Event()
     wake: Any = SimpleNamespace(notify=rung.set)
     kinds = {"reclaimed": reclaimed, "refreshed": woken}
-    before = {kind: told("sweep_rows_total", kind=kind) for kind in kinds}
-    runs = told("sweep_runs_total", status="success")
+    before = {kind: metric("sweep_rows_total", kind=kind) for kind in kinds}
+    runs = metric("sweep_runs_total", status="success")
     await go_round(Sweeping(found.lost_workers, found.flows, wake, 5_000, 6_000))
     assert rung.is_set() is bool(reclaimed or woken)
-    assert {kind: told("sweep_rows_total", kind=kind) - before[kind] for kind in kinds} == {
+    assert {kind: metric("sweep_rows_total", kind=kind) - before[kind] for kind in kinds} == {
         kind: 2 * count for kind, count in kinds.items()
     }
-    assert told("sweep_runs_total", status="success") == runs + 2
+    assert metric("sweep_runs_total", status="success") == runs + 2
     assert pauses == [5.0, 5.0]
 
 
@@ -96,17 +96,17 @@ async def test_a_log_that_may_still_be_delivered_is_looked_for_ten_times_as_ofte
 
 
 async def test_a_sweep_that_fails_is_counted_and_left_to_the_supervisor() -> None:
-    found, before = Found(-1), told("sweep_runs_total", status="error")
+    found, before = Found(-1), metric("sweep_runs_total", status="error")
     with pytest.raises(StoreUnavailable):
         await Sweeping(found.lost_workers, found.flows, LocalWake().listen(), 5_000, 6_000).run()
-    assert told("sweep_runs_total", status="error") == before + 1
+    assert metric("sweep_runs_total", status="error") == before + 1
 
 
 async def test_workers_may_beat_before_a_sweep_when_the_store_is_back(pauses: list[float]) -> None:
     """All of them look lost then. Declared gone, they would lose slices of which they hold the answers."""
     found = Found(-1)
     sweeping = Sweeping(found.lost_workers, found.flows, LocalWake().listen(), 5_000, 6_000)
-    runs = told("sweep_runs_total", status="success")
+    runs = metric("sweep_runs_total", status="success")
     with pytest.raises(StoreUnavailable):
         await sweeping.run()
     found.is_away = True
@@ -116,7 +116,7 @@ async def test_workers_may_beat_before_a_sweep_when_the_store_is_back(pauses: li
     found.is_away, found.reclaimed = False, 0
     await go_round(sweeping)
     assert pauses == [6.0, 5.0]
-    assert told("sweep_runs_total", status="success") == runs + 1
+    assert metric("sweep_runs_total", status="success") == runs + 1
 
 
 async def test_everything_is_kept_up_once_in_twelve_sweeps(

@@ -18,7 +18,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.worker.supervisor._RETRY_S", 0)
 
 
-async def test_a_worker_waits_until_it_is_told_to_stop() -> None:
+async def test_a_worker_waits_until_it_is_stopped() -> None:
     supervisor, stop, before = Supervisor(), asyncio.Event(), asyncio.all_tasks()
     waiting = asyncio.create_task(supervisor.wait(stop))
     await asyncio.sleep(0.01)

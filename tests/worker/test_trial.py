@@ -59,7 +59,7 @@ async def test_half_of_the_worst_then_the_rest_of_them_then_all() -> None:
     ours.begin_group(rest)
     assert ours.end_slice(rest[0])
     assert ours.suspects_max(Suspects(0, 4, 30)) == ALL_SUSPECTS
-    assert ours.suspects_max(Suspects(0, 6, 8)) == 4, "worse ones than those that were survived begin anew"
+    assert ours.suspects_max(Suspects(0, 6, 8)) == 4, "worse ones than those that were survived begin again"
 
 
 async def test_a_trial_is_on_from_the_first_suspects_seen_until_none_are_seen_and_none_are_held() -> None:
@@ -291,8 +291,8 @@ class Lonely:
             monkeypatch.setattr(trials, name, value)
         self.leased_work = hand_of(HandClock(), free=9)
         self.me = SimpleNamespace(id="worker")
-        # What was sent, and what the store was told before and after: the item of which job is alone, and whether another was checked.
-        self.told: list[Any] = []
+        # What was sent, and what the store got before and after: the item of which job is alone, and whether another was checked.
+        self.events: list[Any] = []
         self.store_faults = 0
         # What each look for more may take: whether no suspects, how many of them, and whether kept ones.
         self.looks: list[tuple[bool, int]] = []
@@ -305,7 +305,7 @@ class Lonely:
         if self.store_faults:
             self.store_faults -= 1
             raise StoreUnavailable("away")
-        self.told.append((item and item[0], is_checked))
+        self.events.append((item and item[0], is_checked))
         return True
 
     def hurry(self) -> None:
@@ -314,7 +314,7 @@ class Lonely:
     def is_settling(self, job_id: str, first: int, token: str) -> bool:
         self.settling_count -= 1
         if self.settling_count == 0:
-            self.told.append("committed")
+            self.events.append("committed")
         return self.settling_count > 0
 
     def notify(self) -> None:
@@ -342,7 +342,7 @@ class Lonely:
         async def send() -> None:
             while True:
                 state, item = await self.leased_work.next()
-                self.told.append(f"sent {state.slice.job_id}")
+                self.events.append(f"sent {state.slice.job_id}")
                 await asyncio.sleep(0.002)
                 self.leased_work.mark_done(state)
                 state.end_item(item.number, was_answered=True)
@@ -354,7 +354,7 @@ class Lonely:
             task.cancel()
 
     def sent(self) -> list[str]:
-        return [one for one in self.told if isinstance(one, str) and one.startswith("sent")]
+        return [one for one in self.events if isinstance(one, str) and one.startswith("sent")]
 
 
 async def test_with_nothing_else_at_hand_another_item_is_leased_and_run_alone_first(
@@ -366,7 +366,7 @@ async def test_with_nothing_else_at_hand_another_item_is_leased_and_run_alone_fi
     lonely.begin(lonely.held("suspect", ALONE_AFTER, alone_losses=1))
     await lonely.run(lambda: len(lonely.sent()) == 3)
     assert lonely.looks == [(True, 1)], "one group at a time, and an innocent one first"
-    assert lonely.told == [
+    assert lonely.events == [
         ("innocent", False),
         "sent innocent",
         "committed",
@@ -382,8 +382,8 @@ async def test_with_nothing_else_at_hand_another_item_is_leased_and_run_alone_fi
 async def test_a_suspect_that_nothing_can_be_held_against_runs_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     lonely = Lonely(monkeypatch)
     lonely.begin(lonely.held("suspect", ALONE_AFTER, alone_losses=1))
-    await lonely.run(lambda: (None, False) in lonely.told)
-    assert lonely.told == [("suspect", False), "sent suspect", "committed", (None, False)]
+    await lonely.run(lambda: (None, False) in lonely.events)
+    assert lonely.events == [("suspect", False), "sent suspect", "committed", (None, False)]
     assert sorted(set(lonely.looks)) == [(False, 2), (True, 1)], "in the end another suspect would do"
     assert not lonely.trial.wants_check
 
@@ -394,16 +394,16 @@ async def test_an_item_that_was_never_lost_alone_needs_no_check_and_what_is_drop
     monkeypatch.setattr(trials, "FIRST_ROUNDS", 0)
     lonely = Lonely(monkeypatch)
     lonely.begin(lonely.held("suspect", ALONE_AFTER))
-    await lonely.run(lambda: (None, False) in lonely.told)
-    assert lonely.told == [("suspect", False), "sent suspect", "committed", (None, False)]
+    await lonely.run(lambda: (None, False) in lonely.events)
+    assert lonely.events == [("suspect", False), "sent suspect", "committed", (None, False)]
     dropped = Lonely(monkeypatch)
     suspect = dropped.held("suspect", ALONE_AFTER, alone_losses=1)
     dropped.begin(suspect)
     dropped.leased_work.close_job("suspect")
     later = dropped.held("later", 0)
     dropped.leased_work.add(later, [Item(0, b'"x"', b"{}")])
-    await dropped.run(lambda: bool(dropped.told))
-    assert dropped.told == ["sent later"], "and the others go on"
+    await dropped.run(lambda: bool(dropped.events))
+    assert dropped.events == ["sent later"], "and the others go on"
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ async def test_the_rest_waits_while_a_culprit_is_searched_for_but_not_while_a_ch
     assert not ours.bounds(Suspects(0, 4, 8, is_searching=True)).keeps_rest
 
 
-async def test_a_look_without_suspects_begins_anew_unless_a_group_is_out() -> None:
+async def test_a_look_without_suspects_begins_again_unless_a_group_is_out() -> None:
     ours = trial()
     assert ours.suspects_max(Suspects(0, 5, 1)) == 1
     [survived] = hashable(state(5))

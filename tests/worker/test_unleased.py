@@ -1,4 +1,4 @@
-"""Work that is ready and that nobody leases is told by a metric, and by the readiness of a worker that could take it."""
+"""Work that is ready and that no worker leases is shown by a metric, and by the readiness of a worker that could take it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Waiting:
-    """A store in which these models have work that nobody leases."""
+    """A store in which these models have work that no worker leases."""
 
     def __init__(self, *models: str) -> None:
         self.models = list(models)

@@ -72,7 +72,7 @@ class Stubborn:
 
 
 async def test_one_blob_that_cannot_be_removed_keeps_no_other(world: WorkerWorld) -> None:
-    """It ended every pass at the same place, so nothing behind it was ever removed, and the upkeep began anew twice a second."""
+    """It ended every pass at the same place, so nothing behind it was ever removed, and the upkeep began again twice a second."""
     worker, ids = await world.worker(), [world.id("blob") for _ in range(3)]
     for blob_id in ids:
         await world.store.begin_blob(blob_id, "rest", worker)

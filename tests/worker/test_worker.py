@@ -1,4 +1,4 @@
-"""A worker among models that are shut, blobs that are away, calls that break, and orders to stop."""
+"""A worker among models whose circuits are open, blobs that are away, calls that break, and orders to stop."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from tidegate.worker.scheduler import Scheduler
 pytestmark = pytest.mark.anyio
 
 
-async def test_slices_of_a_shut_model_do_not_fill_the_hand_for_ever(live: WorkerWorld) -> None:
-    """A hand full of small slices of a model that had just been shut kept every other model waiting until it came back."""
-    script = Script(live, "shut", "open")
-    shutting = asyncio.Event()
+async def test_slices_of_a_model_with_an_open_circuit_do_not_fill_the_hand_for_ever(live: WorkerWorld) -> None:
+    """A hand full of small slices of a model whose circuit had just opened kept every other model waiting until it came back."""
+    script = Script(live, "unhealthy", "open")
+    opening = asyncio.Event()
 
-    async def shuts(call: Call) -> Answer:
-        if call.model == "shut" and not shutting.is_set():
-            await shutting.wait()
+    async def fails(call: Call) -> Answer:
+        if call.model == "unhealthy" and not opening.is_set():
+            await opening.wait()
             raise Unavailable("refused", retry_after_ms=1)
         return Answer(200, BODY, Usage(), "here")
 
-    script.answers = shuts
-    jobs = [await live.started(chat_lines(1, "shut")) for _ in range(6)]
+    script.answers = fails
+    jobs = [await live.started(chat_lines(1, "unhealthy")) for _ in range(6)]
     async with working(live, script, slice_count_max=3):
         await until(lambda: len(script.calls) == 3, "a full hand")
-        script.shut.add("shut")
-        shutting.set()
+        script.open_circuits.add("unhealthy")
+        opening.set()
         other = await live.started(chat_lines(2, "open"))
         await live.completed(other)
-        script.shut.clear()
+        script.open_circuits.clear()
         await live.rows("update slices set ready_at = 0")
         for job in jobs:
             await live.completed(job)
@@ -53,10 +53,10 @@ async def test_slices_of_a_shut_model_do_not_fill_the_hand_for_ever(live: Worker
 async def test_any_number_of_jobs_for_a_closed_model_hides_no_open_one(live: WorkerWorld) -> None:
     """A look at what is ready is bounded: all that it shows could wait for a model that is away."""
     one_by_one = Policy(flows_per_decision_max=1, jobs_per_flow_max=1)
-    script = Script(live, "shut", "closed", "open")
-    script.shut |= {"shut", "closed"}
+    script = Script(live, "unhealthy", "closed", "open")
+    script.open_circuits |= {"unhealthy", "closed"}
     for _ in range(4):
-        await live.started([*chat_lines(1, "shut"), *chat_lines(1, "closed", 1)])
+        await live.started([*chat_lines(1, "unhealthy"), *chat_lines(1, "closed", 1)])
     job = await live.started(chat_lines(2, "open"))
     bad = await live.started([*chat_lines(1, "open"), b"not json"], invalid_lines="error_file")
     async with working(live, script, scheduling=one_by_one):
@@ -64,9 +64,9 @@ async def test_any_number_of_jobs_for_a_closed_model_hides_no_open_one(live: Wor
         await live.completed(bad)
 
 
-async def test_a_model_that_nobody_serves_fails_its_items_and_no_others(live: WorkerWorld) -> None:
+async def test_a_model_without_deployments_fails_its_items_and_no_others(live: WorkerWorld) -> None:
     script = Script(live, "m")
-    job = await live.started([*chat_lines(3, "nobody's"), *chat_lines(3, "m", 3)])
+    job = await live.started([*chat_lines(3, "unknown"), *chat_lines(3, "m", 3)])
     async with working(live, script):
         await live.completed(job)
     done = await live.look(job)
@@ -142,9 +142,9 @@ async def test_a_call_that_breaks_in_an_unforeseen_way_fails_its_item_alone(live
 
     script.answers = broken
     job = await live.started(chat_lines(5, "m"))
-    async with working(live, script) as bench:
+    async with working(live, script) as run:
         await live.completed(job)
-        assert bench.worker.trouble() is None
+        assert run.worker.trouble() is None
     done = await live.look(job)
     assert (done.answered_count, done.failed_count) == (4, 1)
     [line] = await live.file_lines(done.error_file_id)
@@ -184,7 +184,7 @@ async def test_a_blob_store_that_is_away_is_not_asked_for_slice_after_slice(live
     assert await slice_counts(live.store, job.id) == {"ready": 200}
 
 
-async def test_a_lease_under_way_at_a_stop_is_handed_back_and_blames_nobody(live: WorkerWorld) -> None:
+async def test_a_lease_under_way_at_a_stop_is_handed_back_and_no_worker_is_blamed(live: WorkerWorld) -> None:
     """It came into the hand after everything there was given back, stayed leased, and counted as a lost worker's."""
     script = Script(live, "m")
     job = await live.started(chat_lines(8), slice_items=4)
@@ -196,11 +196,11 @@ async def test_a_lease_under_way_at_a_stop_is_handed_back_and_blames_nobody(live
             await resume_timeout.wait()
             return bytes(await self._inner.read(blob_id, at, count))
 
-    async with working(live, script, Slow(live)) as bench:
+    async with working(live, script, Slow(live)) as run:
         async with asyncio.timeout(10):
             await reading.wait()
-        leaving = asyncio.create_task(bench.leave())
-        while bench.worker._supervisor.is_working:  # noqa: ASYNC110 - a few turns of the loop
+        leaving = asyncio.create_task(run.leave())
+        while run.worker._supervisor.is_working:  # noqa: ASYNC110 - a few turns of the loop
             await asyncio.sleep(0)
         resume_timeout.set()
         await leaving
@@ -217,9 +217,9 @@ async def test_a_long_deferral_that_outlived_its_worker_is_not_held_in_the_next_
     assert await lease_slices(live.store, lost, job.id, "m", 1, "t")
     await _defer(live, job.id, number=2, for_ms=3_600_000)
     assert await live.store.declare_gone(lost, leaving=True)
-    async with working(live, script) as bench:
+    async with working(live, script) as run:
         await until(lambda: len(script.calls) == 3, "the other items")
-        await until(lambda: bench.worker._leased_work.slice_count == 0, "an empty hand")
+        await until(lambda: run.worker._leased_work.slice_count == 0, "an empty hand")
 
         async def rests() -> bool:
             rows = await live.rows("select state, ready_at - now_ms() > 3000000 from slices where job_id = ?", job.id)
@@ -238,9 +238,9 @@ async def test_names_of_models_do_not_pile_up_in_the_hand(live: WorkerWorld) -> 
     script = Script(live, *names)
     lines = [line for number, name in enumerate(names) for line in chat_lines(1, name, number)]
     job = await live.started(lines)
-    async with working(live, script) as bench:
+    async with working(live, script) as run:
         await live.completed(job)
-        leased_work = bench.worker._leased_work
+        leased_work = run.worker._leased_work
         await until(lambda: len(leased_work._stocks) <= 1, "an empty hand")
 
 
@@ -283,7 +283,7 @@ async def test_a_publish_that_hangs_keeps_no_other_job_from_being_cancelled(live
         async def read(self, blob_id: str, at: int, count: int) -> bytes:
             return bytes(await self._inner.read(blob_id, at, count))
 
-    script.shut.add("m")
+    script.open_circuits.add("m")
     stuck, waiting = await live.started(chat_lines(3)), await live.job(chat_lines(2))
     await live.store.take_step(waiting.id, JobState.VALIDATING, await live.worker(1), "t")
     async with working(live, script, Hanging(live)):
@@ -327,10 +327,10 @@ async def _handed_back(world: WorkerWorld, job: Any) -> bool:
     ("limit", "rest_ms_max"),
     [(Limit(Period.HOUR, requests=1), 3_600_000), (Limit(Period.HOUR, tokens=1), TOKENS_REST_MS_MAX)],
 )
-async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_something(
+async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_allows_something(
     live: WorkerWorld, limit: Limit, rest_ms_max: int
 ) -> None:
-    """They stay neither in the hand nor in the look: other jobs of the same model run meanwhile, and nobody asks again before. Only tokens
+    """They stay neither in the hand nor in the look: other jobs of the same model run meanwhile, and none asks again before. Only tokens
     are looked for sooner: calls in flight may give back what they did not take."""
     script = Script(live, "m")
     budget = Budget(LimitBound.JOB, "mine", (limit,))
@@ -357,7 +357,7 @@ async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_somet
 
 
 async def _cleared(world: WorkerWorld, job: Any) -> bool:
-    """What was told to rest before may still be on its way to the store, so nothing rests or sleeps at each look."""
+    """A rest from before may still be on its way to the store, so nothing rests or sleeps at each look."""
     await world.rows("update job_models set rests_until = 0")
     await world.rows("update slices set ready_at = 0")
     await world.rows("update flows set wakes_at = 0 where state = 'asleep'")
@@ -397,7 +397,7 @@ async def test_a_response_that_has_waited_is_leased_and_sent_though_the_tide_is_
         assert len(script.calls) == 1
 
 
-async def test_what_went_like_an_interactive_call_counts_and_costs_like_one(live: WorkerWorld) -> None:
+async def test_what_was_sent_like_an_interactive_call_counts_and_costs_like_one(live: WorkerWorld) -> None:
     """Under a key its slots are its organization's, and it is not paid for at the price of batch work."""
     script = Script(live, "m")
     script.full.add("m")
@@ -490,15 +490,15 @@ async def test_a_worker_that_was_declared_gone_sends_nothing_again_that_it_has_t
         return await record_outcomes(*asked)
 
     monkeypatch.setattr(live.store, "record_outcomes", hanging)
-    async with working(live, script, in_flight_max=8) as bench:
-        await until(lambda: len(script.calls) == 8 and not bench.worker._leased_work.in_flight, "eight answers")
-        lost = bench.me.id
+    async with working(live, script, in_flight_max=8) as run:
+        await until(lambda: len(script.calls) == 8 and not run.worker._leased_work.in_flight, "eight answers")
+        lost = run.me.id
         assert await live.store.declare_gone(lost, leaving=True)
         assert await live.store.reclaim_slices(lost) == 4
         # A heartbeat at once.
-        bench.worker._recorder.job_stopped.set()
-        await until(lambda: bench.me.id != lost, "the next life")
-        await until(lambda: bench.worker._recorder.full, "the answers to be waited for")
+        run.worker._recorder.job_stopped.set()
+        await until(lambda: run.me.id != lost, "the next life")
+        await until(lambda: run.worker._recorder.full, "the answers to be waited for")
         gate.set()
         await live.completed(job)
     assert sorted(call.number for call in script.calls) == list(range(8))
@@ -517,9 +517,9 @@ async def test_a_next_life_writes_to_no_log_that_was_begun_while_it_was_enlisted
         await gate.wait()
         await enlist_worker(*args)
 
-    async with working(live, script, in_flight_max=8) as bench:
+    async with working(live, script, in_flight_max=8) as run:
         await live.completed(job)
-        recorder, lost = bench.worker._recorder, bench.me.id
+        recorder, lost = run.worker._recorder, run.me.id
         spares = recorder._spare_blob_ids["answers"]
         monkeypatch.setattr(live.store, "enlist_worker", slow)
         assert await live.store.declare_gone(lost, leaving=True)
@@ -529,9 +529,9 @@ async def test_a_next_life_writes_to_no_log_that_was_begun_while_it_was_enlisted
         recorder._announce()
         await until(lambda: len(spares) == SPARE_COUNT, "logs of the life that ended")
         gate.set()
-        await until(lambda: bench.me.id != lost, "the next life")
+        await until(lambda: run.me.id != lost, "the next life")
         again = await live.started(chat_lines(2))
         await live.completed(again)
         await until(lambda: len(spares) == SPARE_COUNT, "its logs")
         owners = await live.rows("select distinct worker_id from blobs where state = 'writing' and kind = 'answers'")
-    assert owners == [(bench.me.id,)]
+    assert owners == [(run.me.id,)]

@@ -1,6 +1,6 @@
 """The world of tests of workers and of their stages.
 
-Real: the store (SQLite in memory), blobs on the disk, ingest, and whole workers where a test has them at work.
+Real: the store (SQLite in memory), blobs on the disk, ingest, and whole workers where a test runs them.
 Not real: the clock, which stands still until a test moves it (`live` has the machine's), chance, which comes from a seed, the processes
 that ingest would start, and the upstream, which a test scripts.
 """
@@ -195,12 +195,12 @@ class WorkerWorld:
 
 
 class Script:
-    """An upstream of known models. A shut one has no slot and is probed every five seconds, as a router's open breaker is."""
+    """An upstream of known models. One whose circuit is open has no slot and is probed every five seconds, as by a router."""
 
     def __init__(self, world: WorkerWorld, *models: str) -> None:
         self._world = world
         self.models = set(models)
-        self.shut: set[str] = set()
+        self.open_circuits: set[str] = set()
         # Those that the tide leaves no slot.
         self.full: set[str] = set()
         self.calls: list[Call] = []
@@ -214,8 +214,8 @@ class Script:
         return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
 
     async def send(self, call: Call) -> Answer:
-        if call.model in self.shut:
-            raise Unavailable("shut", retry_after_ms=5_000)
+        if call.model in self.open_circuits:
+            raise Unavailable("circuit open", retry_after_ms=5_000)
         self.calls.append(call)
         self.in_flight += 1
         try:
@@ -231,13 +231,13 @@ class Script:
         return model in self.models
 
     def free_slots(self, model: str) -> int:
-        return 0 if model in self.shut or model in self.full else 64
+        return 0 if model in self.open_circuits or model in self.full else 64
 
     def items_per_call(self, model: str | None = None) -> int:
         return 1
 
     def rests_until_ms(self, model: str) -> float:
-        return self._world.clock.monotonic_ms() + 4_000 if model in self.shut else 0.0
+        return self._world.clock.monotonic_ms() + 4_000 if model in self.open_circuits else 0.0
 
     def on_room(self, tell: Callable[[], None]) -> None:
         """It always has room, or never."""
@@ -246,7 +246,7 @@ class Script:
         """It keeps no answers."""
 
     def closed(self, model: str) -> str:
-        return Reason.UNHEALTHY if model in self.shut else ""
+        return Reason.UNHEALTHY if model in self.open_circuits else ""
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
         return self.spent_until if budgets else 0.0
@@ -304,30 +304,30 @@ class Decisions(Policies):
 DECIDED = {one.name for one in fields(Decisions)}
 
 
-class WorkerAtWork:
-    """A worker at work, and the switch that tells it to leave."""
+class WorkerRun:
+    """A worker that runs, and the switch that makes it leave."""
 
     def __init__(self, worker: Worker, me: Registration) -> None:
         self.worker = worker
         self.me = me
         self.stop = asyncio.Event()
-        self.running: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
     async def over(self) -> None:
         """Wait until the worker has ended by itself."""
-        assert self.running is not None
-        await asyncio.wait([self.running], timeout=DEADLINE_S)
+        assert self.task is not None
+        await asyncio.wait([self.task], timeout=DEADLINE_S)
 
     async def leave(self) -> None:
         self.stop.set()
-        assert self.running is not None
+        assert self.task is not None
         async with asyncio.timeout(DEADLINE_S):
-            await self.running
+            await self.task
 
 
 @asynccontextmanager
-async def working(world: WorkerWorld, script: Script, blobs: Any = None, **changes: Any) -> AsyncIterator[WorkerAtWork]:
-    """A worker at work. `changes` are of its options, or what `Decisions` has."""
+async def working(world: WorkerWorld, script: Script, blobs: Any = None, **changes: Any) -> AsyncIterator[WorkerRun]:
+    """A worker that runs. `changes` are of its options, or what `Decisions` has."""
     me = Registration(world.store, world.clock, world.entropy, host="here", version="0", lease_ms=30_000)
     await me.enlist()
 
@@ -341,12 +341,12 @@ async def working(world: WorkerWorld, script: Script, blobs: Any = None, **chang
         Wakes(LocalWake(), LocalWake(), LocalWake()),
     )
     worker = Worker(ports, me, options(world, **changes), policies, here)
-    bench = WorkerAtWork(worker, me)
-    bench.running = asyncio.create_task(worker.run(bench.stop))
+    run = WorkerRun(worker, me)
+    run.task = asyncio.create_task(worker.run(run.stop))
     try:
-        yield bench
+        yield run
     finally:
-        await bench.leave()
+        await run.leave()
 
 
 async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool], what: str) -> None:

@@ -1,4 +1,4 @@
-"""Deployments added at run time while the store comes and goes: what is served goes on being served, and news are heard later."""
+"""Deployments added at run time while the store comes and goes: what is served goes on being served, and changes arrive later."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ async def test_what_holds_for_a_model_follows_in_the_same_mappings(tmp_path: Pat
         await store.put_routing("resource", "chat", '{"model": "m"}', 0)
         fields_of = kept.fields_of
         assert set(fields_of) == {OTHER, "own"}
-        said = '{"in_flight_max": 5, "retry": {"attempts_max": 1}, "allowed_fields": ["rid"], "media_hosts": ["h.example"]}'
-        seen = await store.put_routing("model", "m", said, 0)
+        document = '{"in_flight_max": 5, "retry": {"attempts_max": 1}, "allowed_fields": ["rid"], "media_hosts": ["h.example"]}'
+        seen = await store.put_routing("model", "m", document, 0)
         await store.put_routing("model", "own", '{"in_flight_max": 99}', 0)
         await kept.look()
         assert caps[-1] == {"own": 3, "m": 5}
@@ -159,7 +159,7 @@ async def test_what_holds_for_a_model_follows_in_the_same_mappings(tmp_path: Pat
         await kept.look()
         assert caps[-1] == {"own": 3}
         assert list(retry_of) == ["own"]
-        assert not fields_of["m"].allowed, "its deployment is there, and nothing is said of it"
+        assert not fields_of["m"].allowed, "its deployment is there, and no document names it"
     finally:
         await store.close()
 

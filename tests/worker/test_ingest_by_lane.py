@@ -33,16 +33,16 @@ class Gate:
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
-        self.lanes: Counter[IngestLane] = Counter()
+        self.counts: Counter[IngestLane] = Counter()
 
     async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
-        self.lanes[lane] += 1
+        self.counts[lane] += 1
         if lane is IngestLane.LARGE:
             await self.open.wait()
         return await here(input_path, work_path, rules, lane)
 
 
-def lanes(world: WorkerWorld, run_pass: RunPass) -> IngestStage:
+def ingest_stage(world: WorkerWorld, run_pass: RunPass) -> IngestStage:
     return IngestStage(world.store, world.blobs, world.entropy, world.scratch, Policies(), run_pass, LIMITS)
 
 
@@ -54,19 +54,19 @@ async def test_one_tenants_large_inputs_leave_a_pass_for_another_tenant(world: W
     a, b = await world.caller("a"), await world.caller("b")
     theirs = [await world.job(chat_lines(LARGE_LINES), caller=a) for _ in range(5)]
     gate, worker = Gate(), await world.worker()
-    ingest = lanes(world, gate)
+    ingest = ingest_stage(world, gate)
     passes = [asyncio.create_task(ingest.next_large(worker)) for _ in range(3)]
 
     async def settled() -> None:
         """Wait until every pass has come to the gate or ended."""
 
         def there() -> bool:
-            return gate.lanes[IngestLane.LARGE] + sum(task.done() for task in passes) >= len(passes)
+            return gate.counts[IngestLane.LARGE] + sum(task.done() for task in passes) >= len(passes)
 
         await wait_until_async(there, 30, "every pass to come to the gate or to end")
 
     await settled()
-    assert gate.lanes == {IngestLane.LARGE: 2}, "the third pass is kept for a tenant that has none"
+    assert gate.counts == {IngestLane.LARGE: 2}, "the third pass is kept for a tenant that has none"
     assert sum(task.done() for task in passes) == 1
     small = await world.job(chat_lines(1), caller=b)
     assert await ingest.next_small(worker)
@@ -74,7 +74,7 @@ async def test_one_tenants_large_inputs_leave_a_pass_for_another_tenant(world: W
     large = await world.job(chat_lines(LARGE_LINES), caller=b)
     passes.append(asyncio.create_task(ingest.next_large(worker)))
     await settled()
-    assert gate.lanes[IngestLane.LARGE] == 3
+    assert gate.counts[IngestLane.LARGE] == 3
     gate.open.set()
     await asyncio.gather(*passes)
     assert await states(world, [large]) == [JobState.IN_PROGRESS]
@@ -87,7 +87,7 @@ async def test_small_inputs_are_ingested_some_at_a_time_and_a_bad_one_harms_no_o
     caller = await world.caller("a")
     jobs = [await world.job(chat_lines(1), caller=caller) for _ in range(SMALL_AT_ONCE + 1)]
     bad = await world.job([b"nonsense"], caller=caller)
-    worker, ingest = await world.worker(), lanes(world, here)
+    worker, ingest = await world.worker(), ingest_stage(world, here)
     assert await ingest.next_small(worker)
     assert Counter(await states(world, [bad, *jobs])) == {
         JobState.FAILED: 1,
@@ -111,7 +111,7 @@ async def test_one_of_many_that_fails_is_tried_again_and_the_others_start(world:
             raise failures.pop()
         return await here(input_path, work_path, rules, lane)
 
-    worker, ingest = await world.worker(), lanes(world, fails_twice)
+    worker, ingest = await world.worker(), ingest_stage(world, fails_twice)
     assert await ingest.next_small(worker)
     assert Counter(await states(world, jobs)) == {JobState.IN_PROGRESS: 1, JobState.VALIDATING: 2}
     world.clock.advance(2_000)
@@ -121,7 +121,7 @@ async def test_one_of_many_that_fails_is_tried_again_and_the_others_start(world:
 
 async def test_steps_whose_end_is_unknown_are_given_back(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [await world.job(chat_lines(1)) for _ in range(3)]
-    worker, ingest = await world.worker(), lanes(world, here)
+    worker, ingest = await world.worker(), ingest_stage(world, here)
     start_jobs = world.store.start_jobs
 
     async def away(*_: Any) -> set[str]:
@@ -142,7 +142,7 @@ async def test_a_job_cancelled_during_its_pass_ends_and_the_others_start(world: 
         await world.store.cancel_job(jobs[1].tenant_id, jobs[1].id)
         return await here(input_path, work_path, rules, lane)
 
-    assert await lanes(world, cancels).next_small(await world.worker())
+    assert await ingest_stage(world, cancels).next_small(await world.worker())
     assert await states(world, jobs) == [JobState.IN_PROGRESS, JobState.CANCELLED, JobState.IN_PROGRESS]
 
 
@@ -153,7 +153,7 @@ async def test_a_small_input_needs_no_process(world: WorkerWorld, monkeypatch: p
     monkeypatch.setattr(asyncio, "create_subprocess_exec", no_process)
     monkeypatch.setattr(subprocess, "Popen", no_process)
     job, worker = await world.job(chat_lines(3)), await world.worker()
-    assert await lanes(world, InputPasses()).next_small(worker)
+    assert await ingest_stage(world, InputPasses()).next_small(worker)
     assert await states(world, [job]) == [JobState.IN_PROGRESS]
 
 
