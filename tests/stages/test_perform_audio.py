@@ -130,14 +130,14 @@ class SlowHosts:
         return FetchedFile(200, "", "audio/wav", b"RIFF")
 
 
-async def test_files_that_do_not_come_hold_up_few_items_of_their_own_tenant_and_nobody_elses() -> None:
+async def test_files_that_do_not_come_hold_up_few_items_of_their_own_tenant_and_none_of_another() -> None:
     files = SlowHosts()
     performing = Performing(files)
     slow = [asyncio.create_task(performing.perform({"file_url": "https://slow/a.wav"}, "tenant:a")) for _ in range(40)]
     await asyncio.sleep(0)
     ended = [task.result() for task in slow if task.done()]
     assert files.waiting == FETCHES_PER_OWNER_MAX
-    assert len(ended) == 40 - FETCHES_PER_OWNER_MAX, "whoever cannot be served soon takes no runner"
+    assert len(ended) == 40 - FETCHES_PER_OWNER_MAX, "an item that cannot be served soon takes no runner"
     assert {(type(one), one.count) for one in ended if isinstance(one, Again)} == {(Again, 0)}
     for _ in range(40):
         verdict = await performing.perform({"file_url": "https://quick/b.wav"}, "tenant:b")

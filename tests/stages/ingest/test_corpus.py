@@ -158,7 +158,7 @@ WHOLE_FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("bad", BAD_BODIES)
 @pytest.mark.parametrize("whole", WHOLE_FAULTS)
-def test_what_fails_the_batch_is_said_before_what_fails_one_item(bad: str, whole: str) -> None:
+def test_what_fails_the_batch_is_reported_before_what_fails_one_item(bad: str, whole: str) -> None:
     code, frame, body = WHOLE_FAULTS[whole]
     rules = LineRules("/v1/chat/completions", models=frozenset({"m"}))
     good = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
