@@ -46,7 +46,7 @@ async def test_the_directory_of_many_blobs_is_synced_once(tmp_path: Path, monkey
 async def test_a_blob_that_was_given_up_while_it_got_its_name_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its caller never heard that it was finished, and begins another one."""
+    """Its caller never learned that it was finished, and begins another one."""
     blobs = LocalBlobs(tmp_path / "blobs")
     writer = await blobs.create(FIRST)
     await writer.write(b"12345")

@@ -1,4 +1,4 @@
-"""What is said to be durable was synced: its bytes after the last was written, and the directory after its name was made."""
+"""What is reported as durable was synced: its bytes after the last was written, and the directory after its name was made."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_every_new_directory_has_a_name_that_survives(tmp_path: Path, syncs: Syn
     make_directories(tmp_path / "a" / "b")
     assert syncs.names(tmp_path) == {"a"}
     assert syncs.names(tmp_path / "a") == {"b"}
-    assert {(tmp_path / place).stat().st_mode & 0o777 for place in ("a", "a/b")} == {0o700}, "for nobody else to read"
+    assert {(tmp_path / place).stat().st_mode & 0o777 for place in ("a", "a/b")} == {0o700}, "for no other user to read"
     syncs.seen.clear()
     make_directories(tmp_path / "a" / "b")
     assert syncs.names(tmp_path / "a") == {"b"}, "the process that made it may have died before it synced it"
 
 
-def test_a_failure_says_in_plain_words_what_the_system_said(tmp_path: Path) -> None:
+def test_a_failure_says_in_plain_words_what_the_system_reported(tmp_path: Path) -> None:
     full = str(unavailable(OSError(errno.ENOSPC, "No space left on device"), tmp_path, "writing a blob"))
     assert full.startswith(
         f"writing a blob in {tmp_path} failed (No space left on device): the disk or its inodes are full"
@@ -114,7 +114,7 @@ async def test_a_file_that_is_adopted_is_synced_before_it_moves_and_gone_from_wh
 async def test_a_file_that_cannot_be_moved_is_not_copied_and_stays_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Only another file system is a reason to copy: what keeps a name from being made is said, and nothing is half done."""
+    """Only another file system is a reason to copy: what keeps a name from being made is reported, and nothing is half done."""
     blobs = LocalBlobs(tmp_path / "blobs")
     source = tmp_path / "made"
     source.write_bytes(b"12345")

@@ -29,18 +29,18 @@ def test_a_name_has_one_holder_and_nothing_stays_of_it(tmp_path: Path) -> None:
 
 
 def test_each_worker_that_died_is_named_once_and_what_is_no_name_is_passed_over(tmp_path: Path) -> None:
-    for name, said in (("one", "7 worker_long"), ("two", "7 worker_long"), ("three", "7"), ("four", "")):
-        (tmp_path / name).write_text(f"{said}\n")
+    for name, text in (("one", "7 worker_long"), ("two", "7 worker_long"), ("three", "7"), ("four", "")):
+        (tmp_path / name).write_text(f"{text}\n")
     with hold_names(tmp_path, ["one", "two", "three", "four"]) as held:
         assert held.dead_worker_ids == ("worker_long",)
         held.note_worker("w")
         assert [(tmp_path / name).read_text() for name in ("one", "four")] == [f"{os.getpid()} w\n"] * 2
 
 
-def test_a_name_that_its_holder_gave_up_meanwhile_is_taken_anew(
+def test_a_name_that_its_holder_gave_up_meanwhile_is_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the open and the lock the last holder may remove the file: a lock on that one would hold nobody back."""
+    """Between the open and the lock the last holder may remove the file: a lock on that one would hold no process back."""
     flock, is_removed = fcntl.flock, [False]
 
     def removed_first(fd: int, how: int) -> Any:
