@@ -10,7 +10,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from bench import __main__ as bench
+from bench import __main__ as benchmarks
 from docs import generate
 from tests.docs.pages import (
     PAGES,
@@ -56,8 +56,8 @@ def test_commands_on_pages_exist() -> None:
     # The list of stumbles also names what was wrong.
     for path in (one for one in PAGES if one.name != "stumbles.md"):
         text = path.read_text(encoding="utf-8")
-        said = [block.text for block in blocks(text) if block.language in ("sh", "text")] + codes(text)
-        for line in "\n".join(said).splitlines():
+        texts = [block.text for block in blocks(text) if block.language in ("sh", "text")] + codes(text)
+        for line in "\n".join(texts).splitlines():
             # `helm install tidegate` is no command of ours.
             for call in re.findall(r"(?<!install )(?<![\w./-])tidegate ((?:[a-z]+ ?)+)([^\n#|>&]*)", line):
                 words = call[0].split()
@@ -104,8 +104,8 @@ def test_every_field_is_on_the_page_and_no_other(head: str, struct: type[msgspec
     ids=lambda one: one.__name__,
 )
 def test_the_fields_of_parts_are_on_the_page(struct: type[msgspec.Struct]) -> None:
-    said = {part.strip('{}"[] ') for code in codes(API) for part in re.split(r"[.,:]", code)}
-    assert set(struct.__struct_fields__) <= said
+    named = {part.strip('{}"[] ') for code in codes(API) for part in re.split(r"[.,:]", code)}
+    assert set(struct.__struct_fields__) <= named
 
 
 def test_endpoints_and_purposes_are_on_the_page() -> None:
@@ -165,8 +165,8 @@ def test_a_batch_shows_a_state_for_each_of_a_jobs() -> None:
 
 
 def test_every_border_has_a_failpoint_and_a_row() -> None:
-    said = first_codes(section(ARCHITECTURE, "## What a crash does at each border"))
-    assert said == list(failpoints.NAMES)
+    named = first_codes(section(ARCHITECTURE, "## What a crash does at each border"))
+    assert named == list(failpoints.NAMES)
     hit = {
         name
         for path in SOURCE.rglob("*.py")
@@ -284,27 +284,27 @@ def test_troubleshooting_names_codes_and_messages_that_exist() -> None:
 
 
 def test_statuses_on_the_page_are_those_of_the_code() -> None:
-    said = {code: row[1] for row in rows(section(ERRORS, "## Refusals of the API")) for code in codes(row[0])}
+    statuses = {code: row[1] for row in rows(section(ERRORS, "## Refusals of the API")) for code in codes(row[0])}
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ApiProblem":
                 status, code = node.args[:2]
                 if isinstance(status, ast.Constant) and isinstance(code, ast.Constant):
-                    assert said[str(code.value)] == str(status.value), code.value
+                    assert statuses[str(code.value)] == str(status.value), code.value
 
 
 # ---- benchmarks and make
 
 
 def test_every_benchmark_is_on_the_page_and_no_other() -> None:
-    said = re.findall(r"python -m bench (\w+)$", page("docs/performance.md"), re.M)
-    assert sorted(said) == sorted(bench.NAMES)
-    assert all((REPOSITORY / "bench" / f"{one}.py").is_file() for one in said)
+    named = re.findall(r"python -m bench (\w+)$", page("docs/performance.md"), re.M)
+    assert sorted(named) == sorted(benchmarks.NAMES)
+    assert all((REPOSITORY / "bench" / f"{one}.py").is_file() for one in named)
 
 
 def test_make_targets_on_pages_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*## ", page("Makefile"), re.M))
     for where in ("README.md", "docs/quickstart.md", "docs/performance.md"):
         text = page(where)
-        said = "\n".join([*(block.text for block in blocks(text) if block.language == "sh"), *codes(text)])
-        assert set(re.findall(r"\bmake ([a-z-]+)", said)) <= targets
+        commands = "\n".join([*(block.text for block in blocks(text) if block.language == "sh"), *codes(text)])
+        assert set(re.findall(r"\bmake ([a-z-]+)", commands)) <= targets

@@ -108,10 +108,10 @@ def test_the_commands_on_a_page_run(where: str, reader: Reader) -> None:
     tested = [block for block in blocks(page(where)) if block.how is not None and not _client(block)]
     if where in ("README.md", "docs/quickstart.md"):
         assert len(tested) >= 5
-    said = [followed.stdout() for block in tested if (followed := reader.follow(block)) is not None]
+    outputs = [followed.stdout() for block in tested if (followed := reader.follow(block)) is not None]
     if where == "README.md":
-        assert any("completed 100 of 100" in text for text in said), "the SDK's batch"
-        assert any("tg_live_" in text for text in said), "a key"
+        assert any("completed 100 of 100" in text for text in outputs), "the SDK's batch"
+        assert any("tg_live_" in text for text in outputs), "a key"
 
 
 @pytest.mark.soak
@@ -128,11 +128,11 @@ def test_make_run_finds_its_work_done_the_second_time(processes: Processes, tmp_
     assert "./examples/run.sh" in page("Makefile")
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
     env = environment(tmp_path)
-    said = []
+    outputs = []
     for _ in range(2):
         proc = processes.start(["bash", "examples/run.sh"], name="make-run", env=env, cwd=tmp_path)
         assert proc.wait(DONE_S) == 0, proc.logs()
-        said.append(proc.stdout() + proc.stderr())
-    assert "320 of 320 items succeeded" in said[0]
-    assert "done already" in said[1]
+        outputs.append(proc.stdout() + proc.stderr())
+    assert "320 of 320 items succeeded" in outputs[0]
+    assert "done already" in outputs[1]
     assert len((tmp_path / ".tidegate-demo" / "results.jsonl").read_text().splitlines()) == 320

@@ -1,4 +1,4 @@
-"""Metrics: each is on the page as it is declared, old names have answers that exist, and nobody can make series by inventing names."""
+"""Metrics: each is on the page as it is declared, old names have answers that exist, and no caller can make series by inventing names."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_an_answer_has_the_same_kind_and_dimensions() -> None:
 
 
 def test_the_gauges_of_the_whole_store_are_named() -> None:
-    said = PAGE.split("never the sum. ")[1].split("\n\n")[0]
-    assert codes(said) == [family.made._name for family in metrics.OF_STORE]
+    text = PAGE.split("never the sum. ")[1].split("\n\n")[0]
+    assert codes(text) == [family.made._name for family in metrics.OF_STORE]
 
 
 def test_an_answer_has_the_values_that_their_pages_name() -> None:

@@ -72,9 +72,9 @@ def test_the_keys_of_a_deployment_are_on_the_page() -> None:
 
 def test_the_keys_of_limits_resources_and_tenants_are_on_the_page() -> None:
     assert first_codes(section(PAGE, "## limits")) == list(LimitEntry.__struct_fields__)
-    said = section(PAGE, "## resources, tenants and tiers")
+    text = section(PAGE, "## resources, tenants and tiers")
     for what, entry in (("resource", ResourceEntry), ("tenant", TenantEntry)):
-        table = re.search(rf"^\| key of a {what} \|.*\n(?:\|.*\n)+", said, re.M)
+        table = re.search(rf"^\| key of a {what} \|.*\n(?:\|.*\n)+", text, re.M)
         assert table
         assert set(first_codes(table[0])) == set(entry.__struct_fields__)
 
