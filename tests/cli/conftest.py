@@ -59,8 +59,8 @@ class Desk:
         assert proc.wait(60) == code, proc.logs()
         return proc
 
-    def told(self, *arguments: str, code: int = 0, **variables: str) -> Any:
-        """What a command prints as JSON."""
+    def json_of(self, *arguments: str, code: int = 0, **variables: str) -> Any:
+        """Return what a command prints as JSON."""
         return json.loads(self.done(*arguments, code=code, **variables).stdout())
 
     def results(self, name: str = "results.jsonl") -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ def value_of(param: Any) -> str:
 
 
 @pytest.mark.parametrize("words", REMOTE, ids=" ".join)
-def test_a_command_asks_the_server_that_it_was_told_of_with_the_key_that_it_was_given(
+def test_a_command_asks_the_server_that_it_was_given_with_the_key_that_it_was_given(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
@@ -57,8 +57,8 @@ def test_a_command_asks_the_server_that_it_was_told_of_with_the_key_that_it_was_
         if param.required:
             needed += [*param.opts[: param.param_type_name == "option"], value_of(param)]
     key = "--server-key" if "--server-key" in option_names(command) else "--api-key"
-    told = ["--config", "c.yaml", "--data", "d", "--server", SERVER, key, KEY]
+    given = ["--config", "c.yaml", "--data", "d", "--server", SERVER, key, KEY]
     with pytest.raises(Loaded):
-        command.main([*needed, *told], standalone_mode=False)
+        command.main([*needed, *given], standalone_mode=False)
     expected = {"config": Path("c.yaml"), "data": Path("d"), "remote__url": SERVER, "remote__key": KEY}
     assert {name: seen.get(name) for name in expected} == expected

@@ -94,10 +94,10 @@ def test_every_field_of_the_api_can_be_given(counter: Counter) -> None:
     for name in msgspec.structs.fields(BatchCreate):
         if name.name in ("endpoint", "input_file_id", "input_file_ids", "custom_llm_provider", "validate_only"):
             continue
-        said = counter.refused("requests.jsonl", "--field", f"{name.name}=[[]]")
-        if f"`{name.name}` must be" not in said and name.name not in said:
-            wrong[name.name] = said
-        assert "Unknown parameter" not in said, said
+        error = counter.refused("requests.jsonl", "--field", f"{name.name}=[[]]")
+        if f"`{name.name}` must be" not in error and name.name not in error:
+            wrong[name.name] = error
+        assert "Unknown parameter" not in error, error
     assert not wrong
     assert "Did you mean `priority`?" in counter.refused("requests.jsonl", "--field", "prioritty=1")
     assert counter.asked("/v1/batches")["data"] == []
@@ -118,11 +118,11 @@ def test_several_files_are_one_batch(counter: Counter) -> None:
 
 def test_a_dry_run_says_what_a_batch_would_take_and_keeps_nothing(counter: Counter) -> None:
     desk = counter.desk
-    told = desk.done("batches", "create", "requests.jsonl", "--dry-run").stderr()
-    assert "requests 6" in told
-    assert "tokens   about" in told
-    assert told.rstrip().endswith("Nothing was kept; leave --dry-run out to create it.")
-    facts = desk.told("batches", "create", "requests.jsonl", "--dry-run", "--json")
+    estimate = desk.done("batches", "create", "requests.jsonl", "--dry-run").stderr()
+    assert "requests 6" in estimate
+    assert "tokens   about" in estimate
+    assert estimate.rstrip().endswith("Nothing was kept; leave --dry-run out to create it.")
+    facts = desk.json_of("batches", "create", "requests.jsonl", "--dry-run", "--json")
     assert (facts["object"], facts["valid"], facts["request_counts"]["total"]) == ("batch.validation", True, 6)
     desk.write([chat_line("c0", "x"), "nonsense", chat_line("c0", "y")], "bad.jsonl")
     bad = counter.refused("bad.jsonl", "--dry-run")
@@ -136,7 +136,7 @@ def test_a_dry_run_says_what_a_batch_would_take_and_keeps_nothing(counter: Count
     assert counter.asked("/v1/files")["data"] == []
     assert counter.asked("/v1/batches")["data"] == []
     assert not desk.called()
-    sent = desk.told("files", "upload", "requests.jsonl", "--json")["id"]
+    sent = desk.json_of("files", "upload", "requests.jsonl", "--json")["id"]
     desk.done("batches", "create", sent, "--endpoint", "/v1/chat/completions", "--dry-run")
     assert [one["id"] for one in counter.asked("/v1/files")["data"]] == [sent], "what was there before stays"
 
@@ -164,7 +164,7 @@ def test_what_contradicts_itself_is_refused_before_anything_is_sent(counter: Cou
 
 def test_what_was_uploaded_for_a_batch_that_is_refused_goes_again(counter: Counter) -> None:
     desk = counter.desk
-    sent = desk.told("files", "upload", "requests.jsonl", "--json")["id"]
+    sent = desk.json_of("files", "upload", "requests.jsonl", "--json")["id"]
     assert "from -100 to 100" in counter.refused("requests.jsonl", "--priority", "500")
     assert "from -100 to 100" in counter.refused(
         sent, "requests.jsonl", "--priority", "500", "--endpoint", "/v1/embeddings"
@@ -187,7 +187,7 @@ def test_lists_are_asked_for_by_date(counter: Counter) -> None:
     for where in ((), ("--server", counter.url)):
 
         def listed(*options: str, where: tuple[str, ...] = where) -> list[str]:
-            found = counter.desk.told("batches", "list", "--json", *options, *where)
+            found = counter.desk.json_of("batches", "list", "--json", *options, *where)
             return [one["id"] for one in found]
 
         assert listed("--created-after", day) == listed("--created-after", str(at)) == [first]

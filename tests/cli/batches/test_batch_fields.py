@@ -48,7 +48,7 @@ def test_a_field_without_a_name_or_a_value_is_refused(pair: str) -> None:
 
 
 @pytest.mark.parametrize("pairs", [("a=1", "a=1"), ("a.b=1", "a=2"), ("a=1", "a.b=2"), ('a={"b":1}', "a.b=2")])
-def test_what_is_said_twice_is_refused(pairs: tuple[str, ...]) -> None:
+def test_a_field_that_is_given_twice_is_refused(pairs: tuple[str, ...]) -> None:
     with pytest.raises(SettingsError, match="is given twice"):
         batch_fields.read(pairs)
 

@@ -27,12 +27,12 @@ def test_a_canary_is_let_go_looked_at_and_what_failed_runs_again(desk: Desk, ser
     assert "goes on" in desk.done("batches", "canary", batch_id, "continue").logs()
     until(serving, batch_id, "completed")
     assert "cannot be" in desk.done("batches", "canary", batch_id, "continue", code=2).stderr()
-    [failed] = desk.told("batches", "items", batch_id, "--outcome", "failed", "--json")
+    [failed] = desk.json_of("batches", "items", batch_id, "--outcome", "failed", "--json")
     assert (failed["custom_id"], failed["status_code"]) == ("c3", 400)
-    assert desk.told("batches", "items", batch_id, "c3")["request"]["custom_id"] == "c3"
-    again = desk.told("batches", "retry", batch_id, "--json")
+    assert desk.json_of("batches", "items", batch_id, "c3")["request"]["custom_id"] == "c3"
+    again = desk.json_of("batches", "retry", batch_id, "--json")
     assert again["id"] != batch_id
-    assert desk.told("batches", "retry", batch_id, "--json")["id"] == again["id"]
+    assert desk.json_of("batches", "retry", batch_id, "--json")["id"] == again["id"]
     # The engine refuses it each time.
     desk.done("batches", "watch", again["id"], code=1)
     # From another machine, where the server reads them.
@@ -41,15 +41,15 @@ def test_a_canary_is_let_go_looked_at_and_what_failed_runs_again(desk: Desk, ser
     assert "c4" not in listed
 
 
-def test_a_question_that_nobody_can_answer_names_the_option(desk: Desk, serving: Serving) -> None:
+def test_a_question_without_a_terminal_names_the_option(desk: Desk, serving: Serving) -> None:
     """Commands of a script have no terminal to ask at."""
     batch_id = serving.submit([chat_line("c0", behaving("400"))])
     desk.done("batches", "watch", batch_id, code=1)
-    file_id = desk.told("batches", "show", batch_id, "--json")["error_file_id"]
+    file_id = desk.json_of("batches", "show", batch_id, "--json")["error_file_id"]
     for asks in (["batches", "delete", batch_id], ["batches", "abandon", batch_id], ["files", "delete", file_id]):
-        said = desk.done(*asks, code=2).stderr()
-        assert "give --yes" in said
-        assert "Aborted" not in said
+        error = desk.done(*asks, code=2).stderr()
+        assert "give --yes" in error
+        assert "Aborted" not in error
     desk.done("files", "delete", file_id, "--yes")
     desk.done("batches", "delete", batch_id, "--yes")
 
@@ -57,9 +57,9 @@ def test_a_question_that_nobody_can_answer_names_the_option(desk: Desk, serving:
 def test_a_retry_by_code_says_what_becomes_of_a_code_that_no_request_has(desk: Desk, serving: Serving) -> None:
     batch_id = serving.submit([chat_line("c0", behaving("400"))])
     desk.done("batches", "watch", batch_id, code=1)
-    said = desk.done("batches", "retry", batch_id, "--code", "no_such_code").stderr()
-    assert "nothing_to_retry" in said
-    assert f"tidegate batches items {batch_id} --outcome failed" in said
+    error = desk.done("batches", "retry", batch_id, "--code", "no_such_code").stderr()
+    assert "nothing_to_retry" in error
+    assert f"tidegate batches items {batch_id} --outcome failed" in error
     assert "runs them again" in desk.done("batches", "retry", batch_id).stderr()
 
 

@@ -29,7 +29,7 @@ def office(desk: Desk) -> Desk:
 
 
 def away(office: Desk, *arguments: str, code: int = 0, **variables: str) -> str:
-    """Run a command elsewhere, told where the server is by the settings; return what it printed."""
+    """Run a command elsewhere, where the settings name the server; return what it printed."""
     where = {"TIDEGATE_REMOTE_URL": (office.here / "url").read_text() + "/v1", **variables}
     command = [TIDEGATE, *arguments, "--data", str(office.here / "away" / "data")]
     env = {"PATH": "", "HOME": str(office.here / "away"), **where}
@@ -39,7 +39,7 @@ def away(office: Desk, *arguments: str, code: int = 0, **variables: str) -> str:
 
 
 def test_a_batch_from_another_machine_with_a_key(office: Desk) -> None:
-    made = office.told("keys", "create", "--org", "acme", "--json")
+    made = office.json_of("keys", "create", "--org", "acme", "--json")
     key = {"TIDEGATE_REMOTE_KEY": made["key"]}
     assert "needs an API key. Put a valid one" in away(office, "batches", "list", code=2)
     wrong = away(office, "batches", "list", code=2, TIDEGATE_REMOTE_KEY="tg_live_nonsense")
@@ -57,14 +57,14 @@ def test_a_batch_from_another_machine_with_a_key(office: Desk) -> None:
     assert "Cannot cancel a batch with status" in away(office, "batches", "cancel", batch_id, code=2, **key)
     away(office, "batches", "pause", batch_id, code=2, **key)
     # The same words on the machine of the server, where an operator sees every organization.
-    here = office.told("batches", "show", batch_id, "--org", "acme", "--json")
+    here = office.json_of("batches", "show", batch_id, "--org", "acme", "--json")
     assert {name: here[name] for name in listed if name in here} == listed
     away(office, "batches", "delete", batch_id, "--yes", **key)
     assert json.loads(away(office, "batches", "list", "--json", **key)) == []
 
 
 def test_the_next_command_can_be_typed_as_it_is_printed(office: Desk) -> None:
-    made = office.told("keys", "create", "--org", "acme", "--json")
+    made = office.json_of("keys", "create", "--org", "acme", "--json")
     url, key = (office.here / "url").read_text(), {"TIDEGATE_MY_KEY": made["key"]}
     there = ("--server", url, "--api-key", "env:TIDEGATE_MY_KEY")
     created = office.done("batches", "create", "requests.jsonl", *there, **key).stderr()
@@ -82,7 +82,7 @@ def test_files_beside_the_server_and_elsewhere(office: Desk) -> None:
     assert "requests.jsonl" in away(office, "files", "show", file_id)
     content = (office.here / "requests.jsonl").read_text()
     assert away(office, "files", "download", file_id) == content
-    batch = office.told("batches", "create", file_id, "--endpoint", "/v1/chat/completions", "--json")
+    batch = office.json_of("batches", "create", file_id, "--endpoint", "/v1/chat/completions", "--json")
     office.done("batches", "watch", batch["id"])
     away(office, "files", "delete", file_id, "--yes")
     assert "No such File object" in away(office, "files", "show", file_id, code=2)
@@ -96,31 +96,31 @@ def test_a_server_that_is_not_there_is_one_sentence(desk: Desk, processes: Proce
     source = str(desk.write_requests(1))
     watch = ["batches", "watch", "batch_0000000000000000000000"]
     for arguments in (["batches", "list"], ["files", "list"], ["batches", "create", source], watch):
-        said = desk.done(*arguments, "--server", "http://127.0.0.1:9", code=2).stderr()
-        assert "http://127.0.0.1:9 does not answer (Connection refused)." in said
-        assert "Traceback" not in said
+        error = desk.done(*arguments, "--server", "http://127.0.0.1:9", code=2).stderr()
+        assert "http://127.0.0.1:9 does not answer (Connection refused)." in error
+        assert "Traceback" not in error
     assert "No server runs over" in desk.done("files", "list", code=2).stderr()
     # What answers is no Tidegate.
-    stranger = Engine(processes, tmp_path / "stranger")
-    assert "tidegate: " in desk.done("batches", "list", "--server", stranger.root, code=2).stderr()
+    engine = Engine(processes, tmp_path / "engine")
+    assert "tidegate: " in desk.done("batches", "list", "--server", engine.root, code=2).stderr()
     with Upstream(answers(b"no", 501)) as plain:
         there = plain.url.removesuffix("/v1")
         refused = desk.done("batches", "list", "--server", there, code=2).stderr()
         assert f"{there} does not answer as a Tidegate server (status 501). Check --server." in refused
     assert "must be a URL" in desk.done("batches", "list", "--server", "nonsense", code=2).stderr()
-    refused = desk.done("batches", "list", "--server", stranger.root, "--api-key", "tg_live_x", code=2).stderr()
+    refused = desk.done("batches", "list", "--server", engine.root, "--api-key", "tg_live_x", code=2).stderr()
     assert "holds the key itself" in refused
 
 
 def test_workers_and_top_here_and_elsewhere(office: Desk) -> None:
     batch_id = office.done("batches", "create", "requests.jsonl").stdout().strip()
     office.done("batches", "watch", batch_id)
-    [worker] = office.told("workers", "--json")
+    [worker] = office.json_of("workers", "--json")
     assert worker["state"] == "alive"
     assert worker["id"] in office.done("workers").stdout()
     assert "1 worker alive" in office.done("top", "--once").stdout()
     # Elsewhere an operator's key is needed, and sees what every organization has.
-    admin = office.told("keys", "create", "--org", "ops", "--scopes", "admin:read,admin:write", "--json")
+    admin = office.json_of("keys", "create", "--org", "ops", "--scopes", "admin:read,admin:write", "--json")
     key = {"TIDEGATE_REMOTE_KEY": admin["key"]}
     assert worker["id"] in away(office, "workers", **key)
     overview = json.loads(away(office, "top", "--json", **key))
@@ -128,7 +128,7 @@ def test_workers_and_top_here_and_elsewhere(office: Desk) -> None:
     assert [one["name"] for one in overview["deployments"]]
     assert [one["id"] for one in json.loads(away(office, "batches", "list", "--all", "--json", **key))] == [batch_id]
     assert "default" in away(office, "batches", "list", "--all", **key)
-    tenant = office.told("keys", "create", "--org", "acme", "--json")
+    tenant = office.json_of("keys", "create", "--org", "acme", "--json")
     for command in (["workers"], ["top", "--once"], ["batches", "list", "--all"]):
         assert "admin:read" in away(office, *command, code=2, TIDEGATE_REMOTE_KEY=tenant["key"])
 
@@ -145,12 +145,12 @@ def test_an_operator_follows_the_batches_of_every_organization(office: Desk) -> 
     office.write([chat_line(f"c{number}", behaving("400") if number < 2 else "hi") for number in range(5)])
     source = str(office.here / "requests.jsonl")
     batch_id = away(office, "batches", "create", source, **owner).split()[0]
-    told = away(office, "batches", "watch", batch_id, code=1, **operator)
-    assert f"{batch_id} completed: 5/5 done, 2 failed" in told
-    assert "It completed: 3 of 5 requests were answered, 2 failed." in told
-    assert "Why requests failed: 2 x http_400" in told
-    assert f"tidegate batches retry {batch_id} --outcome failed" in told
-    # The first may have seen it run; of what has ended, both are told the same.
+    watched = away(office, "batches", "watch", batch_id, code=1, **operator)
+    assert f"{batch_id} completed: 5/5 done, 2 failed" in watched
+    assert "It completed: 3 of 5 requests were answered, 2 failed." in watched
+    assert "Why requests failed: 2 x http_400" in watched
+    assert f"tidegate batches retry {batch_id} --outcome failed" in watched
+    # The first may have seen it run; of what has ended, both see the same.
     by_operator, by_owner = (away(office, "batches", "watch", batch_id, code=1, **key) for key in (operator, owner))
     assert by_operator == by_owner
     events = [
@@ -185,7 +185,7 @@ def test_every_group_of_commands_from_another_machine(office: Desk) -> None:
     key = json.loads(away(office, "keys", "create", "--org", "acme", *limit, "--json", **operator))
     tenant = {"TIDEGATE_REMOTE_KEY": key["key"]}
     there = json.loads(away(office, "keys", "list", "--json", **operator))
-    here = office.told("keys", "list", "--json")
+    here = office.json_of("keys", "list", "--json")
     for one in (*there, *here):
         for changing in ("last_used", "old_secret_until"):
             one.pop(changing, None)
@@ -221,7 +221,7 @@ def test_a_first_key_lets_a_new_store_listen_everywhere(desk: Desk) -> None:
     serve = desk.start(*everywhere, TIDEGATE_AUTH_BOOTSTRAP_KEY=text)
     port = serve.wait_for_line(r"listening on http://\S+:(\d+)").group(1)
     url = f"http://127.0.0.1:{port}"
-    assert desk.told("batches", "list", "--server", url, "--json", TIDEGATE_REMOTE_KEY=text) == []
+    assert desk.json_of("batches", "list", "--server", url, "--json", TIDEGATE_REMOTE_KEY=text) == []
     desk.done("batches", "list", "--server", url, code=2)
     # A store that has keys takes no other from the settings.
     serve.terminate()
@@ -249,11 +249,11 @@ def test_a_new_store_without_a_key_is_served_but_not_ready(desk: Desk) -> None:
     for path in ("/v1/files", "/v1/batches", "/v1/models", "/v1/limits"):
         assert answered(path)[0] == 401
     assert answered("/healthz")[0] == 200
-    made = desk.told("keys", "create", "--org", "acme", "--json")
+    made = desk.json_of("keys", "create", "--org", "acme", "--json")
     wait_until(lambda: answered("/readyz")[0] == 200)
     assert answered("/v1/files")[0] == 401
     # Operators have an address of their own, which the refusal names.
-    operator = desk.told("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json")
+    operator = desk.json_of("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json")
     for command in (["workers"], ["explain", "batch_0000000000000000000000"]):
         refused = desk.done(*command, "--server", url, code=2, TIDEGATE_REMOTE_KEY=operator["key"]).stderr()
         assert "admin.port" in refused

@@ -41,12 +41,12 @@ def test_watching_goes_on_over_a_restart(site: Site) -> None:
     site.serve()
     assert (here.wait(90), elsewhere.wait(90)) == (1, 1)
     assert f"{batch_id} completed: {ITEMS}/{ITEMS} done, 1 failed" in here.stderr()
-    told = [json.loads(line) for line in elsewhere.stdout().splitlines()]
-    assert told[-1]["event"] == "batch.completed"
-    assert told[-1]["request_counts"]["completed"] == ITEMS - 1
-    counts = [one["request_counts"]["completed"] for one in told]
+    events = [json.loads(line) for line in elsewhere.stdout().splitlines()]
+    assert events[-1]["event"] == "batch.completed"
+    assert events[-1]["request_counts"]["completed"] == ITEMS - 1
+    counts = [one["request_counts"]["completed"] for one in events]
     assert counts == sorted(counts)
-    # One that has ended is told at once.
+    # One that has ended is shown at once.
     again = watch(site, batch_id, "--server", site.url)
     assert again.wait(30) == 1
     assert f"{batch_id} completed: {ITEMS}/{ITEMS} done, 1 failed" in again.stderr()
@@ -62,7 +62,7 @@ def test_a_batch_that_is_not_there(site: Site) -> None:
 RESTING = {"id": "b", "request_counts": {"total": 3, "completed": 0, "failed": 0}, "usage": {}}
 
 
-def told_event(kind: str, event_id: str, **fields: object) -> str:
+def event_text(kind: str, event_id: str, **fields: object) -> str:
     named = f"id: {event_id}\n" if event_id else ""
     return f"event: {kind}\n{named}data: {json.dumps({**RESTING, **fields})}\n\n"
 
@@ -70,22 +70,22 @@ def told_event(kind: str, event_id: str, **fields: object) -> str:
 def test_watching_goes_on_where_a_reset_says(processes: Processes, tmp_path: Path) -> None:
     """A reset that names an event means: go on behind it. One that names none means: from the start, on this connection and the next."""
     streams = [
-        told_event("batch.in_progress", "1", status="in_progress") + told_event("batch.progress", "2") + told_event("reset", "1"),
-        told_event("batch.progress", "2") + told_event("reset", "") + told_event("batch.validating", "", status="validating"),
-        told_event("batch.completed", "9", status="completed", request_counts={"total": 3, "completed": 3, "failed": 0}),
+        event_text("batch.in_progress", "1", status="in_progress") + event_text("batch.progress", "2") + event_text("reset", "1"),
+        event_text("batch.progress", "2") + event_text("reset", "") + event_text("batch.validating", "", status="validating"),
+        event_text("batch.completed", "9", status="completed", request_counts={"total": 3, "completed": 3, "failed": 0}),
     ]  # fmt: skip
     asked_from = []
 
-    async def told_events(request: Request, peer: Peer) -> None:
+    async def send_events(request: Request, peer: Peer) -> None:
         """A stream that ends: with `reset` where a reader was slow, or in the middle of one."""
         asked_from.append(request.headers.get("Last-Event-ID"))
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + streams.pop(0).encode())
         peer.close()
 
-    with Upstream(told_events) as server:
+    with Upstream(send_events) as server:
         command = [TIDEGATE, "batches", "watch", "batch_0000000000000000000000", "--server", server.url, "--json"]
         watching = processes.start(command, name="watch", env={**os.environ, "HOME": str(tmp_path)})
         assert watching.wait(60) == 0
     assert asked_from == [None, "1", None]
-    told = [json.loads(line)["event"] for line in watching.stdout().splitlines()]
-    assert told == ["batch.in_progress", "batch.progress", "batch.progress", "batch.validating", "batch.completed"]
+    events = [json.loads(line)["event"] for line in watching.stdout().splitlines()]
+    assert events == ["batch.in_progress", "batch.progress", "batch.progress", "batch.validating", "batch.completed"]

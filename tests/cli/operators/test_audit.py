@@ -40,12 +40,12 @@ def test_a_check_names_the_entry_that_was_altered_or_removed(desk: Desk) -> None
     assert "64 hexadecimal digits" in desk.done("audit", "verify", "--expect", "4", code=2).stderr()
 
     database = desk.here / ".tidegate/tidegate.db"
-    change(database, "update audit set actor = 'nobody' where number = 2")
+    change(database, "update audit set actor = 'unknown' where number = 2")
     assert f"entry 2 ({entries[1]['id']}) was altered" in desk.done("audit", "verify", code=1).stdout()
     change(database, "delete from audit where number = 3")
-    told = desk.told("audit", "verify", "--json", code=1)
-    assert [(one["kind"], one["number"]) for one in told["findings"]] == [("altered", 2), ("removed", 3)]
-    assert (told["whole"], told["entries"], told["last_number"]) == (False, 3, 4)
+    report = desk.json_of("audit", "verify", "--json", code=1)
+    assert [(one["kind"], one["number"]) for one in report["findings"]] == [("altered", 2), ("removed", 3)]
+    assert (report["whole"], report["entries"], report["last_number"]) == (False, 3, 4)
 
 
 def test_entries_of_the_first_schema_are_chained_when_a_store_is_brought_to_this_one(desk: Desk) -> None:

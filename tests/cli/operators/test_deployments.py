@@ -74,7 +74,7 @@ def test_a_model_server_comes_changes_and_goes(serving: Serving, processes: Proc
     assert models(serving) == {"fixed"}
     again = serving.submit([chat_line("c0", "hi")])
     desk.done("batches", "watch", again, code=1)
-    failed = desk.told("batches", "output", again, "--errors")
+    failed = desk.json_of("batches", "output", again, "--errors")
     assert failed["error"]["code"] == "model_not_found"
 
 
@@ -133,7 +133,7 @@ def test_what_is_in_use_is_not_taken_away(serving: Serving) -> None:
     wait_until(lambda: serving.call("GET", f"/v1/batches/{batch}")[1]["status"] == "in_progress", 60, "it to begin")
     refused = did(serving, "deployments", "remove", "gpu", code=2)
     assert "Batches that have not ended ask for 'm'" in refused
-    # With another one beside it, nobody needs it; the batch ends there.
+    # With another one beside it, no batch needs it; the batch ends there.
     did(serving, "deployments", "add", "well", "--model", "m", "--url", desk.engine.url)
     did(serving, "deployments", "remove", "gpu")
     desk.done("batches", "watch", batch)
@@ -181,7 +181,7 @@ GARBAGE: list[tuple[str, Any, int, str]] = [
     ("models/add", {"name": "x", "set": {"in_flight_max": "two"}}, 400, "in_flight_max is 'two'"),
     ("models/add", {"name": "x", "set": {"deployments": []}}, 400, "deployments"),
     ("models/change", {"name": "x", "set": {}}, 404, "`tidegate models list` shows what there is"),
-    ("resources/add", {"name": "x", "set": {"model": "nobody's"}}, 400, 'No deployment serves "nobody\'s"'),
+    ("resources/add", {"name": "x", "set": {"model": "it's unknown"}}, 400, 'No deployment serves "it\'s unknown"'),
     ("resources/add", {"name": "fixed", "set": {"model": "m"}}, 400, "is itself a model"),
     ("resources/add", {"name": "x", "set": {"model": "fixed", "fallbacks": ["x"]}}, 400, "lead back to it: x -> x"),
     (
@@ -194,9 +194,9 @@ GARBAGE: list[tuple[str, Any, int, str]] = [
 
 
 def test_what_cannot_be_meant_is_refused_in_words(shared_serving: Serving) -> None:
-    for path, body, status, said in GARBAGE:
+    for path, body, status, message in GARBAGE:
         got, answer = shared_serving.operate(path, body)
-        assert (got, said in answer["error"]["message"]) == (status, True), (path, body, answer)
+        assert (got, message in answer["error"]["message"]) == (status, True), (path, body, answer)
         assert not answer["error"]["message"].endswith(("?.", ".."))
         assert CANARY not in json.dumps(answer)
     _, shown = shared_serving.operate("deployments", method="GET")
@@ -239,7 +239,7 @@ def test_with_one_gateway_for_every_model_nothing_is_added(desk: Desk) -> None:
     assert "upstream.url" in answer["error"]["message"]
 
 
-def test_what_holds_for_a_model_is_said_while_everything_runs(serving: Serving) -> None:
+def test_settings_of_a_model_are_added_while_everything_runs(serving: Serving) -> None:
     """How often its items are tried, and how many calls there may be: what the settings say of a model."""
     desk = serving.desk
     refused = did(serving, "models", "add", "m", "--set", "in_flight_max=2", code=2)
@@ -300,7 +300,7 @@ def test_settings_without_effect_and_names_that_nothing_serves_are_warned_of(ser
     assert serving.proc.wait() == 0, serving.proc.logs()
     alone = desk.done("keys", "create", "--org", "acme", "--models", "fixed,m2,nosuch", "--config", "c.yaml")
     assert [line.count("'nosuch'") for line in alone.stderr().splitlines() if line.startswith("warning:")] == [1]
-    found = desk.told("doctor", "--config", "c.yaml", "--json")
+    found = desk.json_of("doctor", "--config", "c.yaml", "--json")
     assert [one["grade"] for one in found if "no adapter is named" in one["text"]] == ["warning"]
     (desk.here / "d.yaml").write_text(
         f"models: {{m: {{deployments: [{{url: '{desk.engine.url}', chat_batching: {{mode: sync_microbatch}}}}]}}}}"

@@ -50,8 +50,8 @@ class Cluster(Serving):
 
     def ended(self, batch: str) -> dict[str, Any]:
         def now() -> dict[str, Any] | None:
-            said: dict[str, Any] = self.call("GET", f"/v1/batches/{batch}")[1]
-            return said if said["status"] in ENDED else None
+            batch_now: dict[str, Any] = self.call("GET", f"/v1/batches/{batch}")[1]
+            return batch_now if batch_now["status"] in ENDED else None
 
         return wait_until(now, EVERYWHERE_S, f"{batch} to end")
 
@@ -161,7 +161,7 @@ def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, migrated_postgres_url
 
 
 def test_what_holds_for_a_model_holds_over_every_process(desk: Desk, migrated_postgres_url: str) -> None:
-    """Its calls in flight are counted over both workers, and each tries its items as often as was said."""
+    """Its calls in flight are counted over both workers, and each tries its items as often as was set."""
     landing = asyncio.Event()
     flying, highest = 0, 0
 

@@ -34,7 +34,9 @@ def test_a_revoked_key_cuts_the_streams_of_every_process(desk: Desk, migrated_po
         (desk.here / "c.yaml").write_text(f"models: {{m: {{deployments: [{{url: '{upstream.url}'}}]}}}}")
         usual = ("--config", "c.yaml")
         # Without a server on this machine a command writes to the database itself.
-        made = desk.told("keys", "create", "--org", "acme", *usual, "--json", TIDEGATE_STORE_URL=migrated_postgres_url)
+        made = desk.json_of(
+            "keys", "create", "--org", "acme", *usual, "--json", TIDEGATE_STORE_URL=migrated_postgres_url
+        )
         found = []
         for _ in range(2):
             proc = desk.start("api", "--port", "0", *usual, TIDEGATE_STORE_URL=migrated_postgres_url)
@@ -51,7 +53,7 @@ def test_a_revoked_key_cuts_the_streams_of_every_process(desk: Desk, migrated_po
 def test_a_key_that_no_api_process_would_take_is_not_made(desk: Desk, migrated_postgres_url: str) -> None:
     """Each data directory has a pepper of its own, unless the settings name one for all."""
     store: dict[str, Any] = {"TIDEGATE_STORE_URL": migrated_postgres_url}
-    made = desk.told("keys", "create", "--org", "acme", "--json", **store)
+    made = desk.json_of("keys", "create", "--org", "acme", "--json", **store)
     refused = desk.done("keys", "create", "--org", "acme", "--data", "elsewhere", code=2, **store)
     assert "Set auth.pepper" in refused.stderr()
     assert "Set auth.pepper" in desk.done("keys", "rotate", made["id"], "--data", "elsewhere", code=2, **store).stderr()
@@ -64,7 +66,7 @@ def test_an_api_process_whose_pepper_is_not_that_of_the_keys_does_not_start(
 ) -> None:
     """It would reject every key; a worker, which judges none, starts."""
     store: dict[str, Any] = {"TIDEGATE_STORE_URL": migrated_postgres_url}
-    made = desk.told("keys", "create", "--org", "acme", "--json", **store)
+    made = desk.json_of("keys", "create", "--org", "acme", "--json", **store)
     for _ in range(2):
         refused = desk.done("api", "--port", "0", "--data", "elsewhere", code=2, **store)
         assert "hashed with another pepper" in refused.stderr()

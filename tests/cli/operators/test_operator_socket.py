@@ -80,8 +80,8 @@ def test_a_socket_that_another_user_left_is_not_trusted(tmp_path: Path, monkeypa
         with control.socket_address(tmp_path) as address:
             assert Path(address).is_socket()
         directory, found = tmp_path.stat(), (tmp_path / control.SOCKET_NAME).lstat()
-        stranger = os.stat_result((found.st_mode, found.st_ino, found.st_dev, 1, directory.st_uid + 7, *found[5:10]))
-        monkeypatch.setattr(Path, "lstat", lambda path: stranger)
+        foreign = os.stat_result((found.st_mode, found.st_ino, found.st_dev, 1, directory.st_uid + 7, *found[5:10]))
+        monkeypatch.setattr(Path, "lstat", lambda path: foreign)
         with pytest.raises(SettingsError, match="was not put there by the owner"), control.socket_address(tmp_path):
             pass
     plain = tmp_path / "plain"

@@ -32,12 +32,12 @@ def test_what_a_run_used_and_cost(ran: Desk) -> None:
     prompt = sum(usage["prompt_tokens"] for usage in usages)
     cached = sum((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0) for usage in usages)
     output = sum(usage["completion_tokens"] for usage in usages)
-    [told] = [json.loads(one) for one in ran.done("usage", "--by", "organization,model").stdout().splitlines()]
-    assert (told["organization"], told["model"], told["calls"]) == ("default", "m", 12)
-    assert (told["input_tokens"], told["cached_tokens"], told["output_tokens"]) == (prompt, cached, output)
+    [used] = [json.loads(one) for one in ran.done("usage", "--by", "organization,model").stdout().splitlines()]
+    assert (used["organization"], used["model"], used["calls"]) == ("default", "m", 12)
+    assert (used["input_tokens"], used["cached_tokens"], used["output_tokens"]) == (prompt, cached, output)
     want = (Decimal(prompt - cached) * 2 + Decimal(cached) + Decimal(output) * 4) / 2 / 10**6
-    assert Decimal(told["cost"]) == want
-    assert sum(Decimal(told[part]) for part in ("input_cost", "cached_cost", "output_cost")) == want
+    assert Decimal(used["cost"]) == want
+    assert sum(Decimal(used[part]) for part in ("input_cost", "cached_cost", "output_cost")) == want
     table = list(csv.DictReader(io.StringIO(ran.done("usage", "--by", "job,deployment", "--format", "csv").stdout())))
     assert [(row["deployment"], row["calls"]) for row in table] == [("m/1", "12")]
     assert Decimal(table[0]["cost"]) == want
@@ -53,8 +53,8 @@ def test_what_a_run_used_and_cost(ran: Desk) -> None:
         (["--by", ""], "day, organization, team"),
         (["--from", "yesterday"], "2026-11-01"),
         (["--from", "2026-02-02", "--to", "2026-02-01"], "earlier day first"),
-        (["--org", "nobody"], "no organization"),
+        (["--org", "unknown"], "no organization"),
     ],
 )
-def test_what_cannot_be_told(ran: Desk, arguments: list[str], says: str) -> None:
+def test_what_cannot_be_reported(ran: Desk, arguments: list[str], says: str) -> None:
     assert says in ran.done("usage", *arguments, code=2).stderr()

@@ -37,7 +37,7 @@ def test_a_store_that_is_no_database(desk: Desk) -> None:
         assert "file is not a database" in proc.stdout() + proc.stderr()
 
 
-def test_failed_lines_nobody_wants_leave_the_device_alone(desk: Desk) -> None:
+def test_failed_lines_that_go_to_a_device_leave_it_alone(desk: Desk) -> None:
     desk.write_requests(2)
     desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "/dev/null", "--errors", "/dev/null")
     assert Path("/dev/null").is_char_device()
@@ -71,7 +71,7 @@ LOST_STDERR = {"a full disk": '"$0" "$@" 2>/dev/full', "a reader that left": '{ 
 
 @pytest.mark.parametrize("lost", LOST_STDERR)
 def test_a_run_whose_words_cannot_be_written(desk: Desk, lost: str) -> None:
-    """What is said of the work is not the work."""
+    """What is printed about the work is not the work."""
     desk.write([chat_line(f"c{number}", behaving("latency=300")) for number in range(3)])
     desk.processes.start(
         ["sh", "-c", LOST_STDERR[lost], TIDEGATE, *RUN, "--upstream", desk.engine.url],
@@ -88,9 +88,9 @@ def test_a_server_whose_log_cannot_be_written(desk: Desk) -> None:
     proc = desk.processes.start(shell, name="serve", env=env, cwd=desk.here)
     url = proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1)
     desk.write_requests(3)
-    batch = desk.told("batches", "create", "requests.jsonl", "--server", url, "--json")["id"]
+    batch = desk.json_of("batches", "create", "requests.jsonl", "--server", url, "--json")["id"]
     desk.done("batches", "watch", batch, "--server", url)
-    assert desk.told("batches", "show", batch, "--server", url, "--json")["status"] == "completed"
+    assert desk.json_of("batches", "show", batch, "--server", url, "--json")["status"] == "completed"
     proc.terminate()
     assert proc.wait() == 0
 
@@ -103,7 +103,7 @@ def test_names_that_are_no_utf_8(desk: Desk) -> None:
     for again in ((), ("-o", f"{odd}.results.jsonl")):
         assert "done     2 of 2 items succeeded" in desk.done(*arguments, *again).stderr()
         assert desk.custom_ids(f"{odd}.results.jsonl") == ["c0", "c1"]
-    assert desk.told(*arguments, "--json")["results"] == "caf\\xe9.results.jsonl"
+    assert desk.json_of(*arguments, "--json")["results"] == "caf\\xe9.results.jsonl"
     for more in (("--model", odd), ("--data", odd)):
         proc = desk.done(*arguments, *more, code=2)
         assert proc.stderr().startswith("tidegate: ")
@@ -134,7 +134,7 @@ def test_a_file_is_uploaded_under_the_name_that_it_has(desk: Desk) -> None:
     names = {'my "own" Prüfung %.jsonl': True, "two\nlines.jsonl": False, os.fsdecode(b"\xe9.jsonl"): False}
     for name, can_be_kept in names.items():
         desk.write_requests(1).rename(desk.here / name)
-        uploaded = desk.told("files", "upload", name, "--json")["id"]
+        uploaded = desk.json_of("files", "upload", name, "--json")["id"]
         kept = serving.call("GET", f"/v1/files/{uploaded}")[1]["filename"]
         assert kept.isprintable()
         assert kept == name or not can_be_kept

@@ -98,7 +98,7 @@ def test_a_bad_input_is_refused_with_line_numbers_before_anything_is_sent(desk: 
     assert "line 3: " in proc.stderr()
     assert not (desk.here / "results.jsonl").exists()
     assert desk.called() == []
-    desk.write([chat_line("a", "hi"), chat_line("b", "mended")])
+    desk.write([chat_line("a", "hi"), chat_line("b", "fixed")])
     assert desk.run().wait() == 0
 
 
@@ -125,7 +125,7 @@ def test_lines_may_name_different_endpoints(desk: Desk) -> None:
             line("rerank", "/v1/rerank", query="hi", documents=["ho", "hu"]),
             line("classify", "/v1/classify", input=["hi"]),
             line("pool", "/v1/pooling", input="hi"),
-            line("heard", "/v1/audio/transcriptions", file_url="data:audio/wav;base64,UklGRg==", language="en"),
+            line("transcribed", "/v1/audio/transcriptions", file_url="data:audio/wav;base64,UklGRg==", language="en"),
             line("fetched", "/v1/audio/translations", file_url="https://127.0.0.1/a.mp3"),
             line("none", "/v1/nonsense", input="hi"),
         ]
@@ -139,8 +139,8 @@ def test_lines_may_name_different_endpoints(desk: Desk) -> None:
     for name in ("score", "queries"):
         assert [one["index"] for one in bodies[name]["data"]] == [0, 1]
     assert {one["index"] for one in bodies["rerank"]["results"]} == {0, 1}
-    assert bodies["heard"]["received"] == {"name": "audio.wav", "bytes": 4, "sha256": sha256(b"RIFF").hexdigest()}
-    assert bodies["heard"]["fields"] == {"model": "m", "language": "en"}
+    assert bodies["transcribed"]["received"] == {"name": "audio.wav", "bytes": 4, "sha256": sha256(b"RIFF").hexdigest()}
+    assert bodies["transcribed"]["fields"] == {"model": "m", "language": "en"}
     failed = {str(one["custom_id"]): one for one in desk.results("results.errors.jsonl")}
     assert set(failed) == {"none", "fetched"}
     assert failed["fetched"]["response"]["body"]["error"]["param"] == "body.file_url"
@@ -211,7 +211,7 @@ def test_killed_at_a_border_it_is_still_one_batch(desk: Desk, border: str) -> No
     proc = desk.run("--json")
     assert proc.wait() == 0, proc.logs()
     assert len(desk.called()) == 10
-    listed = desk.told("batches", "list", "--json")
+    listed = desk.json_of("batches", "list", "--json")
     assert [batch["id"] for batch in listed] == [summary_of(proc)["batch"]]
 
 
@@ -282,7 +282,7 @@ def test_waiting_for_a_model_server_says_what_it_waits_for(desk: Desk, tmp_path:
     assert len(desk.results("r.jsonl")) == 4
 
 
-def test_a_key_that_is_refused_is_told_before_anything_begins(desk: Desk, tmp_path: Path) -> None:
+def test_a_key_that_is_refused_is_reported_before_anything_begins(desk: Desk, tmp_path: Path) -> None:
     guarded = Engine(desk.processes, tmp_path / "guarded", "--api-key", "right-key")
     desk.write_requests(2)
     usual = ("run", "requests.jsonl", "--upstream", guarded.url, "-o", "r.jsonl")
@@ -350,7 +350,7 @@ def test_a_run_restarts_its_worker_after_a_bug_and_ends_well(desk: Desk) -> None
         (["batches", "show", "batch_0f3kQ2mZ8s1xW7vB4nD9Lc"], "Nothing is kept in"),
     ],
 )
-def test_mistakes_are_told_before_any_work(
+def test_mistakes_are_reported_before_any_work(
     processes: Processes, tmp_path: Path, arguments: list[str], says: str
 ) -> None:
     (tmp_path / "requests.jsonl").write_text(chat_line("a", "hi") + "\n")
@@ -389,7 +389,7 @@ def test_a_run_is_translated_for_an_engine_that_speaks_anthropics_api_and_has_it
     calls = [call for call in desk.engine.calls() if call["path"] == "/v1/messages"]
     assert {call["model"] for call in calls} == {"inner"}
     assert len(calls) == 2
-    found = desk.told("doctor", "--config", "c.yaml", "--json")
+    found = desk.json_of("doctor", "--config", "c.yaml", "--json")
     assert any("/v1/embeddings" in one["text"] and "not served" in one["text"] for one in found)
 
 

@@ -80,7 +80,7 @@ def test_a_cancelled_run_goes_on_with_what_it_did_not_run(desk: Desk) -> None:
     wait_until(lambda: len(desk.called()) >= 3, what="some calls")
     first.terminate()
     first.wait(WAIT_S)
-    batch = desk.told("batches", "list", "--json")[0]["id"]
+    batch = desk.json_of("batches", "list", "--json")[0]["id"]
     desk.done("batches", "cancel", batch)
     second = summary_of(ended(desk, 0, "--json"))
     assert (second["total"], second["succeeded"]) == (30, 30)

@@ -38,13 +38,13 @@ def test_two_more_tries_leave_few_invalid_answers_and_cost_few_tokens(
     usual = ("run", "requests.jsonl", "--upstream", engine.url, "-o", "r.jsonl", "--json")
     proc = desk.start(*usual, "--schema", "response_format", "--no-check")
     assert proc.wait(timeout_s) in (0, 1), proc.logs()
-    told = json.loads(proc.stdout())
+    summary = json.loads(proc.stdout())
     # Answers are as long each time, so an item that was asked once says what each try takes.
     once = [line for line in desk.results("r.jsonl") if "tidegate" not in line]
     assert 0.85 * count < len(once) < 0.95 * count, "a tenth is spoiled at first"
     each = sum(line["response"]["body"]["usage"]["total_tokens"] for line in once) / len(once)
-    assert told["input_tokens"] + told["output_tokens"] < 1.15 * each * count
-    assert told["failed"] <= invalid_share_max * count
+    assert summary["input_tokens"] + summary["output_tokens"] < 1.15 * each * count
+    assert summary["failed"] <= invalid_share_max * count
     for line in desk.results("r.jsonl"):
         assert len(json.loads(line["response"]["body"]["choices"][0]["message"]["content"])) == 10
-    desk.done("verify", told["batch"], "--witness", str(engine.calls_log))
+    desk.done("verify", summary["batch"], "--witness", str(engine.calls_log))

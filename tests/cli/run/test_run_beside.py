@@ -91,8 +91,8 @@ def test_a_server_has_the_directory_to_itself(desk: Desk) -> None:
 def test_a_server_that_waits_for_the_store_says_so_as_a_line_of_json(desk: Desk) -> None:
     with store_taken(desk):
         server = desk.start("serve", "--port", "0", "--upstream", desk.engine.url, TIDEGATE_LOGGING_FORMAT="json")
-        said = json.loads(server.wait_for_line("^.*store_awaited.*$").group(0))
-        assert said["why"].startswith("Waiting up to 3 s for another process (pid unknown)")
+        event = json.loads(server.wait_for_line("^.*store_awaited.*$").group(0))
+        assert event["why"].startswith("Waiting up to 3 s for another process (pid unknown)")
     server.wait_for_line("process_started")
 
 
@@ -123,7 +123,7 @@ def test_a_command_waits_for_a_server_that_is_starting(desk: Desk) -> None:
     server = desk.start("serve", "--port", "0", "--upstream", desk.engine.url)
     desk.done("keys", "create", "--org", "second")
     server.wait_for_line("^tidegate listening on")
-    listed = desk.told("keys", "list", "--json")
+    listed = desk.json_of("keys", "list", "--json")
     assert {one["org"] for one in listed} == {"first", "second"}
     server.terminate()
     assert server.wait() == 0

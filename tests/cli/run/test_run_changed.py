@@ -28,7 +28,7 @@ def test_a_changed_file_runs_its_changed_lines_and_keeps_the_old_results(desk: D
     first = summary_of(desk.run("--json"))
     desk.write([*lines(13, edited=range(3), text="say"), chat_line("refused", behaving("400"))])
     planned, everything = (summary_of(desk.run("--json", "--dry-run", *more)) for more in ((), ("--fresh",)))
-    assert [(said["item_count"], said["reused"], said["done_before"]) for said in (planned, everything)] == [
+    assert [(plan["item_count"], plan["reused"], plan["done_before"]) for plan in (planned, everything)] == [
         (14, 9, 0),
         (14, 0, 0),
     ]
@@ -72,7 +72,7 @@ def test_answers_of_another_server_another_output_or_none_are_not_taken(desk: De
     desk.write(lines(4, text="say"))
     summary_of(desk.run("--json", "-o", "other.jsonl"))
     assert len(desk.called()) == 3 + 4
-    for job in desk.told("batches", "list", "--json"):
+    for job in desk.json_of("batches", "list", "--json"):
         desk.done("batches", "delete", job["id"], "--yes")
     desk.write(lines(5, text="say"))
     assert summary_of(desk.run("--json"))["succeeded"] == 5
@@ -101,7 +101,7 @@ def test_a_file_that_was_edited_in_the_middle_of_a_killed_run(desk: Desk) -> Non
     assert len(calls) <= 60 + 2 * UNRECORDED_MAX
     assert len({call["idempotency_key"] for call in calls[before:]}) < 60, "answers of the first version were kept"
     desk.done("verify", last["batch"])
-    states = Counter(job["status"] for job in desk.told("batches", "list", "--json"))
+    states = Counter(job["status"] for job in desk.json_of("batches", "list", "--json"))
     assert states == {"cancelled": 1, "completed": 1}
 
 

@@ -49,7 +49,7 @@ def strange_server() -> Iterator[str]:
         ("/lists/v1", ["does not serve the model 'm'", "line 1 of requests.jsonl", "llama, qwen", "--model"]),
     ],
 )
-def test_a_server_that_cannot_serve_this_is_told_before_the_first_call(
+def test_a_server_that_cannot_serve_this_is_reported_before_the_first_call(
     desk: Desk, strange_server: str, path: str, words: list[str]
 ) -> None:
     desk.write_requests(3)
@@ -66,14 +66,14 @@ def with_models(desk: Desk, **deployments: dict[str, str]) -> tuple[str, ...]:
     return ("run", "requests.jsonl", "--config", "c.yaml", "-o", "r.jsonl")
 
 
-def test_a_model_without_a_deployment_is_told_before_the_first_call(desk: Desk) -> None:
+def test_a_model_without_a_deployment_is_reported_before_the_first_call(desk: Desk) -> None:
     desk.write([chat_line("a", "hi"), chat_line("b", "hi").replace('"m"', '"mm"')])
     run = with_models(desk, m={"url": desk.engine.url}, other={"url": desk.engine.url})
-    told = desk.done(*run, code=2).stderr()
-    assert "no deployment of the model 'mm', which line 2 of requests.jsonl asks for; it has m, other." in told
-    assert "--no-check" in told
-    told = desk.done(*run, "--model", "none", code=2).stderr()
-    assert "no deployment of the model 'none', which --model names; it has m, other." in told
+    error = desk.done(*run, code=2).stderr()
+    assert "no deployment of the model 'mm', which line 2 of requests.jsonl asks for; it has m, other." in error
+    assert "--no-check" in error
+    error = desk.done(*run, "--model", "none", code=2).stderr()
+    assert "no deployment of the model 'none', which --model names; it has m, other." in error
     assert not (desk.here / "r.jsonl").exists()
     assert desk.engine.calls() == []
     desk.done(*run, "--no-check", code=1)
@@ -82,27 +82,27 @@ def test_a_model_without_a_deployment_is_told_before_the_first_call(desk: Desk) 
     assert (failed["custom_id"], failed["error"]["code"]) == ("b", "model_not_found")
 
 
-def test_a_model_that_its_deployments_server_does_not_list_is_told_before_the_first_call(
+def test_a_model_that_its_deployments_server_does_not_list_is_reported_before_the_first_call(
     desk: Desk, strange_server: str
 ) -> None:
     desk.write_requests(3)
     place = {"url": f"{strange_server}/lists/v1"}
-    told = desk.done(*with_models(desk, m=place), code=2).stderr()
-    assert "/lists/v1 does not serve the model 'm', which line 1 of requests.jsonl asks for; it serves llama" in told
-    told = desk.done(*with_models(desk, m={**place, "upstream_model": "lama"}), code=2).stderr()
-    assert "does not serve under the name 'lama' the model 'm'" in told
-    assert "upstream_model" in told
-    for path, said in (("/none/v1", "Fix its url under models"), ("/wrong", "write url: http://HOST:PORT/v1")):
-        assert said in desk.done(*with_models(desk, m={"url": strange_server + path}), code=2).stderr()
+    error = desk.done(*with_models(desk, m=place), code=2).stderr()
+    assert "/lists/v1 does not serve the model 'm', which line 1 of requests.jsonl asks for; it serves llama" in error
+    error = desk.done(*with_models(desk, m={**place, "upstream_model": "lama"}), code=2).stderr()
+    assert "does not serve under the name 'lama' the model 'm'" in error
+    assert "upstream_model" in error
+    for path, advice in (("/none/v1", "Fix its url under models"), ("/wrong", "write url: http://HOST:PORT/v1")):
+        assert advice in desk.done(*with_models(desk, m={"url": strange_server + path}), code=2).stderr()
     # Its server knows the model by a name that it lists, or may know it by one that it does not, as Azure does: both are called.
     for more in ({"upstream_model": "llama"}, {"engine": "openai", "upstream_model": "mine"}):
         desk.done(*with_models(desk, m={**place, **more}), "--fresh", code=1)
 
 
-def test_what_is_wrong_with_an_option_is_told_under_its_own_name(desk: Desk) -> None:
+def test_what_is_wrong_with_an_option_is_reported_under_its_own_name(desk: Desk) -> None:
     desk.write_requests(1)
     url = desk.engine.url
-    for more, said in (
+    for more, message in (
         (["run", "requests.jsonl", "--upstream", url, "--concurrency", "0"], "--concurrency is 0, but must be a whole"),
         (["run", "requests.jsonl", "--upstream", url, "--concurrency", "99999"], "--concurrency is 99999, but must be"),
         (["run", "requests.jsonl", "--upstream", "nonsense"], "--upstream cannot be used: "),
@@ -118,9 +118,9 @@ def test_what_is_wrong_with_an_option_is_told_under_its_own_name(desk: Desk) -> 
         ),
         (["serve", "--upstream", url, "--port", "99999"], "--port is 99999, but must be"),
     ):
-        told = desk.done(*more, code=2).stderr()
-        assert told.startswith(f"tidegate: {said}"), told
-        assert len(told.splitlines()) == 1, told
+        error = desk.done(*more, code=2).stderr()
+        assert error.startswith(f"tidegate: {message}"), error
+        assert len(error.splitlines()) == 1, error
     named = desk.done("run", "requests.jsonl", code=2, OPENAI_BASE_URL="nonsense").stderr()
     assert named.startswith("tidegate: OPENAI_BASE_URL cannot be used: "), named
     elsewhere = desk.done("run", "requests.jsonl", code=2, TIDEGATE_WORKER_IN_FLIGHT_MAX="0").stderr()
@@ -139,7 +139,7 @@ def test_a_run_in_which_everything_fails_stops_by_itself(desk: Desk, more: list[
     assert "(as c" in proc.stderr()
 
 
-def test_failures_are_told_by_cause_with_an_example_each(desk: Desk) -> None:
+def test_failures_are_listed_by_cause_with_an_example_each(desk: Desk) -> None:
     lines = [
         chat_line("ok", "hello"),
         chat_line("a", behaving("400")),
@@ -149,9 +149,9 @@ def test_failures_are_told_by_cause_with_an_example_each(desk: Desk) -> None:
     desk.write(lines)
     proc = desk.run()
     assert proc.wait() == 1
-    told = [line.strip() for line in proc.stderr().splitlines() if " x 4" in line]
-    assert [line.split(":")[0] for line in told] == ["2 x 404 model_not_found", "1 x 400 invalid_request_error"]
-    assert told[0].endswith("(as b)")
+    causes = [line.strip() for line in proc.stderr().splitlines() if " x 4" in line]
+    assert [line.split(":")[0] for line in causes] == ["2 x 404 model_not_found", "1 x 400 invalid_request_error"]
+    assert causes[0].endswith("(as b)")
 
 
 def test_results_of_another_run_are_set_aside_with_a_word(desk: Desk) -> None:
@@ -306,7 +306,7 @@ def test_a_server_that_was_restarted_gets_at_once_all_that_it_failed(desk: Desk)
         assert len(upstream.posts) == 2 * first_calls
 
 
-def test_a_key_that_only_calls_are_refused_for_is_told_with_what_to_do(desk: Desk) -> None:
+def test_a_key_that_only_calls_are_refused_for_is_reported_with_what_to_do(desk: Desk) -> None:
     desk.write_requests(2)
     desk.engine.set_faults({"401": 1.0})
     run = desk.run("--no-check")
@@ -319,7 +319,9 @@ def test_a_key_that_only_calls_are_refused_for_is_told_with_what_to_do(desk: Des
     assert desk.custom_ids() == ["c0", "c1"]
 
 
-def test_a_server_whose_account_has_no_money_is_told_so_and_is_not_said_to_come_and_go(desk: Desk) -> None:
+def test_an_upstream_account_without_money_is_reported_as_that_and_not_as_a_server_that_comes_and_goes(
+    desk: Desk,
+) -> None:
     paid = False
 
     async def refuses(request: Request, peer: Peer) -> None:

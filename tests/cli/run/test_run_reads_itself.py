@@ -28,11 +28,11 @@ async def test_a_run_reads_a_large_input_without_another_process(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", note)
     settings = load(None, tmp_path, {"upstream.url": "http://127.0.0.1:9/v1"}, {}).settings
     lines = [LINE % (number, b"x" * 1_000) for number in range(2_000)]
-    async with working(settings) as at_work, at_work.running():
-        job_id = await submit(at_work, [*lines, b"not a request\n"])
-        at_work.parts.wakes.inputs.notify()
-        news = at_work.parts.wakes.jobs.listen()
-        while (job := await at_work.parts.store.any_job(job_id)) is None or job.state not in JOB_ENDED:
+    async with working(settings) as service, service.running():
+        job_id = await submit(service, [*lines, b"not a request\n"])
+        service.parts.wakes.inputs.notify()
+        news = service.parts.wakes.jobs.listen()
+        while (job := await service.parts.store.any_job(job_id)) is None or job.state not in JOB_ENDED:
             await news.wait(0.05)
     assert [(error.code, error.line) for error in job.errors] == [("invalid_json_line", 2_001)]
     assert begun == []

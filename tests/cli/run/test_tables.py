@@ -243,7 +243,7 @@ def test_several_files_of_requests_by_a_pattern(desk: Desk) -> None:
     assert "is the input itself" in desk.done("run", "a*.jsonl", *upstream, "-o", "a2.jsonl", code=2).stderr()
 
 
-def test_lines_of_several_files_are_told_as_their_author_finds_them(desk: Desk) -> None:
+def test_lines_of_several_files_are_named_as_their_author_finds_them(desk: Desk) -> None:
     desk.write([chat_line(f"a{number}", "say it") for number in range(5)], "a1.jsonl")
     desk.write([chat_line("b0", "say it"), chat_line("a3", "say it"), "{"], "a2.jsonl")
     asked = ("run", "a*.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl")
@@ -252,12 +252,12 @@ def test_lines_of_several_files_are_told_as_their_author_finds_them(desk: Desk) 
         refused = desk.done(*asked, *more, code=2).stderr()
         assert twice in refused, refused
         assert "line 3: a2.jsonl: " in refused
-    told = desk.told(*asked, "--json", "--fresh", code=2)
-    assert [error["line"] for error in told["errors"]] == [2, 3]
+    report = desk.json_of(*asked, "--json", "--fresh", code=2)
+    assert [error["line"] for error in report["errors"]] == [2, 3]
     lenient = desk.done(*asked, "--invalid-lines", "error_file", code=1).stderr()
     assert "(line 2 of a2.jsonl) (as a3)" in lenient, lenient
-    told = [split_place(line["error"]["message"])[1] for line in desk.results("results.errors.jsonl")]
-    assert told == ["line 2 of a2.jsonl", "line 3 of a2.jsonl"]
+    places = [split_place(line["error"]["message"])[1] for line in desk.results("results.errors.jsonl")]
+    assert places == ["line 2 of a2.jsonl", "line 3 of a2.jsonl"]
 
 
 def test_a_store_names_lines_of_several_files_and_rows_as_their_author_finds_them(desk: Desk) -> None:
@@ -267,7 +267,7 @@ def test_a_store_names_lines_of_several_files_and_rows_as_their_author_finds_the
     desk.write([chat_line("b0", behaving("400")), chat_line("a3", "say it"), unbounded, "{"], "b.jsonl")
     asked = ("run", "*.jsonl", "--upstream", desk.engine.url, "-o", "out/results.jsonl", "--model", "m", "--json")
     (desk.here / "out").mkdir()
-    batch = desk.told(*asked, "--invalid-lines", "error_file", code=1)["batch"]
+    batch = desk.json_of(*asked, "--invalid-lines", "error_file", code=1)["batch"]
     shown = desk.done("batches", "output", batch, "--errors").stdout()
     messages = {line["custom_id"]: failure_of(line) for line in map(json.loads, shown.splitlines())}
     assert split_place(messages["a3"]) == (
@@ -284,7 +284,7 @@ def test_a_store_names_lines_of_several_files_and_rows_as_their_author_finds_the
     assert split_place(failure_of(json.loads(line)))[1] == "row 3"
 
 
-def test_files_of_one_name_are_told_apart(desk: Desk) -> None:
+def test_files_of_one_name_are_named_with_their_folders(desk: Desk) -> None:
     for folder in ("d1", "d2"):
         (desk.here / folder).mkdir()
         desk.write([chat_line(f"{folder}-0", "say it"), "{"], f"{folder}/a.jsonl")
@@ -357,10 +357,15 @@ def test_a_dry_run_of_a_killed_table_of_several_parts_sums_up_what_is_left(desk:
     assert dry.stderr().count("Nothing was sent") == 1
     scripted = in_parts(desk, "in.csv", "--dry-run", "--json")
     assert scripted.wait() == 0, scripted.logs()
-    told = json.loads(scripted.stdout())
-    assert (told["input"], told["item_count"], told["done_before"], told["valid"]) == ("in.csv", 20, 15, True)
-    assert [part["item_count"] for part in told["parts"]] == [0, 5, 10, 5]
-    assert told["tokens"]["output"]["p95"] == sum(part["tokens"]["output"]["p95"] for part in told["parts"])
+    estimate = json.loads(scripted.stdout())
+    assert (estimate["input"], estimate["item_count"], estimate["done_before"], estimate["valid"]) == (
+        "in.csv",
+        20,
+        15,
+        True,
+    )
+    assert [part["item_count"] for part in estimate["parts"]] == [0, 5, 10, 5]
+    assert estimate["tokens"]["output"]["p95"] == sum(part["tokens"]["output"]["p95"] for part in estimate["parts"])
     assert len(desk.called()) == sent
 
 
@@ -371,15 +376,15 @@ def test_the_bounds_of_a_table_count_over_all_of_its_parts(desk: Desk) -> None:
     write_csv(desk.here / "in.csv", [["text"], *([text] for text in texts)])
     run = in_parts(desk, "in.csv", "--max-errors", "2", "--json")
     assert run.wait() == 1, run.logs()
-    told = json.loads(run.stdout())
-    assert told["total"] == 20, "two rows of the first part failed, and the next one is too many"
+    summary = json.loads(run.stdout())
+    assert summary["total"] == 20, "two rows of the first part failed, and the next one is too many"
     larger = in_parts(desk, "in.csv", "--max-errors", "4", "--json")
     assert larger.wait() == 1, larger.logs()
-    told = json.loads(larger.stdout())
-    assert (told["total"], told["failed"]) == (35, 4)
+    summary = json.loads(larger.stdout())
+    assert (summary["total"], summary["failed"]) == (35, 4)
 
 
-def test_a_cost_bounds_all_parts_of_a_table_and_is_told_at_its_end() -> None:
+def test_a_cost_bounds_all_parts_of_a_table_and_is_shown_at_its_end() -> None:
     ending = run_table.TableEnding(row_count=10, answered_count=8, cost_nano=700)
     assert "\ncost     0.0000007\n" in ending.for_people("out.csv", "", has_bound=False)
     assert ending.for_scripts("out.csv")["cost"] == "0.0000007"
@@ -398,7 +403,7 @@ def test_a_row_of_a_later_part_keeps_its_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("[]", "must be a JSON object"),
         ("{", "is not JSON"),
@@ -406,10 +411,10 @@ def test_a_row_of_a_later_part_keeps_its_number() -> None:
         ('{"body": {"messages": []}, "custom_id": "x"}', "has custom_id beside body"),
     ],
 )
-def test_a_template_that_cannot_be_used_is_refused(tmp_path: Path, given: str, said: str) -> None:
+def test_a_template_that_cannot_be_used_is_refused(tmp_path: Path, given: str, message: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(given)
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(SettingsError, match=message):
         template.read(path, None)
 
 
@@ -430,7 +435,7 @@ def test_a_placeholder_alone_keeps_its_type_and_one_in_a_text_is_written_out(tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.csv", "a,a\n1,2\n", "has the column a twice"),
         ("a.csv", "", "is empty"),
@@ -447,12 +452,12 @@ def test_a_placeholder_alone_keeps_its_type_and_one_in_a_text_is_written_out(tmp
     ],
 )
 def test_a_table_that_cannot_be_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, message: str
 ) -> None:
     monkeypatch.setattr(tables, "CELL_CHARS_MAX", 40)
     path = tmp_path / name
     path.write_text(content, errors="surrogateescape")
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(SettingsError, match=message):
         list(RowTable([path]).rows())
 
 
@@ -464,18 +469,20 @@ def test_a_table_of_another_format_is_named_as_it_was_given(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("header", "message"),
     [
         ("id,reviews,text", "did you mean reviews\\?"),
         ("id;review", "parted by semicolons: save it with commas"),
         (",".join(f"c{number}" for number in range(100)), "it has c0, .*, c19 and 80 more"),
     ],
 )
-def test_a_column_that_is_not_there_is_told_with_what_may_be_meant(tmp_path: Path, header: str, said: str) -> None:
+def test_a_column_that_is_not_there_is_reported_with_what_may_be_meant(
+    tmp_path: Path, header: str, message: str
+) -> None:
     table = tmp_path / "a.csv"
     table.write_text(f"{header}\n")
     request = template.read(_template(tmp_path / "t.json", {"messages": ["{{review}}"]}), None)
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(SettingsError, match=message):
         run_table.check_columns(RowTable([table]), request)
 
 

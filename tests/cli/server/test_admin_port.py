@@ -11,8 +11,8 @@ ADMIN = ("/admin/v1/overview", "/admin/v1/audit", "/console", "/%61dmin/v1/overv
 
 
 def test_operators_and_callers_have_ports_of_their_own(desk: Desk) -> None:
-    operator = desk.told("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json")["key"]
-    caller = desk.told("keys", "create", "--org", "acme", "--json")["key"]
+    operator = desk.json_of("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json")["key"]
+    caller = desk.json_of("keys", "create", "--org", "acme", "--json")["key"]
     port = free_port()
     serving = Serving(desk, "--host", "0.0.0.0", TIDEGATE_ADMIN_PORT=str(port))
     public = f":{serving.url.rpartition(':')[2]}"
@@ -40,7 +40,7 @@ def test_operators_and_callers_have_ports_of_their_own(desk: Desk) -> None:
 
 
 def test_without_its_port_the_admin_api_is_nowhere_but_on_this_machine(desk: Desk) -> None:
-    key = desk.told("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json")["key"]
+    key = desk.json_of("keys", "create", "--org", "ops", "--scopes", "admin:read", "--json")["key"]
     public = f":{Serving(desk, '--host', '0.0.0.0').url.rpartition(':')[2]}"
     headers = {"Authorization": f"Bearer {key}"}
     assert httpx2.get(f"http://127.0.0.1{public}/admin/v1/overview", headers=headers).status_code == 404

@@ -27,7 +27,7 @@ def test_a_store_is_backed_up_while_it_runs_and_goes_on_after_a_restore(desk: De
         return int(counts["completed"]) >= 8
 
     wait_until(some, 60, "some answers")
-    made = desk.told("backup", "copy", "--json")
+    made = desk.json_of("backup", "copy", "--json")
     assert made["files"] >= 4, "the database, the pepper, an input and answers"
     serving.proc.kill()
     serving.proc.wait()
@@ -96,7 +96,7 @@ def test_the_doctor_finds_bytes_that_are_missing_and_bytes_without_a_row(desk: D
     data = desk.here / ".tidegate"
 
     def found(code: int) -> list[tuple[str, str]]:
-        listed = desk.told("doctor", "--upstream", desk.engine.url, "--json", code=code)
+        listed = desk.json_of("doctor", "--upstream", desk.engine.url, "--json", code=code)
         return [(one["grade"], one["text"]) for one in listed if one["about"] == "blobs"]
 
     assert any("have their bytes" in text for _, text in found(0))

@@ -14,10 +14,10 @@ from tidegate.cli.server.examine import largest_step
 
 def findings(desk: Desk, config: str, code: int = 0) -> list[dict[str, Any]]:
     (desk.here / "c.yaml").write_text(config)
-    return list(desk.told("doctor", "--config", "c.yaml", "--json", code=code))
+    return list(desk.json_of("doctor", "--config", "c.yaml", "--json", code=code))
 
 
-def said(found: list[dict[str, Any]], about: str) -> list[tuple[str, str]]:
+def findings_about(found: list[dict[str, Any]], about: str) -> list[tuple[str, str]]:
     return [(one["grade"], f"{one['text']} -> {one['to_do']}") for one in found if one["about"] == about]
 
 
@@ -36,19 +36,19 @@ resources: {{m: {{limits: [{{period: hour, tokens: 9}}, {{period: lifetime, toke
 tenants: {{acme: {{weight: 2, limits: [{{period: week, tokens: 5}}, {{period: month, tokens: 4}}]}}}}
 """,
     )
-    warned = said(found, "limits")
+    warned = findings_about(found, "limits")
     assert [grade for grade, _ in warned] == ["warning"] * 3
     assert "deployment d: 100 requests a minute are more than the 90 of its day" in warned[0][1]
     assert "tenant acme: 5 tokens a week are more than the 4 of its month" in warned[1][1]
     assert "m: in_flight_max is above what its deployments take together (64)" in warned[2][1]
 
 
-def test_a_tenant_that_nobody_made_is_found(desk: Desk) -> None:
+def test_a_tenant_without_an_organization_is_found(desk: Desk) -> None:
     desk.done("keys", "create", "--org", "acme", "--json")
     found = findings(
         desk, f"upstream: {{url: '{desk.engine.url}'}}\ntenants: {{acme: {{weight: 2}}, acne: {{weight: 2}}}}"
     )
-    assert [text for _, text in said(found, "tenants")] == [
+    assert [text for _, text in findings_about(found, "tenants")] == [
         "`tenants` gives acne a weight or budgets, but there is no such organization -> "
         "tidegate keys create --org acne, or fix the name"
     ]
@@ -56,11 +56,13 @@ def test_a_tenant_that_nobody_made_is_found(desk: Desk) -> None:
 
 def test_redis_answers_or_does_not(desk: Desk, redis_url: str) -> None:
     upstream = f"upstream: {{url: '{desk.engine.url}'}}\n"
-    ((grade, text),) = said(findings(desk, upstream + f"redis: {{url: '{redis_url}', timeout_ms: 60000}}"), "redis")
+    ((grade, text),) = findings_about(
+        findings(desk, upstream + f"redis: {{url: '{redis_url}', timeout_ms: 60000}}"), "redis"
+    )
     assert (grade, text.startswith(f"{redis_url} answers, version ")) == ("ok", True)
     away = f"redis://:canary@127.0.0.1:{free_port()}/0"
     found = findings(desk, upstream + f"redis: {{url: '{away}'}}")
-    ((grade, text),) = said(found, "redis")
+    ((grade, text),) = findings_about(found, "redis")
     assert grade == "warning"
     assert "does not answer" in text
     assert "until then limits come from the store alone" in text
@@ -77,7 +79,7 @@ models:
   m:
     deployments:
       - {{url: '{desk.engine.url}', name: seen, engine: vllm}}
-      - {{url: '{desk.engine.url}', name: told, engine: vllm, {hints}}}
+      - {{url: '{desk.engine.url}', name: hinted, engine: vllm, {hints}}}
       - {{url: '{desk.engine.url}', name: wrong, engine: sglang, {hints}}}
       - {{url: '{desk.engine.url}', name: mapped, metrics_url: '{shows}', metrics_names: {{running: no_such_gauge}}}}
       - {{url: '{desk.engine.url}', name: away, engine: vllm, metrics_url: 'http://127.0.0.1:{free_port()}/metrics'}}
@@ -85,13 +87,13 @@ models:
       - {{url: '{desk.engine.url}', name: plain}}
 """,
     )
-    tide = dict.fromkeys(("seen", "told", "wrong", "mapped", "away", "not_asked", "plain"), "")
-    for grade, text in said(found, "tide"):
+    tide = dict.fromkeys(("seen", "hinted", "wrong", "mapped", "away", "not_asked", "plain"), "")
+    for grade, text in findings_about(found, "tide"):
         name = next(name for name in tide if text.startswith((f"{name} ", f"{name}:")))
         tide[name] += f"{grade}: {text}\n"
     assert "ok: seen shows its load" in tide["seen"]
     assert "start it with --scheduling-policy priority, then set hints.priority_field" in tide["seen"]
-    assert tide["told"].splitlines() == [f"ok: told shows its load at {shows} -> "]
+    assert tide["hinted"].splitlines() == [f"ok: hinted shows its load at {shows} -> "]
     assert "its metrics lack sglang:" in tide["wrong"]
     assert "its metrics lack no_such_gauge" in tide["mapped"]
     assert "set metrics_url; until then the tide goes by latency and refusals alone" in tide["away"]
@@ -117,7 +119,7 @@ def test_the_size_of_an_engine_s_steps_is_read_from_its_histogram() -> None:
 
 
 def status(desk: Desk, *arguments: str) -> dict[str, Any]:
-    return dict(desk.told("scheduler", *arguments, "--json"))
+    return dict(desk.json_of("scheduler", *arguments, "--json"))
 
 
 def test_the_mode_is_switched_with_and_without_a_server(desk: Desk) -> None:
@@ -128,9 +130,9 @@ def test_the_mode_is_switched_with_and_without_a_server(desk: Desk) -> None:
     server = Serving(desk).proc
     assert status(desk, "show")["mode"] == "fifo_v1"
     assert status(desk, "set", "fair_share_v1")["shadow_mode"] == "smart_v1"
-    told = desk.done("scheduler", "set", "configured", "--shadow", "none").stdout()
-    assert "smart_v1" in told
-    assert "none (switched at run time)" in told
+    shown = desk.done("scheduler", "set", "configured", "--shadow", "none").stdout()
+    assert "smart_v1" in shown
+    assert "none (switched at run time)" in shown
     server.terminate()
     assert server.wait(60) == 0
     assert (status(desk, "show")["mode"], status(desk, "show")["mode_switched"]) == ("smart_v1", False)
@@ -140,7 +142,7 @@ def test_the_mode_is_switched_over_postgresql(desk: Desk, migrated_postgres_url:
     env: dict[str, Any] = {"TIDEGATE_STORE_URL": migrated_postgres_url}
     desk.done("migrate", **env)
     desk.done("scheduler", "set", "slice_v1", **env)
-    assert desk.told("scheduler", "show", "--json", **env)["mode"] == "slice_v1"
+    assert desk.json_of("scheduler", "show", "--json", **env)["mode"] == "slice_v1"
 
 
 @pytest.mark.parametrize("arguments", [["set", "smart"], ["set"], ["set", "fifo_v1", "--shadow", "x"]])

@@ -30,7 +30,7 @@ def added(desk: Desk, *words: str) -> None:
 
 
 def found(desk: Desk, *about: str, code: int = 0, **variables: str) -> list[tuple[str, str]]:
-    listed = desk.told("doctor", "--config", "c.yaml", "--json", code=code, **variables)
+    listed = desk.json_of("doctor", "--config", "c.yaml", "--json", code=code, **variables)
     return [(one["grade"], f"{one['text']} -> {one['to_do']}") for one in listed if one["about"] in about]
 
 
@@ -39,7 +39,7 @@ def only(findings: list[tuple[str, str]], text: str) -> tuple[str, str]:
     return one
 
 
-def test_what_was_added_is_tried_and_said(prepared: Desk) -> None:
+def test_what_was_added_is_tried_and_reported(prepared: Desk) -> None:
     added(prepared, "deployments", "add", "well", "--model", "simulated", "--url", prepared.engine.url)
     added(prepared, "deployments", "add", "gone", "--model", "m", "--url", "http://127.0.0.1:1/v1")
     added(prepared, "deployments", "add", "keyless", "--model", "k", "--url", prepared.engine.url, "--api-key", "env:K")
@@ -66,17 +66,17 @@ def test_beside_a_running_server_it_finds_the_same(prepared: Desk) -> None:
     assert serving.proc.running
 
 
-def test_beside_a_server_that_was_told_its_upstream_by_an_option_it_asks_the_server(desk: Desk) -> None:
+def test_beside_a_server_whose_upstream_is_an_option_it_asks_the_server(desk: Desk) -> None:
     serving = Serving(desk)
-    said = desk.done("doctor").stdout()
-    assert f"the server that runs here uses {desk.engine.url}: healthy" in said
+    report = desk.done("doctor").stdout()
+    assert f"the server that runs here uses {desk.engine.url}: healthy" in report
     assert "healthy" in desk.done("deployments", "list").stdout()
     assert serving.proc.running
     # None of its calls has met that yet, so to the server it is still healthy.
     desk.engine.proc.kill()
     desk.engine.proc.wait()
-    said = desk.done("doctor").stdout()
-    assert f"the server that runs here uses {desk.engine.url}, which does not answer us" in said
+    report = desk.done("doctor").stdout()
+    assert f"the server that runs here uses {desk.engine.url}, which does not answer us" in report
 
 
 def test_a_route_that_leads_nowhere_any_more_is_found(prepared: Desk) -> None:
@@ -119,8 +119,8 @@ def test_a_store_of_a_later_version_is_not_taken_for_one_of_this_program(prepare
     assert "is there, at this program's version" in only(found(prepared, "store"), "is there")[1]
     with contextlib.closing(sqlite3.connect(prepared.here / ".tidegate" / "tidegate.db")) as database, database:
         database.execute("update meta set value = '99' where name = 'schema_version'")
-    said = only(found(prepared, "store"), "is there")[1]
-    assert re.search(r"is there, at version 99; this program, of \d+, can use it", said)
+    text = only(found(prepared, "store"), "is there")[1]
+    assert re.search(r"is there, at version 99; this program, of \d+, can use it", text)
 
 
 def test_only_bytes_that_something_needs_are_counted(prepared: Desk) -> None:

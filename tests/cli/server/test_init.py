@@ -23,9 +23,9 @@ def uncommented(text: str, pattern: str) -> str:
     return re.sub(pattern, r"\1\2", text, flags=re.MULTILINE)
 
 
-def test_a_newcomer_serves_with_what_init_wrote(desk: Desk) -> None:
-    said = desk.done("init", "--upstream", desk.engine.url).stderr()
-    assert "tidegate serve --config tidegate.yaml" in said
+def test_a_new_user_serves_with_what_init_wrote(desk: Desk) -> None:
+    output = desk.done("init", "--upstream", desk.engine.url).stderr()
+    assert "tidegate serve --config tidegate.yaml" in output
     desk.done("doctor", "--config", "tidegate.yaml")
     serve = desk.start("serve", "--config", "tidegate.yaml", "--port", "0")
     serve.wait_for_line("listening on http")

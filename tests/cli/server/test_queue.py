@@ -21,7 +21,7 @@ def config(desk: Desk, url: str, pool: str, **more: Any) -> str:
 
 
 def findings(desk: Desk, code: int = 0) -> list[tuple[str, str]]:
-    found = desk.told("doctor", "--config", "c.yaml", "--json", code=code)
+    found = desk.json_of("doctor", "--config", "c.yaml", "--json", code=code)
     assert "canary" not in json.dumps(found)
     return [(one["grade"], f"{one['text']} -> {one['to_do']}") for one in found if one["about"] == "queue"]
 
@@ -42,9 +42,9 @@ def test_a_file_is_run_through_the_queue_of_the_simulated_server(desk: Desk, red
 
 def test_a_queue_and_its_pools_go_together(desk: Desk, redis_url: str) -> None:
     for wrong in (["--queue", redis_url], ["--pool", "p"], ["--queue", redis_url, "--pool", "p", "--port", "0"]):
-        said = desk.start("simulate", *wrong)
-        assert said.wait() != 0
-        assert "--queue" in said.stderr()
+        refused = desk.start("simulate", *wrong)
+        assert refused.wait() != 0
+        assert "--queue" in refused.stderr()
 
 
 def test_the_doctor_looks_at_queues(desk: Desk, redis_url: str) -> None:
@@ -58,9 +58,9 @@ def test_the_doctor_looks_at_queues(desk: Desk, redis_url: str) -> None:
     redis: Any = Redis.from_url(redis_url)
     redis.zadd(f"llm-d-async:requests:{pool}", {"forgotten": 1.0})
     redis.lpush(f"llm-d-async:results:{pool}:tidegate:dead", "rubbish")
-    said = " ".join(text for _, text in findings(desk))
-    assert "no processor takes them" in said
-    assert f"LRANGE llm-d-async:results:{pool}:tidegate:dead" in said
+    report = " ".join(text for _, text in findings(desk))
+    assert "no processor takes them" in report
+    assert f"LRANGE llm-d-async:results:{pool}:tidegate:dead" in report
 
 
 def test_the_doctor_says_that_a_queue_is_away_or_forgetful(desk: Desk, private_redis: RedisServer) -> None:

@@ -51,7 +51,7 @@ def test_a_worker_that_cannot_write_says_so_at_its_start(desk: Desk, postgres_ur
         TIDEGATE_BLOBS_URL="s3://bucket/files",
         TIDEGATE_BLOBS_ENDPOINT=f"http://127.0.0.1:{free_port()}",
         TIDEGATE_BLOBS_ALLOW_HTTP="true",
-        TIDEGATE_BLOBS_ACCESS_KEY_ID="nobody",
+        TIDEGATE_BLOBS_ACCESS_KEY_ID="unknown",
         TIDEGATE_BLOBS_SECRET_ACCESS_KEY="nothing",
     )
     proc.wait_for_line("blobs_unanswered .*blobs.endpoint")
@@ -101,7 +101,7 @@ def test_a_price_that_is_changed_in_the_file_is_what_the_next_batch_costs(desk: 
     def cost() -> Decimal:
         batch = desk.done("batches", "create", "requests.jsonl", "--config", "c.yaml").stdout().strip()
         desk.done("batches", "watch", batch, "--config", "c.yaml")
-        shown = desk.told("batches", "show", batch, "--config", "c.yaml", "--json")
+        shown = desk.json_of("batches", "show", batch, "--config", "c.yaml", "--json")
         return Decimal(shown["cost"])
 
     write(1)

@@ -12,8 +12,8 @@ from tidegate.store.database.schema import current_schema
 def test_a_run_and_its_verdict_over_postgresql(desk: Desk, postgres_url: str) -> None:
     password = postgres_url.partition("://")[2].partition("@")[0].partition(":")[2]
     env: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url}
-    assert desk.told("migrate", "--json", **env)["ran"]
-    assert desk.told("migrate", "--json", **env)["ran"] == []
+    assert desk.json_of("migrate", "--json", **env)["ran"]
+    assert desk.json_of("migrate", "--json", **env)["ran"] == []
     desk.write_requests(20)
     proc = desk.run("--json", **env)
     assert proc.wait(60) == 0, proc.logs()
@@ -36,4 +36,4 @@ def test_a_database_that_is_not_there_is_one_sentence(desk: Desk) -> None:
 def test_migrate_makes_an_embedded_store_ready(desk: Desk) -> None:
     assert f"is now at schema version {current_schema().version}" in desk.done("migrate").stderr()
     assert "needs no migration" in desk.done("migrate").stderr()
-    assert desk.told("batches", "list", "--json") == []
+    assert desk.json_of("batches", "list", "--json") == []

@@ -63,7 +63,7 @@ def test_a_first_line_that_is_no_request_names_no_endpoint(tmp_path: Path, data:
     ],
     ids=["blank", "array", "pretty", "gzip", "utf-16", "cut", "without url", "no path", "address"],
 )
-def test_what_is_wrong_with_the_first_line_is_said(tmp_path: Path, data: bytes, says: str) -> None:
+def test_what_is_wrong_with_the_first_line_is_reported(tmp_path: Path, data: bytes, says: str) -> None:
     source = read(tmp_path, data)
     assert source.endpoint is None
     assert says in source.trouble
@@ -232,8 +232,8 @@ def test_result_lines_are_put_into_the_order_of_any_input(
     order = input_file.order_of(asked)
     assert sorted(names, key=order.__getitem__) == names
     answers = [b'{"id":"batch_req_%d","custom_id":%b}\n' % (i, msgspec.json.encode(n)) for i, n in enumerate(names)]
-    stranger = b'{"id":"batch_req_x","custom_id":null}\n'
-    written = b"".join([stranger, *answers[300:], *answers[:300:7], *(a for i, a in enumerate(answers[:300]) if i % 7)])
+    unplaced = b'{"id":"batch_req_x","custom_id":null}\n'
+    written = b"".join([unplaced, *answers[300:], *answers[:300:7], *(a for i, a in enumerate(answers[:300]) if i % 7)])
 
     async def chunks() -> AsyncIterator[bytes]:
         for start in range(0, len(written), chunk_bytes):
@@ -242,4 +242,4 @@ def test_result_lines_are_put_into_the_order_of_any_input(
     async def placed() -> bytes:
         return b"".join([chunk async for chunk in results.in_order(chunks(), order)])
 
-    assert asyncio.run(placed()) == b"".join([*answers, stranger])
+    assert asyncio.run(placed()) == b"".join([*answers, unplaced])

@@ -25,7 +25,7 @@ def _logged(capsys: pytest.CaptureFixture[str], form: str, message: str) -> str:
         # Frames of two functions in turn, which a traceback does not fold.
         _outer(40, message)
     except ValueError:
-        structlog.get_logger().error("worker_broke", exc_info=True, said="x" * 10_000)
+        structlog.get_logger().error("worker_broke", exc_info=True, detail="x" * 10_000)
     finally:
         structlog.reset_defaults()
     return capsys.readouterr().err
@@ -43,18 +43,18 @@ def _inner(depth: int, message: str) -> None:
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_long_traceback_keeps_the_error(capsys: pytest.CaptureFixture[str], form: str) -> None:
-    said = _logged(capsys, form, "the store said no")
-    assert "ValueError: the store said no" in said
-    assert "in _deep" in said
-    assert len(said) < 2 * logs.FIELD_CHARS_MAX + 500
+    output = _logged(capsys, form, "the store answered no")
+    assert "ValueError: the store answered no" in output
+    assert "in _deep" in output
+    assert len(output) < 2 * logs.FIELD_CHARS_MAX + 500
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_long_message_does_not_crowd_out_its_own_error(capsys: pytest.CaptureFixture[str], form: str) -> None:
-    said = _logged(capsys, form, "the store said " + "no " * 5_000)
-    assert "ValueError: the store said no no" in said
-    assert "in _deep" in said
-    assert len(said) < 2 * logs.FIELD_CHARS_MAX + 500
+    output = _logged(capsys, form, "the store answered " + "no " * 5_000)
+    assert "ValueError: the store answered no no" in output
+    assert "in _deep" in output
+    assert len(output) < 2 * logs.FIELD_CHARS_MAX + 500
 
 
 def test_a_traceback_cannot_upset_a_terminal_or_a_parser(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +79,6 @@ def test_a_traceback_cannot_upset_a_terminal_or_a_parser(capsys: pytest.CaptureF
 def test_a_key_that_a_library_or_a_server_quotes_is_not_shown(
     capsys: pytest.CaptureFixture[str], form: str, key: str, shown: str
 ) -> None:
-    said = _logged(capsys, form, f"refused with {key}!")
-    assert f"refused with {shown}!" in said
-    assert shown == key or key not in said
+    output = _logged(capsys, form, f"refused with {key}!")
+    assert f"refused with {shown}!" in output
+    assert shown == key or key not in output

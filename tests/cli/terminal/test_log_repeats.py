@@ -1,4 +1,4 @@
-"""A thing that goes wrong over and over fills no log: it is said once in a while, with how often it happened in between."""
+"""A thing that goes wrong over and over fills no log: it is logged once in a while, with how often it happened in between."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def test_control_characters_are_shown_not_obeyed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [
         (-1, "0.0 s"),
         (0.84, "0.8 s"),
@@ -23,15 +23,15 @@ def test_control_characters_are_shown_not_obeyed() -> None:
         (183_600, "2 d 03:00:00"),
     ],
 )
-def test_durations(seconds: float, said: str) -> None:
-    assert terminal.duration(seconds) == said
+def test_durations(seconds: float, text: str) -> None:
+    assert terminal.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(0, "0"), (9_999, "9,999"), (12_345, "12.3k"), (4_500_000, "4.5M"), (2_000_000_000, "2.0G")]
+    ("count", "text"), [(0, "0"), (9_999, "9,999"), (12_345, "12.3k"), (4_500_000, "4.5M"), (2_000_000_000, "2.0G")]
 )
-def test_short_numbers(count: int, said: str) -> None:
-    assert terminal.short(count) == said
+def test_short_numbers(count: int, text: str) -> None:
+    assert terminal.short(count) == text
 
 
 def test_a_table_is_never_cut(capsys: pytest.CaptureFixture[str]) -> None:

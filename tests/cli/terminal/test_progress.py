@@ -45,7 +45,7 @@ def test_an_old_burst_does_not_make_a_stall_look_fast() -> None:
     assert "left" not in words(at(55, 900), pace), "no time is promised while nothing is served"
 
 
-def test_failures_are_told_and_count_as_done() -> None:
+def test_failures_are_shown_and_count_as_done() -> None:
     now = at(1, 490, 10)
     assert words(now, pace_of(now)).startswith("500/1,000 · 50 % · 10 failed")
 
@@ -90,9 +90,9 @@ def test_never_a_hundred_percent_before_the_end() -> None:
     assert "· 99 % ·" in words(at(1, 999), ProgressPace())
 
 
-def test_a_slow_pace_is_told_by_the_minute() -> None:
-    told = [terminal.pace(per_s) for per_s in (1_234.5, 3.44, 0.1, 0.047, 0.0)]
-    assert told == ["1,234 items/s", "3.4 items/s", "0.1 items/s", "2.8 items/min", "0.0 items/s"]
+def test_a_slow_pace_is_shown_by_the_minute() -> None:
+    paces = [terminal.pace(per_s) for per_s in (1_234.5, 3.44, 0.1, 0.047, 0.0)]
+    assert paces == ["1,234 items/s", "3.4 items/s", "0.1 items/s", "2.8 items/min", "0.0 items/s"]
 
 
 def rendered(width: int, now: ProgressSnapshot) -> str:

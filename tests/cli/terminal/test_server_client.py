@@ -21,7 +21,7 @@ def test_looking_at_batches_while_a_server_runs_them(serving: Serving) -> None:
     )
     followed = desk.done("batches", "watch", batch, "--json", code=1)
     assert [json.loads(line)["status"] for line in followed.stdout().splitlines()][-1] == "completed"
-    listed = desk.told("batches", "list", "--json")
+    listed = desk.json_of("batches", "list", "--json")
     assert [(one["id"], one["completed"], one["failed"]) for one in listed] == [(batch, 12, 1)]
     desk.done("batches", "output", batch, "-o", "got.jsonl")
     assert {line["custom_id"] for line in desk.results("got.jsonl")} == {f"c{number}" for number in range(12)}
@@ -38,19 +38,19 @@ def test_controlling_a_batch_through_the_server_that_runs_it(serving: Serving) -
     assert "is paused" in desk.done("batches", "pause", batch).stderr()
     assert "It is paused" in desk.done("explain", batch).stdout()
     changed = desk.done("batches", "set", batch, "--priority", "7", "--max-errors", "5%", "--max-cost", "2", "--json")
-    told = json.loads(changed.stdout())
-    assert (told["priority"], told["max_cost"], told["max_errors"]) == (
+    controls = json.loads(changed.stdout())
+    assert (controls["priority"], controls["max_cost"], controls["max_errors"]) == (
         7, "2", {"count": None, "share": 0.05, "after": 100},
     )  # fmt: skip
-    assert told["paused_at"] is not None
+    assert controls["paused_at"] is not None
     assert "neither a count" in desk.done("batches", "set", batch, "--max-errors", "x", code=2).stderr()
     assert "has not ended" in desk.done("batches", "delete", batch, "--yes", code=2).stderr()
     assert "goes on" in desk.done("batches", "resume", batch).stderr()
     desk.done("batches", "watch", batch)
     desk.verified(batch)
-    listed = desk.told("batches", "list", "--status", "completed", "--search", batch[6:], "--json")
+    listed = desk.json_of("batches", "list", "--status", "completed", "--search", batch[6:], "--json")
     assert [one["id"] for one in listed] == [batch]
-    assert [one["id"] for one in desk.told("batches", "list", "--sort", "size", "--json")] == [batch]
+    assert [one["id"] for one in desk.json_of("batches", "list", "--sort", "size", "--json")] == [batch]
     assert "No batch matches" in desk.done("batches", "list", "--sort", "failed").stderr()
     assert "No batch matches" in desk.done("batches", "list", "--metadata", "team=x").stderr()
     desk.done("batches", "delete", batch, "--yes")
@@ -63,7 +63,7 @@ def test_stopping_a_batch_through_the_server_that_runs_it(serving: Serving) -> N
     wait_until(lambda: len(desk.called()) >= 8, what="some calls")
     assert "cancelling" in desk.done("batches", "cancel", batch).stderr()
     assert desk.done("batches", "output", batch, "--follow").stdout().count("\n") >= 8
-    known = desk.told("batches", "show", batch, "--json")
+    known = desk.json_of("batches", "show", batch, "--json")
     assert known["status"] == "cancelled"
     assert known["completed"] + known["failed"] == 200
     assert "is cancelled" in desk.done("batches", "cancel", batch).stderr()
@@ -71,7 +71,7 @@ def test_stopping_a_batch_through_the_server_that_runs_it(serving: Serving) -> N
 
 def test_a_batch_of_an_organization_with_an_odd_name_is_stopped_beside_the_server(serving: Serving) -> None:
     desk, org = serving.desk, "ünï 100% 🎉"
-    made = desk.told("keys", "create", "--org", org, "--json")
+    made = desk.json_of("keys", "create", "--org", org, "--json")
     batch = serving.submit([chat_line(f"c{number}", behaving("latency=300")) for number in range(200)], made["key"])
     assert "There is no organization 'ünï'" in desk.done("batches", "cancel", batch, "--org", "ünï", code=2).stderr()
     assert "cancelling" in desk.done("batches", "cancel", batch, "--org", org).stderr()
@@ -80,12 +80,12 @@ def test_a_batch_of_an_organization_with_an_odd_name_is_stopped_beside_the_serve
 def test_a_batch_of_any_organization_is_found_by_its_id(serving: Serving) -> None:
     """On the server's machine the operator need not know whose batch or file it is, with the server and without it."""
     desk = serving.desk
-    made = desk.told("keys", "create", "--org", "acme", "--json")
+    made = desk.json_of("keys", "create", "--org", "acme", "--json")
     lines = [chat_line(f"c{number}", behaving("latency=300")) for number in range(199)]
     batch = serving.submit([*lines, chat_line("other", "hi").replace('"m"', '"m2"')], made["key"])
     assert "Only other organizations have batches: --org NAME" in desk.done("batches", "list").stderr()
     assert "--org NAME lists those of another" in desk.done("files", "list").stderr()
-    shown = desk.told("batches", "show", batch, "--json")
+    shown = desk.json_of("batches", "show", batch, "--json")
     assert (shown["model"], shown["models"]) == ("m", ["m", "m2"])
     file = shown["input_file_id"]
     assert "in.jsonl" in desk.done("files", "show", file).stdout()
@@ -98,7 +98,7 @@ def test_a_batch_of_any_organization_is_found_by_its_id(serving: Serving) -> Non
     serving.proc.terminate()
     serving.proc.wait()
     assert "goes on" in desk.done("batches", "resume", batch).stderr()
-    shown = desk.told("batches", "show", batch, "--json")
+    shown = desk.json_of("batches", "show", batch, "--json")
     assert (shown["priority"], shown["max_errors"]) == (3, {"count": None, "share": 0.05, "after": 100})
     assert "cancel" in desk.done("batches", "cancel", batch).stderr()
 
@@ -106,21 +106,21 @@ def test_a_batch_of_any_organization_is_found_by_its_id(serving: Serving) -> Non
 def test_keys_shown_changed_and_rotated_beside_the_server(serving: Serving) -> None:
     desk = serving.desk
     wish = ("--models", "m", "--resources", "r", "--limit", "minute:requests=60,tokens=500", "--limit", "day:tokens=9")
-    made = desk.told("keys", "create", "--org", "acme", *wish, "--json")
-    shown = desk.told("keys", "show", made["id"], "--json")
+    made = desk.json_of("keys", "create", "--org", "acme", *wish, "--json")
+    shown = desk.json_of("keys", "show", made["id"], "--json")
     assert (shown["models"], shown["resources"]) == ("m", "r")
     assert shown["limits"] == "minute:requests=60,tokens=500 day:tokens=9"
     desk.done("keys", "change", made["id"], "--models", "", "--limit", "")
-    shown = desk.told("keys", "show", made["id"], "--json")
+    shown = desk.json_of("keys", "show", made["id"], "--json")
     assert (shown["models"], shown["resources"], shown["limits"]) == ("any", "r", "none")
     assert "Nothing is to be changed" in desk.done("keys", "change", made["id"], code=2).stderr()
     assert "no key" in desk.done("keys", "change", "00000000", "--models", "m", code=2).stderr()
     assert "minute:requests=10" in desk.done("keys", "change", made["id"], "--limit", "minute", code=2).stderr()
-    turned = desk.told("keys", "rotate", made["id"], "--grace", "1h", "--json")
+    turned = desk.json_of("keys", "rotate", made["id"], "--grace", "1h", "--json")
     assert (turned["id"], turned["key"] != made["key"]) == (made["id"], True)
     for key in (turned["key"], made["key"]):
         assert serving.call("GET", "/v1/batches", key=key)[0] == 200
-    again = desk.told("keys", "rotate", made["id"], "--grace", "0s", "--json")
+    again = desk.json_of("keys", "rotate", made["id"], "--grace", "0s", "--json")
     assert serving.call("GET", "/v1/batches", key=again["key"])[0] == 200
     wait_until(lambda: serving.call("GET", "/v1/batches", key=turned["key"])[0] == 401, what="the old secret to end")
     assert "no key" in desk.done("keys", "rotate", "00000000", code=2).stderr()
@@ -134,11 +134,11 @@ def test_limits_in_money_and_parallel_calls_are_a_keys_own_from_the_command_line
     """They are set, shown, changed one without the other, and hold for the next call."""
     desk = serving.desk
     wish = ("--limit", "day:requests=2,batches=5,bytes=100000", "--limit", "Month:cost=20.50", "--parallel", "3")
-    made = desk.told("keys", "create", "--org", "acme", *wish, "--json")
+    made = desk.json_of("keys", "create", "--org", "acme", *wish, "--json")
 
     def shown() -> tuple[str, object]:
-        told = desk.told("keys", "show", made["id"], "--json")
-        return told["limits"], told["parallel"]
+        key = desk.json_of("keys", "show", made["id"], "--json")
+        return key["limits"], key["parallel"]
 
     assert shown() == ("day:requests=2,batches=5,bytes=100000 month:cost=20.5", 3)
     text = desk.done("keys", "show", made["id"]).stdout()
@@ -159,14 +159,14 @@ def test_limits_in_money_and_parallel_calls_are_a_keys_own_from_the_command_line
 
 def test_keys_deleted_beside_the_server(serving: Serving) -> None:
     desk = serving.desk
-    one, two, three = (desk.told("keys", "create", "--org", org, "--json") for org in ("acme", "acme", "other"))
-    assert desk.told("keys", "delete", one["id"], "--json") == {"deleted": [one["id"]]}
+    one, two, three = (desk.json_of("keys", "create", "--org", org, "--json") for org in ("acme", "acme", "other"))
+    assert desk.json_of("keys", "delete", one["id"], "--json") == {"deleted": [one["id"]]}
     assert "no key" in desk.done("keys", "delete", one["id"], code=2).stderr()
     assert two["id"] in desk.done("keys", "delete", "--org", "acme").stderr()
     assert "no key of acme" in desk.done("keys", "delete", "--org", "acme", code=2).stderr()
     assert "not both" in desk.done("keys", "delete", code=2).stderr()
     assert "not both" in desk.done("keys", "delete", three["id"], "--org", "other", code=2).stderr()
-    assert [row["id"] for row in desk.told("keys", "list", "--json")] == [three["id"]]
+    assert [row["id"] for row in desk.json_of("keys", "list", "--json")] == [three["id"]]
     wait_until(
         lambda: {serving.call("GET", "/v1/batches", key=gone["key"])[0] for gone in (one, two)} == {401},
         what="them to be useless",
@@ -180,10 +180,10 @@ def test_keys_deleted_beside_the_server(serving: Serving) -> None:
 def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
     desk = serving.desk
     assert serving.call("GET", "/v1/batches")[0] == 200
-    made = desk.told("keys", "create", "--org", "acme", "--label", "ci", "--expires", "90d", "--json")
-    bound = desk.told("keys", "create", "--org", "acme", "--addresses", "192.0.2.0/24", "--json")
+    made = desk.json_of("keys", "create", "--org", "acme", "--label", "ci", "--expires", "90d", "--json")
+    bound = desk.json_of("keys", "create", "--org", "acme", "--addresses", "192.0.2.0/24", "--json")
     assert serving.call("GET", "/v1/batches", key=bound["key"])[0] == 401
-    assert desk.told("keys", "show", bound["id"], "--json")["addresses"] == "192.0.2.0/24"
+    assert desk.json_of("keys", "show", bound["id"], "--json")["addresses"] == "192.0.2.0/24"
     desk.done("keys", "change", bound["id"], "--addresses", "127.0.0.0/8,192.0.2.0/24")
     wait_until(lambda: serving.call("GET", "/v1/batches", key=bound["key"])[0] == 200, what="the change to be seen")
     desk.done("keys", "delete", bound["id"])
@@ -199,13 +199,13 @@ def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
     desk.done("keys", "revoke", made["id"])
     wait_until(lambda: serving.call("GET", "/v1/batches", key=made["key"])[0] == 401, what="the key to be useless")
     assert "no key" in desk.done("keys", "revoke", made["id"], code=2).stderr()
-    assert desk.told("keys", "list", "--json")[0]["state"] == "revoked"
+    assert desk.json_of("keys", "list", "--json")[0]["state"] == "revoked"
 
 
 def test_the_operators_routes_are_for_no_one_else(serving: Serving) -> None:
     wish = b'{"org": "mallory"}'
     assert serving.call("POST", "/admin/v1/keys", wish)[0] == 403
-    made = serving.desk.told("keys", "create", "--org", "acme", "--json")
+    made = serving.desk.json_of("keys", "create", "--org", "acme", "--json")
     assert serving.call("POST", "/admin/v1/keys", wish, made["key"])[0] == 403
     assert serving.call("POST", f"/admin/v1/keys/{made['id']}/revoke", b"{}", made["key"])[0] == 403
     abandon = f"/admin/v1/batches/{'batch_' + 22 * '0'}/abandon"
@@ -297,12 +297,12 @@ def test_explain_says_why_a_batch_runs_or_not(serving: Serving) -> None:
     batch = serving.submit([chat_line("slow", behaving("slow=60000"))])
     wait_until(lambda: "workers hold" in desk.done("explain", batch).stdout(), 30, "the batch to run")
     serving.call("POST", f"/v1/batches/{batch}/cancel")
-    said = desk.told("explain", batch, "--json")
-    assert said["batch"] == batch
-    assert "closing as cancelled" in said["why"][1]
+    explanation = desk.json_of("explain", batch, "--json")
+    assert explanation["batch"] == batch
+    assert "closing as cancelled" in explanation["why"][1]
 
 
-def test_explain_names_a_model_server_that_only_the_server_was_told_of(serving: Serving) -> None:
+def test_explain_names_a_model_server_that_only_an_option_of_the_server_names(serving: Serving) -> None:
     """The server has it by an option, so the settings of the command name none."""
     desk = serving.desk
     desk.engine.proc.kill()
@@ -317,19 +317,21 @@ def test_explain_says_what_the_scheduler_would_do(serving: Serving) -> None:
     batch = serving.submit([chat_line(f"slow{number}", behaving("slow=60000")) for number in range(400)])
     wait_until(lambda: "workers hold" in desk.done("explain", batch).stdout(), 30, "the batch to run")
     desk.done("scheduler", "set", "fair_share_v1")
-    said = desk.told("explain", batch, "--json")
-    (forecast,) = said["standing"]["prospects"]
+    explanation = desk.json_of("explain", batch, "--json")
+    (forecast,) = explanation["standing"]["prospects"]
     assert (forecast["model"], forecast["mode"], forecast["share"]) == ("m", "fair_share_v1", 1.0)
-    assert "m: no other tenant has work for it; its tenant can count on 100% of what is served." in said["why"]
+    assert "m: no other tenant has work for it; its tenant can count on 100% of what is served." in explanation["why"]
     assert "it is unknown whether the deadline will be met" in desk.done("explain", batch).stdout()
-    assert re.search(r"about [\d,]+ tokens of work, done ones included: size class (xs|s|m)\.", "\n".join(said["why"]))
+    assert re.search(
+        r"about [\d,]+ tokens of work, done ones included: size class (xs|s|m)\.", "\n".join(explanation["why"])
+    )
     shown = serving.call("GET", f"/v1/batches/{batch}")[1]["tidegate"]
     assert (shown["eta"], shown["slack_seconds"]) == (None, None)
 
 
 def test_explain_names_the_keys_own_limit_that_a_batch_waits_for(serving: Serving) -> None:
     desk = serving.desk
-    made = desk.told("keys", "create", "--org", "acme", "--user", "ann", "--limit", "day:requests=1", "--json")
+    made = desk.json_of("keys", "create", "--org", "acme", "--user", "ann", "--limit", "day:requests=1", "--json")
     batch = serving.submit([chat_line(f"c{number}", "hi") for number in range(8)], made["key"])
     wait_until(
         lambda: (
@@ -349,14 +351,14 @@ def test_explain_says_how_the_tide_stands(desk: Desk) -> None:
     serving = Serving(desk, "--config", "c.yaml")
     batch = serving.submit([chat_line(f"slow{number}", behaving("slow=60000")) for number in range(400)])
 
-    def told() -> str:
+    def explained() -> str:
         return desk.done("explain", batch, "--config", "c.yaml").stdout()
 
-    wait_until(lambda: "m: the tide of gpu lets batch have " in told(), 60, "word of the tide")
-    said = desk.told("explain", batch, "--config", "c.yaml", "--json")
-    (forecast,) = said["standing"]["prospects"]
-    assert [f"m: {note}" for note in forecast["notes"]] == [one for one in said["why"] if "the tide of" in one]
-    assert not any("elsewhere" in one for one in said["why"])
+    wait_until(lambda: "m: the tide of gpu lets batch have " in explained(), 60, "word of the tide")
+    explanation = desk.json_of("explain", batch, "--config", "c.yaml", "--json")
+    (forecast,) = explanation["standing"]["prospects"]
+    assert [f"m: {note}" for note in forecast["notes"]] == [one for one in explanation["why"] if "the tide of" in one]
+    assert not any("elsewhere" in one for one in explanation["why"])
 
 
 def test_only_a_batch_that_is_finalizing_can_be_abandoned(serving: Serving) -> None:
@@ -382,7 +384,7 @@ def test_a_list_that_is_cut_says_so(serving: Serving) -> None:
         assert cut not in desk.done(*asked, "--limit", "3").stderr()
 
 
-def test_a_batch_whose_input_was_refused_is_not_said_to_have_answers(serving: Serving) -> None:
+def test_a_batch_whose_input_was_refused_is_not_reported_to_have_answers(serving: Serving) -> None:
     batch = serving.submit(requests(2), endpoint="/v1/embeddings")
     serving.desk.done("batches", "watch", batch, code=1)
     refused = serving.desk.done("batches", "retry", batch, code=2)

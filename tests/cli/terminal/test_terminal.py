@@ -228,8 +228,8 @@ def test_tables_fit_a_terminal_of_80_columns(desk: Desk) -> None:
     desk.done("keys", "create", "--org", long, "--label", hostile.replace("\x1b[2J\r", ""), "--models", "a" * 150)
     models = {"m" * 90: {"deployments": [{"url": f"http://{'h' * 60}.example/v1", "name": "gpu" * 40}]}}
     (desk.here / "c.yaml").write_text(json.dumps({"models": models}))
-    [batch] = [one["id"] for one in desk.told("batches", "list", "--json")]
-    key_id = desk.told("keys", "list", "--json")[0]["id"]
+    [batch] = [one["id"] for one in desk.json_of("batches", "list", "--json")]
+    key_id = desk.json_of("keys", "list", "--json")[0]["id"]
     whole = {
         "batches list": batch,
         "batches show " + batch: batch,
@@ -259,21 +259,21 @@ def test_tables_fit_a_terminal_of_80_columns(desk: Desk) -> None:
 
 @pytest.mark.parametrize("columns", [80, 200])
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "sentence"),
     [
         ("serve --port 0 --upstream http://localhost:1/v1", "Waiting up to 3 s for another process (pid unknown)"),
         ("keys create --org first", "Waiting up to 10 s for the server that is starting over"),
     ],
     ids=["serve", "keys"],
 )
-def test_a_wait_for_the_store_is_told_whole(
-    open_terminal: OpenTerminal, desk: Desk, columns: int, command: str, said: str
+def test_a_wait_for_the_store_is_shown_whole(
+    open_terminal: OpenTerminal, desk: Desk, columns: int, command: str, sentence: str
 ) -> None:
     with store_taken(desk):
         terminal = open_terminal(columns=columns, arguments=tuple(command.split()))
         terminal.read_until(lambda: ".\r\n" in terminal.raw, "the sentence")
         assert all(cell_len(line) <= columns for line in terminal.screen), terminal.screen
         shown = "".join("".join(terminal.screen).split())
-        assert shown.startswith("".join(said.split())), terminal.screen
+        assert shown.startswith("".join(sentence.split())), terminal.screen
         assert f"{desk.here}/.tidegate" in shown, "the path is whole"
         assert HIDE_CURSOR not in terminal.raw
