@@ -25,7 +25,7 @@ def settings(tmp_path: Path, text: str = BY_MODEL) -> Settings:
 
 
 def read(found: Settings, *entries: tuple[str, str, dict[str, Any] | str], **environ: str) -> Added:
-    texts = [(kind, name, said if isinstance(said, str) else json.dumps(said)) for kind, name, said in entries]
+    texts = [(kind, name, value if isinstance(value, str) else json.dumps(value)) for kind, name, value in entries]
     return added(found, texts, renewal=Renewal(environ))
 
 
@@ -143,9 +143,9 @@ FIELDS: list[Any] = [
 def test_only_files_in_folders_that_the_operator_allows_are_read(tmp_path: Path, field: Any) -> None:
     folders = Folders(tmp_path)
     for name in (*BESIDE, *LINKED):
-        said = folders.refused(field(folders.allowed / name))
-        assert "added.folders" in said
-        assert CANARY not in said
+        reason = folders.refused(field(folders.allowed / name))
+        assert "added.folders" in reason
+        assert CANARY not in reason
     # A command that reads nothing itself knows nothing of links, but of names.
     for name in BESIDE:
         assert "added.folders" in folders.refused(field(folders.allowed / name), looks_up=False)

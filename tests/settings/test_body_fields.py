@@ -42,7 +42,7 @@ def test_each_name_has_the_rules_of_all_that_it_may_come_to(tmp_path: Path) -> N
     assert found["own"] == FieldRules(engines, frozenset({"priority", "file_id"}), hosts)
     assert found["hosted"] == FieldRules(frozenset(), frozenset({"file_id"}), frozenset({"*"}))
     assert found["both"] == FieldRules(engines, frozenset({"file_id"}), hosts)
-    assert rules_for(found, "nosuch") == FieldRules(), "nothing is allowed to a name that nobody knows"
+    assert rules_for(found, "nosuch") == FieldRules(), "nothing is allowed to an unknown name"
 
 
 def test_the_field_that_says_how_urgent_a_call_is_belongs_to_the_operator(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_one_upstream_for_every_model_has_rules_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "allowed_fields: [prioritty]",
         "allowed_fields: [temperature]",
@@ -77,15 +77,15 @@ def test_one_upstream_for_every_model_has_rules_too(tmp_path: Path) -> None:
         "media_hosts: a.example",
     ],
 )
-def test_what_means_nothing_is_refused(tmp_path: Path, said: str) -> None:
-    key = said.partition(":")[0]
+def test_what_means_nothing_is_refused(tmp_path: Path, text: str) -> None:
+    key = text.partition(":")[0]
     with pytest.raises(SettingsError, match=key):
-        rules_of(tmp_path, f"models: {{m: {{{said}, deployments: [{{url: 'http://h/v1'}}]}}}}")
+        rules_of(tmp_path, f"models: {{m: {{{text}, deployments: [{{url: 'http://h/v1'}}]}}}}")
     with pytest.raises(SettingsError, match=key):
-        rules_of(tmp_path, f"upstream: {{url: 'http://h/v1', {said}}}")
+        rules_of(tmp_path, f"upstream: {{url: 'http://h/v1', {text}}}")
 
 
-def test_what_is_said_of_a_model_at_run_time_is_held_to_the_same() -> None:
+def test_settings_of_a_model_at_run_time_are_held_to_the_same() -> None:
     added.check("model", "m", {"allowed_fields": ["priority"], "media_hosts": ["a.example"]})
     for wrong in ({"allowed_fields": ["prioritty"]}, {"media_hosts": ["https://a.example"]}):
         with pytest.raises(SettingsError, match=next(iter(wrong))):
@@ -93,5 +93,5 @@ def test_what_is_said_of_a_model_at_run_time_is_held_to_the_same() -> None:
 
 
 def test_every_field_that_is_refused_is_on_the_page() -> None:
-    said = section(page("docs/deployments.md"), "## What callers may not send")
-    assert {name for name in KNOWN_FIELDS if f"`{name}`" not in said} == set()
+    text = section(page("docs/deployments.md"), "## What callers may not send")
+    assert {name for name in KNOWN_FIELDS if f"`{name}`" not in text} == set()

@@ -12,13 +12,13 @@ from tidegate.settings import deployments, load
 from tidegate.settings.models import slot_caps
 
 
-def one(tmp_path: Path, said: str) -> Deployment:
-    text = f"models: {{m: {{deployments: [{{url: 'http://h', {said}}}]}}}}"
+def one(tmp_path: Path, settings: str) -> Deployment:
+    text = f"models: {{m: {{deployments: [{{url: 'http://h', {settings}}}]}}}}"
     (found,) = deployments(load_text(tmp_path, text).settings)
     return found
 
 
-def test_nothing_is_grouped_unless_it_is_said(tmp_path: Path) -> None:
+def test_nothing_is_grouped_by_default(tmp_path: Path) -> None:
     found = one(tmp_path, "weight: 1")
     assert (found.upstream_max_batch_inputs, found.items_per_call_max) == (1, 1)
     assert found.chat_batching == ChatBatching(ChatMode.CONCURRENT)
@@ -27,8 +27,8 @@ def test_nothing_is_grouped_unless_it_is_said(tmp_path: Path) -> None:
 def test_inputs_and_conversations_in_one_call(tmp_path: Path) -> None:
     found = one(tmp_path, "upstream_max_batch_inputs: 16, upstream_min_batch_inputs: 4")
     assert (found.upstream_max_batch_inputs, found.upstream_min_batch_inputs, found.items_per_call_max) == (16, 4, 16)
-    said = "chat_batching: {mode: sync_microbatch, adapter: results, upstream_max_batch_size: 8, max_total_input_tokens: 9}"
-    found = one(tmp_path, said)
+    batching = "chat_batching: {mode: sync_microbatch, adapter: results, upstream_max_batch_size: 8, max_total_input_tokens: 9}"
+    found = one(tmp_path, batching)
     assert found.items_per_call_max == 8
     assert found.chat_batching == ChatBatching(
         ChatMode.SYNC_MICROBATCH,
@@ -36,17 +36,19 @@ def test_inputs_and_conversations_in_one_call(tmp_path: Path) -> None:
         max_total_input_tokens=9,
         adapter=ChatAdapter.RESULTS,
     )
-    assert one(tmp_path, said.replace("adapter: results, ", "")).items_per_call_max == 1, "nobody could send them"
+    assert one(tmp_path, batching.replace("adapter: results, ", "")).items_per_call_max == 1, (
+        "no adapter could send them"
+    )
 
 
 def test_the_most_chat_calls_in_flight_hold_over_all_processes(tmp_path: Path) -> None:
-    said = "max_in_flight: 64, chat_batching: {mode: concurrent, max_in_flight: 5}"
-    assert one(tmp_path, said).background_in_flight_max == 5
+    batching = "max_in_flight: 64, chat_batching: {mode: concurrent, max_in_flight: 5}"
+    assert one(tmp_path, batching).background_in_flight_max == 5
     assert slot_caps(load(tmp_path / "tidegate.yaml", None, {}, {}).settings)["m/1"] == 5
 
 
 @pytest.mark.parametrize(
-    ("said", "answer"),
+    ("settings", "answer"),
     [
         ("upstream_max_batch_inputs: 0", "upstream_max_batch_inputs"),
         ("upstream_min_batch_inputs: 1", "upstream_min_batch_inputs"),
@@ -57,6 +59,6 @@ def test_the_most_chat_calls_in_flight_hold_over_all_processes(tmp_path: Path) -
         ("chat_batching: {adapter: vllm}", "adapter"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_its_key(tmp_path: Path, said: str, answer: str) -> None:
+def test_what_cannot_be_meant_is_refused_by_its_key(tmp_path: Path, settings: str, answer: str) -> None:
     with pytest.raises(SettingsError, match=answer):
-        one(tmp_path, said)
+        one(tmp_path, settings)

@@ -123,7 +123,7 @@ def test_a_hook_that_cannot_work_is_refused_at_start(tmp_path: Path, own: str, e
     assert "hooks.house" in str(refused.value)
 
 
-def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_everything_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as refused:
         written(tmp_path, 'guardrails:\n  one: {patterns: ["("]}\n  two: {}\nhooks:\n  three: {}\n')
     for name in ("guardrails.one", "guardrails.two", "hooks.three"):

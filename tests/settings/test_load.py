@@ -24,7 +24,7 @@ def refusal(tmp_path: Path, text: str = "", environ: dict[str, str] | None = Non
     return str(caught.value)
 
 
-def test_with_nothing_said_everything_lies_in_the_data_directory(tmp_path: Path) -> None:
+def test_by_default_everything_lies_in_the_data_directory(tmp_path: Path) -> None:
     loaded = load(None, tmp_path, {}, {})
     assert local_path(loaded.settings.store.location) == tmp_path / "tidegate.db"
     assert local_path(loaded.settings.blobs.url) == tmp_path / "blobs"
@@ -130,14 +130,14 @@ def test_a_mistake_in_the_file_says_what_is_allowed_and_where(tmp_path: Path, te
     assert says.replace("{file}", str(tmp_path / "tidegate.yaml")) in refusal(tmp_path, text)
 
 
-def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
-    told = refusal(tmp_path, "server: {port: -1, hots: x}\nworker: {poll_ms: 0}", {"TIDEGATE_SERVER_HOTS": "x"})
-    assert len(told.splitlines()) == 4
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
+    error = refusal(tmp_path, "server: {port: -1, hots: x}\nworker: {poll_ms: 0}", {"TIDEGATE_SERVER_HOTS": "x"})
+    assert len(error.splitlines()) == 4
 
 
 def test_unknown_variables_are_refused_with_the_nearest(tmp_path: Path) -> None:
-    told = refusal(tmp_path, environ={"TIDEGATE_SERVER_PROT": "1"})
-    assert told == "TIDEGATE_SERVER_PROT is not a known variable; did you mean `TIDEGATE_SERVER_PORT`? [environment]"
+    error = refusal(tmp_path, environ={"TIDEGATE_SERVER_PROT": "1"})
+    assert error == "TIDEGATE_SERVER_PROT is not a known variable; did you mean `TIDEGATE_SERVER_PORT`? [environment]"
 
 
 def test_variables_that_kubernetes_makes_for_a_service_of_our_name_are_not_ours() -> None:
@@ -223,8 +223,8 @@ def test_words_are_read_in_any_case(tmp_path: Path) -> None:
 
 
 def test_what_works_but_should_be_known_is_a_warning() -> None:
-    told = load(None, None, {"redis.url": "redis://h:6379/0", "scheduler.shadow_mode": "smart_v1"}, {}).warnings
-    assert [warning.split()[0] for warning in told] == ["redis.url", "scheduler.shadow_mode"]
+    warnings = load(None, None, {"redis.url": "redis://h:6379/0", "scheduler.shadow_mode": "smart_v1"}, {}).warnings
+    assert [warning.split()[0] for warning in warnings] == ["redis.url", "scheduler.shadow_mode"]
 
 
 def test_durations_and_sizes_may_be_written_with_their_units(tmp_path: Path) -> None:

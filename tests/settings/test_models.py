@@ -145,7 +145,7 @@ def test_one_gateway_has_settings_of_its_own(tmp_path: Path) -> None:
     assert loaded.warnings == ()
 
 
-def test_a_certificate_that_nobody_checks_is_warned_about(tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_checked_is_warned_about(tmp_path: Path) -> None:
     (warning,) = load_text(
         tmp_path, "models: {m: {deployments: [{url: 'https://h/v1', tls: {verify: false}}]}}"
     ).warnings
@@ -165,7 +165,7 @@ def test_a_model_may_be_tried_again_in_its_own_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("models: {m: {deployments: [{url: 'http://h'}], retry: {backoff_ms: 60000}}}", "above backoff_ms_max"),
         ("models: {m: {deployments: [{url: 'http://h', endpoint_timeouts_s: {chat: 5}}]}}", "must be text"),
@@ -180,8 +180,8 @@ def test_a_model_may_be_tried_again_in_its_own_way(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_said(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
+def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         deployments_of(tmp_path, text)
 
 

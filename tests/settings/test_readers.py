@@ -1,4 +1,4 @@
-"""A setting that nobody reads is a lie to whoever sets it: each is held to a reader here."""
+"""A setting that no code reads misleads the operator who sets it: each is held to a reader here."""
 
 import re
 from functools import cache

@@ -1,4 +1,4 @@
-"""Keys in files, read again when the files change: also while whoever replaces one is half done."""
+"""Keys in files, read again when the files change: also while the program that replaces one is half done."""
 
 from __future__ import annotations
 
