@@ -16,7 +16,7 @@ from tests.support.run_directory import RunDirectory
 
 @pytest.fixture(scope="session")
 def judged_world(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgedWorld]:
-    """Nobody may damage this one."""
+    """No test may damage this one."""
     directory = tmp_path_factory.mktemp("judged")
     with Processes(directory / "logs", run_directory.process_registry()) as processes:
         yield asyncio.run(build(directory / "data", Engine(processes, directory / "engine")))

@@ -87,9 +87,9 @@ def change_line(kind: str, change: Callable[[dict[str, Any]], object], place: in
     """Change what one line says."""
 
     def edit(lines: Lines) -> Lines:
-        said = json.loads(lines[place])
-        change(said)
-        lines[place] = json.dumps(said, separators=(",", ":")).encode() + b"\n"
+        line = json.loads(lines[place])
+        change(line)
+        lines[place] = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         return lines
 
     return rewrite(kind, edit)
@@ -115,19 +115,19 @@ def swap(lines: Lines) -> Lines:
     return lines
 
 
-def reworded(said: dict[str, Any]) -> None:
+def reworded(line: dict[str, Any]) -> None:
     """An answer that says something else, in as many letters."""
-    message = said["response"]["body"]["choices"][0]["message"]
+    message = line["response"]["body"]["choices"][0]["message"]
     message["content"] = message["content"].swapcase()
 
 
 def copied(name: str) -> Callable[[dict[str, Any]], object]:
     """A copy of another line."""
-    return lambda said: said["tidegate"].update(deduplicated=name)
+    return lambda line: line["tidegate"].update(deduplicated=name)
 
 
 def reused(name: str) -> Callable[[dict[str, Any]], object]:
-    return lambda said: said["tidegate"].update(reused=name)
+    return lambda line: line["tidegate"].update(reused=name)
 
 
 def copy_of_a_copy(lines: Lines) -> Lines:
@@ -149,7 +149,7 @@ def rewrite_input(change: Callable[[bytes], bytes]) -> Harm:
 def swap_custom_ids(lines: Lines) -> Lines:
     first, second = json.loads(lines[0]), json.loads(lines[1])
     first["custom_id"], second["custom_id"] = second["custom_id"], first["custom_id"]
-    return [json.dumps(said).encode() + b"\n" for said in (first, second)] + lines[2:]
+    return [json.dumps(line).encode() + b"\n" for line in (first, second)] + lines[2:]
 
 
 def move_to_output(world: JudgedWorld, job_id: str) -> None:
@@ -247,16 +247,16 @@ def forget_calls(world: JudgedWorld, job_id: str) -> None:
     world.witness.write_text("".join(kept))
 
 
-def foreign_id(said: dict[str, Any]) -> None:
-    said["id"] = "chatcmpl-" + said["id"][10:]
+def foreign_id(line: dict[str, Any]) -> None:
+    line["id"] = "chatcmpl-" + line["id"][10:]
 
 
 def other_number(number: int) -> Callable[[dict[str, Any]], object]:
-    return lambda said: said.update(id=ids.item_id("batch_" + said["id"][10:26] + "x" * 6, number))
+    return lambda line: line.update(id=ids.item_id("batch_" + line["id"][10:26] + "x" * 6, number))
 
 
-def other_job(said: dict[str, Any]) -> None:
-    said["id"] = "batch_req_" + "z" * 16 + said["id"][26:]
+def other_job(line: dict[str, Any]) -> None:
+    line["id"] = "batch_req_" + "z" * 16 + line["id"][26:]
 
 
 def other_hash(call: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ LINES = [
     *damages(
         "plain",
         ["items_once", "own_item"],
-        {"wrong_custom_id": change_line("output", lambda said: said.update(custom_id="x"))},
+        {"wrong_custom_id": change_line("output", lambda line: line.update(custom_id="x"))},
     ),
     *damages("lenient", ["items_once"], {"a_bad_line_removed": rewrite("error", lambda lines: lines[1:])}),
     *damages("lenient", ["items_once"], {"a_bad_line_too_many": rewrite("error", lambda lines: [*lines, lines[0]])}),
@@ -74,7 +74,7 @@ LINES = [
     *damages(
         "lenient",
         ["lines_unchanged"],
-        {"the_words_of_a_refusal": change_line("error", lambda said: said["error"].update(message="No."), 0)},
+        {"the_words_of_a_refusal": change_line("error", lambda line: line["error"].update(message="No."), 0)},
     ),
     *damages(
         "retried",
@@ -102,7 +102,7 @@ LINES = [
             "a_copy_of_no_item": change_line("output", copied("batch_req_0000000000000000000000"), -1),
             "a_copy_that_says_otherwise": change_line("output", reworded, -1),
             "a_copy_of_a_copy": rewrite("output", copy_of_a_copy),
-            "a_result_without_a_call": change_line("output", lambda said: said.pop("tidegate"), -1),
+            "a_result_without_a_call": change_line("output", lambda line: line.pop("tidegate"), -1),
             "an_item_that_ran_as_a_copy": job("deduplicated_count = 2"),
             "a_temperature": rewrite_input(lambda text: text.replace(b'"temperature": 0', b'"temperature": 1')),
             "another_request": rewrite_input(lambda text: text.replace(b'"content": "a"', b'"content": "z"', 1)),
@@ -111,7 +111,7 @@ LINES = [
     *damages(
         "deduplicated",
         ["line_shape"],
-        {"a_copy_with_a_cost": change_line("output", lambda said: said["tidegate"].update(cost="1"), -1)},
+        {"a_copy_with_a_cost": change_line("output", lambda line: line["tidegate"].update(cost="1"), -1)},
     ),
     *damages(
         "reused",
@@ -157,16 +157,16 @@ LINES = [
         "plain",
         ["line_shape"],
         {
-            "a_key_too_many": change_line("output", lambda said: said.update(extra=1)),
-            "a_key_too_few": change_line("output", lambda said: said.pop("error")),
-            "no_body": change_line("output", lambda said: said["response"].update(body=[])),
-            "a_status_in_words": change_line("output", lambda said: said["response"].update(status_code="200")),
-            "an_upstream_request_id": change_line("output", lambda said: said["response"].update(request_id="x-1")),
-            "neither_response_nor_error": change_line("output", lambda said: said.update(response=None)),
+            "a_key_too_many": change_line("output", lambda line: line.update(extra=1)),
+            "a_key_too_few": change_line("output", lambda line: line.pop("error")),
+            "no_body": change_line("output", lambda line: line["response"].update(body=[])),
+            "a_status_in_words": change_line("output", lambda line: line["response"].update(status_code="200")),
+            "an_upstream_request_id": change_line("output", lambda line: line["response"].update(request_id="x-1")),
+            "neither_response_nor_error": change_line("output", lambda line: line.update(response=None)),
             "both_response_and_error": change_line(
-                "output", lambda said: said.update(error={"code": "a", "message": "b"})
+                "output", lambda line: line.update(error={"code": "a", "message": "b"})
             ),
-            "a_number_for_custom_id": change_line("output", lambda said: said.update(custom_id=7)),
+            "a_number_for_custom_id": change_line("output", lambda line: line.update(custom_id=7)),
             "half_a_line": rewrite("output", lambda lines: [*lines[:-1], lines[-1][:-9]]),
             "no_json": rewrite("output", lambda lines: [b"<html>\n", *lines[1:]]),
             "not_a_number": rewrite("output", lambda lines: [lines[0].replace(b":200", b":NaN"), *lines[1:]]),
@@ -179,12 +179,12 @@ LINES = [
     *damages(
         "mixed",
         ["line_shape"],
-        {"an_error_without_words": change_line("error", lambda said: said.update(error={"code": "x"}))},
+        {"an_error_without_words": change_line("error", lambda line: line.update(error={"code": "x"}))},
     ),
     *damages(
         "guarded",
         ["codes_known"],
-        {"a_code_that_is_on_no_page": change_line("error", lambda said: said["error"].update(code="guardrail_whim"))},
+        {"a_code_that_is_on_no_page": change_line("error", lambda line: line["error"].update(code="guardrail_whim"))},
     ),
     *damages(
         "guarded",
@@ -205,9 +205,9 @@ LINES = [
         "cancelled",
         ["never_ran"],
         {
-            "another_code": change_line("error", lambda said: said["error"].update(code="batch_expired")),
-            "other_words": change_line("error", lambda said: said["error"].update(message="No.")),
-            "a_code_of_its_own": change_line("error", lambda said: said["error"].update(code="upstream_ambiguous")),
+            "another_code": change_line("error", lambda line: line["error"].update(code="batch_expired")),
+            "other_words": change_line("error", lambda line: line["error"].update(message="No.")),
+            "a_code_of_its_own": change_line("error", lambda line: line["error"].update(code="upstream_ambiguous")),
         },
     ),
     *damages(
@@ -241,7 +241,7 @@ RECORDS = [
         ["usage"],
         {
             "an_answer_that_cost_more": change_line(
-                "output", lambda said: said["response"]["body"]["usage"].update(prompt_tokens=999)
+                "output", lambda line: line["response"]["body"]["usage"].update(prompt_tokens=999)
             )
         },
     ),
@@ -252,7 +252,7 @@ RECORDS = [
             "a_cost_that_no_line_has": job("cost_nano = cost_nano + 1"),
             "a_line_that_cost_something": change_line(
                 "output",
-                lambda said: said.update(
+                lambda line: line.update(
                     tidegate={"cost": "0.5", "input_cost": "0.2", "cached_cost": "0", "output_cost": "0.3"}
                 ),
             ),
@@ -264,7 +264,7 @@ RECORDS = [
         {
             "a_cost_that_is_not_the_sum_of_its_parts": change_line(
                 "output",
-                lambda said: said.update(
+                lambda line: line.update(
                     tidegate={"cost": "0", "input_cost": "0.2", "cached_cost": "0", "output_cost": "0"}
                 ),
             )
@@ -275,7 +275,7 @@ RECORDS = [
         ["outcomes_whole"],
         {
             "an_outcome_lost": sql("delete from outcomes where job_id = $job and number = 24"),
-            "an_outcome_of_nobody": outcome("number = 25", "number = 24"),
+            "an_outcome_of_no_item": outcome("number = 25", "number = 24"),
         },
     ),
     *damages(
@@ -295,7 +295,7 @@ RECORDS = [
             "a_slice_lost": sql("delete from slices where job_id = $job and first = 56"),
             "slices_overlap": sql("update slices set count = 5 where job_id = $job and first = 52"),
             "done_too_early": sql("update slices set state = 'done' where job_id = $job and first = 52"),
-            "leased_to_nobody": sql("update slices set state = 'leased' where job_id = $job and first = 52"),
+            "leased_to_no_worker": sql("update slices set state = 'leased' where job_id = $job and first = 52"),
             "an_outcome_of_a_running_job_lost": sql("delete from outcomes where job_id = $job and number = 0"),
         },
     ),
@@ -308,7 +308,7 @@ RECORDS = [
             "attempts_uncounted": attempt(count=0),
             "handed_back_once_too_often": attempt(count=0, reason="handed_back", hand_backs=3),
             "handed_back_uncounted": attempt(count=0, reason="handed_back"),
-            "attempts_of_nobody": attempt(number=25),
+            "attempts_of_no_item": attempt(number=25),
             "attempts_too_late": attempt(not_before="expires_at + 60001"),
         },
     ),
@@ -477,8 +477,8 @@ CALLS = [
     ),
     *damages("expired", ["calls_in_time"], {"a_call_after_the_deadline": after("expires_at", 1_001)}, witness=True),
     *damages("plain", ["one_key"], {"another_key": add_call(other_hash)}, witness=True),
-    *damages("plain", ["calls_known"], {"a_call_for_nobody": add_call(another_item)}, witness=True),
-    *damages("plain", ["results_called"], {"an_answer_nobody_gave": forget_calls}, witness=True),
+    *damages("plain", ["calls_known"], {"a_call_for_no_item": add_call(another_item)}, witness=True),
+    *damages("plain", ["results_called"], {"an_answer_without_a_call": forget_calls}, witness=True),
     *damages(
         "mixed",
         ["answers_kept"],

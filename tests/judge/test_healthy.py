@@ -120,10 +120,10 @@ def test_a_report_is_text_for_people_and_json_for_programs(judged_world: JudgedW
     assert len(lines) == len(report.checks) + 1
     assert lines[-1].startswith(f"{report.job_id} (completed): ")
     assert all(text.startswith(("ok ", "n-a ")) for text in lines[:-1])
-    said = json.loads(json.dumps(report.to_json()))
-    assert said["ok"] is True
-    assert said["counts"]["violated"] == 0
-    assert {check["id"] for check in said["checks"]} == {rule.id for rule in judge.RULES}
+    body = json.loads(json.dumps(report.to_json()))
+    assert body["ok"] is True
+    assert body["counts"]["violated"] == 0
+    assert {check["id"] for check in body["checks"]} == {rule.id for rule in judge.RULES}
 
 
 @pytest.mark.anyio

@@ -48,7 +48,7 @@ def test_an_older_store(world: JudgedWorld) -> None:
 
 def test_a_database_that_is_away(tmp_path: Path) -> None:
     async def look() -> None:
-        async with judge.postgres_records("postgresql://nobody@127.0.0.1:1/none"):
+        async with judge.postgres_records("postgresql://unknown@127.0.0.1:1/none"):
             raise AssertionError("there is none")
 
     with pytest.raises(judge.CannotJudge, match=r"store\.url"):
@@ -139,7 +139,7 @@ def test_what_a_worker_holds_may_have_reasons_that_are_not_committed_yet(world: 
 
 
 @pytest.mark.parametrize(
-    ("said", "usage"),
+    ("counts", "usage"),
     [
         (None, ClaimedUsage()),
         ([], ClaimedUsage()),
@@ -162,8 +162,8 @@ def test_what_a_worker_holds_may_have_reasons_that_are_not_committed_yet(world: 
         ({"prompt_tokens": 1, "prompt_tokens_details": 7}, ClaimedUsage(1, 0, 0, 0)),
     ],
 )
-def test_usage_is_read_in_every_dialect(said: object, usage: ClaimedUsage) -> None:
-    assert read_usage(said) == usage
+def test_usage_is_read_in_every_dialect(counts: object, usage: ClaimedUsage) -> None:
+    assert read_usage(counts) == usage
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_a_copy_names_the_item_that_it_is_of(copied: str) -> None:
 
 
 @pytest.mark.parametrize("extras", [None, 7, "x", [], {}])
-def test_what_is_said_beside_an_answer_is_an_object_with_something_in_it(extras: Any) -> None:
+def test_what_stands_beside_an_answer_is_an_object_with_something_in_it(extras: Any) -> None:
     assert "tidegate is no object, or an empty one" in faults(extras)
 
 

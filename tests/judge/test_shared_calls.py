@@ -50,7 +50,7 @@ def test_of_several_conversations_in_one_call_each_may_have_failed(tmp_path: Pat
         f"batch_grp_short_1_{'0' * 16}",
     ],
 )
-def test_a_key_that_names_nobody_is_counted_as_nameless(tmp_path: Path, key: str | None) -> None:
+def test_a_key_that_names_no_item_is_counted_as_nameless(tmp_path: Path, key: str | None) -> None:
     seen = read_witness(log_of(tmp_path / "calls.jsonl", key), PART)
     assert (seen.calls, seen.nameless_count) == ({}, 1)
 
