@@ -130,14 +130,14 @@ def lines(*texts: str, model: str = "m") -> list[bytes]:
     ]
 
 
-def said(*texts: str) -> bytes:
+def answer_body(*texts: str) -> bytes:
     choices = [{"message": {"role": "assistant", "content": text}} for text in texts]
     return json.dumps({"choices": choices, "usage": {"prompt_tokens": 7, "completion_tokens": 3}}).encode()
 
 
 def saying(script: Script, *texts: str) -> None:
     async def answer(call: Call) -> Answer:
-        return Answer(200, said(*texts), Usage(7, 0, 3, 0), "here")
+        return Answer(200, answer_body(*texts), Usage(7, 0, 3, 0), "here")
 
     script.answers = answer
 
@@ -167,7 +167,7 @@ async def test_what_is_redacted_is_not_sent_and_a_retry_has_the_same_key(live: W
     async def answer(call: Call) -> Answer:
         if next(failures):
             raise Ambiguous("broke")
-        return Answer(200, said(f"it is 123-45-6789 {CANARY}"), Usage(7, 0, 3, 0), "here")
+        return Answer(200, answer_body(f"it is 123-45-6789 {CANARY}"), Usage(7, 0, 3, 0), "here")
 
     script.answers = answer
     made = rules(
@@ -347,10 +347,10 @@ async def test_a_hook_that_refuses_or_breaks_ends_its_item_and_no_other(
     hooked = await live.started(lines("hello", CANARY))
     other = await live.started(lines("hello", model="n"))
     with structlog.testing.capture_logs() as logged:
-        async with working(live, script, rules=made) as bench:
+        async with working(live, script, rules=made) as running:
             job = await live.ended(hooked)
             assert (await live.ended(other)).answered_count == 1
-            assert bench.worker.broken is None
+            assert running.worker.broken is None
     assert {call.model for call in script.calls} == {"n"}
     found = await errors(live, job)
     assert {one for one, _ in found.values()} == {code}
@@ -427,9 +427,9 @@ async def test_a_hook_that_hangs_holds_up_its_own_items_alone(live: WorkerWorld,
     made = rules(hooks={"house": {"before": f"{own}:{name}", "models": ["m"], "timeout_ms": 100, "retry_ms": 20}})
     hooked = await live.started(lines("a", "b", "c"))
     other = await live.started(lines(*map(str, range(50)), model="n"))
-    async with working(live, script, rules=made, in_flight_max=8) as bench:
+    async with working(live, script, rules=made, in_flight_max=8) as running:
         assert (await live.ended(other)).answered_count == 50
-        assert bench.worker.broken is None
+        assert running.worker.broken is None
         assert {call.model for call in script.calls} == {"n"}
         if name != "hangs_async":
             sys.modules[own].never.set()
@@ -458,7 +458,7 @@ async def test_threads_that_never_come_back_are_bounded() -> None:
 async def test_calls_that_came_while_a_hook_blocked_its_loop_are_ended_and_not_left_lying(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """They have been given up long before; Python must have nothing to say of coroutines that nobody ever ran."""
+    """They have been given up long before; Python must not warn of coroutines that were never run."""
     began, never = threading.Event(), threading.Event()
 
     async def blocks() -> None:
@@ -469,7 +469,7 @@ async def test_calls_that_came_while_a_hook_blocked_its_loop_are_ended_and_not_l
     # What tests before this one left lying is none of its business.
     gc.collect()
     caplog.clear()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         first = asyncio.create_task(code.call())
         while not began.is_set():  # noqa: ASYNC110 - it happens in another thread
@@ -481,7 +481,7 @@ async def test_calls_that_came_while_a_hook_blocked_its_loop_are_ended_and_not_l
             while any(one.name == "hook blocked" for one in threading.enumerate()):  # noqa: ASYNC110 - the same
                 await asyncio.sleep(0.001)
         gc.collect()
-    assert [str(one.message) for one in said if "never awaited" in str(one.message)] == []
+    assert [str(one.message) for one in warned if "never awaited" in str(one.message)] == []
     assert "destroyed but it is pending" not in caplog.text
     code.close()
 
@@ -498,10 +498,10 @@ async def test_a_text_that_would_keep_pythons_engine_busy_for_minutes_is_looked_
     hostile = await live.started(lines(HOSTILE, "a" * 300_000))
     other = await live.started(lines(*map(str, range(50)), model="n"))
     with structlog.testing.capture_logs() as logged:
-        async with working(live, script, rules=made, in_flight_max=8) as bench:
+        async with working(live, script, rules=made, in_flight_max=8) as running:
             assert (await live.ended(other)).answered_count == 50
             job = await live.ended(hostile)
-            assert bench.worker.broken is None
+            assert running.worker.broken is None
     assert [call.model for call in script.calls].count("m") == 1
     found = await errors(live, job)
     assert {name: code for name, (code, _) in found.items()} == {"c0": "guardrail_pattern"}
@@ -536,7 +536,7 @@ async def test_one_tenants_long_texts_leave_threads_to_others() -> None:
     await asyncio.sleep(0)
     assert await pool.run("b", search, b"quick") == b"quick"
     assert len(begun) <= THREADS_PER_TENANT_MAX + 1
-    # Whoever gives up waiting leaves the turns to the others.
+    # A caller that gives up waiting leaves the turns to the others.
     for task in greedy[10:]:
         task.cancel()
     go.set()

@@ -25,7 +25,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 class Blocking:
-    """A coroutine of an operator's that holds its own event loop when it is told to."""
+    """A coroutine of an operator's that holds its own event loop when a test wants it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(own_code, "LEFT_BEHIND_MAX", 2)

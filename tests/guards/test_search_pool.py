@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Searches:
-    """A pool, and searches that end when they are told to."""
+    """A pool, and searches that end when a test lets them."""
 
     def __init__(self) -> None:
         self.pool = SearchPool()

@@ -33,7 +33,7 @@ def made(*rules: PolicyRule) -> Guard:
 
 
 class Own:
-    """An operator's function that does what it is told, call by call, and then lets everything pass."""
+    """An operator's function that raises what it was given, call by call, and then lets everything pass."""
 
     def __init__(self, *raised: Exception) -> None:
         self._raised = list(raised)
@@ -125,7 +125,7 @@ async def test_before_a_call_own_code_is_asked_once_and_says_how_long_the_item_r
     assert CANARY not in verdict.message
 
 
-async def test_the_log_says_where_own_code_failed_once_a_second_and_never_what_it_said(
+async def test_the_log_says_where_own_code_failed_once_a_second_and_never_its_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = [0.0]
