@@ -22,13 +22,13 @@ def conversation(text: str) -> list[dict[str, str]]:
 def test_each_conversation_is_answered_as_by_itself(start: Start, mode: Any) -> None:
     address = start(EngineOptions(port=0, mode=mode))
     texts = ["one", "two of them", "three of them, in all"]
-    said = {"model": "m", "max_tokens": 5}
-    together = address.call(PATH, {**said, "messages": [conversation(text) for text in texts]}).json
+    request = {"model": "m", "max_tokens": 5}
+    together = address.call(PATH, {**request, "messages": [conversation(text) for text in texts]}).json
     assert [result["index"] for result in together["results"]] == [0, 1, 2]
     bodies = [result["body"] for result in together["results"]]
     assert len({body["id"] for body in bodies}) == 3
     for text, body in zip(texts, bodies, strict=True):
-        alone = address.call("/v1/chat/completions", {**said, "messages": conversation(text)}).json
+        alone = address.call("/v1/chat/completions", {**request, "messages": conversation(text)}).json
         assert (body["choices"], body["usage"]["total_tokens"]) == (alone["choices"], alone["usage"]["total_tokens"])
     total = sum(body["usage"]["total_tokens"] for body in bodies)
     assert together["usage"]["total_tokens"] == total

@@ -198,8 +198,8 @@ def test_a_conversation_with_tool_results_is_read_and_ends_in_words(sdk: openai.
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "high"},
     ]
-    said = sdk.chat.completions.create(model="m", messages=messages, tools=[CHAT_TOOL]).choices[0]
-    assert said.message.content
+    choice = sdk.chat.completions.create(model="m", messages=messages, tools=[CHAT_TOOL]).choices[0]
+    assert choice.message.content
     items: list[Any] = [
         USER,
         {"type": "function_call", "call_id": "c", "name": "tide", "arguments": "{}"},
@@ -210,8 +210,8 @@ def test_a_conversation_with_tool_results_is_read_and_ends_in_words(sdk: openai.
 
 def test_offered_tools_are_called_by_some_prompts_and_not_by_others(sdk: openai.OpenAI) -> None:
     def reason(number: int) -> str:
-        said: Any = [{"role": "user", "content": f"question {number}"}]
-        return sdk.chat.completions.create(model="m", messages=said, tools=[CHAT_TOOL]).choices[0].finish_reason
+        messages: Any = [{"role": "user", "content": f"question {number}"}]
+        return sdk.chat.completions.create(model="m", messages=messages, tools=[CHAT_TOOL]).choices[0].finish_reason
 
     first = [reason(number) for number in range(12)]
     assert set(first) == {"stop", "tool_calls"}

@@ -131,7 +131,7 @@ def test_a_chunked_body_is_read(plug: socket.socket) -> None:
     assert read_reply(plug).status == 200
 
 
-def test_a_client_that_waits_for_continue_is_told_to(plug: socket.socket) -> None:
+def test_a_client_that_waits_for_continue_gets_it(plug: socket.socket) -> None:
     data = request_bytes("/v1/chat/completions", chat_body("hello"), Expect="100-continue")
     head, _, body = data.partition(b"\r\n\r\n")
     plug.sendall(head + b"\r\n\r\n")
