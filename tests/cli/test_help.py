@@ -1,4 +1,4 @@
-"""Help is for someone in a hurry: every command has one line, an example, and the options that are everywhere."""
+"""Help is for a user in a hurry: every command has one line, an example, and the options that are everywhere."""
 
 import os
 import subprocess
@@ -140,7 +140,7 @@ def test_names_are_completed_without_loading_a_command(shell: str) -> None:
     assert not {"uvloop", "msgspec", "tidegate.settings", "tidegate.cli.server.backup"} & loaded
 
 
-def test_the_words_for_a_newcomer() -> None:
+def test_without_arguments_a_new_user_is_shown_what_there_is() -> None:
     done = subprocess.run(
         [TIDEGATE], capture_output=True, text=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]}
     )

@@ -80,7 +80,7 @@ class LimitsWorld:
         return sum(count for _, count, _ in self.granted)
 
     async def exhaust(self, processes: list[Limits], one: Budget, requests: int = 1) -> None:
-        """Everybody asks until everybody hears twice in a row that there is nothing now."""
+        """All processes ask until each gets nothing twice in a row."""
 
         async def ask(limits: Limits) -> None:
             refused = 0

@@ -252,7 +252,7 @@ class StoreWorld:
         return {number: (outcome, at, size_bytes) for number, outcome, at, size_bytes in rows}
 
     async def judge(self, job: Job) -> Job:
-        """Counters, files and outcomes must tell the same story, line by line. Says how the job stands."""
+        """Counters, files and outcomes must agree, line by line. Return the job as it is now."""
         job = await self.look(job)
         output, errors = await self.content(job.output_file_id), await self.content(job.error_file_id)
         counts = dict.fromkeys(Outcome, 0)

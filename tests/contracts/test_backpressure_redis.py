@@ -63,7 +63,7 @@ async def test_an_open_circuit_of_one_process_closes_the_deployment_in_the_other
     assert server.posts == []
 
 
-async def test_without_redis_the_process_itself_knows() -> None:
+async def test_without_redis_a_process_knows_its_own_open_circuits() -> None:
     alone = RedisShared(f"redis://127.0.0.1:{free_port()}/0", "t", SystemClock(), SystemEntropy())
     alone.start()
     sick = router(AWAY, alone)

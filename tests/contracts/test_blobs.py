@@ -315,7 +315,7 @@ async def test_large_blobs_take_little_memory(place: Place, processes: Processes
     assert report["grown_bytes"] < 32 * MIB, report
 
 
-async def test_a_process_ends_well_right_after_its_last_blob(place: Place, processes: Processes) -> None:
+async def test_a_process_ends_without_an_error_right_after_its_last_blob(place: Place, processes: Processes) -> None:
     """Threads of a client library must not bring the process down when it ends under them."""
     procs = [process(processes, place, "once") for _ in range(8)]
     assert [proc.wait(60) for proc in procs] == [0] * len(procs)

@@ -109,7 +109,7 @@ async def test_what_was_not_sent_comes_back(limits: LimitsWorld) -> None:
 
 
 async def test_callers_that_go_away_leave_the_rest_in_order(limits: LimitsWorld) -> None:
-    """Whenever a caller is cancelled, the others hear their own answer, and nothing is granted twice."""
+    """Whenever a caller is cancelled, the others get their own answer, and nothing is granted twice."""
     process = await limits.process()
     ours = [budget(f"b{number}", minute(3)) for number in range(12)]
     for turns in range(8):
@@ -124,7 +124,7 @@ async def test_callers_that_go_away_leave_the_rest_in_order(limits: LimitsWorld)
         for number, answer in enumerate(answers[1::2]):
             assert isinstance(answer, list)
             assert answer[0].requests <= 1
-            assert answer[0].tokens == (2 * number + 1) * answer[0].requests, "each hears its own answer"
+            assert answer[0].tokens == (2 * number + 1) * answer[0].requests, "each gets its own answer"
             limits.note(answer[0])
     for one in ours[1::2]:
         [grant] = await process.debit([BudgetRequest((one,), 1, 0)])

@@ -79,5 +79,5 @@ def test_killed_processes_never_send_more_than_the_limit(
     for one in running:
         one.wait_for_line("^spent$", timeout_s=90)
     assert count() <= LIMIT
-    # Each who was killed takes with it what it had just been granted; what lay in a block that was flushed is lost as well.
+    # Each process that was killed takes with it what it had just been granted; what lay in a block that was flushed is lost as well.
     assert count() >= (LIMIT - KILLS * AT_ONCE if kind == "postgresql" else 1)

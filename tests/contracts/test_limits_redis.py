@@ -254,7 +254,9 @@ async def test_a_silent_redis_costs_a_moment_and_the_next_answer_is_the_right_on
     await process.close()
 
 
-async def test_who_reaches_neither_sends_nothing(limits: LimitsWorld, private_redis: RedisServer) -> None:
+async def test_a_process_that_reaches_neither_store_nor_redis_sends_nothing(
+    limits: LimitsWorld, private_redis: RedisServer
+) -> None:
     process, driver = await limits.faulty_process()
     one = budget("gpu", minute(10))
     assert (await limits.send(process, one)).requests == 1

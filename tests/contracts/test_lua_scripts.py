@@ -151,7 +151,7 @@ async def test_a_block_is_dealt_from_its_first_ms_to_before_its_last(
         (NOW_MS + 200, 10, b"lend"),
     ],
 )
-async def test_a_rest_ends_on_its_ms_and_binds_those_who_want_as_much(
+async def test_a_rest_ends_on_its_ms_and_holds_back_requests_that_want_as_much(
     scripts: Scripts, now_ms: int, each: int, kind: bytes
 ) -> None:
     await scripts.deposit(0, 0, rest_ms=200, rest_each=10, wait_till=NOW_MS + 5_000, left_tokens=7)

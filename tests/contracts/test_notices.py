@@ -1,4 +1,4 @@
-"""Notices between processes: every listener hears them at once, a lost connection is replaced, and nothing is raised meanwhile."""
+"""Notices between processes: every listener gets them at once, a lost connection is replaced, and nothing is raised meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUT = (
 
 
 class Process:
-    """One that sends notices and keeps what it hears."""
+    """A process that sends notices and keeps what it receives."""
 
     def __init__(self, notices: PostgresNotices | RedisShared) -> None:
         self.notices = notices

@@ -89,7 +89,7 @@ async def test_a_request_lies_in_the_set_with_its_deadline_as_score(place: Place
     assert await place.redis.zrange(place.queue.requests, 0, -1, withscores=True) == [(SOME.message, SOME.score)]
 
 
-async def test_a_request_that_is_out_is_not_laid_down_again_by_anyone(place: Place) -> None:
+async def test_no_process_puts_a_request_again_that_is_out(place: Place) -> None:
     one, two = place.process(), place.process()
     assert [await one.put(SOME), await one.put(SOME), await two.put(SOME)] == [Put.LAID, Put.OUT, Put.OUT]
     assert await place.take() == [SOME.message]
@@ -97,7 +97,7 @@ async def test_a_request_that_is_out_is_not_laid_down_again_by_anyone(place: Pla
     assert await place.take() == []
 
 
-async def test_a_result_is_read_by_all_who_wait_and_stays_until_it_is_acknowledged(place: Place) -> None:
+async def test_a_result_is_read_by_every_process_that_waits_and_stays_until_it_is_acknowledged(place: Place) -> None:
     one, two = place.process(), place.process()
     await one.put(SOME)
     await place.push(result())
@@ -270,7 +270,7 @@ async def test_a_request_that_is_over_is_not_marked_as_stopped_either(place: Pla
         assert await place.markers() == (None, None)
 
 
-async def test_who_adopts_a_request_does_not_make_it_last_longer(place: Place) -> None:
+async def test_adopting_a_request_does_not_make_it_last_longer(place: Place) -> None:
     one, two, sent = place.process(), place.process(), f"{place.queue.results}:sent:{ID}"
     await one.put(SOME)
     await place.redis.pexpire(sent, 30_000)
@@ -360,7 +360,7 @@ async def test_a_sweep_looks_at_a_bounded_number_of_results(place: Place) -> Non
     assert [await queue.sweep() for _ in range(3)] == [SWEPT_MAX, 1, 0]
 
 
-async def test_who_adopted_a_request_keeps_it_whatever_its_first_owner_does(place: Place) -> None:
+async def test_a_process_that_adopted_a_request_keeps_it_whatever_its_first_owner_does(place: Place) -> None:
     one, two = place.process(), place.process()
     await one.put(SOME)
     await two.put(SOME)
@@ -409,7 +409,7 @@ async def test_many_processes_at_once_lose_no_result(place: Place) -> None:
     assert await place.dead() == []
 
 
-async def test_how_a_queue_stands(place: Place) -> None:
+async def test_the_state_of_a_queue_counts_what_waits_and_what_is_dead(place: Place) -> None:
     queue = place.process()
     await queue.put(SOME)
     await place.push(b"rubbish")

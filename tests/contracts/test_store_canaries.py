@@ -133,7 +133,7 @@ async def test_a_sample_whose_end_passes_a_threshold_is_not_judged_beside(world:
     assert (stopped.stopped_by, stopped.closing) == ("max_cost", JobState.FAILED)
     assert stopped.canary is not None
     assert stopped.canary.state == "failed", "nothing runs any more"
-    # It was not stopped by a word of its caller, who hears so.
+    # Its caller has no canary left to stop: that is a conflict.
     assert (await refused(world.store.end_canary(job.tenant_id, job.id, goes_on=False))).status == 409
 
 

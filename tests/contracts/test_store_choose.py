@@ -61,7 +61,7 @@ async def test_one_that_wakes_while_all_others_are_closed_is_dealt_too(world: St
     assert [(skip.model, skip.reason) for skip in choice.skips] == [(MODEL, Reason.RESTING)]
 
 
-async def test_a_model_that_sleeps_is_neither_dealt_nor_spoken_of(world: StoreWorld) -> None:
+async def test_a_model_that_sleeps_gets_no_picks_and_no_skips(world: StoreWorld) -> None:
     decider, caller = Decider(world), await world.caller()
     job = await world.running(caller, 1)
     other = await world.ingested(await world.job(caller), plan_of(1, model="other"))

@@ -71,7 +71,7 @@ async def test_what_is_refused_or_replayed_counts_nothing(world: StoreWorld) -> 
     assert (await refused(create(world, caller, roomy))).status == 429
 
 
-async def test_many_who_create_at_once_pass_no_limit(world: StoreWorld) -> None:
+async def test_many_creations_at_once_pass_no_limit(world: StoreWorld) -> None:
     caller = await world.caller()
     budgets = allowed(caller, Period.LIFETIME, jobs=5)
     made = await asyncio.gather(*(create(world, caller, budgets) for _ in range(12)), return_exceptions=True)

@@ -23,7 +23,7 @@ async def test_without_a_worker_it_says_how_to_start_one(world: StoreWorld) -> N
     assert "start one with `tidegate serve`" in await explanation_of(world, job.id)
 
 
-async def test_who_is_ahead_who_runs_and_who_rests(world: StoreWorld) -> None:
+async def test_what_is_ahead_of_a_job_what_runs_and_what_rests(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     first = await world.running(caller, 2)
     await world.clock.advance(1)

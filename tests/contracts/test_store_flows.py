@@ -191,9 +191,9 @@ async def test_the_clock_of_a_model_does_not_go_back_when_one_that_had_less_goes
     for job, tokens in zip(jobs, (9_000, 10), strict=True):
         await charge(world, job, 0, tokens)
         assert await world.store.rest_flow(MODEL, job.share_owner)
-    newcomer = await world.caller("newcomer")
-    await world.running(newcomer, 1)
-    assert await served(world, newcomer) == 9_000
+    new_tenant = await world.caller("new")
+    await world.running(new_tenant, 1)
+    assert await served(world, new_tenant) == 9_000
 
 
 @pytest.mark.parametrize("end", ["cancel", "fail", "expire", "complete"])

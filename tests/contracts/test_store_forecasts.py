@@ -59,7 +59,7 @@ async def test_of_more_jobs_than_are_looked_at_those_of_higher_priority_are_ahea
     last = await world.running(caller, 4)
     monkeypatch.setattr(forecasts, "OUTLOOK_JOBS_MAX", 1)
     assert (await world.store.forecast(MODEL, job.share_owner, Backlog(500))).ahead == (100, 2)
-    assert (await world.store.forecast(MODEL, tenant_owner("newcomer"), Backlog(500))).others == ((1.0, (100, 2)),)
+    assert (await world.store.forecast(MODEL, tenant_owner("new"), Backlog(500))).others == ((1.0, (100, 2)),)
     outlook = await world.store.outlook(last.id)
     assert outlook is not None
     assert outlook.models[0].ahead == (100, 2)

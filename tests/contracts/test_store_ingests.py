@@ -230,7 +230,7 @@ async def test_a_work_file_that_was_collected_starts_none_of_them(world: StoreWo
     assert {(await world.look(job)).state for job in jobs} == {JobState.VALIDATING}
 
 
-async def test_choosers_at_once_take_inputs_of_their_own(postgres_world: StoreWorld) -> None:
+async def test_processes_that_take_inputs_at_once_take_different_ones(postgres_world: StoreWorld) -> None:
     """Several processes choose by the same clock: each input is taken once, and the tenants' turns are kept."""
     world = postgres_world
     callers = [await world.caller(name) for name in "abc"]

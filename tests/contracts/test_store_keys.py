@@ -188,7 +188,7 @@ async def test_keys_are_listed_oldest_first_and_bounded(world: StoreWorld) -> No
     assert [key["id"] for key in await world.store.list_keys(2)] == ["c", "a"]
 
 
-async def test_a_worker_hears_how_the_keys_of_its_slices_stand(world: StoreWorld) -> None:
+async def test_a_worker_reads_the_states_of_the_keys_of_its_slices(world: StoreWorld) -> None:
     """In one answer for all of them; what others hold, and jobs without a key, are not in it."""
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     limits = (Limit(Period.MINUTE, requests=3),)

@@ -27,7 +27,7 @@ async def test_every_process_sees_the_last_switch(world: StoreWorld) -> None:
         assert await other.mode_override() == switch
 
 
-async def test_two_who_switch_one_mode_each_at_once_both_have_their_way(world: StoreWorld) -> None:
+async def test_two_operators_who_switch_one_mode_each_at_once_both_succeed(world: StoreWorld) -> None:
     other = await world.open_another()
     await world.store.override_mode("", "")
     for mode, shadow_mode in (("fifo_v1", "smart_v1"), ("fair_share_v1", "none"), ("", "")):

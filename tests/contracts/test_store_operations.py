@@ -99,7 +99,7 @@ async def test_a_cancelled_or_lost_operation_changes_nothing_more(world: StoreWo
     assert await store.take_operation(made.id, first) is not None
     assert await store.take_operation(made.id, second) is None
     assert await store.waiting_operation(second) is None
-    assert not await store.end_operation(made.id, second), "only who has it may end it"
+    assert not await store.end_operation(made.id, second), "only its owner may end it"
     await world.clock.advance(LEASE_MS + 1)
     assert await store.waiting_operation(second) == made.id
     assert await store.take_operation(made.id, second) is not None

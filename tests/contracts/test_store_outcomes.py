@@ -194,7 +194,7 @@ async def test_neighbouring_lines_are_one_extent(world: StoreWorld) -> None:
     await world.judge(job)
 
 
-async def test_one_flush_may_speak_of_several_jobs(world: StoreWorld) -> None:
+async def test_one_flush_may_have_outcomes_of_several_jobs(world: StoreWorld) -> None:
     caller, log = await world.caller(), await world.log()
     jobs = [await world.running(caller, 3) for _ in range(3)]
     flushes = [world.answers(log, job, 0, 1) for job in jobs]
@@ -303,7 +303,7 @@ async def test_outcomes_are_paged_by_number(world: StoreWorld) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_any_mixture_of_flushes_tells_one_story(world: StoreWorld, seed: int) -> None:
+async def test_counts_and_files_agree_after_any_mixture_of_flushes(world: StoreWorld, seed: int) -> None:
     """Workers come and go, say things twice and too late; the first result of each item stays where it was put."""
     rng = random.Random(seed)
     caller = await world.caller()

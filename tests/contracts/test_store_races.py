@@ -190,7 +190,7 @@ async def test_a_job_never_closes_under_a_lease_that_commits_at_the_same_time(
         leasing = asyncio.create_task(lease_slices(Store(driver), worker, job.id, MODEL, 1, "late"))
         await driver.done.wait()
         stopping = asyncio.create_task(stop())
-        await someone_waits(shared_database)
+        await until_a_lock_is_awaited(shared_database)
         driver.go.set()
         assert [piece.first for piece in await leasing] == [int(begun)]
         assert await stopping is False
@@ -201,7 +201,7 @@ async def test_a_job_never_closes_under_a_lease_that_commits_at_the_same_time(
     assert await world.store.close_job(job.id, FOREVER_MS)
 
 
-async def someone_waits(url: str) -> None:
+async def until_a_lock_is_awaited(url: str) -> None:
     """Return once a connection to this database waits for a lock."""
     waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
     connection: Any = await asyncpg.connect(url)
@@ -223,7 +223,7 @@ async def test_a_debit_that_commits_while_a_clock_is_followed_counts(world: Stor
         debiting = asyncio.create_task(granted(Store(driver), gpu, 3))
         await driver.done.wait()
         moving = asyncio.ensure_future(world.store._driver.write(lambda tx: move_along(tx, 1_000)))
-        await someone_waits(shared_database)
+        await until_a_lock_is_awaited(shared_database)
         driver.go.set()
         assert await debiting == 3
         await moving
@@ -417,7 +417,7 @@ async def test_a_job_that_starts_waits_for_the_sweep_that_holds_its_flow(
         sleeping = asyncio.create_task(Store(driver).rest_flow(MODEL, tenant_owner(caller.tenant_id)))
         await driver.done.wait()
         starting = asyncio.create_task(world.running(caller, 1))
-        await someone_waits(shared_database)
+        await until_a_lock_is_awaited(shared_database)
         driver.go.set()
         assert await sleeping
         job = await starting
@@ -494,7 +494,7 @@ async def test_an_operation_takes_jobs_in_the_order_of_all_others(world: StoreWo
         async with other.transaction():
             await other.execute("select id from jobs where id = $1 for no key update", jobs[1].id)
             stepping = await operating(world, CANCEL, "cancel", jobs)
-            await someone_waits(shared_database)
+            await until_a_lock_is_awaited(shared_database)
             await other.execute("select id from jobs where id = $1 for no key update nowait", jobs[0].id)
         await stepping
     finally:
@@ -517,7 +517,7 @@ async def test_an_operation_takes_flows_in_the_order_of_all_others(
         async with other.transaction():
             await other.execute("select served from flows where model = 'model-a' for update")
             stepping = await operating(world, RESUME if action == "resume" else REQUEUE, action, jobs)
-            await someone_waits(shared_database)
+            await until_a_lock_is_awaited(shared_database)
             await other.execute("select served from flows where model = 'model-z' for update nowait")
         await stepping
     finally:

@@ -190,7 +190,7 @@ async def test_answers_of_neither_make_no_merged_file(world: StoreWorld) -> None
     assert (done.merged_file_id, done.output_file_id) == (None, None)
 
 
-async def test_a_webhook_hears_of_the_retry_too(world: StoreWorld) -> None:
+async def test_a_webhook_gets_the_event_of_a_retry_too(world: StoreWorld) -> None:
     first = await ended(world, webhook=JobWebhook("https://x.example/h", ("batch.completed",), secret=b"a" * 32))
     made = await retried(world, first)
     assert made.webhook == JobWebhook("https://x.example/h", ("batch.completed",))

@@ -163,7 +163,7 @@ async def test_flows_are_shown_by_least_service_and_so_many(world: StoreWorld) -
     assert len(seen.jobs) <= 4
 
 
-async def test_a_flow_with_nothing_ready_takes_no_ones_place(world: StoreWorld) -> None:
+async def test_a_flow_with_nothing_ready_takes_no_other_flows_place(world: StoreWorld) -> None:
     """The least served flow has everything out, another rests: the next ones are shown all the same."""
     callers, worker = [await world.caller(f"tenant {number}") for number in range(4)], await world.worker()
     jobs = [await world.running(caller, 1) for caller in callers]

@@ -431,7 +431,7 @@ async def test_endpoints_of_a_tenant_take_turns(world: StoreWorld) -> None:
     assert len(await leased(10)) == 3, "one turn of a tenant is never its only endpoint's"
 
 
-async def test_who_has_fewest_out_is_next_and_no_turn_is_left_unused(world: StoreWorld) -> None:
+async def test_the_tenant_with_the_fewest_deliveries_out_is_next_and_no_turn_is_left_unused(world: StoreWorld) -> None:
     busy, calm, worker_id = await world.caller("busy"), await world.caller("calm"), await world.worker()
     for caller in (busy, calm):
         await endpoint(world, caller)

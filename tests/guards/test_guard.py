@@ -422,7 +422,7 @@ async def test_a_hook_that_fails_after_the_answer_costs_the_answer(live: WorkerW
 
 @pytest.mark.parametrize("name", ["hangs", "hangs_async", "blocks"])
 async def test_a_hook_that_hangs_holds_up_its_own_items_alone(live: WorkerWorld, own: str, name: str) -> None:
-    """Its items wait; everyone else's are answered; once it lets go, so are they."""
+    """Its items wait; all others are answered; once it lets go, so are they."""
     script = Script(live, "m", "n")
     made = rules(hooks={"house": {"before": f"{own}:{name}", "models": ["m"], "timeout_ms": 100, "retry_ms": 20}})
     hooked = await live.started(lines("a", "b", "c"))

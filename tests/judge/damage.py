@@ -1,5 +1,5 @@
 # ruff: noqa: S608 - the statements are this file's own
-"""Ways to break a finished or running job behind everyone's back: one each for what a rule of the judge must notice.
+"""Ways to break a finished or running job behind the product's back: one each for what a rule of the judge must notice.
 
 Damage to lines goes through `rewrite`, which keeps every size, extent and count of bytes consistent: what remains to be seen is the
 line itself.

@@ -34,7 +34,7 @@ DAY_MS = 24 * 3600 * 1000
 
 
 def line(custom_id: str, behave: str = "", model: str = "m") -> bytes:
-    """One request; `behave` tells the simulated engine what to do with it."""
+    """One request; `behave` sets what the simulated engine does with it."""
     text = json.dumps({"behave": behave}) if behave else "hello"
     body = {"model": model, "messages": [{"role": "user", "content": f"{text} {custom_id}"}], "max_tokens": 5}
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": body}).encode() + b"\n"
@@ -194,7 +194,7 @@ class JudgedWorld:
         return JudgedWorld(target, witness, self.jobs)
 
     def sql(self, text: str, params: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-        """Change or ask the store behind everyone's back."""
+        """Change or ask the store behind the product's back."""
         connection = apsw.Connection(str(self.store))
         try:
             connection.execute("pragma synchronous = off")

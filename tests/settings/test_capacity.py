@@ -82,7 +82,7 @@ tenants:
 """,
     )
     tenants = Tenants(settings)
-    acme, globex, other = tenants.of("acme"), tenants.of("globex"), tenants.of("stranger")
+    acme, globex, other = tenants.of("acme"), tenants.of("globex"), tenants.of("unknown")
     assert (acme.weight, globex.weight, other.weight) == (4.0, 0.5, 1.0)
     assert (acme.in_flight_units_max, globex.in_flight_units_max, acme.queued_units_max) == (500, 0, 8)
     assert acme.budgets("tenant_1", "ann", "k1", "batch_1", (Limit(Period.LIFETIME, 5),)) == (

@@ -31,7 +31,7 @@ def test_a_key_in_a_file_is_read_again_when_the_file_changes(tmp_path: Path) -> 
 
 
 def test_another_file_of_the_same_size_and_age_is_another(tmp_path: Path) -> None:
-    """As those who replace it by renaming do, within one tick of the clock."""
+    """Replace it by renaming, within one tick of the clock."""
     key, new = tmp_path / "key", tmp_path / "new"
     key.write_text("one")
     new.write_text("two")

@@ -117,7 +117,7 @@ async def test_a_host_that_is_away_is_tried_again_and_one_that_refuses_is_not(
 
 
 class SlowHosts:
-    """Files come at once, but from the host `slow`, which keeps everybody waiting until it is released."""
+    """Files come at once, but from the host `slow`, which keeps every item waiting until it is released."""
 
     def __init__(self) -> None:
         self.release = asyncio.Event()

@@ -371,17 +371,17 @@ async def test_an_admitted_item_a_reopening_and_a_longer_lease_wake_a_runner_tha
     leased_work, state = hand_of(clock, free=9), slice_of(3)
     leased_work.shut()
     leased_work.add(state, items(3))
-    tellers: list[tuple[Callable[[], None], int]] = [
+    notifications: list[tuple[Callable[[], None], int]] = [
         (lambda: leased_work.admit((state, items(3)[2])), 2),
         (leased_work.reopen, 0),
         (lambda: leased_work.extend_lease(clock.monotonic_ms() + 1), 1),
     ]
-    for tell, number in tellers:
+    for notify, number in notifications:
         waits = asyncio.create_task(leased_work.next())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not waits.done()
-        tell()
+        notify()
         assert (await waits)[1].number == number
         leased_work.mark_done(state)
         if number == 0:

@@ -77,7 +77,7 @@ def renewals(logged: structlog.testing.CapturingLogger) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("names", [{"own"}, {"own", "added"}], ids=["settings", "added"])
-async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybody(
+async def test_another_key_in_the_same_file_is_used_without_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: set[str]
 ) -> None:
     """Of the settings' deployments, where nothing was ever added too, and of those that were; half a file changes nothing."""

@@ -284,7 +284,7 @@ async def test_a_step_whose_end_is_unknown_is_given_back_before_the_next_look(
 
 
 @pytest.mark.parametrize("garbage", [b"{" * 16, b"\0" * 16, b"\xff" * 16])
-async def test_who_takes_a_damaged_line_is_an_error_and_holds_nothing_up(world: WorkerWorld, garbage: bytes) -> None:
+async def test_items_that_copy_a_damaged_line_fail_and_hold_nothing_up(world: WorkerWorld, garbage: bytes) -> None:
     job = await world.started(same(6, 2), shape=DEDUPE)
     await answer(world, job, [0, 1])
     damaged = results.response_line(item_id(job.id, 0), b'"c0"', 200, b'{"choices":[{}]}')

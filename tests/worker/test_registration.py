@@ -64,7 +64,7 @@ async def test_no_call_begins_in_the_last_part_of_a_lease(takes_ms: int) -> None
 
 
 class Noting(SlowStore):
-    """Notes who was enlisted and who left; the third heartbeat says that the process was declared gone."""
+    """Notes which workers were enlisted and which left; the third heartbeat says that the process was declared gone."""
 
     def __init__(self, clock: HandClock) -> None:
         super().__init__(clock)

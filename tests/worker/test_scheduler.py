@@ -268,7 +268,7 @@ async def test_how_fast_models_go_is_asked_again_after_five_seconds_and_for_two_
     assert looks.paced == []
 
 
-async def test_gauges_tell_the_least_slack_and_the_widest_gap_of_those_who_wait_twice_a_second() -> None:
+async def test_gauges_show_the_least_slack_and_the_widest_gap_of_jobs_that_wait_twice_a_second() -> None:
     metrics.pin(models=["m"], deployments=[])
     looks = Looks()
     scheduler, clock = scheduler_over(looks)

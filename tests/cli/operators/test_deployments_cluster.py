@@ -68,7 +68,7 @@ def followed(proc: Proc, count: int) -> None:
 def test_every_process_follows(desk: Desk, processes: Processes, migrated_postgres_url: str) -> None:
     cluster = Cluster(desk, migrated_postgres_url)
     other = Engine(processes, desk.here / "other")
-    # The command has no key in its environment and need not: those who call have it.
+    # The command has no key in its environment and need not: the processes that call have it.
     cluster.did("deployments", "add", "gpu", "--model", "m", "--url", other.url, "--api-key", "env:THE_KEY")
     wait_until(lambda: cluster.models() == {"fixed", "m"}, EVERYWHERE_S, "the API to follow")
     for worker in cluster.workers:
@@ -141,7 +141,7 @@ def test_a_drained_deployment_gets_no_new_calls_from_any_process(desk: Desk, mig
         assert (len(one.posts), len(two.posts)) == (14, 54)
 
 
-def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, migrated_postgres_url: str) -> None:
+def test_a_process_that_cannot_use_a_deployment_says_so_and_goes_on(desk: Desk, migrated_postgres_url: str) -> None:
     cluster = Cluster(desk, migrated_postgres_url)
     cluster.did("deployments", "add", "gpu", "--model", "m", "--url", desk.engine.url, "--api-key", "env:NOT_THERE")
     cluster.did(

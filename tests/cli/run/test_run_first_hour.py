@@ -1,4 +1,4 @@
-"""`tidegate run` as someone with a file meets it: mistakes show before they cost, and nothing that was paid for is lost."""
+"""`tidegate run` as a user with a file meets it: mistakes show before they cost, and nothing that was paid for is lost."""
 
 from __future__ import annotations
 

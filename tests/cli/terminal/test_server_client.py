@@ -202,7 +202,7 @@ def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
     assert desk.json_of("keys", "list", "--json")[0]["state"] == "revoked"
 
 
-def test_the_operators_routes_are_for_no_one_else(serving: Serving) -> None:
+def test_the_operators_routes_refuse_everyone_else(serving: Serving) -> None:
     wish = b'{"org": "mallory"}'
     assert serving.call("POST", "/admin/v1/keys", wish)[0] == 403
     made = serving.desk.json_of("keys", "create", "--org", "acme", "--json")

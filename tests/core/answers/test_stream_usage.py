@@ -101,7 +101,7 @@ def test_text_is_counted_in_every_dialect(event: bytes, text: int) -> None:
 
 
 @pytest.mark.parametrize("is_later", [True, False])
-def test_only_text_after_the_last_word_on_it_is_counted(is_later: bool) -> None:
+def test_only_text_after_the_last_reported_usage_is_counted(is_later: bool) -> None:
     reader = UsageReader()
     for output in (0, 1, 2):
         reader.feed(

@@ -95,7 +95,7 @@ def test_what_is_granted_is_what_a_list_of_grants_allows(
     ("period", "requests", "step_ms", "steps"),
     [(Period.MINUTE, 600, 50, 24_000), (Period.MINUTE, 7, 137, 9_000), (Period.HOUR, 36_000, 1_700, 22_000)],
 )
-def test_a_limit_that_everybody_wants_is_used_to_98_percent(
+def test_a_limit_that_is_always_asked_for_is_used_to_98_percent(
     period: Period, requests: int, step_ms: int, steps: int
 ) -> None:
     limit, ledger, now, granted = Limit(period, requests=requests), Ledger(), START_MS, 0
@@ -156,7 +156,9 @@ def test_a_wait_is_the_exact_one(history: tuple[Limit, list[tuple[str, int, int,
 
 @given(histories())
 @settings(max_examples=100, deadline=None)
-def test_it_does_not_matter_when_someone_looks(history: tuple[Limit, list[tuple[str, int, int, int]]]) -> None:
+def test_looking_at_a_ledger_at_any_moment_changes_nothing(
+    history: tuple[Limit, list[tuple[str, int, int, int]]],
+) -> None:
     limit, steps = history
     watched, left_alone = Ledger(), Ledger()
     now = live(limit, steps, watched, look_every_ms=PERIOD_MS.get(limit.period, 86_400_000) // 7)

@@ -43,14 +43,14 @@ def groups_of(some: list[bytes]) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [600, 3_000])
-def test_one_branch_has_one_word_in_every_slice(size: int) -> None:
+def test_one_branch_has_one_group_in_every_slice(size: int) -> None:
     found = groups_of(bodies(5, 64, size * 3 // 4, size))
     words = [found[at : at + 64] for at in range(0, len(found), 64)]
     assert [len(set(branch)) for branch in words] == [1] * 5
     assert len(set(found)) == 5
 
 
-def test_requests_without_kin_have_words_of_their_own() -> None:
+def test_requests_without_a_shared_beginning_have_groups_of_their_own() -> None:
     assert shared_beginnings([]) == []
     assert shared_beginnings([b"{}"]) == [0]
     found = groups_of(bodies(64, 1, 0, 600))

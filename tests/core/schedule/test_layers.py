@@ -71,7 +71,7 @@ def test_jobs_of_one_flow_take_turns(mode: Mode) -> None:
     assert sorted(found.values()) == [2, 2, 3]
     assert {rule for _, rule in found} <= {why, Why.FAIR, Why.FIFO}
     waits = picked([job("had", leased_at=NOW), job("waits", created_at=NOW - 1)], 1, mode=mode)
-    assert [name for name, _ in waits] == ["waits"], "who waits longest for its next slice"
+    assert [name for name, _ in waits] == ["waits"], "the one that waits longest for its next slice"
 
 
 def test_a_large_job_that_waited_too_long_has_every_second_slice_at_most() -> None:
@@ -94,7 +94,7 @@ def test_the_fast_lane_is_for_small_jobs_of_the_highest_priority() -> None:
     assert same["small", Why.FAST_LANE] == 2
 
 
-def test_a_cap_lets_the_last_slice_in_that_still_fits_and_one_of_any_size_to_who_has_none() -> None:
+def test_a_cap_lets_the_last_slice_in_that_still_fits_and_one_of_any_size_to_an_owner_without_any() -> None:
     for most, taken in ((149, 2), (150, 3), (1, 1)):
         assert sum(picked([job("a")], 9, in_flight_units_max=most).values()) == taken
 

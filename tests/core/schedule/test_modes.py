@@ -155,7 +155,7 @@ def test_every_backlogged_job_gets_its_slices(mode: Mode, slots: int, workers: i
     world = World(waiting, policy, workers=workers, slots=slots, slices_max=slots + 1)
     number = 0
 
-    def newcomer() -> None:
+    def add_small_job() -> None:
         nonlocal number
         world.forget_ended()
         if len(world.jobs) < 16:
@@ -167,7 +167,7 @@ def test_every_backlogged_job_gets_its_slices(mode: Mode, slots: int, workers: i
                 )
             )
 
-    world.run(250, newcomer)
+    world.run(250, add_small_job)
     assert {one.id: one.leased_count for one in waiting if one.slices and one.leased_count < 2} == {}
 
 

@@ -10,7 +10,7 @@ from tests.core.schedule.world import World, job
 from tidegate.core.schedule import Difference, Mode, Policy, Reason, Snapshot, choose, compare
 
 
-def test_fifo_beside_fair_share_says_who_would_have_waited() -> None:
+def test_fifo_beside_fair_share_names_the_jobs_that_would_have_waited() -> None:
     world = World([job("old", "a", 9), job("new", "b", 9, created_at=5)], Policy(mode=Mode.FAIR_SHARE), slots=4)
     look = world.look(world.workers[0])
     ours = choose(look, world.policy)

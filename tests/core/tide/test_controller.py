@@ -239,7 +239,7 @@ def test_traffic_past_our_gateway_shows_in_the_engines_own_numbers() -> None:
     assert tide.observe(Signals(400.0, in_flight=6, awaiting=1, sample=ours)).why.startswith("quiet")
 
 
-def test_where_users_come_unseen_little_is_in_their_way_beside_a_prompt_that_is() -> None:
+def test_without_a_gateway_fewer_prompt_tokens_are_let_in_beside_a_prompt_in_flight() -> None:
     def quiet(at_ms: float, awaiting: int, interactive: int | None) -> int:
         sample = EngineSample(at_ms, known=awaiting, running=float(awaiting), waiting=0.0)
         signals = Signals(at_ms, in_flight=awaiting, awaiting=awaiting, sample=sample)
@@ -249,7 +249,7 @@ def test_where_users_come_unseen_little_is_in_their_way_beside_a_prompt_that_is(
     assert (quiet(0.0, 0, None), quiet(1.0, 1, None)) == (1_024, 512)
     assert (quiet(9_000.0, 0, None), quiet(9_010.0, 1, None)) == (2_048, 1_024)
     tide = Tide(TidePolicy(64))
-    assert (quiet(0.0, 1, 0), quiet(9_000.0, 1, 0)) == (1_500, 8_192), "a gateway sees who comes"
+    assert (quiet(0.0, 1, 0), quiet(9_000.0, 1, 0)) == (1_500, 8_192), "a gateway sees the calls that come"
 
 
 def test_an_engine_that_stops_telling_is_not_pressed() -> None:
@@ -272,7 +272,7 @@ def test_a_hosted_provider_is_learned_and_does_not_yield() -> None:
     assert decision == Decision(SAFE_CALLS, UNLIMITED_TOKENS, 0, "learned: 16 calls")
 
 
-def test_refusals_lower_it_by_their_share_also_where_the_engine_tells() -> None:
+def test_refusals_lower_it_by_their_share_also_where_the_engine_shows_its_load() -> None:
     tide = Tide(TidePolicy(64))
     assert quiet(tide, 0.0, 30.0).calls == 64
     sample = EngineSample(at_ms=30_200.0, known=64, running=64.0, waiting=0.0)

@@ -184,7 +184,7 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     assert engine.cache.match(block_hashes(prompt("new", 4))) == []
 
 
-def test_a_full_cache_preempts_the_last_and_everyone_still_ends() -> None:
+def test_a_full_cache_preempts_the_last_and_every_call_still_ends() -> None:
     engine = ModelledEngine(EngineLimits(kv_blocks=8))
     for number in range(4):
         engine.submit(ModelledRequest(prompt(f"p{number}", 1), 64, tag=number))

@@ -236,7 +236,7 @@ def test_rates_given_at_the_start_hold(start: Start) -> None:
     assert seen.count(200) == 60 - seen.count(429)
 
 
-def test_fixed_mode_answers_and_forgets_who_left(start: Start) -> None:
+def test_fixed_mode_answers_and_forgets_calls_whose_client_left(start: Start) -> None:
     address = start(EngineOptions(port=0, mode="fixed", latency_ms=5))
     assert address.chat("x").status == 200
     assert events_of(address.chat("x", stream=True).body)[-1] == "[DONE]"

@@ -37,7 +37,7 @@ LEASE_MS = 30_000
 
 @dataclass
 class Machine:
-    """A machine whose clock shows START_MS, what truly passed and what somebody set it by; and processes over one store."""
+    """A machine whose clock shows START_MS, what truly passed and by how much it was set; and processes over one store."""
 
     place: str | Path
     connection: Any = None
@@ -303,7 +303,7 @@ async def test_a_process_that_was_frozen_changes_nothing(machine: Machine) -> No
 
 
 @pytest.mark.parametrize("machine", ["postgresql"], indirect=True)
-async def test_a_function_that_somebody_replaced_is_put_right(machine: Machine) -> None:
+async def test_a_function_that_was_replaced_is_put_right(machine: Machine) -> None:
     store = await machine.open()
     await machine.let_pass(3 * SECOND)
     before = await store.now_ms()

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 
 @contextlib.asynccontextmanager
 async def opened(url: str, **options: Any) -> AsyncIterator[tuple[Store, PostgresDriver]]:
-    # A driver with little patience is what a test is about, and no one to migrate with.
+    # A test wants a driver with short time-outs, which are too short to migrate with.
     patient = Store(postgres_driver(url, pooler=options.get("pooler", "none")))
     await patient.migrate()
     await patient.close()
