@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.budgets.counting import HOUR, Sliding
-from tidegate.core.budgets.flights import NOBODY, Flights, mark_of
+from tidegate.core.budgets.flights import NO_HOLDER, Flights, mark_of
 from tidegate.core.budgets.money import MoneyLedger
 
 START_MS = 1_800_000_000_000
-HOLDERS = [NOBODY, mark_of("worker_1"), mark_of("worker_2")]
+HOLDERS = [NO_HOLDER, mark_of("worker_1"), mark_of("worker_2")]
 STEPS = st.lists(
     st.tuples(st.integers(0, 600_000), st.sampled_from(HOLDERS), st.integers(0, 50), st.booleans()), max_size=40
 )
@@ -42,7 +42,7 @@ def test_what_is_in_flight_is_what_was_begun_within_the_hour_and_not_ended(
             flights.end_flights(*(out[0][0], out[0][2], out[0][1]))
             del out[0]
         assert flights.taken() == sum(count for _, _, count in out)
-    gone = [one for one in out if one[1] != NOBODY and one[1] not in living and one[2]]
+    gone = [one for one in out if one[1] != NO_HOLDER and one[1] not in living and one[2]]
     assert flights.forget(living) is bool(gone)
     assert stored(flights).taken() == sum(count for _, _, count in out) - sum(count for _, _, count in gone)
 
@@ -71,7 +71,7 @@ def test_a_window_that_was_written_without_holders_stays_its_hour() -> None:
     flights = Flights.restored(old.pack())
     assert not flights.forget(())
     assert flights.taken() == 11
-    flights.end_flights(START_MS, 5, NOBODY)
+    flights.end_flights(START_MS, 5, NO_HOLDER)
     assert stored(flights).taken() == 6
 
 

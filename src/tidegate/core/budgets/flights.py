@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from tidegate.core.budgets.counting import HOUR, Sliding, stepped_back
 
-NOBODY = 0
+NO_HOLDER = 0
 _MARK_BYTES = 6
 # The first number of the packed form. A window packed without holders begins with its debt instead, which is 0.
 _WITH_HOLDERS = 1
@@ -18,7 +18,7 @@ _WITH_HOLDERS = 1
 
 def mark_of(holder: str) -> int:
     """Return the number of a holder."""
-    return int.from_bytes(blake2b(holder.encode(), digest_size=_MARK_BYTES).digest()) if holder else NOBODY
+    return int.from_bytes(blake2b(holder.encode(), digest_size=_MARK_BYTES).digest()) if holder else NO_HOLDER
 
 
 class Flights(Sliding):
@@ -63,7 +63,7 @@ class Flights(Sliding):
 
     def forget(self, living: Collection[int]) -> bool:
         """Drop what every holder outside `living` has in flight; return whether there was any."""
-        gone = [one for one in self._whose if one[1] != NOBODY and one[1] not in living]
+        gone = [one for one in self._whose if one[1] != NO_HOLDER and one[1] not in living]
         for one in gone:
             self._end(one, self._whose[one])
         return bool(gone)
@@ -89,7 +89,7 @@ class Flights(Sliding):
             triples = list(zip(numbers[1::3], numbers[2::3], numbers[3::3], strict=True))
         else:
             old = Sliding.unpack(HOUR, numbers)
-            triples = [(at, NOBODY, count) for at, count in zip(old._at, old._counts, strict=True)]
+            triples = [(at, NO_HOLDER, count) for at, count in zip(old._at, old._counts, strict=True)]
         for at, mark, count in triples:
             if flights._at and at < flights._at[-1]:
                 raise ValueError("flights out of order")

@@ -13,7 +13,7 @@ from typing import Self
 from tidegate.core.budgets import counting
 from tidegate.core.budgets.budget import TOKENS_MAX, Limit, Period
 from tidegate.core.budgets.counting import Window
-from tidegate.core.budgets.flights import NOBODY, Flights
+from tidegate.core.budgets.flights import NO_HOLDER, Flights
 from tidegate.core.budgets.ledger import Ledger
 
 # How soon to ask again while calls in flight have the rest of a budget set aside.
@@ -28,7 +28,7 @@ class MoneyLedger(Ledger):
 
     __slots__ = ("holder",)
 
-    def __init__(self, holder: int = NOBODY) -> None:
+    def __init__(self, holder: int = NO_HOLDER) -> None:
         super().__init__()
         self.holder = holder
 

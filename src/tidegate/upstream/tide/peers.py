@@ -30,7 +30,7 @@ class Users(NamedTuple):
     awaiting: int
 
 
-NOBODY = Users(0, 0)
+NO_USERS = Users(0, 0)
 
 
 class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ class _Peer(msgspec.Struct):
     present: Present
     reported_ms: float
     noticed_ms: float | None = None
-    users: Users = NOBODY
+    users: Users = NO_USERS
 
 
 class Peers:
