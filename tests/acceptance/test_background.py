@@ -158,7 +158,7 @@ def test_processes_apart_wake_each_other(processes: Processes, tmp_path: Path, c
     ask = {"model": "m", "input": "Hello", "background": True}
 
     def answered() -> bool:
-        # Until the worker has said that it waits, nothing is sent to it.
+        # Nothing is sent to the worker before it reports that it waits.
         answer = site.client().post(PATH, json=ask, headers={"Prefer": "wait=3"}).json()
         return bool(answer["status"] == "completed")
 

@@ -96,16 +96,16 @@ def test_a_stream_that_is_cut_after_every_event(make_server: Callable[..., Serve
     with client.stream("GET", f"{PLACE}/{batch_id}/events") as answer:
         whole, markers = read(answer, -1)
     assert markers == ["[DONE]"]
-    assert whole == seen, "whoever comes later reads the same"
+    assert whole == seen, "a later reader gets the same"
     counts = Counter(event["action"] for _, event in seen)
     assert counts == {"batch-created": 1, "item-running": 9, "item-completed": 8, "item-failed": 1, "batch-failed": 1}
     batch = client.get(f"{PLACE}/{batch_id}").json()
-    told = {
+    sent = {
         event["payload"]["itemId"]: event["payload"]
         for _, event in seen
         if event["action"] in ("item-completed", "item-failed")
     }
-    assert {item["itemId"]: item for item in batch["items"]} == told, "what was told is what the store has"
+    assert {item["itemId"]: item for item in batch["items"]} == sent, "what was sent is what the store has"
     assert seen[-1][1]["payload"] | {"items": []} == {
         name: value for name, value in batch.items() if name not in ("createdByUser", "createdByApiKey")
     } | {"items": []}

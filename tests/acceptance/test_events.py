@@ -73,33 +73,33 @@ def test_a_killed_server_loses_and_repeats_no_event(processes: Processes, tmp_pa
     batch: dict[str, Any] = client.get(f"/v1/batches/{batch_id}").json()
     assert seen[-1].data == batch
     for kind, file_id in (("item.completed", batch["output_file_id"]), ("item.failed", batch["error_file_id"])):
-        told = [event.data["custom_id"] for event in seen if event.kind == kind]
+        sent = [event.data["custom_id"] for event in seen if event.kind == kind]
         found = client.get(f"/v1/files/{file_id}/content").content.splitlines()
-        assert told == [json.loads(line)["custom_id"] for line in found]
+        assert sent == [json.loads(line)["custom_id"] for line in found]
     assert sum(event.kind.startswith("item.") for event in seen) == ITEMS
     client.close()
 
 
 @pytest.mark.soak
 def test_two_thousand_streams_fit_into_one_process(processes: Processes, tmp_path: Path) -> None:
-    """Under 200 MB and a limit of 4,096 open files; each is told of the end."""
+    """Under 200 MB and a limit of 4,096 open files; each gets the event of the end."""
     room = {"TIDEGATE_SERVER_CONNECTIONS_MAX": "2100", "TIDEGATE_LIMITS_EVENT_STREAMS_MAX": "2100"}
     server = Server(processes, tmp_path, "serve", "--upstream", "http://127.0.0.1:9", env=room)
     with server.start(files_max=4_096) as client:
         file = client.post("/v1/files", files={"file": ("in.jsonl", lines())}, data={"purpose": "batch"}).json()
         body = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions"}
         batch_id = client.post("/v1/batches", json=body).json()["id"]
-    told, memory_mb = asyncio.run(_follow(server.url, batch_id, server.proc.pid))
-    assert told == STREAMS
+    ended, memory_mb = asyncio.run(_follow(server.url, batch_id, server.proc.pid))
+    assert ended == STREAMS
     assert memory_mb < 200
 
 
 async def _follow(url: str, batch_id: str, pid: int) -> tuple[int, int]:
-    """Open all streams, look at the process, cancel the batch; returns how many were told of the end, and the megabytes."""
-    ready, told, all_ready = 0, 0, asyncio.Event()
+    """Open all streams, look at the process, cancel the batch; returns how many got the event of the end, and the megabytes."""
+    ready, ended, all_ready = 0, 0, asyncio.Event()
 
     async def one(session: aiohttp.ClientSession) -> None:
-        nonlocal ready, told
+        nonlocal ready, ended
         async with session.get(f"{url}/v1/batches/{batch_id}/events") as answer:
             assert answer.status == 200
             first = True
@@ -108,7 +108,7 @@ async def _follow(url: str, batch_id: str, pid: int) -> tuple[int, int]:
                 first = False
                 if ready == STREAMS:
                     all_ready.set()
-                told += line.startswith(b"event: batch.cancelled")
+                ended += line.startswith(b"event: batch.cancelled")
 
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
@@ -123,7 +123,7 @@ async def _follow(url: str, batch_id: str, pid: int) -> tuple[int, int]:
         await asyncio.gather(*streams)
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
-    return told, int(found[1]) // 1_024
+    return ended, int(found[1]) // 1_024
 
 
 def next_item_event(client: httpx2.Client, path: str, last_id: int) -> tuple[int, dict[str, Any]]:
@@ -167,7 +167,7 @@ def test_every_event_comes_once_from_an_api_that_is_killed_beside_its_worker(
             others.append(next_item_event(site.client(), f"{place}/{other_id}/events", others[-1][0] if others else 0))
         return bool(seen) and seen[-1].kind == "batch.completed"
 
-    wait_until(is_over, timeout_s=120, what="the end of the batch to be told")
+    wait_until(is_over, timeout_s=120, what="the event of the batch's end")
     assert not kills
     # One of its own, a running and a completed one of each item, and the end.
     assert [number for number, _ in others] == list(range(1, 21))
@@ -178,7 +178,7 @@ def test_every_event_comes_once_from_an_api_that_is_killed_beside_its_worker(
     assert numbers == sorted(set(numbers))
     batch = site.batch(batch_id)
     assert seen[-1].data == batch
-    told = [event.data["custom_id"] for event in seen if event.kind == "item.completed"]
+    sent = [event.data["custom_id"] for event in seen if event.kind == "item.completed"]
     found = site.client().get(f"/v1/files/{batch['output_file_id']}/content").content.splitlines()
-    assert told == [json.loads(line)["custom_id"] for line in found]
-    assert len(told) == 30
+    assert sent == [json.loads(line)["custom_id"] for line in found]
+    assert len(sent) == 30

@@ -155,9 +155,9 @@ def test_openai_errors(ours: openai.OpenAI, status: int, kind: str) -> None:
 
 
 def test_openai_refusals_of_ours(ours: openai.OpenAI, server: Server) -> None:
-    with server.openai("wrong") as nobody:
+    with server.openai("wrong") as unknown:
         with pytest.raises(openai.AuthenticationError):
-            nobody.chat.completions.create(model="any", messages=MESSAGES)
+            unknown.chat.completions.create(model="any", messages=MESSAGES)
     narrow = server.openai(server.key(models=["other"]))
     with narrow, pytest.raises(openai.NotFoundError) as refused:
         narrow.chat.completions.create(model="any", messages=MESSAGES)
@@ -207,14 +207,14 @@ def test_openai_tools_in_a_stream_and_their_results(ours: openai.OpenAI, scripte
     assert message.tool_calls is not None
     assert json.loads(message.tool_calls[0].function.arguments) == {"town": "Kiel"}
     scripted.becomes(answers(chat_with("It rains.")))
-    told: Any = [
+    messages: Any = [
         *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": CALLS},
         {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
     ]
-    answer = ours.chat.completions.create(model="scripted", messages=told, tools=tools)
+    answer = ours.chat.completions.create(model="scripted", messages=messages, tools=tools)
     assert answer.choices[0].message.content == "It rains."
-    assert json.loads(scripted.posts[-1].body)["messages"] == told
+    assert json.loads(scripted.posts[-1].body)["messages"] == messages
 
 
 def test_openai_structured_output_in_a_stream(ours: openai.OpenAI, scripted: Upstream) -> None:
@@ -248,7 +248,7 @@ def test_openai_a_stream_that_the_client_closes_ends_upstream(ours: openai.OpenA
     scripted.becomes(goes_on)
     with ours.chat.completions.create(model="scripted", messages=MESSAGES, stream=True) as stream:
         assert next(iter(stream)).choices[0].delta.content == "a"
-    assert gone.wait(20), "the upstream must see that nobody listens any more"
+    assert gone.wait(20), "the upstream must see that the caller has gone"
 
 
 def test_async_clients(server: Server) -> None:
@@ -278,10 +278,10 @@ def test_async_clients(server: Server) -> None:
                     text = await stream.get_final_text()
                 return str(whole.content[0].to_dict()["text"]), text
 
-            told = await asyncio.gather(*(chat(number) for number in range(8)), *(message(n) for n in range(8)))
-            assert all(whole and whole == streamed for whole, streamed in told)
-            assert len({whole for whole, _ in told[:8]}) == 8
-            assert [whole for whole, _ in told[:8]] == [whole for whole, _ in told[8:]]
+            answers = await asyncio.gather(*(chat(number) for number in range(8)), *(message(n) for n in range(8)))
+            assert all(whole and whole == streamed for whole, streamed in answers)
+            assert len({whole for whole, _ in answers[:8]}) == 8
+            assert [whole for whole, _ in answers[:8]] == [whole for whole, _ in answers[8:]]
 
     asyncio.run(ask())
 
@@ -360,7 +360,7 @@ def test_anthropic_a_stream_that_the_client_closes_ends_upstream(
     scripted.becomes(goes_on)
     with theirs.messages.stream(model="scripted", max_tokens=20, messages=MESSAGES) as stream:
         assert next(iter(stream.text_stream)) == "a"
-    assert gone.wait(20), "the upstream must see that nobody listens any more"
+    assert gone.wait(20), "the upstream must see that the caller has gone"
 
 
 def test_anthropic_shapes_pass_through_to_an_anthropic_engine(
@@ -401,8 +401,8 @@ def test_anthropic_errors(theirs: anthropic.Anthropic, status: int, kind: str) -
 
 
 def test_anthropic_refusals_of_ours(theirs: anthropic.Anthropic, server: Server) -> None:
-    with server.anthropic("wrong") as nobody:
+    with server.anthropic("wrong") as unknown:
         with pytest.raises(anthropic.AuthenticationError):
-            nobody.messages.create(model="any", max_tokens=5, messages=MESSAGES)
+            unknown.messages.create(model="any", max_tokens=5, messages=MESSAGES)
     with pytest.raises(anthropic.BadRequestError, match="container"):
         theirs.messages.create(model="any", max_tokens=5, messages=MESSAGES, extra_body={"container": "c"})

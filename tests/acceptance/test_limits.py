@@ -1,6 +1,6 @@
 """Limits over real workers, judged by the moment of sending: used to the last request at once, exceeded in no window.
 
-A minute's budget frees only when a minute has passed, so these look at the first one: the longer story is told in `test_limits_long.py`.
+A minute's budget frees only when a minute has passed, so these look at the first one: `test_limits_long.py` looks at several.
 Failures that other batch gateways were measured to have come back here as tests.
 """
 
@@ -110,7 +110,7 @@ def test_an_eleventh_resource_runs_beside_ten_that_wait(make_crew: MakeCrew) -> 
     lines = [chat_line(f"{name}-{number}", "say", name) for name in names for number in range(20)]
     crew.site.submit(lines)
     last = crew.site.submit(requests(12, model="last"))
-    # A model that nobody serves waits for nobody's turn: its items are told so.
+    # A batch for a model without a deployment waits for no turn: its items fail and say so.
     unknown = crew.site.submit(requests(12, model="never-configured"))
     assert crew.site.ended(last).batch["request_counts"]["completed"] == 12
     assert set(crew.site.ended(unknown).error_codes()) == {"model_not_found"}
@@ -164,7 +164,7 @@ def test_interactive_calls_count_under_the_same_cap_in_every_process(make_crew: 
 
 
 def test_a_short_deferral_never_overwrites_a_longer_one(make_crew: MakeCrew) -> None:
-    """A call is told to come back in ten minutes, and then another, which was on its way already, in a second."""
+    """One call is asked to come back in ten minutes, and then another, which was on its way already, in a second."""
     crew = make_crew(lambda url: {"models": {"m": deployment(url)}}, latency_ms=20)
     crew.start(1)
     scripts = ["latency=3000,429:ra=600x1", "latency=6000,429:ra=1x1", "latency=6000", "latency=6000"]

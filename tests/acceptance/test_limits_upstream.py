@@ -18,7 +18,7 @@ ITEMS = 160
 OUTAGE_S_MAX = 160
 
 
-def _knocks(crew: Crew) -> int:
+def _probes(crew: Crew) -> int:
     """How often somebody asked in vain whether it is back."""
     return sum(call["path"] == "/v1/models" and call["status"] == 503 for call in crew.site.engine.calls())
 
@@ -42,12 +42,12 @@ def _comes_back(make_crew: MakeCrew, over: Callable[[Crew, float], bool]) -> Non
 
 @pytest.mark.soak
 def test_a_burst_of_503_ends_and_the_model_comes_back_by_itself(make_crew: MakeCrew) -> None:
-    """Measured elsewhere: a short burst blocks a model for good. Every worker has found it shut, and knocked more than once in vain."""
+    """Measured elsewhere: a short burst blocks a model for ever. Each worker has opened its circuit and probed it in vain twice or more."""
     _comes_back(
         make_crew,
         lambda crew, began: (
             all("upstream_circuit_opened" in worker.stdout() + worker.stderr() for worker in crew.workers)
-            and _knocks(crew) >= 3
+            and _probes(crew) >= 3
         ),
     )
 

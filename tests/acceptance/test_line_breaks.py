@@ -16,7 +16,7 @@ from tests.web.gateway_world import ASK, CHAT, GatewayWorld
 from tests.web.upstream import Upstream, answers, streams
 
 BREAKS = "\u2028\u2029\u0085"
-SAID = f"one{BREAKS}two \u20ac\u2027\u202a\u00c2 \\{BREAKS}"
+TEXT = f"one{BREAKS}two \u20ac\u2027\u202a\u00c2 \\{BREAKS}"
 
 
 def whole_chat(content: str) -> bytes:
@@ -32,11 +32,11 @@ def upstream() -> Iterator[Upstream]:
         if not number:
             await peer.answer(200, b'{"data":[{"id":"m"}]}')
         elif number == "0":
-            await peer.answer(200, whole_chat(SAID))
+            await peer.answer(200, whole_chat(TEXT))
         elif number == "1":
-            await peer.answer(400, json.dumps({"error": {"message": SAID}}, ensure_ascii=False).encode())
+            await peer.answer(400, json.dumps({"error": {"message": TEXT}}, ensure_ascii=False).encode())
         else:
-            await peer.answer(200, f"<p>{SAID}</p>".encode())
+            await peer.answer(200, f"<p>{TEXT}</p>".encode())
 
     with Upstream(script) as made:
         yield made
@@ -58,20 +58,20 @@ def test_every_result_line_is_one_line_to_every_client(
     env = {"TIDEGATE_RETRY_ATTEMPTS_MAX": "1", "PATH": ""}
     done = processes.completed(command, env=env)
     assert done.returncode == 1, done.stderr
-    said: dict[str, Any] = {}
+    by_id: dict[str, Any] = {}
     for path in (results, errors):
         text = path.read_bytes().decode()
         assert text.splitlines() == text.removesuffix("\n").split("\n")
-        said |= {line["custom_id"]: line for line in map(json.loads, text.splitlines())}
-    assert said["c0"]["response"]["body"]["choices"][0]["message"]["content"] == SAID
-    assert said["c1"]["response"]["body"]["error"]["message"] == SAID
-    assert said["c2"]["tidegate"]["raw"] == f"<p>{SAID}</p>"
-    assert len(said) == 4
+        by_id |= {line["custom_id"]: line for line in map(json.loads, text.splitlines())}
+    assert by_id["c0"]["response"]["body"]["choices"][0]["message"]["content"] == TEXT
+    assert by_id["c1"]["response"]["body"]["error"]["message"] == TEXT
+    assert by_id["c2"]["tidegate"]["raw"] == f"<p>{TEXT}</p>"
+    assert len(by_id) == 4
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, 4, 1_000])
 def test_an_event_is_one_line_to_every_client(world: GatewayWorld, piece_bytes: int) -> None:
-    event = json.dumps({"choices": [{"delta": {"content": SAID}}]}, ensure_ascii=False)
+    event = json.dumps({"choices": [{"delta": {"content": TEXT}}]}, ensure_ascii=False)
     sent = f"data: {event}\n\ndata: [DONE]\n\n".encode()
     pieces = [sent[at : at + piece_bytes] for at in range(0, len(sent), piece_bytes)]
     world.start(streams(*pieces))
@@ -89,15 +89,15 @@ def test_a_stream_that_is_cut_inside_a_character_is_passed_on_as_it_came(world: 
 
 
 def test_a_translated_event_is_one_line_to_every_client(world: GatewayWorld) -> None:
-    event = json.dumps({"id": "x", "choices": [{"index": 0, "delta": {"content": SAID}}]}, ensure_ascii=False)
+    event = json.dumps({"id": "x", "choices": [{"index": 0, "delta": {"content": TEXT}}]}, ensure_ascii=False)
     world.start(streams(f"data: {event}\n\ndata: [DONE]\n\n".encode()))
     ask = {**ASK, "max_tokens": 9, "stream": True}
     with world.client().stream("POST", "/v1/messages", json=ask) as answer:
         text = b"".join(answer.iter_raw()).decode()
     assert text.splitlines() == text.split("\n")[:-1]
-    assert SAID in [json.loads(line[6:]).get("delta", {}).get("text") for line in text.splitlines() if "data: " in line]
+    assert TEXT in [json.loads(line[6:]).get("delta", {}).get("text") for line in text.splitlines() if "data: " in line]
 
 
 def test_a_whole_answer_keeps_its_characters(world: GatewayWorld) -> None:
-    world.start(answers(whole_chat(SAID)))
-    assert world.client().post(CHAT, json=ASK).json() == json.loads(whole_chat(SAID))
+    world.start(answers(whole_chat(TEXT)))
+    assert world.client().post(CHAT, json=ASK).json() == json.loads(whole_chat(TEXT))

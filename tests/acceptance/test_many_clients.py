@@ -103,8 +103,8 @@ def test_200_downloads_that_are_not_read(small: Small) -> None:
 
 def test_20_bodies_of_31_mb(small: Small) -> None:
     before_mib = small.rss_mib()
-    said = behaving("slow=8000").ljust(31 * MIB)
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": said}]}).encode()
+    prompt = behaving("slow=8000").ljust(31 * MIB)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": prompt}]}).encode()
 
     def post(_: int) -> tuple[int, Any]:
         with httpx2.Client(base_url=small.url, timeout=60) as client:

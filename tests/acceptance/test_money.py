@@ -151,7 +151,7 @@ def test_a_key_has_only_so_many_calls_at_once_over_workers_and_the_gateway(make_
     assert crew.most_at_once("m") <= 2
     free = wide.submit([chat_line(f"c{number}", behaving("latency=400")) for number in range(24)])
     assert wide.ended(free).batch["request_counts"]["completed"] == 24
-    assert crew.most_at_once("m") > 2, "nobody else is held to it"
+    assert crew.most_at_once("m") > 2, "no other key is held to it"
 
 
 def test_a_key_creates_only_so_many_batches(make_crew: MakeCrew) -> None:

@@ -279,7 +279,7 @@ def test_errors_are_the_sdks_own(client: openai.OpenAI) -> None:
     assert conflict.value.code == "batch_not_cancellable"
 
 
-def test_our_own_wishes_fit_through_the_sdk(client: openai.OpenAI) -> None:
+def test_our_own_fields_fit_through_the_sdk(client: openai.OpenAI) -> None:
     file = client.files.create(file=("in.jsonl", lines(20)), purpose="batch", extra_headers={"Idempotency-Key": "f1"})
     again = client.files.create(file=("in.jsonl", lines(20)), purpose="batch", extra_headers={"Idempotency-Key": "f1"})
     assert again.id == file.id

@@ -27,7 +27,7 @@ MESSAGES = [{"role": "user", "content": CANARY}]
 async def quotes_the_prompt(request: Request, peer: Peer) -> None:
     """Answers an error with the whole body in it, an answer that is no JSON, or a broken stream; the model's name says which."""
     model = json.loads(request.body)["model"] if request.body else "404"
-    said = json.dumps(request.body.decode())
+    quoted = json.dumps(request.body.decode())
     if model == "garbage":
         await peer.answer(200, f"<html>{CANARY}</html>".encode())
     elif model == "half":
@@ -36,7 +36,7 @@ async def quotes_the_prompt(request: Request, peer: Peer) -> None:
     elif model == "header":
         await peer.send(b"HTTP/1.1 200 OK\r\n" + CANARY.encode() + b"\r\n\r\n")
     else:
-        await peer.answer(int(model), f'{{"error": {{"message": {said}, "code": {said}}}}}'.encode())
+        await peer.answer(int(model), f'{{"error": {{"message": {quoted}, "code": {quoted}}}}}'.encode())
 
 
 MODELS = ("400", "401", "404", "413", "422", "429", "500", "503", "garbage", "half", "header")
@@ -79,8 +79,8 @@ def test_no_prompt_is_ever_logged_traced_or_shown(processes: Processes, tmp_path
         collector.until("process-batch")
     finally:
         quoting.close()
-    said = server.stdout() + server.stderr()
-    assert CANARY not in said, [line for line in said.splitlines() if CANARY in line]
+    output = server.stdout() + server.stderr()
+    assert CANARY not in output, [line for line in output.splitlines() if CANARY in line]
     # Of a line that is refused, its url is named: that is no prompt.
     shown = {address: text.replace(f"&#39;/{CANARY}&#39;", "") for address, text in pages.items()}
     assert [address for address, text in shown.items() if CANARY in address + text] == []
@@ -89,7 +89,7 @@ def test_no_prompt_is_ever_logged_traced_or_shown(processes: Processes, tmp_path
     assert [span for span in spans if CANARY in str(span)] == []
     assert {"process-batch", "create-batch", "chat garbage"} <= {span.name for span in spans}
     for event in ("job_failed", "job_completed"):
-        assert event in said, f"nothing told of {event}: the search would prove nothing"
+        assert event in output, f"there is no {event}: the search would prove nothing"
 
 
 def _run_batches(site: Site) -> None:

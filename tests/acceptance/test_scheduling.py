@@ -88,15 +88,17 @@ def test_weights_are_what_tenants_get_of_a_model(make_crew: MakeCrew) -> None:
 def test_the_mode_is_switched_while_everything_runs(make_crew: MakeCrew) -> None:
     crew = _crew(make_crew)
     large, small = crew.site.keyed("large"), crew.site.keyed("small")
-    told = json.loads(crew.command("scheduler", "set", "fifo_v1", "--shadow", "fair_share_v1", "--json").stdout())
-    assert (told["mode"], told["shadow_mode"], told["mode_switched"]) == ("fifo_v1", "fair_share_v1", True)
+    answer = json.loads(crew.command("scheduler", "set", "fifo_v1", "--shadow", "fair_share_v1", "--json").stdout())
+    assert (answer["mode"], answer["shadow_mode"], answer["mode_switched"]) == ("fifo_v1", "fair_share_v1", True)
     for worker in crew.workers:
         worker.wait_for_line(r"scheduler_switched\s+mode=fifo_v1 shadow_mode=fair_share_v1")
     heavy = large.submit(requests(200, _slow(2_000)))
     crew.until_called(WORKERS * IN_FLIGHT)
     light = small.submit(requests(SLICE_ITEMS))
-    # The shadow would have chosen otherwise and says so; whoever came first goes on to be served first.
-    wait_until(lambda: any(_said(worker, "scheduler_shadow_differs") for worker in crew.workers), END_S, "the shadow")
+    # The shadow would have chosen otherwise and says so; the tenant that came first is still served first.
+    wait_until(
+        lambda: any(_has_logged(worker, "scheduler_shadow_differs") for worker in crew.workers), END_S, "the shadow"
+    )
     assert _of(crew.calls(), light) == 0
     assert _of(crew.calls(), heavy) < 200
     crew.command("scheduler", "set", "configured", "--shadow", "none")
@@ -106,7 +108,7 @@ def test_the_mode_is_switched_while_everything_runs(make_crew: MakeCrew) -> None
     assert large.batch(heavy)["request_counts"]["completed"] < 150, "with shares the small one ends long before"
 
 
-def _said(worker: Proc, words: str) -> bool:
+def _has_logged(worker: Proc, words: str) -> bool:
     return words in worker.stdout() + worker.stderr()
 
 
@@ -133,7 +135,7 @@ def test_a_workers_metrics_tell_of_fairness_and_limits(make_crew: MakeCrew) -> N
     tight = acme.submit(requests(12, model="tight"))
     crew.until_called(5, "tight")
 
-    def told() -> bool:
+    def all_shown() -> bool:
         shown = _metrics(port)
         return (
             shown.get('tidegate_limits_granted_requests_total{bound="deployment"}', 0) >= 5
@@ -143,7 +145,7 @@ def test_a_workers_metrics_tell_of_fairness_and_limits(make_crew: MakeCrew) -> N
             and shown.get('tidegate_scheduler_skips_total{reason="budget_spent"}', 0) >= 1
         )
 
-    wait_until(told, END_S, "the metrics to tell", poll_s=POLL_S)
+    wait_until(all_shown, END_S, "the metrics to tell", poll_s=POLL_S)
     assert acme.batch(tight)["request_counts"]["failed"] == 0
     text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=30, trust_env=False).text
     samples = [line for line in text.splitlines() if not line.startswith("#")]
@@ -156,7 +158,7 @@ def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
             "models": {
                 "tight": deployment(url, limits=per_minute(5)),
                 "own": deployment(url),
-                "told": deployment(url),
+                "paused": deployment(url),
                 "failing": deployment(url),
                 "busy": deployment(url),
             },
@@ -176,15 +178,17 @@ def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
     own_budget = "the budget of this batch is used up (5 requests in all); it allows more when it is raised."
     assert own_budget in crew.explain(own)
 
-    told = crew.site.submit(requests(40, lambda number: behaving("429:ra=600"), "told"))
-    _until_said(crew, told, "their upstream asked for a pause (upstream_throttled)")
-    _until_said(crew, told, "told: it waits, because its upstreams asked for a pause (resting)")
+    paused = crew.site.submit(requests(40, lambda number: behaving("429:ra=600"), "paused"))
+    _until_explained(crew, paused, "their upstream asked for a pause (upstream_throttled)")
+    _until_explained(crew, paused, "paused: it waits, because its upstreams asked for a pause (resting)")
 
-    # Too few to shut the deployment: only the retry budget keeps them waiting.
+    # Too few to open the circuit of the deployment: only the retry budget keeps them waiting.
     failing = crew.site.submit(requests(3, lambda number: behaving("500"), "failing"))
-    _until_said(crew, failing, "the retry budget of their deployment is used up (retry.budget_share, retry.budget_min)")
+    _until_explained(
+        crew, failing, "the retry budget of their deployment is used up (retry.budget_share, retry.budget_min)"
+    )
     # Also while every slice rests, which no look of a worker shows.
-    _until_said(crew, failing, "failing: it waits, because its retries wait for the retry budget")
+    _until_explained(crew, failing, "failing: it waits, because its retries wait for the retry budget")
 
     # Nothing of these ends, so that it stays the turn of one of them.
     large, small = crew.site.keyed("large"), crew.site.keyed("small")
@@ -194,14 +198,14 @@ def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
     _in_progress(small, second)
 
     def one_goes_first() -> bool:
-        said = [crew.explain(first, "large"), crew.explain(second, "small")]
-        waits = ["other tenants were served less so far and go first (fair_share)" in one for one in said]
-        goes = ["busy: a worker with room takes its next slice now" in one for one in said]
+        explanations = [crew.explain(first, "large"), crew.explain(second, "small")]
+        waits = ["other tenants were served less so far and go first (fair_share)" in one for one in explanations]
+        goes = ["busy: a worker with room takes its next slice now" in one for one in explanations]
         return sorted(waits) == [False, True] and goes == waits[::-1]
 
     wait_until(one_goes_first, END_S, "one of two tenants to go first", poll_s=POLL_S)
 
 
-def _until_said(crew: Crew, batch_id: str, words: str, org: str | None = None) -> None:
-    said = f"{batch_id} to be explained by {words!r}"
-    wait_until(lambda: words in crew.explain(batch_id, org), END_S, said, poll_s=POLL_S)
+def _until_explained(crew: Crew, batch_id: str, words: str, org: str | None = None) -> None:
+    what = f"{batch_id} to be explained by {words!r}"
+    wait_until(lambda: words in crew.explain(batch_id, org), END_S, what, poll_s=POLL_S)

@@ -1,4 +1,4 @@
-"""Secrets that stand out, in every place that can hold one, and everything that can go wrong with each: none is ever said.
+"""Secrets that stand out, in every place that can hold one, and everything that can go wrong with each: none is ever shown.
 
 Real processes at the debug level. What they print, answer, count, trace, write into results and show of their settings or in the console is
 searched for each secret, as it is and as others write it (base64, percent signs).
@@ -23,7 +23,7 @@ from tests.support.tidegate import TIDEGATE, Site, chat_line, operator_headers
 from tests.upstream.raw_server import Peer, Request
 from tests.web.upstream import Upstream
 
-# One for each place; what is said names the place.
+# One for each place; the text of the secret names the place.
 PLACES = (
     "api-key-env", "api-key-environ", "api-key-file", "api-key-literal", "pepper", "redis", "postgres", "s3-id", "s3-secret",
     "header-of-a-caller", "wrong-key", "wrong-token", "collector",
@@ -37,11 +37,11 @@ def forms(secret: str) -> set[str]:
 
 
 async def quotes_the_key(request: Request, peer: Peer) -> None:
-    """Says what it was sent, as some servers do to a wrong key; which way is in the prompt."""
+    """Quotes the key that it was sent, as some servers do with a wrong one; the prompt says with which status."""
     shown = request.headers.get("Authorization", "").encode()
-    if b"say it well" in request.body:
+    if b"answer well" in request.body:
         choice = (
-            b'{"index":0,"message":{"role":"assistant","content":"You sent %s, said well"},"finish_reason":"stop"}'
+            b'{"index":0,"message":{"role":"assistant","content":"You sent %s, answered well"},"finish_reason":"stop"}'
             % shown
         )
         await peer.answer(200, b'{"id":"x","object":"chat.completion","choices":[%s]}' % choice, X_Echo=shown.decode())
@@ -50,20 +50,20 @@ async def quotes_the_key(request: Request, peer: Peer) -> None:
     await peer.answer(status, b'{"error":{"message":"Incorrect API key provided: %s"}}' % shown, X_Echo=shown.decode())
 
 
-class Told:
-    """Everything that was said so far, by whom."""
+class Shown:
+    """Everything that was shown so far, by the process or the address that showed it."""
 
     def __init__(self) -> None:
         self.by: dict[str, str] = {}
 
-    def hear(self, answer: httpx2.Response) -> httpx2.Response:
+    def note(self, answer: httpx2.Response) -> httpx2.Response:
         request = answer.request
         self.by[f"{len(self.by)} {request.method} {request.url.path} -> {answer.status_code}"] = (
             f"{dict(answer.headers)} {answer.text}"
         )
         return answer
 
-    def heard_of(self, secrets: dict[str, str]) -> list[tuple[str, str]]:
+    def places_of(self, secrets: dict[str, str]) -> list[tuple[str, str]]:
         return [
             (place, who)
             for place, secret in secrets.items()
@@ -79,7 +79,7 @@ class Installation:
         self.engine = Engine(processes, directory / "engine")
         self.quoting = Upstream(quotes_the_key)
         self.collector = collector
-        self.told = Told()
+        self.shown = Shown()
         key_file = directory / "upstream.key"
         key_file.write_text(CANARY["api-key-file"] + "\n")
         gone = "http://127.0.0.1:1/v1"
@@ -126,54 +126,54 @@ def installation(module_processes: Processes, module_directory: Path) -> Iterato
 
 
 @pytest.mark.timeout(300)
-def test_no_secret_is_ever_said(installation: Installation) -> None:
-    one, told = installation, installation.told
+def test_no_secret_is_ever_shown(installation: Installation) -> None:
+    one, shown = installation, installation.shown
     key = one.key("acme")
     with httpx2.Client(base_url=one.site.url, timeout=60, headers={"Authorization": f"Bearer {key}"}) as client:
-        _run_a_batch(one, key, told)
-        _ask_interactively(client, told)
+        _run_a_batch(one, key, shown)
+        _ask_interactively(client, shown)
         for path in ("/metrics", "/readyz", "/healthz", "/v1/models", "/v1/models/quoted", "/v1/files", "/v1/batches"):
-            told.hear(client.get(path))
-    _be_refused(one, told)
-    _look_at_the_console(one, told)
+            shown.note(client.get(path))
+    _be_refused(one, shown)
+    _look_at_the_console(one, shown)
     _ask_commands(one)
     for number, span in enumerate(one.collector.spans()):
-        told.by[f"span {number} {span.name}"] = str(span)
+        shown.by[f"span {number} {span.name}"] = str(span)
     for number, proc in enumerate(one.processes.started):
-        told.by[f"process {number} {' '.join(proc.args[1:3])}"] = proc.stdout() + proc.stderr()
+        shown.by[f"process {number} {' '.join(proc.args[1:3])}"] = proc.stdout() + proc.stderr()
     assert (
-        told.heard_of({**CANARY, **one.keys, "control token": operator_headers(one.site.data)["X-Tidegate-Control"]})
+        shown.places_of({**CANARY, **one.keys, "control token": operator_headers(one.site.data)["X-Tidegate-Control"]})
         == []
     )
-    said = "".join(told.by.values())
+    text = "".join(shown.by.values())
     for word in (
-        *("upstream_key_rejected", "127.0.0.1:1", "redis", "invalid_api_key", "batch_cancelled", "said well"),
+        *("upstream_key_rejected", "127.0.0.1:1", "redis", "invalid_api_key", "batch_cancelled", "answered well"),
         *("process-batch", "chat quoted", "<title>"),
     ):
-        assert word in said, f"nothing told of {word}: the search would prove nothing"
+        assert word in text, f"there is no {word}: the search would prove nothing"
 
 
-def _ask_interactively(client: httpx2.Client, told: Told) -> None:
+def _ask_interactively(client: httpx2.Client, shown: Shown) -> None:
     for model, text in (
         ("quoted", "say 400"),
         ("quoted", "say 500"),
         ("quoted", "say 200"),
-        ("quoted", "say it well"),
+        ("quoted", "answer well"),
         ("gone", ""),
         ("well", ""),
     ):
         messages = [{"role": "user", "content": text or "Say hi."}]
-        told.hear(client.post("/v1/chat/completions", json={"model": model, "messages": messages}))
-        told.hear(client.post("/v1/messages", json={"model": model, "messages": messages, "max_tokens": 5}))
-    told.hear(client.post("/v1/chat/completions", json={"model": "forbidden", **ASK}))
+        shown.note(client.post("/v1/chat/completions", json={"model": model, "messages": messages}))
+        shown.note(client.post("/v1/messages", json={"model": model, "messages": messages, "max_tokens": 5}))
+    shown.note(client.post("/v1/chat/completions", json={"model": "forbidden", **ASK}))
     secret_header = {"X-Secret": CANARY["header-of-a-caller"]}
-    told.hear(client.post("/v1/chat/completions", json={"model": "absent", **ASK}, headers=secret_header))
+    shown.note(client.post("/v1/chat/completions", json={"model": "absent", **ASK}, headers=secret_header))
 
 
-def _run_a_batch(one: Installation, key: str, told: Told) -> None:
+def _run_a_batch(one: Installation, key: str, shown: Shown) -> None:
     site = one.site.as_caller(key)
     texts = {
-        "quoted": ("say 400", "say 500", "say 200", "say it well"),
+        "quoted": ("say 400", "say 500", "say 200", "answer well"),
         "forbidden": ("a", "b"),
         "gone": ("a", "b"),
         "well": ("a",),
@@ -189,10 +189,10 @@ def _run_a_batch(one: Installation, key: str, told: Told) -> None:
     one.command("explain", batch_id, "--org", "acme")
     site.cancel(batch_id)
     ended = site.ended(batch_id)
-    told.by["results"] = json.dumps([ended.batch, ended.output, ended.errors])
+    shown.by["results"] = json.dumps([ended.batch, ended.output, ended.errors])
 
 
-def _be_refused(one: Installation, told: Told) -> None:
+def _be_refused(one: Installation, shown: Shown) -> None:
     wrong = [
         {"Authorization": f"Bearer {CANARY['wrong-key']}"},
         {"Authorization": CANARY["wrong-key"]},
@@ -202,15 +202,15 @@ def _be_refused(one: Installation, told: Told) -> None:
     with httpx2.Client(base_url=one.site.url, timeout=60) as client:
         for headers in wrong:
             for method, path in (("GET", "/v1/files"), ("POST", "/v1/messages"), ("POST", "/admin/v1/keys")):
-                told.hear(client.request(method, path, headers=headers, json={} if method == "POST" else None))
+                shown.note(client.request(method, path, headers=headers, json={} if method == "POST" else None))
 
 
-def _look_at_the_console(one: Installation, told: Told) -> None:
+def _look_at_the_console(one: Installation, shown: Shown) -> None:
     """Every page of a key that may read requests and responses too: in these, no prompt is a secret."""
     scopes = ["admin:read", "admin:write", "admin:content"]
     key = one.keys["key of an operator"] = str(one.site.operate("keys", org="ops", scopes=scopes)["key"])
     for address, text in console_pages(one.site.url, key).items():
-        told.by[f"page {address}"] = text
+        shown.by[f"page {address}"] = text
     one.collector.until("process-batch")
 
 

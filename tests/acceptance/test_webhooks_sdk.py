@@ -140,8 +140,10 @@ def test_a_response_that_was_cut_ends_as_incomplete(client: Any, receiver: Recei
             event = client.webhooks.unwrap(got.body, got.headers, secret=secret)
             type(event).model_validate(event.to_dict(), strict=True)
         assert json.loads(got.body)["type"] == f"response.{status}"
-    told = client.get("/webhook_deliveries", cast_to=dict[str, Any])["data"]
-    heard = {(one["webhook_endpoint_id"], one["event_type"]) for one in told if one["webhook_endpoint_id"] == narrow.id}
-    assert heard == {(narrow.id, "response.completed")}
+    deliveries = client.get("/webhook_deliveries", cast_to=dict[str, Any])["data"]
+    delivered = {
+        (one["webhook_endpoint_id"], one["event_type"]) for one in deliveries if one["webhook_endpoint_id"] == narrow.id
+    }
+    assert delivered == {(narrow.id, "response.completed")}
     for made in (endpoint, narrow):
         client.webhooks.delete(made.id)
