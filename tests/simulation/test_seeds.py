@@ -110,12 +110,12 @@ def test_a_seed_replays_to_the_same_trace() -> None:
 def test_a_seed_replays_in_another_process_with_another_hash_order() -> None:
     """Nothing may hang on the order of a set, which differs from process to process."""
     command = [sys.executable, "-m", "tests.simulation.world", "5", "4", "--digest"]
-    said = [
+    runs = [
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": order}, capture_output=True, check=True, text=True)
         for order in ("1", "2")
     ]
-    assert said[0].stdout == said[1].stdout
-    assert len(said[0].stdout.split()) == 4
+    assert runs[0].stdout == runs[1].stdout
+    assert len(runs[0].stdout.split()) == 4
 
 
 @pytest.mark.soak

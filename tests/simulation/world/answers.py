@@ -1,4 +1,4 @@
-"""What the model servers answer, by endpoint: each answer bears the mark of its call and of its item."""
+"""What the model servers answer, by endpoint: each answer has the mark of its call and of its item."""
 
 import random
 from collections.abc import Sequence

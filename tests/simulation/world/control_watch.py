@@ -98,7 +98,7 @@ class ControlWatch:
     def _note_stop(self, job_id: Any, stopped_by: Any, answered: Any, failed: Any, cost_nano: Any) -> None:
         order = self._orders[job_id]
         reasons = _passed(order, answered, failed, cost_nano)
-        canary = order.wishes.canary
+        canary = order.actions.canary
         if canary is not None and (
             self.words.get(job_id) == "stop"
             or canary.then == "stop"
@@ -111,7 +111,7 @@ class ControlWatch:
             )
 
     def _note_sample(self, job_id: Any, answered: Any, failed: Any) -> None:
-        order, canary = self._orders[job_id], self._orders[job_id].wishes.canary
+        order, canary = self._orders[job_id], self._orders[job_id].actions.canary
         if canary is None or self.words.get(job_id) == "continue":
             return
         if answered + failed < min(canary.items, len(order.tags)):
@@ -130,17 +130,19 @@ class ControlWatch:
                 self._broken(
                     f"thresholds: {order.name} goes on past {passed}: {answered} answered, {failed} failed, {cost_nano}"
                 )
-            canary = order.wishes.canary
+            canary = order.actions.canary
             if canary_state == "running" and canary and answered + failed >= min(canary.items, run_count):
                 self._broken(f"canary: that of {order.name} is done, and nothing follows")
 
     def check_call(self, call: Witnessed) -> None:
         paused_s = self._paused_at_s.get(call.job_id)
         if paused_s is not None:
-            heard = sum(1 for done_s, _ in call.process.beats if done_s > paused_s)
-            if heard > 1:
-                self._broken(f"pause: call {call.serial} was sent though {heard} heartbeats had reported the pause")
-        canary = self._orders[call.job_id].wishes.canary
+            beat_count = sum(1 for done_s, _ in call.process.beats if done_s > paused_s)
+            if beat_count > 1:
+                self._broken(
+                    f"pause: call {call.serial} was sent though {beat_count} heartbeats had reported the pause"
+                )
+        canary = self._orders[call.job_id].actions.canary
         if canary is not None and call.number >= canary.items:
             running = "select 1 from jobs where id = ? and canary_state in ('running', 'waiting') and closing is null"
             if self._connection.execute(running, (call.job_id,)).fetchall():
@@ -185,7 +187,7 @@ class ControlWatch:
 
     def _judge_window(self, order: Order) -> None:
         """A job ends by its last window, and does not expire before."""
-        if order.wishes.window_s is None:
+        if order.actions.window_s is None:
             return
         found: list[Any] = self._connection.execute(
             "select created_at, expires_at, expired_at, state from jobs where id = ?", (order.job_id,)
@@ -207,10 +209,10 @@ class ControlWatch:
         for call in calls:
             sent.setdefault(call.job_id, []).append(call.sent_s)
         for low, high in permutations(orders, 2):
-            is_ranked = owners[low.job_id] == owners[high.job_id] and low.wishes.priority < high.wishes.priority
+            is_ranked = owners[low.job_id] == owners[high.job_id] and low.actions.priority < high.actions.priority
             if not is_ranked or high.limits:
                 continue
-            ready_s = max(order.begin_s + order.wishes.ranked_s for order in (low, high)) + _RANKED_S
+            ready_s = max(order.begin_s + order.actions.ranked_s for order in (low, high)) + _RANKED_S
             early = [at_s for at_s in sent.get(low.job_id, ()) if ready_s < at_s < max(sent.get(high.job_id, [0.0]))]
             if len(early) > held_max:
                 self._broken(f"priority: {len(early)} calls of {low.name} went before the last one of {high.name}")
@@ -222,7 +224,7 @@ def _share_is_over(ppm: int, answered: int, failed: int) -> bool:
 
 def _passed(order: Order, answered: int, failed: int, cost_nano: int, run_count: int | None = None) -> set[str]:
     """Which thresholds of its caller a job has passed."""
-    given, passed = order.wishes.thresholds, set()
+    given, passed = order.actions.thresholds, set()
     if given.max_cost_nano is not None and cost_nano > given.max_cost_nano:
         passed.add("max_cost")
     errors = given.max_errors

@@ -60,11 +60,11 @@ _CHOICES = (
 )
 
 
-class Wishes(msgspec.Struct, frozen=True):
+class Actions(msgspec.Struct, frozen=True):
     """What a caller does to a job beside creating it. Moments are seconds after its creation.
 
     `pauses` are pairs of pause and resume; without a resume it stays paused. It begins `later_s` after its creation, until that is changed
-    at `moved_s`. Thresholds are given at its creation, or at `changed_s`. `word` is what is said after a canary, from `word_s` on.
+    at `moved_s`. Thresholds are given at its creation, or at `changed_s`. `word` is sent after a canary, from `word_s` on.
     `retries` are made one after the other. Once it has ended, an `edited` input is sent again. Its answers must fit `answers`. With `door`
     what becomes of each item is noted. At `window_s` its window is changed to `window_to_ms`. From `ranked_s` on it has its priority. Its
     deletion is asked for at `deletes_s`, also while it runs, and `deleted_after_s` after its end."""
@@ -90,12 +90,12 @@ class Wishes(msgspec.Struct, frozen=True):
     deleted_after_s: float | None = None
 
 
-NO_WISHES = Wishes()
+NO_ACTIONS = Actions()
 
 
 class Order(msgspec.Struct):
     """One job as its caller knows it. `asked` is which model or resource each line asks for, by its custom_id's number, and `usages` is
-    what each really takes; a line that is no request has neither. `wishes` is what its caller does to it while it runs. `retry_of` is the
+    what each really takes; a line that is no request has neither. `actions` is what its caller does to it while it runs. `retry_of` is the
     order of which it runs some lines again. `copies` are lines that are the same request as another: which. `reuse_of` is the order whose
     input was edited, and `unchanged` are the lines that are in both. A response with `interactive_after_ms` goes like a user's call once
     it has waited so long; it was asked for first at `asked_s` and accepted at `accepted_s`. `endpoints` are those of the lines of a job
@@ -120,7 +120,7 @@ class Order(msgspec.Struct):
     asked_s: float = math.inf
     accepted_s: float = math.inf
     shape: JobShape = PLAIN
-    wishes: Wishes = NO_WISHES
+    actions: Actions = NO_ACTIONS
     retry_of: "Order | None" = None
     reuse_of: "Order | None" = None
     unchanged: frozenset[str] = frozenset()
@@ -171,7 +171,7 @@ class Customers:
         self._urls: dict[str, list[str]] = {}
         self._endpoints = random.Random(f"endpoints/{plan.seed}")
         self._shapes = random.Random(f"shapes/{plan.seed}")
-        self._wishes = random.Random(f"wishes/{plan.seed}")
+        self._actions = random.Random(f"wishes/{plan.seed}")
         self._lines = random.Random(f"lines/{plan.seed}")
         self._ranks = random.Random(f"ranks/{plan.seed}")
         self._deletes = random.Random(f"deletes/{plan.seed}")
@@ -233,7 +233,7 @@ class Customers:
         for order in self.orders:
             if self.poison.intersection(order.tags):
                 order.window_ms = min(order.window_ms, POISON_WINDOW_MS)
-                order.wishes = replace(order.wishes, window_s=None)
+                order.actions = replace(order.actions, window_s=None)
             elif self.poison and order.cancel_s is None and self._plan.shape is Shape.ANY:
                 order.begin_s += COMPANY_AFTER_S
 
@@ -278,9 +278,9 @@ class Customers:
             order.begin_s, order.window_ms, order.ordered = 0.0, race_window_ms(plan), False
         if plan.shaped:
             order.shape = self._shape()
-        order.wishes = self._draw_wishes(order, is_odd=odd)
-        self._draw_line_wishes(order, is_odd=odd)
-        self._draw_later_wishes(order)
+        order.actions = self._draw_actions(order, is_odd=odd)
+        self._draw_line_actions(order, is_odd=odd)
+        self._draw_later_actions(order)
         self._draw_deletes(order)
         for number in range(count):
             is_odd = odd and number == count - 1
@@ -290,78 +290,78 @@ class Customers:
                 self._add_line(order, number, odd=is_odd)
         return order
 
-    def _draw_line_wishes(self, order: Order, *, is_odd: bool) -> None:
+    def _draw_line_actions(self, order: Order, *, is_odd: bool) -> None:
         """What is asked of lines and answers."""
         dice, plan = self._lines, self._plan
         if dice.random() < plan.strength("job_same"):
             order.shape = msgspec.structs.replace(order.shape, dedupe=True)
         elif dice.random() < plan.strength("job_edit") and not is_odd:
-            order.wishes = replace(order.wishes, is_edited=True)
+            order.actions = replace(order.actions, is_edited=True)
         if dice.random() < plan.strength("job_schema") and order.endpoint != EMBEDDINGS:
             terms = AnswerTerms(SCHEMA, tries_max=dice.choice((0, 1, 2)), feedback=dice.random() < 0.5)
             if plan.estate.stronger:
                 terms = msgspec.structs.replace(terms, escalate_to=plan.estate.stronger)
-            order.wishes = replace(order.wishes, answers=terms)
+            order.actions = replace(order.actions, answers=terms)
         # The door that wants events of items takes neither copies nor answers of an earlier job.
-        is_copied = order.shape.dedupe or order.wishes.is_edited
+        is_copied = order.shape.dedupe or order.actions.is_edited
         if dice.random() < plan.strength("job_door") and not is_copied:
-            order.wishes, order.ordered = replace(order.wishes, door="{}"), False
-        if self._mixed.random() < plan.strength("job_mixed") and not is_copied and order.wishes.answers is None:
+            order.actions, order.ordered = replace(order.actions, door="{}"), False
+        if self._mixed.random() < plan.strength("job_mixed") and not is_copied and order.actions.answers is None:
             order.endpoint, order.shape = MIXED, PLAIN
             if self._mixed.random() < 0.7:
-                order.wishes, order.ordered = replace(order.wishes, door="{}"), False
+                order.actions, order.ordered = replace(order.actions, door="{}"), False
 
-    def _draw_wishes(self, order: Order, *, is_odd: bool) -> Wishes:
-        dice, plan = self._wishes, self._plan
-        wishes = NO_WISHES
+    def _draw_actions(self, order: Order, *, is_odd: bool) -> Actions:
+        dice, plan = self._actions, self._plan
+        actions = NO_ACTIONS
         if dice.random() < plan.strength("job_pause"):
-            wishes = replace(wishes, pauses=self._draw_pauses(is_short=order.window_ms < LONG_WINDOW_MS))
+            actions = replace(actions, pauses=self._draw_pauses(is_short=order.window_ms < LONG_WINDOW_MS))
         if dice.random() < plan.strength("job_later") and order.window_ms == LONG_WINDOW_MS:
-            wishes = replace(wishes, later_s=dice.uniform(0.5, 6))
+            actions = replace(actions, later_s=dice.uniform(0.5, 6))
             if dice.random() < 0.5:
-                wishes = replace(wishes, moved_s=dice.uniform(0.2, 4), moved_to_s=dice.choice((0.0, 5.0, 9.0)))
+                actions = replace(actions, moved_s=dice.uniform(0.2, 4), moved_to_s=dice.choice((0.0, 5.0, 9.0)))
         if dice.random() < plan.strength("job_threshold"):
-            wishes = replace(wishes, thresholds=dice.choice(_THRESHOLDS), changed_s=dice.choice((None, None, 3.0)))
+            actions = replace(actions, thresholds=dice.choice(_THRESHOLDS), changed_s=dice.choice((None, None, 3.0)))
         if dice.random() < plan.strength("job_canary"):
             canary = Canary(dice.choice((1, 3, 6)), dice.choice((0, 200_000, 1_000_000)), dice.choice(_AFTER_CANARY))
-            wishes = replace(wishes, canary=canary)
+            actions = replace(actions, canary=canary)
             if canary.then == "wait" or dice.random() < 0.2:
-                wishes = replace(wishes, word=dice.choice(("continue", "stop")), word_s=dice.uniform(0.5, 10))
+                actions = replace(actions, word=dice.choice(("continue", "stop")), word_s=dice.uniform(0.5, 10))
         if dice.random() < plan.strength("job_retry") and not is_odd:
-            wishes = replace(wishes, retries=tuple(dice.choices(_CHOICES, k=dice.choice((1, 2)))))
-        return wishes
+            actions = replace(actions, retries=tuple(dice.choices(_CHOICES, k=dice.choice((1, 2)))))
+        return actions
 
-    def _draw_later_wishes(self, order: Order) -> None:
+    def _draw_later_actions(self, order: Order) -> None:
         """What is changed of a job beside its work: until when it must end, and what goes before it."""
         dice, plan = self._ranks, self._plan
         if dice.random() < plan.strength("job_window") and plan.shape is Shape.ANY:
             at_s = dice.uniform(0.1, 4)
             to_ms = int(1_000 * (at_s + dice.uniform(61, 75))) if order.window_ms == LONG_WINDOW_MS else LONG_WINDOW_MS
             # What stays paused ends with its window: with a long one it would not.
-            if not any(resumed_s is None for _, resumed_s in order.wishes.pauses):
-                order.wishes = replace(order.wishes, window_s=at_s, window_to_ms=to_ms)
+            if not any(resumed_s is None for _, resumed_s in order.actions.pauses):
+                order.actions = replace(order.actions, window_s=at_s, window_to_ms=to_ms)
         if dice.random() < plan.strength("job_priority"):
             priority, ranked_s = dice.choice((-100, -1, 1, 100)), dice.choice((0.0, 0.0, dice.uniform(0.1, 4)))
-            order.wishes = replace(order.wishes, priority=priority, ranked_s=ranked_s)
+            order.actions = replace(order.actions, priority=priority, ranked_s=ranked_s)
 
     def _draw_deletes(self, order: Order) -> None:
         dice = self._deletes
         if dice.random() < self._plan.strength("job_delete"):
             tries_s = tuple(dice.uniform(0.1, 6) for _ in range(dice.choice((0, 1, 2))))
-            order.wishes = replace(order.wishes, deletes_s=tries_s, deleted_after_s=self._draw_deletion())
+            order.actions = replace(order.actions, deletes_s=tries_s, deleted_after_s=self._draw_deletion())
 
     def _draw_deletion(self) -> float | None:
         """How long after its end a job is deleted: at once, while others use what it left, or never."""
         dice = self._deletes
         return dice.choice((None, 0.0, dice.uniform(0, 1), dice.uniform(0.5, 6)))
 
-    def _wishes_again(self, order: Order) -> Wishes:
+    def _actions_again(self, order: Order) -> Actions:
         """What is done to a job that runs lines of another one again."""
         after_s = self._draw_deletion() if self._deletes.random() < self._plan.strength("job_delete") else None
-        return Wishes(answers=order.wishes.answers, deleted_after_s=after_s)
+        return Actions(answers=order.actions.answers, deleted_after_s=after_s)
 
     def _draw_pauses(self, *, is_short: bool) -> tuple[tuple[float, float | None], ...]:
-        dice, at_s, pauses = self._wishes, 0.0, []
+        dice, at_s, pauses = self._actions, 0.0, []
         for _ in range(dice.choice((1, 2, 3))):
             paused_s = at_s + dice.uniform(0.1, 4)
             at_s = paused_s + dice.uniform(0.1, 8)
@@ -457,7 +457,7 @@ class Customers:
             window_ms=POISON_WINDOW_MS if self.poison.intersection(order.tags) else LONG_WINDOW_MS,
             cancel_s=None,
             shape=msgspec.structs.replace(order.shape, reuse_from=order.job_id, more_inputs=()),
-            wishes=self._wishes_again(order),
+            actions=self._actions_again(order),
             reuse_of=order,
             requests={},
             bodies=[],
@@ -499,8 +499,8 @@ class Customers:
         if order.endpoint == EMBEDDINGS:
             return 0
         shape = order.shape
-        said = body.get("max_tokens", shape.defaults.get("max_tokens", 0))
-        return int(shape.overrides.get("max_tokens", said))
+        most = body.get("max_tokens", shape.defaults.get("max_tokens", 0))
+        return int(shape.overrides.get("max_tokens", most))
 
     async def _upload(self, order: Order) -> None:
         files = {order.file_id: order.bodies}
@@ -527,13 +527,13 @@ class Customers:
 
     async def create(self, order: Order) -> None:
         """Twice now and then, as after an answer that was lost."""
-        wishes = order.wishes
-        controls = wishes.thresholds if wishes.changed_s is None else NO_CONTROLS
-        if wishes.later_s:
-            controls = replace(controls, not_before=await self._moment_ms(wishes.later_s))
-        if not wishes.ranked_s:
-            controls = replace(controls, priority=wishes.priority)
-        request = replace(self._request(order), controls=controls, canary=wishes.canary)
+        actions = order.actions
+        controls = actions.thresholds if actions.changed_s is None else NO_CONTROLS
+        if actions.later_s:
+            controls = replace(controls, not_before=await self._moment_ms(actions.later_s))
+        if not actions.ranked_s:
+            controls = replace(controls, priority=actions.priority)
+        request = replace(self._request(order), controls=controls, canary=actions.canary)
         if self._checks.random() < self._plan.strength("job_checked"):
             await self._dry_runs.ask(order.caller, order.job_id, request)
         for _ in range(self._dice.choice((1, 1, 2))):
@@ -550,8 +550,8 @@ class Customers:
             invalid_lines=order.invalid_lines,
             limits=order.limits,
             shape=order.shape,
-            answers=order.wishes.answers,
-            door=order.wishes.door,
+            answers=order.actions.answers,
+            door=order.actions.door,
         )
 
     def _share_owner(self, order: Order) -> str:
@@ -582,22 +582,22 @@ class Customers:
 
     async def move(self, order: Order) -> None:
         """Say another moment before which the job does not run."""
-        to_ms = await self._moment_ms(order.wishes.moved_to_s) if order.wishes.moved_to_s else 0
+        to_ms = await self._moment_ms(order.actions.moved_to_s) if order.actions.moved_to_s else 0
         await self._change(order, {"not_before": to_ms})
 
     async def set_thresholds(self, order: Order) -> None:
-        given = order.wishes.thresholds
+        given = order.actions.thresholds
         await self._change(order, {"max_cost_nano": given.max_cost_nano, "max_errors": given.max_errors})
 
     async def set_window(self, order: Order) -> None:
-        to_ms = order.wishes.window_to_ms
+        to_ms = order.actions.window_to_ms
         change = JobChange({}, to_ms, f"{to_ms}ms")
         act = self._store.change_job(order.caller.tenant_id, order.job_id, change)
         if await self._act("changed the window of", order, act):
             order.window_ms = to_ms
 
     async def rank(self, order: Order) -> None:
-        await self._change(order, {"priority": order.wishes.priority})
+        await self._change(order, {"priority": order.actions.priority})
 
     async def _change(self, order: Order, controls: dict[str, object]) -> None:
         change = self._store.change_job(order.caller.tenant_id, order.job_id, JobChange(controls))
@@ -605,14 +605,14 @@ class Customers:
 
     async def say(self, order: Order) -> bool:
         """Say what follows a canary; False when it was not taken."""
-        goes_on = order.wishes.word == "continue"
-        told = self._store.end_canary(order.caller.tenant_id, order.job_id, goes_on=goes_on)
-        return await self._act(f"said {order.wishes.word} to", order, told)
+        goes_on = order.actions.word == "continue"
+        act = self._store.end_canary(order.caller.tenant_id, order.job_id, goes_on=goes_on)
+        return await self._act(f"sent {order.actions.word} to", order, act)
 
     async def retry(self, order: Order, choice: RetryChoice) -> str | None:
         """Ask for lines of an ended job again; return the job that runs them, or None when that is refused."""
         share_owner = self._share_owner(order)
-        secret = self._wishes.randbytes(SECRET_BYTES)
+        secret = self._actions.randbytes(SECRET_BYTES)
         new = FollowUp(order.job_id, choice, self._id("batch"), self._id("file"), self._id("file"), secret)
         try:
             job = await self._store.retry_job(order.caller, new, share_owner=share_owner)
@@ -635,7 +635,7 @@ class Customers:
             custom_ids=[one for one in order.custom_ids if one in custom_ids],
             tags=tags,
             # What a job may cost and fail holds for its retry too.
-            wishes=replace(self._wishes_again(order), thresholds=order.wishes.thresholds),
+            actions=replace(self._actions_again(order), thresholds=order.actions.thresholds),
             retry_of=order,
             refused=not tags,
             copies={tag: leader for tag, leader in order.copies.items() if f"id-{tag}" in custom_ids},

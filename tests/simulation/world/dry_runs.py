@@ -20,7 +20,7 @@ from tidegate.web.jobs.validation import JobEstimate, JobValidation
 
 
 class _Reader:
-    """Reads inputs as a process would whose disk is well."""
+    """Reads inputs as a process would whose disk has no faults."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -83,13 +83,13 @@ class DryRuns:
         return self._connection.total_changes(), sorted(path.name for path in self._scratch.iterdir())
 
     def judge(self) -> None:
-        """Every job whose input was read came out as it was told."""
+        """Every job whose input was read came out as its dry run forecast."""
         sql = "select item_count, errors from jobs where id = ? and (begun_at is not null or errors <> '[]')"
-        for job_id, told in self._estimates.items():
+        for job_id, estimate in self._estimates.items():
             for item_count, errors in self._connection.execute(sql, (job_id,)):
                 was_refused = not item_count and errors != "[]"
-                if was_refused != bool(told.errors) or (item_count and told.item_count != item_count):
+                if was_refused != bool(estimate.errors) or (item_count and estimate.item_count != item_count):
                     self._breaks(
-                        f"a dry run told {told.item_count} items and {len(told.errors)} errors of {job_id}, "
+                        f"a dry run counted {estimate.item_count} items and {len(estimate.errors)} errors of {job_id}, "
                         f"which has {item_count} items and {errors}"
                     )

@@ -18,7 +18,7 @@ from tidegate.core.usage.prices import Price
 from tidegate.settings.tenants import TenantPolicy
 
 _NAMES = ("alpha", "beta", "gamma", "delta")
-UNKNOWN_MODEL = "nobody"
+UNKNOWN_MODEL = "orphan"
 # The shape of the answers of each endpoint.
 ANSWER_MEMBER = {"/v1/chat/completions": "choices", "/v1/embeddings": "data", "/v1/messages": "stop_reason"}
 CHAT, EMBEDDINGS, MESSAGES = "/v1/chat/completions", "/v1/embeddings", "/v1/messages"

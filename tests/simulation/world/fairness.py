@@ -1,4 +1,4 @@
-"""What must hold of the scheduler at every step: promise P18, the bound of urgent work, nobody asleep who has work, nobody passed over.
+"""What must hold of the scheduler at every step: promise P18, the bound of urgent work, no worker idle that has work, no job passed over.
 
 Flows are read from the database after each lease and each flush. Two of one model that both have something ready may not be further apart
 than (workers + 1) slices, the largest item, and the error of the estimates in flight, which is known here: the seed says what items cost.
@@ -174,7 +174,7 @@ class Fairness:
         error = one.error + other.error
         lightest = min(weights)
         if pair not in self._close:
-            # Whoever was ahead is waited for; from where they have met they stay together.
+            # The flow that was ahead is waited for; from where they have met they stay together.
             if gap <= largest[0] / lightest:
                 self._close[pair] = weights
             return
@@ -217,7 +217,7 @@ class Fairness:
     # ---- now and then, when the weather is clear
 
     def tick(self, now_s: float, lost_s: float) -> None:
-        """Nobody sleeps who has work, and no job is passed over. While an item still kills workers, waiting counts from the last death at
+        """No worker with work is idle, and no job is passed over. While an item still kills workers, waiting counts from the last death at
         `lost_s`: what a dead worker held is free only when its lease has run out."""
         plan = self._plan
         late_ms = plan.sweep_ms + plan.poll_ms + _SLACK_MS
@@ -273,5 +273,5 @@ def _is_fair(plan: Plan) -> bool:
     modes = {policy.mode} | ({override_mode} if override_mode else set())
     if not modes <= set(_FAIR_MODES):
         return False
-    has_lanes = policy.fast_lane or ("expire" in plan.kinds and policy.urgent_share > 0)
-    return Mode.SMART not in modes or not has_lanes
+    has_fast_lane = policy.fast_lane or ("expire" in plan.kinds and policy.urgent_share > 0)
+    return Mode.SMART not in modes or not has_fast_lane

@@ -221,7 +221,7 @@ class Judge:
             # Of one that is deleted, late answers may not be counted yet.
             self._judge_unused(order, job, unused)
         self._lines.judge_copies(order, good + bad, calls)
-        if order.wishes.door is not None:
+        if order.actions.door is not None:
             self._lines.judge_events(order, job, len(good) + len(bad), calls)
         self._judge_errors(order, job, bad, calls)
         if order.cancel_s is not None and job["state"] == "cancelled":
@@ -313,14 +313,14 @@ class Judge:
             marks = MARK.findall(msgspec.json.encode(line["response"]["body"]))
             call = by_mark.get((int(marks[0][0]), marks[0][1].decode())) if len(marks) == 1 else None
             source = order.source_of(line["custom_id"])
-            if call is None or call.mood != "ok" or call.tag != source or call.heard_s is None:
-                self._broken(f"P3: {order.name} has an answer that nobody gave: {line}")
+            if call is None or call.mood != "ok" or call.tag != source or call.received_s is None:
+                self._broken(f"P3: {order.name} has an answer that no server gave: {line}")
                 return []
             endpoint = order.endpoint_of(call.tag)
             if ANSWER_MEMBER[endpoint] not in line["response"]["body"]:
                 self._broken(f"endpoint: {order.name} has an answer that is none of {endpoint}: {line}")
                 return []
-            if endpoint != EMBEDDINGS and _said_usage(line["response"]["body"]) != call.usage:
+            if endpoint != EMBEDDINGS and _usage_in(line["response"]["body"]) != call.usage:
                 self._broken(f"usage: {order.name} has an answer that says another usage than its call: {line}")
             if endpoint != EMBEDDINGS and order.usages[call.tag] != call.usage:
                 self._broken(f"parameters: {order.name} was sent with other parameters than its caller wants: {line}")
@@ -336,7 +336,7 @@ class Judge:
         unused = [
             call
             for call in calls
-            if call.mood == "ok" and call.heard_s is not None and (call.serial, call.tag) not in used
+            if call.mood == "ok" and call.received_s is not None and (call.serial, call.tag) not in used
         ]
         if not DELAYS & set(self._plan.kinds):
             self._judge_kept(order, job, unused)
@@ -344,8 +344,8 @@ class Judge:
 
     def _judge_unused(self, order: Order, job: Line, unused: list[Witnessed]) -> None:
         # One that left in trouble may have left in a hurry, with answers that it could not store in time.
-        sure = sum(1 for call in unused if not call.process.dead and not call.process.told_in_trouble)
-        # Lines of a void log are written again to another one; whoever adopts both sees the same answer twice.
+        sure = sum(1 for call in unused if not call.process.dead and not call.process.is_ended_in_trouble)
+        # Lines of a void log are written again to another one; a worker that adopts both sees the same answer twice.
         again = bool({"disk_append", "disk_full"} & set(self._plan.kinds))
         if job["unused_count"] < sure or (job["unused_count"] > len(unused) and not again):
             self._broken(
@@ -356,10 +356,10 @@ class Judge:
         """Nothing delayed it: an answer that came well before the job closed must be in the output."""
         closed_s = self._rules.closed_at_s[job["id"]]
         for call in unused:
-            assert call.heard_s is not None
-            if call.heard_s < closed_s - _margin_s(self._plan) and not call.process.dead:
+            assert call.received_s is not None
+            if call.received_s < closed_s - _margin_s(self._plan) and not call.process.dead:
                 self._broken(
-                    f"P4: {order.name} lost answer {call.serial}, which came {closed_s - call.heard_s:.1f} s before it closed"
+                    f"P4: {order.name} lost answer {call.serial}, which came {closed_s - call.received_s:.1f} s before it closed"
                 )
 
     def _judge_errors(self, order: Order, job: Line, bad: list[Line], calls: list[Witnessed]) -> None:
@@ -388,7 +388,7 @@ class Judge:
                 "model_not_found": UNKNOWN_MODEL.encode() in b"".join(order.bodies),
                 "key_revoked": order.caller.key_id in self._revoked,
                 "invalid_json_line": order.invalid_lines == "error_file",
-                "schema_invalid": moods[INVALID] > (order.wishes.answers.tries_max if order.wishes.answers else 1e9),
+                "schema_invalid": moods[INVALID] > (order.actions.answers.tries_max if order.actions.answers else 1e9),
             }
             if not expected.get(code, False):
                 self._broken(f"P5: item {number} of {order.name} failed with {code} after {dict(moods)}")
@@ -410,16 +410,16 @@ class Judge:
                 self._broken(f"poison: item {calls[0].number} of {job['id']} killed {proving} workers")
         taken_back = [call for call in calls[:-1] if self._tides.was_taken_back(call)]
         for earlier, later in combinations(calls, 2):
-            if earlier.mood == "throttle" and earlier.heard_s is not None and self._has_no_other_way(earlier):
+            if earlier.mood == "throttle" and earlier.received_s is not None and self._has_no_other_way(earlier):
                 self._judge_wait(earlier, later)
             if earlier.mood in _UNBILLED or (
-                earlier.mood in (*_BILLED_FAILURES, INVALID) and earlier.heard_s is not None
+                earlier.mood in (*_BILLED_FAILURES, INVALID) and earlier.received_s is not None
             ):
                 continue
             if earlier.mood == "refuse" and earlier.item_count > 1:
                 # One of them is at fault: each is asked for by itself.
                 continue
-            if earlier.aborted and earlier.process.told_in_trouble:
+            if earlier.aborted and earlier.process.is_ended_in_trouble:
                 continue
             if earlier in taken_back:
                 continue
@@ -450,17 +450,17 @@ class Judge:
 
     def _judge_own(self, earlier: Witnessed, later: Witnessed) -> None:
         """A process that lost its lease and lives commits the answers that it has before it leases their items again."""
-        if earlier.process is not later.process or earlier.heard_s is None:
+        if earlier.process is not later.process or earlier.received_s is None:
             return
-        if later.sent_s > earlier.heard_s + _LEASING_S:
+        if later.sent_s > earlier.received_s + _LEASING_S:
             self._broken(f"P5: call {later.serial} repeats call {earlier.serial}, whose answer its own process has")
 
     def _judge_wait(self, earlier: Witnessed, later: Witnessed) -> None:
-        assert earlier.heard_s is not None
-        if later.sent_s >= earlier.heard_s + earlier.wait_s - 0.002:
+        assert earlier.received_s is not None
+        if later.sent_s >= earlier.received_s + earlier.wait_s - 0.002:
             return
         delayed = DELAYS & set(self._plan.kinds) - {"kill", "stop"}
-        excused_s = earlier.heard_s + (1e9 if delayed else _margin_s(self._plan))
+        excused_s = earlier.received_s + (1e9 if delayed else _margin_s(self._plan))
         if not any(earlier.sent_s <= lost_s <= excused_s for lost_s in earlier.process.lost_at_s):
             self._broken(f"P17: call {later.serial} came before the Retry-After that call {earlier.serial} was given")
 
@@ -490,11 +490,11 @@ def _is_whole(call: Witnessed, used: set[tuple[int, str]], calls: list[Witnessed
     return all((one.serial, one.tag) in used for one in calls if one.serial == call.serial)
 
 
-def _said_usage(body: Line) -> Usage:
-    said = body["usage"]
+def _usage_in(body: Line) -> Usage:
+    usage = body["usage"]
     fresh, output = (
-        said.get("prompt_tokens", said.get("input_tokens")),
-        said.get("completion_tokens", said.get("output_tokens")),
+        usage.get("prompt_tokens", usage.get("input_tokens")),
+        usage.get("completion_tokens", usage.get("output_tokens")),
     )
     return Usage(fresh, 0, output)
 

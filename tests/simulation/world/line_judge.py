@@ -74,7 +74,7 @@ class LineJudge:
 
     def rejected_usages(self, order: Order, good: list[Line], bad: list[Line], calls: list[Witnessed]) -> list[Usage]:
         """What answers took that did not fit: each is in the line of its item, as it was met, and there are not too many."""
-        terms, found = order.wishes.answers, []
+        terms, found = order.actions.answers, []
         if terms is None:
             return []
         for line in good + bad:
@@ -83,14 +83,14 @@ class LineJudge:
             tries = line.get("tidegate", {}).get("tries", [])
             tag = order.source_of(line["custom_id"])
             rejected = [one for one in tries if one["problem"] is not None]
-            met = [call for call in calls if call.tag == tag and call.mood == INVALID and call.heard_s is not None]
+            met = [call for call in calls if call.tag == tag and call.mood == INVALID and call.received_s is not None]
             tries_max = terms.tries_max + 1 + (terms.escalate_to is not None)
             if len(rejected) > tries_max or len(rejected) > len(met):
                 self._broken(
                     f"schema: {order.name} lists {len(rejected)} answers that do not fit, {len(met)} came: {line}"
                 )
             never_ran = line["error"] is not None and line["error"]["code"].startswith("batch_")
-            # A worker that an item kills loses what it heard and has not recorded.
+            # A worker that an item kills loses the answers that it has not recorded.
             if len(rejected) < len(met) and not never_ran and not (DELAYS | {"poison"}) & set(self._plan.kinds):
                 self._broken(
                     f"schema: {order.name} lists {len(rejected)} answers that do not fit, and {len(met)} came: {line}"

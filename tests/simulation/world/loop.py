@@ -38,7 +38,7 @@ class Timer(float):
 
 
 class Owner(Protocol):
-    """Whoever owns callbacks: the loop asks how it is before each of them."""
+    """The owner of callbacks: the loop asks for its state before each of them."""
 
     dead: bool
     stopped: bool
@@ -139,7 +139,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 raise self.halted
 
     def _write_to_self(self) -> None:
-        """Nobody calls from another thread."""
+        """Do nothing: no call comes from another thread."""
 
     def dismantle(self, owners: list[Owner]) -> None:
         """Close every coroutine that is still waiting, quietly, and then the loop."""

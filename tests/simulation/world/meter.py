@@ -2,7 +2,7 @@
 
 What binds a call is worked out here once more, from what the seed says and not from what the engine believes. In no window of any alignment
 may more be sent than a limit allows; it is enough to look back from each call. Tokens count as they were reserved, and less once an answer
-said so: an excess is a debt, which is the engine's to pay.
+reported so: an excess is a debt, which is the engine's to pay.
 """
 
 import math
@@ -100,7 +100,7 @@ class Meter:
                 self._broken(f"P15: {used} of {tokens} tokens of {name} are really used by {call.serial}")
 
     def _check_money(self, call: Witnessed, name: str, nano: int, window: _Window) -> None:
-        """Money is hard: what was billed, or may be billed for calls of which nobody knows the end, never exceeds the limit."""
+        """Money is hard: what was billed, or may be billed for calls whose end is unknown, never exceeds the limit."""
         known = [one for one in window.calls if one is call or (one.mood not in _UNBILLED and not one.left)]
         spent = sum(self._cost_nano(one) for one in known)
         if spent > nano:
@@ -158,35 +158,35 @@ class Rests:
 
     def __init__(self, broken: Callable[[str], None]) -> None:
         self._broken = broken
-        self._told: dict[tuple[str, str], list[Witnessed]] = {}
+        self._sent: dict[tuple[str, str], list[Witnessed]] = {}
 
     def check(self, call: Witnessed) -> None:
-        told = self._told.setdefault((call.process.name, call.deployment), [])
-        for earlier in told:
+        sent = self._sent.setdefault((call.process.name, call.deployment), [])
+        for earlier in sent:
             if (
                 earlier.wait_s
-                and earlier.heard_s is not None
-                and call.sent_s < earlier.heard_s + earlier.wait_s - 0.002
-                and (earlier.key == call.key or _refuses_many(told, earlier.heard_s))
+                and earlier.received_s is not None
+                and call.sent_s < earlier.received_s + earlier.wait_s - 0.002
+                and (earlier.key == call.key or _refuses_many(sent, earlier.received_s))
             ):
                 self._broken(
                     f"P17: call {call.serial} goes to {call.deployment}, which asked call {earlier.serial} for a rest"
                     f" of {earlier.wait_s:.1f} s"
                 )
-        told.append(call)
+        sent.append(call)
 
 
-def _refuses_many(told: list[Witnessed], at_s: float) -> bool:
+def _refuses_many(calls: list[Witnessed], at_s: float) -> bool:
     """Whether a deployment had refused 5 % or more of the last 100 calls that a process had sent it."""
-    sent = [call for call in told if call.sent_s <= at_s]
-    ended = sorted((call for call in sent if call.heard_s is not None and call.heard_s <= at_s), key=_heard_s)
+    sent = [call for call in calls if call.sent_s <= at_s]
+    ended = sorted((call for call in sent if call.received_s is not None and call.received_s <= at_s), key=_received_s)
     refused = sum(call.mood == "throttle" for call in ended[-LAST_CALLS:])
-    # Some may be on their way that nobody has seen yet.
+    # Some may be on their way that no server has seen yet.
     return refused >= HEAVY_SHARE * min(LAST_CALLS, len(sent) + UNSEEN_CALLS_MAX)
 
 
-def _heard_s(call: Witnessed) -> float:
-    return call.heard_s or 0.0
+def _received_s(call: Witnessed) -> float:
+    return call.received_s or 0.0
 
 
 def _taken(call: Witnessed) -> int:
@@ -194,7 +194,7 @@ def _taken(call: Witnessed) -> int:
     if call.left:
         # Who leaves pays for what came by then.
         return 0
-    if call.heard_s is None:
+    if call.received_s is None:
         return call.reserved
     if call.mood in _UNDONE:
         return 0

@@ -213,7 +213,7 @@ MUTANTS: dict[str, Mutant] = {
         "a step whose end is unknown is kept",
         patch(StageLeases, "give_back_leftovers", _keep_leftovers),
     ),
-    "strangers_at_once": Mutant(
+    "done_slice_handed_back": Mutant(
         "slow_records",
         "a slice that is done but not committed is handed back",
         patch(record.Recorder, "is_settling", lambda self, *key: False),
@@ -226,7 +226,7 @@ MUTANTS: dict[str, Mutant] = {
     "alone_in_company": Mutant(
         "poison",
         "an item is called alone while others are in flight",
-        patch(leased_work.LeasedWork, "shut", lambda self: None),
+        patch(leased_work.LeasedWork, leased_work.LeasedWork.shut.__name__, lambda self: None),
     ),
     "losses_unchecked": Mutant(
         "lonely_poison",
@@ -242,7 +242,7 @@ MUTANTS: dict[str, Mutant] = {
         "ingest does not ask for its step",
         sql("job_start", "state = 'validating' and step_token = :token", "(step_token = :token or 1 = 1)"),
     ),
-    "revocation_unheard": Mutant(
+    "revocation_ignored": Mutant(
         "revoked", "a key that was revoked goes on", patch(KeyStates, "denial", lambda self, leased: None)
     ),
     **CAPACITY,

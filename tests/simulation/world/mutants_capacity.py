@@ -58,7 +58,7 @@ CAPACITY: dict[str, Mutant] = {
         "what was sent is given back as unsent",
         patch(BudgetClient, "used", lambda self, permit, *_: self.release_permit(permit)),
     ),
-    "settled_twice": Mutant("tokens", "a settlement is said twice", patch(StoreLimits, "settle_grants", _settle_twice)),
+    "settled_twice": Mutant("tokens", "a settlement is sent twice", patch(StoreLimits, "settle_grants", _settle_twice)),
     "resource_unlimited": Mutant(
         "scarce",
         "a resource's own limits are not asked",

@@ -134,12 +134,12 @@ DOORS: dict[str, Mutant] = {
     ),
     "events_of_others": Mutant(
         "webhooks",
-        "an endpoint hears of every tenant's jobs",
+        "an endpoint gets the events of every tenant's jobs",
         sql("webhook_events_put", "e.tenant_id = j.tenant_id", "1 = 1"),
     ),
-    "ends_unsaid": Mutant(
+    "ends_unreported": Mutant(
         "webhooks",
-        "only jobs that complete are told of",
+        "only jobs that complete are reported",
         sql("webhook_events_put", "'completed', 'failed', 'expired', 'cancelled'", "'completed'"),
     ),
 }

@@ -31,7 +31,7 @@ def sql(name: str, old: str, new: str) -> Planting:
         known = statements()
         right = known[name]
         if old not in right.sql:
-            raise ValueError(f"{name} does not say {old!r} any more: this planted bug must be planted anew")
+            raise ValueError(f"{name} does not say {old!r} any more: this planted bug must be planted again")
         known[name] = replace(right, sql=right.sql.replace(old, new))
         stack.callback(known.__setitem__, name, right)
 
@@ -44,7 +44,7 @@ def lua(name: str, old: str, new: str) -> Planting:
     def plant(stack: ExitStack) -> None:
         right = redis_line.script_text
         if old not in right(name):
-            raise ValueError(f"{name}.lua does not say {old!r} any more: this planted bug must be planted anew")
+            raise ValueError(f"{name}.lua does not say {old!r} any more: this planted bug must be planted again")
 
         def text(asked: str) -> str:
             return right(asked).replace(old, new) if asked == name else right(asked)
@@ -59,7 +59,7 @@ def patch(target: Any, name: str, new: Any) -> Planting:
 
     def plant(stack: ExitStack) -> None:
         if not _fits(getattr(target, name, None), new):
-            raise ValueError(f"{name} has other parameters by now: this planted bug must be planted anew")
+            raise ValueError(f"{name} has other parameters by now: this planted bug must be planted again")
         stack.enter_context(mock.patch.object(target, name, new))
 
     return plant

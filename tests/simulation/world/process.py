@@ -26,7 +26,7 @@ _OUTSIDE = Context()
 
 
 class Over(BaseException):
-    """The run has ended: whoever still asks the outside for something gets this."""
+    """The run has ended: code that still asks the outside for something gets this."""
 
 
 class Process:
@@ -46,7 +46,7 @@ class Process:
         self.lost_at_s: list[float] = []
         self.ending = asyncio.Event()
         self.ended = False
-        self.told_in_trouble = False
+        self.is_ended_in_trouble = False
         self.on_death: Callable[[], None] = lambda: None
         self.me: Registration | None = None
         self.worker: Worker | None = None

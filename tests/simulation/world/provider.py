@@ -61,9 +61,9 @@ class _Body(msgspec.Struct):
             return [self.input] if isinstance(self.input, str) else self.input
         conversations = [one for one in self.messages if isinstance(one, list)]
         single = [one for one in self.messages if isinstance(one, _Message)]
-        # What comes behind the first message is said of an answer that did not fit.
+        # The messages behind the first one are about an answer that did not fit.
         contents = [one[0].content for one in conversations or [single]]
-        return [said if isinstance(said, str) else said[0].text for said in contents]
+        return [content if isinstance(content, str) else content[0].text for content in contents]
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -113,8 +113,8 @@ class Provider:
         self, process: Process, deployment: str, request: UpstreamRequest, total_s: float, reserved: int
     ) -> HttpReply:
         """One call, from the moment its bytes go out."""
-        path, said = request.url.path, _body.decode(request.body or b"")
-        seen = self._witness(process, deployment, request.idempotency_key, said, reserved)
+        path, body = request.url.path, _body.decode(request.body or b"")
+        seen = self._witness(process, deployment, request.idempotency_key, body, reserved)
         lead = seen[0]
         self.calls += seen
         self._trace.note(process.name, "call", lead.serial, " ".join(one.tag for one in seen), deployment)
@@ -131,15 +131,15 @@ class Provider:
             raise
         finally:
             _mark(seen, ended=True, ended_s=self._loop.time())
-        _mark(seen, heard_s=self._loop.time())
+        _mark(seen, received_s=self._loop.time())
         if isinstance(result, UpstreamError):
             raise result
         return result
 
-    def _witness(self, process: Process, deployment: str, key: str, said: _Body, reserved: int) -> list[Witnessed]:
-        max_tokens = said.max_tokens or said.max_completion_tokens
+    def _witness(self, process: Process, deployment: str, key: str, body: _Body, reserved: int) -> list[Witnessed]:
+        max_tokens = body.max_tokens or body.max_completion_tokens
         factor = self._weather.plan.estate.usage_factor
-        contents = said.contents
+        contents = body.contents
         usages = [usage_of(content, max_tokens, factor) for content in contents]
         whole = Usage(sum(one.input_tokens for one in usages), 0, sum(one.output_tokens for one in usages))
         serial, self._count = self._count, self._count + 1
@@ -255,10 +255,10 @@ class Provider:
         self, process: Process, deployment: str, request: UpstreamRequest, total_s: float, reserved: int
     ) -> Stream:
         """One call of a user, or of an item that goes like one: its answer from its head on."""
-        path, said = request.url.path, _body.decode(request.body or b"")
-        seen = self._witness(process, deployment, request.idempotency_key, said, reserved)
+        path, body = request.url.path, _body.decode(request.body or b"")
+        seen = self._witness(process, deployment, request.idempotency_key, body, reserved)
         one = seen[0]
-        one.is_streamed, one.is_turned = said.stream, one.user is None
+        one.is_streamed, one.is_turned = body.stream, one.user is None
         (self.calls if one.is_turned else self.user_calls).append(one)
         self._trace.note(
             process.name, "turned call" if one.is_turned else "user's call", one.serial, one.tag, deployment
@@ -269,7 +269,7 @@ class Provider:
         one.mood, duration_s = self._fate(seen, total_s)
         one.ended_s = one.sent_s + duration_s
         outside(self._loop, duration_s, lambda: _mark(seen, ended=True))
-        first_s = self._weather.dice.uniform(0.2, 0.9) * duration_s if one.mood == "ok" and said.stream else duration_s
+        first_s = self._weather.dice.uniform(0.2, 0.9) * duration_s if one.mood == "ok" and body.stream else duration_s
         try:
             await asyncio.sleep(first_s)
         except asyncio.CancelledError:
@@ -278,10 +278,10 @@ class Provider:
             raise
         end = self._verdict(seen, path)
         if isinstance(end, UpstreamError):
-            one.heard_s, one.ended = self._loop.time(), True
+            one.received_s, one.ended = self._loop.time(), True
             raise end
         flight = InFlightCall(task, task.cancelling(), self._loop.time() + total_s, total_s)
-        pieces = answers.pieces(one, end.body, is_stream=said.stream)
+        pieces = answers.pieces(one, end.body, is_stream=body.stream)
         payload = _Payload(self._loop, one, pieces, duration_s - first_s)
 
         def close(whole: bool) -> None:
@@ -293,7 +293,7 @@ class Provider:
 
     # ---- questions that cost nothing
 
-    def knock(self) -> HttpReply:
+    def probe(self) -> HttpReply:
         """The answer to `GET /models`."""
         if self._weather.strikes("away"):
             raise Unavailable("connection refused")
@@ -327,7 +327,7 @@ class _Payload:
         if self._call.first_s is not None and len(self._pieces) == 1:
             await asyncio.sleep(self._rest_s)
         if not self._pieces:
-            self._call.heard_s, self._call.ended = self._loop.time(), True
+            self._call.received_s, self._call.ended = self._loop.time(), True
             return b""
         if self._call.first_s is None:
             self._call.first_s = self._loop.time()
@@ -337,7 +337,7 @@ class _Payload:
 def _leave(call: Witnessed, at_s: float) -> None:
     if not call.ended:
         call.ended, call.left, call.ended_s = True, True, at_s
-    call.left = call.left or call.heard_s is None
+    call.left = call.left or call.received_s is None
 
 
 def _mark(seen: list[Witnessed], **fields: object) -> None:
@@ -402,4 +402,4 @@ class ProcessLine:
         slow_s = weather.dice.uniform(0.05, 1.2) if weather.strikes("connect_slow") else 0.0
         if url.path.endswith("/metrics"):
             return await self._process.ask(lambda: provider.metrics(self._deployment), slow_s)
-        return await self._process.ask(provider.knock, slow_s)
+        return await self._process.ask(provider.probe, slow_s)

@@ -31,7 +31,7 @@ from webhook_deliveries d join webhook_endpoints e on e.id = d.endpoint_id left 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One request that a receiver got, and whether it said that it took the event."""
+    """One request that a receiver got, and whether it answered that it took the event."""
 
     url: str
     event_id: str
@@ -87,7 +87,7 @@ class Receiver:
                 self._broken(f"P21: {endpoint_id} of {owner} gets the events of {job_id} of {job_owner}")
             is_right = job_id in gone or event_type == _type_of(kind, job_state, answered)
             if not is_right or {one.event_type for one in same} - {event_type}:
-                self._broken(f"P24: {job_id} is {job_state}, and {url} was told {event_type}")
+                self._broken(f"P24: {job_id} is {job_state}, and {url} got {event_type}")
             if {one.event_id for one in same} - {event_id}:
                 self._broken(f"P24: {url} got the end of {job_id} under several ids")
             if state == "delivered" and not any(one.is_taken for one in same):

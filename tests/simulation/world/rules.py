@@ -100,7 +100,7 @@ class Rules:
         self._time = time
         self._process: Process | None = None
         self._touched: set[str] = set()
-        # When workers went and when jobs began to close and closed, in seconds of the run: the store's own time may jump.
+        # When workers left and when jobs began to close and closed, in seconds of the run: the store's own time may jump.
         self.gone_at_s: dict[str, float] = {}
         self.closing_at_s: dict[str, float] = {}
         self.closed_at_s: dict[str, float] = {}
@@ -117,7 +117,7 @@ class Rules:
         define("is_acting", self._is_acting, 1)
         define("touch", lambda job_id: self._touched.add(str(job_id)), 1)
         define("enlisted", self._enlisted, 1)
-        define("went", self._went, 1)
+        define("worker_left", self._worker_left, 1)
         define("closes", lambda job_id: self.closing_at_s.setdefault(str(job_id), time.now_s()), 1)
         define("closed", lambda job_id: self.closed_at_s.setdefault(str(job_id), time.now_s()), 1)
         define("lost_owner", self._lost_owner, 3)
@@ -142,7 +142,7 @@ class Rules:
         )
         self._connection.execute(
             "create temp trigger goes after update of state on workers when new.state = 'gone'"
-            " begin select went(new.id); end"
+            " begin select worker_left(new.id); end"
         )
         self._connection.execute(
             "create temp trigger closes after update on jobs when old.closing_at is null and new.closing_at is not null"
@@ -180,7 +180,7 @@ class Rules:
             self._process.incarnations.add(worker_id)
             self.owner_of[worker_id] = self._process
 
-    def _went(self, worker_id: Any) -> None:
+    def _worker_left(self, worker_id: Any) -> None:
         self.gone_at_s[worker_id] = self._time.now_s()
         if worker_id in self.owner_of:
             owner = self.owner_of[worker_id]
@@ -307,7 +307,7 @@ class Rules:
                 )
 
     def _check_deferral(self, call: Witnessed) -> None:
-        """Whoever takes an item over waits as long as the store says; its first owner counted from its own verdict, a little earlier."""
+        """A worker that takes an item over waits as the store says; its first owner counted from its own verdict, a little earlier."""
         item = (call.job_id, call.number)
         before, self._callers[item] = self._callers.get(item), call.incarnation
         if before in (None, call.incarnation):
@@ -319,8 +319,10 @@ class Rules:
             self._broken(f"P17: call {call.serial} was sent although its item is deferred")
 
     def _check_closing(self, call: Witnessed) -> None:
-        """One heartbeat may cross a lease on its way; whoever has heard of the closing twice must know."""
+        """One heartbeat may cross a lease on its way; a worker that got the closing twice must know."""
         closing_s = self.closing_at_s[call.job_id]
-        heard = sum(1 for done_s, heard_s in call.process.beats if done_s > closing_s)
-        if heard > 1:
-            self._broken(f"P8: call {call.serial} was sent although {heard} heartbeats had said that its job closes")
+        beat_count = sum(1 for done_s, _ in call.process.beats if done_s > closing_s)
+        if beat_count > 1:
+            self._broken(
+                f"P8: call {call.serial} was sent although {beat_count} heartbeats had reported that its job closes"
+            )

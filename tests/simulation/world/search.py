@@ -88,8 +88,8 @@ class Search:
         return any(
             other.incarnation == call.incarnation
             and (other.job_id, other.number) != (call.job_id, call.number)
-            and other.heard_s is not None
-            and other.heard_s <= call.sent_s
+            and other.received_s is not None
+            and other.received_s <= call.sent_s
             for other in self._calls
         )
 
@@ -105,4 +105,4 @@ class Search:
 
 
 def _is_open_at(call: Witnessed, at_s: float) -> bool:
-    return call.sent_s <= at_s and not call.aborted and (call.heard_s is None or call.heard_s > at_s)
+    return call.sent_s <= at_s and not call.aborted and (call.received_s is None or call.received_s > at_s)

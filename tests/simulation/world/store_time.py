@@ -1,6 +1,6 @@
 """The clock of the store's machine, which may be set back and ahead, and what must hold of the store's time above it: promise P29.
 
-The store's time is the real one (`EmbeddedClock`): it stands on a clock that nobody sets, and takes out what the machine's was set by.
+The store's time is the real one (`EmbeddedClock`): it stands on a clock that is never set, and takes out what the machine's was set by.
 Steps of `behind_ms` pass into it, as small ones do on PostgreSQL.
 """
 

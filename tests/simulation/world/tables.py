@@ -52,9 +52,9 @@ class Tables:
 
     def parts_of(self, order: Order) -> list[Order]:
         """Return what is sent in for an order: itself, or the parts of the table that its caller has instead."""
-        wishes = order.wishes
-        is_plain = order.shape == PLAIN and not self._plan.shaped and order.endpoint != MIXED and wishes.door is None
-        is_kept = not wishes.is_edited and wishes.deleted_after_s is None and not wishes.deletes_s
+        actions = order.actions
+        is_plain = order.shape == PLAIN and not self._plan.shaped and order.endpoint != MIXED and actions.door is None
+        is_kept = not actions.is_edited and actions.deleted_after_s is None and not actions.deletes_s
         if self._dice.random() >= self._plan.strength("job_table") or not is_plain or not is_kept:
             return [order]
         if None in order.custom_ids:
@@ -143,13 +143,13 @@ class Tables:
         columns = AnswerColumns(table.endpoint, list(table.rows[0]))
         writer = tables.open_writer(table.target, table.target.suffix, source, columns.kinds)
         rows = enumerate(source.rows(), 1)
-        told: dict[str, dict[str, object]] = {}
+        by_id: dict[str, dict[str, object]] = {}
         numbers = {custom_id: f"row-{number}" for number, custom_id in enumerate(table.ids, 1)}
         targets = input_file.Targets(table.directory / "good.jsonl", table.directory / "bad.jsonl")
         for part, files in zip(table.parts, ended, strict=True):
             for path, data in zip((targets.results, targets.errors), files, strict=True):
                 lines = [msgspec.json.decode(line) for line in data.splitlines()]
-                told |= {line["custom_id"]: line for line in lines}
+                by_id |= {line["custom_id"]: line for line in lines}
                 renamed = [{**line, "custom_id": numbers[line["custom_id"]]} for line in lines]
                 assert path is not None
                 path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in renamed))
@@ -162,7 +162,7 @@ class Tables:
             own = {name: _text(value) for name, value in found.items() if name in row}
             if own != {name: _text(value) for name, value in row.items()}:
                 self._breaks(f"tables: the row of {custom_id} came back as {found}")
-            self._judge_answer(table, custom_id, told[custom_id], found)
+            self._judge_answer(table, custom_id, by_id[custom_id], found)
 
     def _judge_answer(self, table: Table, custom_id: str, line: dict[str, object], found: template.Row) -> None:
         """A row has the answer of its own line, or the reason why there is none."""

@@ -17,7 +17,7 @@ from tidegate.upstream.tide.tides import HAND_BACKS_MAX, shares_engine
 # An answer that is not streamed is taken to have its first token by then.
 _UNSEEN_S = 1.0
 # How long another process may not know: a report each half second, and the look at it.
-_TOLD_S = 1.6
+_REPORTED_S = 1.6
 # A call may wait for a budget or a connection after it was let in.
 _LET_IN_S = 2.5
 _HOLDS_UP = frozenset({"pause", "kill", "border_kill", "stop", "power", "poison", "clock"})
@@ -58,7 +58,7 @@ class TideWatch:
             if user.deployment != call.deployment or not _awaits_at(user, now_s):
                 continue
             is_own = user.process is call.process and user.incarnation == call.incarnation
-            known_s = user.sent_s + slack_s + (0.0 if is_own else _TOLD_S)
+            known_s = user.sent_s + slack_s + (0.0 if is_own else _REPORTED_S)
             if now_s > known_s and (is_own or self._others_know):
                 self._broken(
                     f"tide: call {call.serial} went to {call.deployment} although call {user.serial} of a user"
@@ -81,11 +81,11 @@ class TideWatch:
         """Whether a user's call may have waited for a slot at this deployment: it stands in line at all that serve its model.
 
         So does a response that goes like a user's call once it has waited, whether or not it came to be sent."""
-        since_s = at_s - _TOLD_S
+        since_s = at_s - _REPORTED_S
         users = (
             visit.user.asks_for
             for visit in self._visits
-            if not visit.user.is_flex and visit.came_s <= at_s and since_s <= visit.went_s
+            if not visit.user.is_flex and visit.came_s <= at_s and since_s <= visit.ended_s
         )
         turned = (
             json.loads(order.bodies[0])["body"]["model"]

@@ -30,7 +30,7 @@ _LEAVES_SHARE = 0.15
 _FLEX_SHARE, _FLEX_WAIT_S = 0.25, 30.0
 # The wait for a slot and for a budget, and the longest call at each deployment of the model.
 _ANSWERED_S_MAX = 90.0
-# After these a call may go to another deployment, or be said otherwise to the same.
+# After these a call may go to another deployment, or in another form to the same.
 _UNBILLED = ("throttle", "away", "refuse")
 # What a server refuses costs nothing; a call that broke off may have cost something.
 _UNDONE = ("throttle", "refuse", "away")
@@ -97,8 +97,8 @@ class Users:
         except Exception as error:
             self._broken(f"an internal error: {tag} of a user: {error!r}")
         self.waiting -= 1
-        visit.went_s = process.loop.time()
-        waited_s = visit.went_s - visit.came_s
+        visit.ended_s = process.loop.time()
+        waited_s = visit.ended_s - visit.came_s
         if waited_s > _ANSWERED_S_MAX and not _HOLDS_UP & set(self._plan.kinds):
             self._broken(f"users: {tag} waited for {waited_s:.0f} s")
 
@@ -150,14 +150,14 @@ class Users:
         return text
 
     def judge(self, connection: apsw.Connection) -> None:
-        """What answers said that they took is in the books, once; what was broken off is there by an estimate, and no more."""
+        """The usage that answers reported is in the books, once; what was broken off is there by an estimate, and no more."""
         rows: list[Any] = connection.execute(
             "select coalesce(sum(calls), 0), coalesce(sum(input_tokens + output_tokens), 0) from usage_interactive"
         ).fetchall()
         ((calls, tokens),) = rows
         seen = self._provider.user_calls
-        known = [one for one in seen if one.mood == "ok" and one.heard_s is not None]
-        sure = [one for one in known if not one.process.dead and not one.process.told_in_trouble]
+        known = [one for one in seen if one.mood == "ok" and one.received_s is not None]
+        sure = [one for one in known if not one.process.dead and not one.process.is_ended_in_trouble]
         unknown = [one for one in seen if one not in known and (one.left or one.mood not in _UNDONE)]
         most = sum(map(_tokens, known)) + len(unknown) * CALL_TOKENS_MAX
         if not len(sure) <= calls <= len(known) + len(unknown) or not sum(map(_tokens, sure)) <= tokens <= most:

@@ -42,12 +42,12 @@ class Visit:
 
     user: User
     came_s: float
-    went_s: float = math.inf
+    ended_s: float = math.inf
 
 
 @dataclass(slots=True)
 class Witnessed:
-    """One item's call as the model server saw it. `mood` says how it was met; `heard_s` when its sender had the whole answer.
+    """One item's call as the model server saw it. `mood` says how it was met; `received_s` when its sender had the whole answer.
 
     `reserved` is what its sender had a permit for, in tokens. `usage` is the item's own, `whole_usage` that of the call, where it leads.
     `item_count` is how many items share the call. `wants_json`: its answer is held to a schema. `is_turned`: it is an item's, and has
@@ -74,7 +74,7 @@ class Witnessed:
     mood: str = ""
     first_s: float | None = None
     is_streamed: bool = False
-    heard_s: float | None = None
+    received_s: float | None = None
     ended: bool = False
     aborted: bool = False
     ended_s: float = 0.0

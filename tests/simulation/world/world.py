@@ -53,7 +53,7 @@ from tidegate.store.store import Store
 from tidegate.worker.registration import Registration
 
 CHAOS_S = 0.3
-# After this nobody waits for a worker that was lost any more, nor for a store that was slow.
+# After this no job waits any more for a worker that was lost, nor for a store that was slow.
 SETTLED_S = 15.0
 LEAVE_S = 60.0
 CLOCK_STEPS_MS = (-600_000, -60_000, -1_500, 900, 1_500, 5_000, 60_000, 600_000, 600_000)
@@ -179,7 +179,7 @@ class World:
         self._heal()
         await self._until_all_ended()
         await asyncio.sleep(self.plan.lease_ms / 1000)
-        await self._until_all_told()
+        await self._until_all_answered()
         self.tides.check_end(self.processes, self.provider.calls)
         await self._all_leave()
         await self._sweep()
@@ -218,7 +218,7 @@ class World:
                 self.tides.check(call)
             self.revocations.check(call, self.customers.key_of(call.job_id))
         if not self.plan.strength("connect_slow"):
-            # A connection that is being made does not hear what another one is told.
+            # A connection that is being made does not see the answer that another one gets.
             self.rests.check(call)
 
     def _all_done(self) -> bool:
@@ -245,44 +245,44 @@ class World:
 
     def _acts(self, order: Order) -> Iterator[Coroutine[Any, Any, None]]:
         """What the caller of an order does beside creating and cancelling it."""
-        wishes, customers = order.wishes, self.customers
-        for paused_s, resumed_s in wishes.pauses:
+        actions, customers = order.actions, self.customers
+        for paused_s, resumed_s in actions.pauses:
             yield self._later(order, paused_s, customers.pause)
             if resumed_s is not None:
                 yield self._later(order, resumed_s, customers.resume)
-        if wishes.moved_s is not None:
-            yield self._later(order, wishes.moved_s, customers.move)
-        if wishes.window_s is not None:
-            yield self._later(order, wishes.window_s, customers.set_window)
-        if wishes.ranked_s:
-            yield self._later(order, wishes.ranked_s, customers.rank)
-        if wishes.thresholds is not NO_CONTROLS:
+        if actions.moved_s is not None:
+            yield self._later(order, actions.moved_s, customers.move)
+        if actions.window_s is not None:
+            yield self._later(order, actions.window_s, customers.set_window)
+        if actions.ranked_s:
+            yield self._later(order, actions.ranked_s, customers.rank)
+        if actions.thresholds is not NO_CONTROLS:
             yield self._bind(order)
-        if wishes.word:
+        if actions.word:
             yield self._say(order)
-        if wishes.retries:
+        if actions.retries:
             yield self._retry(order)
-        if wishes.is_edited:
+        if actions.is_edited:
             yield self._edit(order)
-        for at_s in wishes.deletes_s:
+        for at_s in actions.deletes_s:
             yield self._later(order, at_s, self._delete)
-        if wishes.deleted_after_s is not None:
-            yield self._delete_ended(order, wishes.deleted_after_s)
+        if actions.deleted_after_s is not None:
+            yield self._delete_ended(order, actions.deleted_after_s)
 
     async def _later(self, order: Order, after_s: float, act: Callable[[Order], Awaitable[Any]]) -> None:
         await asyncio.sleep(order.begin_s + after_s)
         await act(order)
 
     async def _bind(self, order: Order) -> None:
-        if order.wishes.changed_s is not None:
-            await self._later(order, order.wishes.changed_s, self.customers.set_thresholds)
+        if order.actions.changed_s is not None:
+            await self._later(order, order.actions.changed_s, self.customers.set_thresholds)
         self.controls.bound.add(order.job_id)
 
     async def _say(self, order: Order) -> None:
         """Until it is taken, or the job has ended: a canary that has not begun cannot be stopped."""
-        await asyncio.sleep(order.begin_s + order.wishes.word_s)
+        await asyncio.sleep(order.begin_s + order.actions.word_s)
         while not self._has_ended(order):
-            before, self.controls.words[order.job_id] = self.controls.words.get(order.job_id, ""), order.wishes.word
+            before, self.controls.words[order.job_id] = self.controls.words.get(order.job_id, ""), order.actions.word
             if await self.customers.say(order):
                 return
             self.controls.words[order.job_id] = before
@@ -291,7 +291,7 @@ class World:
     async def _retry(self, order: Order) -> None:
         """Run what has no answer again, and then what has none still."""
         assert self.judge is not None
-        for choice in order.wishes.retries:
+        for choice in order.actions.retries:
             await self._until(lambda order=order: self._has_ended(order))  # type: ignore[misc]
             is_gone = order.job_id in self.judge.gone
             custom_ids = [] if is_gone else self.judge.retried_ids(order.job_id, choice)
@@ -335,8 +335,8 @@ class World:
     def _expect_again(self, order: Order) -> None:
         """Expect an order with lines that ran before."""
         self._expect(order)
-        if order.wishes.deleted_after_s is not None:
-            self._visits.append(self.loop.create_task(self._delete_ended(order, order.wishes.deleted_after_s)))
+        if order.actions.deleted_after_s is not None:
+            self._visits.append(self.loop.create_task(self._delete_ended(order, order.actions.deleted_after_s)))
         if self.customers.poison.intersection(order.tags):
             # With nothing to be compared with, poison runs until its deadline.
             self._poison_until_s = self.loop.time() + order.window_ms / 1000 + SETTLED_S
@@ -344,7 +344,7 @@ class World:
     def _expect(self, order: Order) -> None:
         """Let the model servers know whose calls come."""
         self.provider.job_ids.setdefault(order.name.partition("p")[0].rstrip("re"), []).append(order.job_id)
-        if order.wishes.answers is not None:
+        if order.actions.answers is not None:
             self.provider.held_to_schema.add(order.job_id)
 
     def _has_ended(self, order: Order) -> bool:
@@ -376,8 +376,8 @@ class World:
                 self.trace.note(process.name, "STOPPED", f"{seconds:.1f}")
                 process.stop_for(seconds)
             elif weather.strikes("stop"):
-                self.trace.note(process.name, "TOLD TO LEAVE")
-                process.told_in_trouble = True
+                self.trace.note(process.name, "ASKED TO END")
+                process.is_ended_in_trouble = True
                 process.ending.set()
             if weather.strikes("clock"):
                 process.skew_ms = dice.choice((-3_600_000, 3_600_000, 30 * 86_400_000, 0))
@@ -444,7 +444,7 @@ class World:
         missing = len(self.customers.orders) - len(rows) - len(self.rules.deleted)
         return [row for row in rows if row[1] not in JOB_ENDED] + ["not created yet"] * missing
 
-    async def _until_all_told(self) -> None:
+    async def _until_all_answered(self) -> None:
         """Users have their answers, and receivers of webhooks what they wait for."""
         deadline_s = self.loop.time() + LEAVE_S
         await self._until(
@@ -458,7 +458,7 @@ class World:
             process.ending.set()
         while any(not process.dead and not process.ended for process in self.processes):
             if self.loop.time() > deadline_s:
-                self.breaks("stop: a worker that was told to leave is still there")
+                self.breaks("stop: a worker that was asked to end is still there")
             await asyncio.sleep(0.5)
 
     async def _sweep(self) -> None:
@@ -519,7 +519,7 @@ class World:
             self._spawn()
 
     async def _live(self, process: Process, plan: Plan) -> None:
-        """What `service.py` does for a worker process; one that cannot begin or was told to leave is followed by another."""
+        """What `service.py` does for a worker process; one that cannot begin or was asked to end is followed by another."""
         store = Store(ProcessDriver(process, self._inner, self.rules, self.trace))
         try:
             me = process.me = Registration(
