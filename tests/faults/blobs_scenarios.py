@@ -63,7 +63,7 @@ async def upload(blobs: Blobs, blob_id: str, log: list[list[str]]) -> None:
 
 
 async def writers(blobs: Blobs) -> dict[str, Any]:
-    said = {}
+    outcomes = {}
     # The directories are there already, so that the faults meet the blob itself.
     for rules in WRITER_RULES:
         blob_id, after = new_id(), list[list[str]]()
@@ -72,7 +72,7 @@ async def writers(blobs: Blobs) -> dict[str, Any]:
         during = await outcome(upload(blobs, blob_id, after))
         checked = await outcome(blobs.check())
         faults("")
-        said[rules] = {
+        outcomes[rules] = {
             "during": during,
             "after": after,
             "checked": checked,
@@ -82,11 +82,11 @@ async def writers(blobs: Blobs) -> dict[str, Any]:
         }
         for left in await blobs.list_ids("", 10):
             await blobs.delete(left)
-    return said
+    return outcomes
 
 
 async def logs(blobs: Blobs) -> dict[str, Any]:
-    said = {}
+    outcomes = {}
     for rules in LOG_RULES:
         taken, next_blob_id = fresh_ids()
         log = await blobs.open_log(next_blob_id)
@@ -98,7 +98,7 @@ async def logs(blobs: Blobs) -> dict[str, Any]:
         after = [await outcome(log.append(LINES)), await outcome(log.seal())]
         await log.close()
         size = await blobs.recover(taken[0])
-        said[rules] = {
+        outcomes[rules] = {
             "during": during,
             "after": after,
             "recovered": size,
@@ -106,9 +106,9 @@ async def logs(blobs: Blobs) -> dict[str, Any]:
         }
         other = await blobs.open_log(next_blob_id)
         await other.append(LINES)
-        said[rules]["healed"] = (await other.seal()) is not None
+        outcomes[rules]["healed"] = (await other.seal()) is not None
         await other.close()
-    return said
+    return outcomes
 
 
 async def few_descriptors(blobs: Blobs) -> dict[str, Any]:
@@ -160,10 +160,10 @@ def _counted(call: Callable[..., Any], step: int) -> Callable[..., Any]:
 async def main() -> None:
     blobs = Place.from_json(sys.argv[1]).open()
     if sys.argv[2] == "killed_at":
-        said = await killed_at(blobs, int(sys.argv[3]))
+        outcomes = await killed_at(blobs, int(sys.argv[3]))
     else:
-        said = await {"writers": writers, "logs": logs, "few_descriptors": few_descriptors}[sys.argv[2]](blobs)
-    os.writev(1, [json.dumps(said).encode() + b"\n"])
+        outcomes = await {"writers": writers, "logs": logs, "few_descriptors": few_descriptors}[sys.argv[2]](blobs)
+    os.writev(1, [json.dumps(outcomes).encode() + b"\n"])
 
 
 if __name__ == "__main__":

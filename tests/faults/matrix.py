@@ -1,4 +1,4 @@
-"""One installation for all the ways in which an upstream can fail: a model for each way, so that no rest or shut breaker of one hides
+"""One installation for all the ways in which an upstream can fail: a model for each way, so that no rest or open circuit of one hides
 another.
 
 `tidegate serve` runs over the simulated engine, a TCP proxy before the same engine, and scripted servers for what no engine of ours says.
@@ -111,7 +111,7 @@ class Matrix:
         """What a scripted server was sent."""
         return self._scripted[name].posts
 
-    def nobody_was_lost(self) -> bool:
+    def no_worker_was_lost(self) -> bool:
         return self.site.rows("select count(*) as n from workers where state = 'gone'") == [{"n": 0}]
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ def run(processes: Processes, place: Place, disk: DiskFault, scenario: str) -> A
     return json.loads(proc.stdout())
 
 
-def assert_said(outcome: list[str], rules: str, directory: str) -> None:
+def assert_reported(outcome: list[str], rules: str, directory: str) -> None:
     kind, message = outcome
     assert kind == "BlobUnavailable", (rules, outcome)
     assert directory in message, (rules, outcome)
@@ -53,15 +53,15 @@ def assert_said(outcome: list[str], rules: str, directory: str) -> None:
 
 
 def test_a_failing_disk_leaves_no_blob_and_says_what_to_do(processes: Processes, place: Place, disk: DiskFault) -> None:
-    said = run(processes, place, disk, "writers")
-    assert list(said) == WRITER_RULES
-    for rules, result in said.items():
-        assert_said(result["during"], rules, place.directory)
+    outcomes = run(processes, place, disk, "writers")
+    assert list(outcomes) == WRITER_RULES
+    for rules, result in outcomes.items():
+        assert_reported(result["during"], rules, place.directory)
         assert all(kind == "BlobVoid" for kind, _ in result["after"]), (rules, result)
         assert result["size"] is None, rules
         assert result["listed"] == [], rules
         assert result["healed"] == ["ok", ""], rules
-    assert_said(said["enospc-write"]["checked"], "enospc", place.directory)
+    assert_reported(outcomes["enospc-write"]["checked"], "enospc", place.directory)
 
 
 @pytest.mark.parametrize("kind", ["local", "s3"])
@@ -72,10 +72,10 @@ def test_a_log_on_a_failing_disk_is_void_for_good_and_keeps_what_was_durable(
     if kind == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
         place = Place("s3", str(tmp_path / "spool"), s3_settings(server, request.getfixturevalue("s3_bucket")))
-    said = run(processes, place, shims.disk(Path(place.directory)), "logs")
-    assert list(said) == LOG_RULES
-    for rules, result in said.items():
-        assert_said(result["during"], rules, place.directory)
+    outcomes = run(processes, place, shims.disk(Path(place.directory)), "logs")
+    assert list(outcomes) == LOG_RULES
+    for rules, result in outcomes.items():
+        assert_reported(result["during"], rules, place.directory)
         assert [kind for kind, _ in result["after"]] == ["BlobVoid", "BlobVoid"], (rules, result)
         assert result["whole"], rules
         assert result["healed"], rules
@@ -87,11 +87,11 @@ def test_a_log_on_a_failing_disk_is_void_for_good_and_keeps_what_was_durable(
 
 
 def test_too_few_descriptors_are_named_and_survived(processes: Processes, place: Place, disk: DiskFault) -> None:
-    said = run(processes, place, disk, "few_descriptors")
-    for kind, message in said["during"]:
+    outcome = run(processes, place, disk, "few_descriptors")
+    for kind, message in outcome["during"]:
         assert kind == "BlobUnavailable"
         assert "ulimit -n" in message
-    assert said["healed"] == "content"
+    assert outcome["healed"] == "content"
 
 
 @pytest.mark.anyio
@@ -102,22 +102,22 @@ async def test_a_kill_before_any_system_call_loses_nothing_acknowledged(
         command = [sys.executable, "-m", "tests.faults.blobs_scenarios", place.to_json(), "killed_at", str(step)]
         proc = processes.start(command)
         code = proc.wait(30)
-        said: dict[str, Any] = {}
+        reached: dict[str, Any] = {}
         for line in proc.stdout().splitlines():
-            said.update(json.loads(line))
+            reached.update(json.loads(line))
         blobs = place.open()
-        data = LINES if "finished" in said else None
-        if await blobs.size(said["blob_id"]) is not None or data:
-            assert await blobs.read(said["blob_id"], 0, len(LINES)) == LINES, f"killed before call {step}"
-        recovered = await blobs.recover(said["log_id"]) or 0
-        assert recovered >= said.get("appended", 0) * len(LINES), f"killed before call {step}"
+        data = LINES if "finished" in reached else None
+        if await blobs.size(reached["blob_id"]) is not None or data:
+            assert await blobs.read(reached["blob_id"], 0, len(LINES)) == LINES, f"killed before call {step}"
+        recovered = await blobs.recover(reached["log_id"]) or 0
+        assert recovered >= reached.get("appended", 0) * len(LINES), f"killed before call {step}"
         assert recovered % len(LINES) == 0
         for left in await blobs.list_ids("", 10):
             await blobs.delete(left)
         assert await blobs.list_ids("", 10) == []
         await blobs.close()
         if code == 0:
-            assert said["survived"]
+            assert reached["survived"]
             assert step > 8, "the scenario must pass several system calls"
             return
     pytest.fail("the scenario never ended without a kill")
@@ -202,7 +202,7 @@ async def test_two_hosts_may_not_share_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_container_made_anew_takes_its_directory_over(tmp_path: Path) -> None:
+async def test_a_container_made_again_takes_its_directory_over(tmp_path: Path) -> None:
     """It has a new host name and the same disk, and its predecessor is gone; while that lives, it is refused."""
     root = tmp_path / "blobs"
     first = LocalBlobs(root, host="name:old")
@@ -286,7 +286,7 @@ async def test_a_file_that_moves_in_is_synced_out_of_its_old_directory_too(
 async def test_a_blob_whose_end_was_cancelled_is_thrown_away_under_its_last_name_too(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread had given it its name already, and no caller has heard of it."""
+    """The thread had given it its name already, and no caller knows of it."""
     renamed, go_on, blob_id = threading.Event(), threading.Event(), new_id()
 
     def wait(directory: Path) -> None:

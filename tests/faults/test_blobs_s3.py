@@ -305,7 +305,7 @@ async def test_a_copy_that_is_given_up_never_writes_into_another_file(
     assert sorted(os.listdir(tmp_path)) == [*(f"other-{at}" for at in range(5)), "spool"]
 
 
-async def test_an_object_that_shrank_or_went_is_missing(patient: S3Blobs, direct: S3Store) -> None:
+async def test_an_object_that_shrank_or_was_removed_is_missing(patient: S3Blobs, direct: S3Store) -> None:
     blob_id = await put(patient, b"0123456789")
     obstore.put(direct, blob_id, b"01234")
     for at, count in [(0, 10), (5, 5), (8, 2)]:
@@ -319,7 +319,7 @@ async def test_an_object_that_shrank_or_went_is_missing(patient: S3Blobs, direct
 async def test_an_object_that_is_not_there_for_a_moment_is_not_gone(
     settings: S3Settings, tmp_path: Path, direct: S3Store
 ) -> None:
-    """Nothing of a batch fails by it: whoever reads tries again, and believes it only after minutes."""
+    """Nothing of a batch fails by it: a reader tries again, and believes it only after minutes."""
     blobs = S3Blobs(msgspec.structs.replace(settings, missing_after_ms=600_000), tmp_path / "spool")
     blob_id = await put(blobs, b"0123456789")
     obstore.delete(direct, blob_id)
@@ -418,9 +418,9 @@ async def test_wrong_bytes_in_the_store_are_noticed(
 
 
 async def test_an_upload_that_failed_unseen_or_was_stopped_says_nothing_of_its_own() -> None:
-    """What is wrong is told by `write` and `finish`; the loop's own log would show the failure again, without a name."""
-    said: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(str(context)))
+    """What is wrong is reported by `write` and `finish`; the loop's own log would show the failure again, without a name."""
+    logged: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(str(context)))
     nowhere = S3Settings(
         "any",
         endpoint="http://127.0.0.1:9",
@@ -442,7 +442,7 @@ async def test_an_upload_that_failed_unseen_or_was_stopped_says_nothing_of_its_o
         del upload, writer
         gc.collect()
         await asyncio.sleep(0)
-    assert said == []
+    assert logged == []
 
 
 async def test_a_seal_replaces_wrong_bytes_of_its_own(settings: S3Settings, tmp_path: Path) -> None:
@@ -482,14 +482,14 @@ async def test_right_bytes_pass_without_a_telling_etag(settings: S3Settings, siz
 
 
 async def test_a_missing_bucket_and_a_wrong_key_are_named(settings: S3Settings, tmp_path: Path) -> None:
-    for change, said in (
+    for change, advice in (
         ({"bucket": "no-such-bucket"}, "create it"),
         ({"secret_access_key": "wrong-secret-of-ours"}, "check blobs.secret_access_key"),
         ({"access_key_id": "unknown"}, "check blobs.access_key_id"),
     ):
         wrong = msgspec.structs.replace(settings, **change)
         blobs = S3Blobs(wrong, tmp_path / "spool")
-        with pytest.raises(BlobUnavailable, match=said) as raised:
+        with pytest.raises(BlobUnavailable, match=advice) as raised:
             await blobs.check()
         assert "wrong-secret-of-ours" not in str(raised.value)
         assert len(str(raised.value)) < 700

@@ -128,7 +128,7 @@ def test_42_a_rate_that_is_lowered_holds_back_what_was_not_sent(running: Running
     called = changed.called()
 
     def rests() -> bool:
-        """For longer than a moment: nobody looks at it before."""
+        """For longer than a moment: no worker looks at it before."""
         [row] = running.site.rows("select max(rests_until) - max(leased_at) as ms from job_models where state = 'open'")
         return bool(row["ms"] > 60_000)
 

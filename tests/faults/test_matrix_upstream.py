@@ -156,7 +156,7 @@ def test_33_a_rejected_key_of_ours_fails_no_item(matrix: Matrix, status: int) ->
     assert matrix.site.judge(batch_id, lines, "cancelled").error_codes() == {"batch_cancelled": 12}
 
 
-def test_34_a_refused_connection_is_tried_again_and_bills_nothing(matrix: Matrix) -> None:
+def test_34_a_refused_connection_is_tried_again_and_costs_nothing(matrix: Matrix) -> None:
     lines = requests(8, model="refused")
     matrix.proxies["refused"].refuse()
     batch_id = matrix.site.submit(lines)
@@ -180,10 +180,10 @@ def test_35_a_silent_upstream_is_given_up_while_the_heart_beats(matrix: Matrix) 
     began = time.monotonic()
     matrix.check(SILENT)
     assert time.monotonic() - began >= READ_TIMEOUT_S, "it is waited for longer than a lease"
-    assert matrix.nobody_was_lost()
+    assert matrix.no_worker_was_lost()
 
 
-def test_35_the_total_deadline_ends_a_call_however_long_silence_is_borne(matrix: Matrix) -> None:
+def test_35_the_total_deadline_ends_a_call_however_long_silence_is_allowed(matrix: Matrix) -> None:
     lines = requests(2, lambda number: behaving("hangx1") if number else "say 0", "short total")
     batch_id = matrix.site.submit(lines)
     assert matrix.site.judge(batch_id, lines, repeats_max=2).errors == []

@@ -22,7 +22,7 @@ from tests.support.tidegate import Site, requests
 
 @dataclass(frozen=True)
 class Promise:
-    """Something a caller was told, and when: it must be on every disk from then on."""
+    """Something that was acknowledged to a caller, and when: it must be on every disk from then on."""
 
     since_ns: int
     sql: str

@@ -25,12 +25,12 @@ def until_state(site: Site, batch_id: str, *states: str) -> dict[str, Any]:
 
 
 def say(site: Site, batch_id: str, action: str) -> None:
-    def told() -> bool:
+    def is_taken() -> bool:
         answer = site.client().post(f"/v1/batches/{batch_id}/canary", json={"action": action})
         assert answer.status_code in (200, 503), answer.text
         return answer.status_code == 200
 
-    wait_until(told, END_S, f"{batch_id} to be told {action}", poll_s=ASK_S)
+    wait_until(is_taken, END_S, f"{batch_id} to take {action}", poll_s=ASK_S)
 
 
 @CLUSTER_IN_SOAK

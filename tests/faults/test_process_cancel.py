@@ -1,4 +1,4 @@
-"""Cancel and expiry: nothing new is sent, what is finished stays, and every batch ends, whoever is there to end it."""
+"""Cancel and expiry: nothing new is sent, what is finished stays, and every batch ends, with or without the worker that began it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def test_cancel_stops_sending_and_keeps_what_is_done(site: Site) -> None:
     batch_id = site.submit(lines)
     site.until_called(IN_FLIGHT + 1)
     assert site.cancel(batch_id).json()["status"] == "cancelling"
-    told_at = time.time()
+    cancelled_at = time.time()
     again = site.cancel(batch_id)
     assert again.status_code == 200, again.text
     results = site.judge(batch_id, lines, "cancelled")
-    assert not [call for call in site.calls() if call["at"] > told_at + STOPS_S + SLACK_S]
+    assert not [call for call in site.calls() if call["at"] > cancelled_at + STOPS_S + SLACK_S]
     assert len(results.output) == len(site.calls()), "every answer that was paid for is kept"
     assert set(results.error_codes()) == {"batch_cancelled"}
     assert site.cancel(batch_id).status_code < 500
@@ -47,12 +47,12 @@ def test_cancel_aborts_calls_at_once_where_the_operator_says_so(site: Site) -> N
     site.begin(more={"TIDEGATE_WORKER_CANCEL_GRACE_MS": "0"})
     batch_id = site.submit(lines)
     site.until_called(1)
-    told_at = time.time()
+    cancelled_at = time.time()
     assert site.cancel(batch_id).status_code == 200
     results = site.judge(batch_id, lines, "cancelled")
     assert results.error_codes() == {"batch_cancelled": 12}
     # The grace of every other end is half a minute.
-    assert time.time() < told_at + 25
+    assert time.time() < cancelled_at + 25
 
 
 @CLUSTER_IN_SOAK
@@ -73,7 +73,7 @@ def test_cancel_races_completion(site: Site) -> None:
 
 
 def test_cancel_before_any_worker_lives(cluster: Site) -> None:
-    """Nobody is there to hear it; whoever comes first ends it, without a call."""
+    """No worker is there to notice it; the first that starts ends it, without a call."""
     cluster.api()
     batch_id = cluster.submit(requests(8))
     assert cluster.cancel(batch_id).status_code == 200

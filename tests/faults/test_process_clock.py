@@ -21,7 +21,7 @@ MONTH_S = 30 * 24 * HOUR_S
 def test_the_clock_of_a_worker_jumps(cluster: Site, shims: Shims, jump_s: int) -> None:
     began = time.time()
     clock = shims.clock()
-    # The object store refuses a signature of another hour, whoever asks; the store of rows must not mind.
+    # The object store refuses a signature of another hour, from any client; the store of rows must not mind.
     env = {**preload_env(clock, base={}), "TIDEGATE_BLOBS_URL": f"file://{cluster.data}/blobs"}
     cluster.env["TIDEGATE_BLOBS_URL"] = env["TIDEGATE_BLOBS_URL"]
     cluster.begin(more=env)

@@ -24,17 +24,17 @@ def test_a_paused_batch_survives_a_kill_and_goes_on_where_it_was(site: Site) -> 
     for _ in range(2):
         paused = site.client().post(f"/v1/batches/{batch_id}/pause")
         assert paused.status_code == 200, paused.text
-    told_at = time.time()
+    paused_at = time.time()
     assert paused.json()["status"] == "in_progress"
     time.sleep(STOPS_S + SLACK_S)
     site.engine.settle()
     made = len(site.calls())
-    assert not [call for call in site.calls() if call["at"] > told_at + STOPS_S + SLACK_S]
+    assert not [call for call in site.calls() if call["at"] > paused_at + STOPS_S + SLACK_S]
     assert made < len(lines)
     worker.kill()
     site.relieve()
     time.sleep(STOPS_S)
-    assert len(site.calls()) == made, "whoever comes next leaves it alone too"
+    assert len(site.calls()) == made, "the next worker leaves it alone too"
     assert site.batch(batch_id)["tidegate"]["paused_at"] is not None
     assert site.client().post(f"/v1/batches/{batch_id}/resume").status_code == 200
     # Everything in flight had ended and was recorded before the kill.

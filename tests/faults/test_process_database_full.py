@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from tests.faults.conftest import PATIENT, MakeSite
-from tests.support.postgres import NOBODY, PostgresServer
+from tests.support.postgres import UNPRIVILEGED_ID, PostgresServer
 from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, requests
 
 pytestmark = [
@@ -59,7 +59,7 @@ def small_disk(private_postgres_server: PostgresServer) -> Iterator[SmallDisk]:
             "-t",
             "tmpfs",
             "-o",
-            f"size={SIZE_BYTES},uid={NOBODY},gid={NOBODY},mode=700",
+            f"size={SIZE_BYTES},uid={UNPRIVILEGED_ID},gid={UNPRIVILEGED_ID},mode=700",
             "tmpfs",
             str(directory),
         ],

@@ -61,7 +61,7 @@ def test_results_meet_a_full_disk(embedded: Site, shims: Shims, rule: str) -> No
 
 
 def test_a_failed_fsync_voids_the_log(embedded: Site, shims: Shims) -> None:
-    """After a failed fsync nobody knows what is on the disk: the log is left, and its lines go to a new one from memory."""
+    """After a failed fsync it is unknown what is on the disk: the log is left, and its lines go to a new one from memory."""
     disk = shims.disk(embedded.data / "blobs")
     proc = embedded.serve(more=preload_env(disk, base=PATIENT))
     lines = requests(24, slow)
@@ -124,7 +124,7 @@ def _fill(site: Site) -> None:
 
 
 def _until_calls_end(site: Site) -> int:
-    """How many calls there were when the worker said why it takes no more, and those in flight had ended."""
+    """How many calls there were when the worker had logged why it takes no more, and those in flight had ended."""
     seen = [-1]
 
     def quiet() -> bool:

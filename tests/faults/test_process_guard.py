@@ -68,7 +68,7 @@ def test_a_process_killed_within_a_hook_loses_nothing_and_nobodys_text_is_logged
     assert {line["custom_id"] for line in results.output} == {"w", *(f"c{number}" for number in range(12))}
     assert len(embedded.calls()) == 14, "twelve, the one that waited, and the one that was paid for in vain"
     assert CANARY not in proc.logs() + relief.logs()
-    assert "ValueError" in proc.logs(), "what broke is told by its kind"
+    assert "ValueError" in proc.logs(), "the log names the kind of what broke"
 
 
 def test_a_hook_that_is_not_there_keeps_a_process_from_starting(embedded: Site, tmp_path: Path) -> None:

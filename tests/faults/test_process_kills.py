@@ -37,7 +37,7 @@ MakeShipped = Callable[[int], Site]
 
 @pytest.fixture
 def make_shipped(processes: Processes, tmp_path: Path) -> MakeShipped:
-    """Make an embedded site with a server of which is said how many calls it takes."""
+    """Make an embedded site with a server whose number of slots is stated in the settings."""
     engine = Engine(processes, tmp_path / "engine", latency_ms=LATENCY_MS)
 
     def make(calls: int) -> Site:

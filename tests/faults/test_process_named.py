@@ -12,7 +12,7 @@ from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, UNRECORDED_MAX, Site
 
 @CLUSTER_IN_SOAK
 def test_create_crash_after_store(site: Site) -> None:
-    """The API dies when the bytes are stored and no row names them: nobody sees them, and they are collected."""
+    """The API dies when the bytes are stored and no row names them: no caller sees them, and they are collected."""
     lines = requests(4)
     front = site.serve("upload_blob_durable=kill") if site.embedded else site.api("upload_blob_durable=kill")
     with pytest.raises(httpx2.TransportError):
@@ -32,7 +32,7 @@ def test_create_crash_after_store(site: Site) -> None:
 
 
 def test_cancel_event_lost(cluster: Site) -> None:
-    """The worker hears nothing while it is told to cancel, and the API dies at once: the store is the signal."""
+    """The notice of the cancel is lost, and the API dies at once: the store is the signal."""
     lines = requests(40, lambda number: behaving("latency=300"))
     worker = cluster.begin()
     batch_id = cluster.submit(lines)
@@ -95,7 +95,7 @@ def test_zombie_owner_burns_inference(cluster: Site) -> None:
     calls = cluster.calls()
     zombie.cont()
     zombie.wait_for_line("incarnation_lost")
-    wait_until(lambda: cluster.living() == 3, END_S, "the zombie to be enlisted anew", poll_s=ASK_S)
+    wait_until(lambda: cluster.living() == 3, END_S, "the zombie to be enlisted again", poll_s=ASK_S)
     assert cluster.calls() == calls
     assert cluster.ended(batch_id) == results
     cluster.verify(batch_id)

@@ -40,7 +40,7 @@ def test_an_operation_goes_on_after_a_kill_and_counts_each_batch_once(site: Site
     check_all_paused(asked, batches)
 
 
-def test_an_operation_goes_on_when_the_database_that_went_away_is_back(
+def test_an_operation_goes_on_when_the_database_comes_back(
     crashing: Site, private_postgres_server: PostgresServer
 ) -> None:
     """It goes away between two steps, so that the next one fails."""

@@ -49,7 +49,7 @@ def _wakes(site: Site, zombie: Proc) -> None:
     wait_until(lambda: site.is_gone(zombie), END_S, "the worker to be declared gone", poll_s=ASK_S)
     zombie.cont()
     zombie.wait_for_line("incarnation_lost")
-    wait_until(lambda: site.living() == 3, END_S, "the zombie to be enlisted anew", poll_s=ASK_S)
+    wait_until(lambda: site.living() == 3, END_S, "the zombie to be enlisted again", poll_s=ASK_S)
 
 
 @pytest.mark.parametrize("border", EVERY_BORDER)

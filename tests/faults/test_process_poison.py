@@ -1,4 +1,4 @@
-"""An item that kills whoever runs it is failed alone, and its neighbours are not blamed."""
+"""An item that kills the process that runs it is failed alone, and its neighbours are not blamed."""
 
 from __future__ import annotations
 

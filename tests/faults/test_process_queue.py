@@ -1,4 +1,4 @@
-"""Asynchronous sending with real workers, a real Redis and a stand-in for the processor: whoever dies, no answer is lost or paid twice."""
+"""Asynchronous sending with workers, a real Redis and a stand-in for the processor: whichever dies, no answer is lost or paid for twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ITEMS = 24
 
 
 class Queued:
-    """A site whose one deployment has a queue, and whoever takes from it."""
+    """A site whose one deployment has a queue, and the processors that take from it."""
 
     def __init__(self, site: Site, redis_url: str, **more: Any) -> None:
         self.site = site
@@ -142,7 +142,7 @@ def test_requests_of_a_dead_worker_are_adopted_while_they_run(queued: Queued) ->
     queued.judge_but_for_what_died(batch_id, lines)
 
 
-def test_cancelling_takes_back_what_nobody_has_taken(queued: Queued) -> None:
+def test_cancelling_takes_back_what_no_processor_has_taken(queued: Queued) -> None:
     lines = requests(ITEMS)
     queued.site.begin(more={"TIDEGATE_WORKER_GRACE_MS": "200"})
     batch_id = queued.site.submit(lines)
@@ -176,7 +176,7 @@ def test_redis_that_forgets_everything_costs_a_try_and_no_item(queue_site: Site,
     queued.until(lambda: queued.waiting() > 0, "requests in the queue")
     private_redis.command("FLUSHALL")
     queued.processor()
-    # What lay there was not sent, but nobody can know: each may have been paid for once.
+    # What lay there was not sent, but no process can know that: each may have been paid for once.
     queued.judge(batch_id, lines, repeats_max=len(lines))
 
 
@@ -194,7 +194,7 @@ def test_redis_that_is_away_for_a_while_is_waited_for(queue_site: Site, private_
     queued.judge(batch_id, lines, repeats_max=0)
 
 
-def test_a_paused_worker_takes_nothing_back_from_the_one_that_went_on(queued: Queued) -> None:
+def test_a_paused_worker_takes_nothing_back_from_its_successor(queued: Queued) -> None:
     lines = requests(ITEMS)
     paused = queued.site.begin()
     batch_id = queued.site.submit(lines)
@@ -217,5 +217,5 @@ def test_a_processor_that_dies_with_what_it_took_costs_a_try(queue_site: Site, r
     queued.until(lambda: queued.waiting() > 0, "requests in the queue")
     queued.redis.zpopmin(queued.requests, 100)
     queued.processor()
-    # Nobody can know that the first try was never sent.
+    # No process can know that the first try was never sent.
     queue_site.judge(batch_id, lines, repeats_max=len(lines))

@@ -19,7 +19,7 @@ def slow(number: int) -> str:
 
 @pytest.fixture
 def shaping(crashing: Site) -> Site:
-    # Retries are what is tested, not how many a deployment bears.
+    # Retries are what is tested, not how many a deployment allows.
     crashing.env["TIDEGATE_RETRY_BUDGET_MIN"] = "1000"
     crashing.env["TIDEGATE_PARAMETERS_DEFAULTS"] = '{"seed": 7, "max_tokens": 4}'
     return crashing

@@ -177,7 +177,7 @@ def test_a_failed_job_says_so_and_a_collector_that_is_gone_costs_nothing(embedde
 
 
 def test_items_go_on_while_a_collector_refuses_or_hangs_and_that_is_one_line(embedded: Site) -> None:
-    """Few spans are kept, so many are lost; when the collector is well again, the next ones come."""
+    """Few spans are kept, so many are lost; when the collector takes spans again, the next ones come."""
     let_go, calm = threading.Event(), {"OTEL_BSP_MAX_QUEUE_SIZE": "32", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "8"}
 
     def refuse(_: Got) -> int:

@@ -1,4 +1,4 @@
-"""A rolling upgrade: the wheel of the first schema version and today's at work on one database, with batches in flight."""
+"""A rolling upgrade: the wheel of the first schema version and today's on one database, with batches in flight."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.tidegate import IN_FLIGHT, Site, requests
 
-SHUTS_AFTER = 5
+OPENS_AFTER = 5
 
 
 @pytest.mark.parametrize("fault", ["429", "429:ra=1"])
@@ -24,7 +24,7 @@ def test_a_storm_of_429_uses_up_no_attempt(embedded: Site, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["503", pytest.param("500", marks=pytest.mark.soak)])
-def test_a_burst_of_5xx_shuts_the_deployment_until_a_probe_comes_back(embedded: Site, fault: str) -> None:
+def test_a_burst_of_5xx_opens_the_circuit_until_a_probe_is_answered(embedded: Site, fault: str) -> None:
     # Retries may be a tenth of first calls: so many that all of them have room within a minute.
     lines = requests(160)
     proc = embedded.begin()
@@ -33,8 +33,8 @@ def test_a_burst_of_5xx_shuts_the_deployment_until_a_probe_comes_back(embedded: 
     proc.wait_for_line("upstream_circuit_opened")
     embedded.engine.set_faults()
     proc.wait_for_line("upstream_recovered")
-    # A shut deployment is not called: only what was in flight when it shut failed too.
-    results = embedded.judge(batch_id, lines, repeats_max=SHUTS_AFTER + IN_FLIGHT)
+    # A deployment with an open circuit is not called: only what was in flight when it opened failed too.
+    results = embedded.judge(batch_id, lines, repeats_max=OPENS_AFTER + IN_FLIGHT)
     assert results.errors == []
 
 

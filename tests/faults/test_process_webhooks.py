@@ -19,7 +19,7 @@ from tests.support.tidegate import ASK_S, END_S, Site, requests
 @pytest.mark.parametrize(
     ("border", "sent_max"),
     [
-        # After a 2xx that nobody recorded it is sent once more.
+        # After a 2xx that was not recorded it is sent once more.
         ("webhook_sent=kill", 2),
         # The event was committed with the end of the batch, and nothing of it was sent.
         ("publish_committed=kill", 1),
@@ -71,11 +71,11 @@ def test_a_worker_killed_in_the_middle_of_the_callbacks_of_a_completion_batch(si
     wait_until(is_all_there, END_S, "every callback to be delivered")
     bodies = {got.id: got.body for got in receiver.got}
     assert all(bodies[got.id] == got.body and got.headers["x-own"] == "value" for got in receiver.got)
-    told = [json.loads(one) for one in bodies.values()]
-    assert Counter(one["event"] for one in told)["BATCH_UPDATE"] == 1
+    events = [json.loads(one) for one in bodies.values()]
+    assert Counter(one["event"] for one in events)["BATCH_UPDATE"] == 1
     ended = [
         one["payload"]["itemId"]
-        for one in told
+        for one in events
         if one["payload"]["status"] == "COMPLETED" and "itemId" in one["payload"]
     ]
     assert len(ended) == len(set(ended)) == 6

@@ -30,7 +30,7 @@ BY_THE_SERVER = {
     "garbage": "malformed",
 }
 SICK_IN_FLIGHT = 2
-# A breaker shuts after five failures in a row; what was in flight by then fails too, and so may some probes.
+# A circuit opens after five failures in a row; what was in flight by then fails too, and so may some probes.
 FAILURES_MAX = 5 + SICK_IN_FLIGHT + 6
 # Retries may be a tenth of first calls: so many that all of them have room within a minute.
 ITEMS = 80
