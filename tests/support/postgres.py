@@ -1,7 +1,7 @@
 """A real PostgreSQL 18, from `initdb` to the last backend, in a directory of its own.
 
 A server is named by its directory alone, so any process of the test run can take hold of the one that another started.
-PostgreSQL refuses to run as root; then it runs as nobody, with a copy of its programs if nobody cannot reach the
+PostgreSQL refuses to run as root; then it runs as an unprivileged user, with a copy of its programs if that user cannot reach the
 installed ones. The schema of the product is not known here.
 """
 
@@ -23,7 +23,7 @@ import asyncpg
 
 from tests.support.processes import free_port
 
-NOBODY = 65534
+UNPRIVILEGED_ID = 65534
 # A run inside a test takes the cluster of the run around it, instead of one more `initdb`.
 CLUSTER_VARIABLE = "TESTS_POSTGRES_CLUSTER"
 COMMAND_TIMEOUT_S = 60
@@ -126,7 +126,7 @@ class PostgresServer:
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Remove a database of `create_database`, whoever is still connected to it."""
+        """Remove a database of `create_database`, also while clients are connected to it."""
         name = url.rsplit("/", 1)[1]
 
         async def drop(connection: asyncpg.Connection[Any]) -> None:
@@ -139,7 +139,7 @@ class PostgresServer:
         self.log.touch()
         if _is_root():
             for path in (self.directory, self.log):
-                os.chown(path, NOBODY, NOBODY)
+                os.chown(path, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
         subprocess.run(["cp", "-a", str(self._new_cluster()), str(self.data)], check=True, timeout=COMMAND_TIMEOUT_S)
         self._choose_port()
 
@@ -155,7 +155,7 @@ class PostgresServer:
             partial = self.directory.parent / f"postgres-cluster-{secrets.token_hex(4)}"
             partial.mkdir(mode=0o700)
             if _is_root():
-                os.chown(partial, NOBODY, NOBODY)
+                os.chown(partial, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
             options = [
                 "-U",
                 "postgres",
@@ -204,10 +204,10 @@ class PostgresServer:
                 **_identity(),
             )
         if result.returncode != 0:
-            said = output_path.read_text(errors="replace")
+            printed = output_path.read_text(errors="replace")
             logged = self.log.read_text(errors="replace")[-4_000:]
             raise PostgresFailed(
-                f"{' '.join(command)} ended with {result.returncode}\n{said}\n--- server log\n{logged}"
+                f"{' '.join(command)} ended with {result.returncode}\n{printed}\n--- server log\n{logged}"
             )
 
     def _ask(self, question: Callable[[asyncpg.Connection[Any]], Awaitable[Any]]) -> Any:
@@ -241,11 +241,11 @@ def _is_root() -> bool:
 
 
 def _identity() -> dict[str, Any]:
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if _is_root() else {}
+    return {"user": UNPRIVILEGED_ID, "group": UNPRIVILEGED_ID, "extra_groups": []} if _is_root() else {}
 
 
 def _programs(directory: Path) -> Path:
-    """Where the programs are; under root, a copy beside the data when nobody may not reach the installed ones."""
+    """Where the programs are; under root, a copy beside the data when the unprivileged user may not reach the installed ones."""
     installed_programs = _installed_programs()
     if not _is_root() or all(parent.stat().st_mode & 0o005 == 0o005 for parent in installed_programs.parents):
         return installed_programs

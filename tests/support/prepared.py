@@ -85,8 +85,8 @@ class Prepared:
             answer = self._line.recv(ASK_BYTES_MAX)
         if not answer:
             raise RuntimeError(f"the process that forks others ended ({self._popen.poll()})")
-        said: int | None = json.loads(answer)
-        return said
+        reply: int | None = json.loads(answer)
+        return reply
 
     def _open_own_line(self) -> None:
         """A process that was forked from the one that began it would hear the answers of others: it gets a line of its own."""
@@ -172,7 +172,7 @@ class _Nursery:
         signal.signal(signal.SIGCHLD, self._reap)
 
     def _reap(self, *_: object) -> None:
-        """Whoever ended is gone at once, for tests that look for it by its number."""
+        """A process that ended is gone at once, for tests that look for it by its number."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -183,7 +183,7 @@ class _Nursery:
             self._ended[pid] = os.waitstatus_to_exitcode(status)
 
     def serve(self, first: socket.socket) -> list[str]:
-        """Answer asks until nobody is there to ask; a process that was forked gets the command that it is to run."""
+        """Answer asks until no process is left to ask; a process that was forked gets the command that it is to run."""
         lines = [first]
         while lines:
             for line in select.select(lines, [], [])[0]:
@@ -195,7 +195,7 @@ class _Nursery:
                 elif "line" in ask:
                     lines.append(socket.socket(fileno=fds[0]))
                 elif "pid" in ask:
-                    # Told once: the system gives the number to another process some day.
+                    # Answered once: the system gives the number to another process some day.
                     _answer(line, self._ended.pop(ask["pid"], None))
                 elif pid := os.fork():
                     for fd in fds:
@@ -209,10 +209,10 @@ class _Nursery:
         return []
 
 
-def _answer(line: socket.socket, said: int | None) -> None:
+def _answer(line: socket.socket, reply: int | None) -> None:
     # The process that asked may have been killed meanwhile.
     with contextlib.suppress(BrokenPipeError):
-        line.send(json.dumps(said).encode())
+        line.send(json.dumps(reply).encode())
 
 
 def _become(ask: dict[str, object], files: list[int]) -> None:

@@ -36,9 +36,9 @@ PORT_FIRST, PORT_LAST = 20_000, 32_000
 
 def free_port() -> int:
     """A TCP port on 127.0.0.1 that nothing listens on right now."""
-    chooser = random.SystemRandom()
+    dice = random.SystemRandom()
     for _ in range(1_000):
-        port = chooser.randint(PORT_FIRST, PORT_LAST)
+        port = dice.randint(PORT_FIRST, PORT_LAST)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -48,7 +48,7 @@ def free_port() -> int:
 def wait_until(
     predicate: Callable[[], T | None], timeout_s: float = 30.0, what: str = "the condition", poll_s: float = POLL_S
 ) -> T:
-    """Poll until the predicate is true and return what it said; after the deadline fail with `what` was awaited."""
+    """Poll until the predicate is true and return its result; after the deadline fail with `what` was awaited."""
     deadline = time.monotonic() + timeout_s
     while True:
         began = time.monotonic()
@@ -193,7 +193,7 @@ class Proc:
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
     def logs(self) -> str:
-        """What a reader of a failed test needs: the command, how it stands and the end of what it said."""
+        """What a reader of a failed test needs: the command, how it stands and the end of its output."""
         state = "running" if self.running else f"ended with {self.returncode}"
         parts = [f"$ {' '.join(self.args)}", f"pid {self.pid}, {state}"]
         for title, text in (("stdout", self.stdout()), ("stderr", self.stderr())):

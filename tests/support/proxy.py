@@ -138,7 +138,7 @@ class Proxy:
         self._do(lambda: self._drop_links(reset=False))
 
     def pause_accept(self) -> None:
-        """Let new connections hang in the backlog: they connect, and nobody answers."""
+        """Let new connections hang in the backlog: they connect, and get no answer."""
         self._do(self._stop_accepting)
 
     def refuse(self) -> None:

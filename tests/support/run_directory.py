@@ -69,7 +69,7 @@ class RunDirectory:
     @classmethod
     def create(cls) -> RunDirectory:
         path = Path(tempfile.mkdtemp(prefix="tidegate-tests-"))
-        # The PostgreSQL server may run as nobody and must be able to pass through.
+        # The PostgreSQL server may run as an unprivileged user, who must be able to pass through.
         path.chmod(0o755)
         (path / "services").mkdir()
         alive_fd = os.open(path / "alive", os.O_CREAT | os.O_RDWR)
@@ -87,7 +87,7 @@ class RunDirectory:
         return RunDirectory.attach(str(self.path))
 
     def shared(self, kind: type[Server]) -> Server:
-        """The run's server of this kind, started by whoever asks first; one that failed to start fails all who ask."""
+        """The run's server of this kind, started by the process that asks first; one that failed to start fails all who ask."""
         directory = self._services / f"{_name(kind)}-shared"
         ready, failed = directory.with_suffix(".ready"), directory.with_suffix(".failed")
         with self._lock():
@@ -121,7 +121,7 @@ class RunDirectory:
             shutil.rmtree(server.directory, ignore_errors=True)
 
     def process_registry(self) -> Path:
-        """Where processes are noted; whoever asks may be killed before cleaning up, so the keeper must be there."""
+        """Where processes are noted; the process that asks may be killed before cleaning up, so the keeper must be there."""
         with self._lock():
             self._ensure_keeper()
         return self.processes

@@ -103,9 +103,9 @@ class S3Server(DirectoryServer):
             with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30) as response:
                 response.read()
         except (urllib.error.URLError, OSError) as failure:
-            said = failure.read().decode(errors="replace") if isinstance(failure, urllib.error.HTTPError) else ""
+            body = failure.read().decode(errors="replace") if isinstance(failure, urllib.error.HTTPError) else ""
             raise S3Failed(
-                f"{method} bucket {bucket}: {failure} {said}\n--- server log\n{self._log_tail()}"
+                f"{method} bucket {bucket}: {failure} {body}\n--- server log\n{self._log_tail()}"
             ) from failure
 
     def _configured(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class S3Server(DirectoryServer):
             "-s3.autoCreateBucket=false",
             "-webdav=false",
             "-admin.ui=false",
-            # A test run tells nobody that it happened.
+            # A test run is reported to no server.
             "-master.telemetry=false",
             # Each bucket takes volumes of its own; they are small and there are many, so that no test runs out.
             "-master.volumeSizeLimitMB=64",

@@ -60,8 +60,8 @@ class Server:
 
     def until_it_asks_for_keys(self) -> None:
         """Wait until it has noticed the first key."""
-        with self.client() as nobody:
-            wait_until(lambda: nobody.get("/v1/models").status_code == 401, 20, "the server to ask for keys")
+        with self.client() as client:
+            wait_until(lambda: client.get("/v1/models").status_code == 401, 20, "the server to ask for keys")
 
     def openai(self, key: str = "unused") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)

@@ -266,11 +266,11 @@ class Site(msgspec.Struct):
 
     def cancel(self, batch_id: str) -> httpx2.Response:
         """Tell it to stop. A worker that was stopped in a transaction holds the row for a while, so a 503 is asked again."""
-        told = wait_until(lambda: self._told(batch_id), END_S, f"{batch_id} to be told", poll_s=ASK_S)
-        assert told is not None
-        return told
+        answer = wait_until(lambda: self._cancel_once(batch_id), END_S, f"{batch_id} to be cancelled", poll_s=ASK_S)
+        assert answer is not None
+        return answer
 
-    def _told(self, batch_id: str) -> httpx2.Response | None:
+    def _cancel_once(self, batch_id: str) -> httpx2.Response | None:
         answer = self.client().post(f"/v1/batches/{batch_id}/cancel")
         return answer if answer.status_code != 503 else None
 
@@ -337,7 +337,7 @@ class Site(msgspec.Struct):
         return load(None, self.data, {}, self.environment()).settings
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
-        """Ask the database itself, read-only, whoever runs beside us."""
+        """Ask the database itself, read-only, also while other processes use it."""
 
         async def ask() -> list[dict[str, Any]]:
             location = self.settings.store.location
@@ -361,7 +361,7 @@ class Site(msgspec.Struct):
         return {"id": found[0]} in self.rows("select id from workers where state = 'gone'")
 
     def lease_ran_out(self) -> bool:
-        """Whether nobody that is enlisted has beaten within its lease."""
+        """Whether no worker that is enlisted has sent a heartbeat within its lease."""
         return not [
             row for row in self.rows("select alive_until from workers") if row["alive_until"] > time.time() * 1000
         ]

@@ -79,7 +79,7 @@ class _Worker:
         self.pid = pid
         self.tests = tests
         self.given: deque[int] = deque()
-        self.told_all = False
+        self.has_all = False
 
 
 class _Controller:
@@ -101,7 +101,7 @@ class _Controller:
             while self._workers:
                 ready = wait([worker.line for worker in self._workers])
                 for worker in [worker for worker in self._workers if worker.line in ready]:
-                    self._hear(worker)
+                    self._receive_from(worker)
                 if self._session.shouldfail:
                     raise self._session.Failed(self._session.shouldfail)
                 if self._session.shouldstop:
@@ -123,14 +123,14 @@ class _Controller:
         self._workers.append(_Worker(number, ours, pid, tests))
 
     def _give(self, worker: _Worker) -> None:
-        while len(worker.given) < AHEAD and not worker.told_all:
+        while len(worker.given) < AHEAD and not worker.has_all:
             if not worker.tests:
                 self._steal_for(worker)
             if worker.tests:
                 worker.given.append(worker.tests.popleft())
                 worker.line.send(worker.given[-1])
             else:
-                worker.told_all = True
+                worker.has_all = True
                 worker.line.send(None)
 
     def _steal_for(self, worker: _Worker) -> None:
@@ -141,20 +141,20 @@ class _Controller:
     def _waiting_in(self, tests: deque[int]) -> int:
         return sum(number in self._waiting for number in tests)
 
-    def _hear(self, worker: _Worker) -> None:
-        kind, said = _receive(worker.line)
+    def _receive_from(self, worker: _Worker) -> None:
+        kind, content = _receive(worker.line)
         if kind == "ended":
             self._end(worker)
             if worker.given:
                 self._replace(worker)
             return
         if kind == "warning":
-            self._warn(**said)
+            self._warn(**content)
             return
         worker.given.popleft()
         with contextlib.suppress(OSError):
             self._give(worker)
-        for data in said:
+        for data in content:
             report = self._config.hook.pytest_report_from_serializable(config=self._config, data=data)
             self._config.hook.pytest_runtest_logreport(report=report)
 
@@ -222,10 +222,10 @@ def _timeout_s(item: pytest.Item, usual_s: float) -> float:
 
 def _receive(line: Connection) -> tuple[str, Any]:
     try:
-        said: tuple[str, Any] = line.recv()
+        message: tuple[str, Any] = line.recv()
     except (EOFError, OSError):
         return "ended", None
-    return said
+    return message
 
 
 # ---- the process that is forked
@@ -293,13 +293,13 @@ class _Reporter:
     ) -> None:
         if not self.tells_warnings:
             return
-        said = {
+        warning = {
             "category": warning_message.category.__name__,
             "text": str(warning_message.message),
             "filename": warning_message.filename,
             "lineno": warning_message.lineno,
         }
-        self._line.send(("warning", said | {"when": when, "nodeid": nodeid, "location": location}))
+        self._line.send(("warning", warning | {"when": when, "nodeid": nodeid, "location": location}))
 
     def send(self) -> None:
         """Send them when everything around the test is done."""

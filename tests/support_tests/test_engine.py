@@ -1,4 +1,4 @@
-"""The simulated engine as tests start it: it answers, it can be told to fail, and its log is the witness."""
+"""The simulated engine as tests start it: it answers, it fails as the test asks, and its log is the witness."""
 
 from __future__ import annotations
 

@@ -89,7 +89,9 @@ def test_a_server_that_cannot_start_says_why(private_postgres_server: PostgresSe
         private_postgres_server.start()
 
 
-def test_programs_that_nobody_can_reach_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_the_unprivileged_user_cannot_reach_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     package = postgres._installed_programs().parents[1]
@@ -102,5 +104,5 @@ def test_programs_that_nobody_can_reach_are_copied(tmp_path: Path, monkeypatch: 
     programs = postgres._programs(services / "postgres-x")
     assert programs.is_relative_to(services)
     # They must still find their libraries from there.
-    said = subprocess.run([programs / "postgres", "--version"], check=True, capture_output=True, text=True, timeout=60)
-    assert "PostgreSQL) 18." in said.stdout
+    done = subprocess.run([programs / "postgres", "--version"], check=True, capture_output=True, text=True, timeout=60)
+    assert "PostgreSQL) 18." in done.stdout

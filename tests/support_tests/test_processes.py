@@ -1,4 +1,4 @@
-"""Processes under test are signalled by their recorded pid, show what they said and never outlive their test."""
+"""Processes under test are signalled by their recorded pid, show their output and never outlive their test."""
 
 from __future__ import annotations
 
@@ -105,18 +105,18 @@ def test_forked_code_ends_as_an_interpreter_does(processes: Processes, last: str
     assert forked.stderr().splitlines()[-1:] == started.stderr.splitlines()[-1:]
 
 
-def test_a_worker_that_was_forked_hears_only_answers_to_its_own_asks(processes: Processes) -> None:
+def test_a_worker_that_was_forked_gets_only_answers_to_its_own_asks(processes: Processes) -> None:
     """The workers of a whole run have one process that forks for all of them, begun before they were forked themselves."""
     code = "import sys, tidegate; sys.exit(int(sys.argv[1]))"
     assert processes.start([sys.executable, "-c", code, "0"]).wait() == 0
     workers = []
-    for said in range(1, 4):
+    for status in range(1, 4):
         pid = os.fork()
         if not pid:
             codes = {
-                processes.start([sys.executable, "-c", code, str(said)], name=f"of-{said}").wait() for _ in range(3)
+                processes.start([sys.executable, "-c", code, str(status)], name=f"of-{status}").wait() for _ in range(3)
             }
-            os._exit(said if codes == {said} else 100)
+            os._exit(status if codes == {status} else 100)
         workers.append(pid)
     assert processes.start([sys.executable, "-c", code, "9"]).wait() == 9
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in workers] == [1, 2, 3]

@@ -16,12 +16,12 @@ PATIENCE_S = 20.0
 
 
 class EchoServer:
-    """Answers every byte with itself; keeps what it heard and how its connections ended."""
+    """Answers every byte with itself; keeps what it received and how its connections ended."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
-        self.heard = bytearray()
+        self.received = bytearray()
         self.ends: list[str] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -36,7 +36,7 @@ class EchoServer:
     def _echo(self, connection: socket.socket) -> None:
         try:
             while data := connection.recv(65_536):
-                self.heard += data
+                self.received += data
                 connection.sendall(data)
             connection.sendall(b"bye")
             self.ends.append("closed")
@@ -111,7 +111,7 @@ def test_a_rate_leaves_a_slow_stream_behind_a_free_one(proxies: Proxies, echo: E
     with connect(slow) as late, connect(free) as early:
         late.sendall(body)
         assert len(echoed(early, b"y" * 60_000)) == 60_000
-        assert echo.heard.count(b"x") < len(body)
+        assert echo.received.count(b"x") < len(body)
         slow.heal()
         assert receive(late, len(body)) == body
 
@@ -124,7 +124,7 @@ def test_a_cut_resets_after_exactly_so_many_bytes(proxy: Proxy, echo: EchoServer
         with pytest.raises(ConnectionResetError):
             receive(client, 17)
     wait_until(lambda: echo.ends, what="the server to see the cut")
-    assert bytes(echo.heard) == b"before0123456789"
+    assert bytes(echo.received) == b"before0123456789"
     proxy.heal()
     with connect(proxy) as client:
         assert echoed(client, b"x" * 100) == b"x" * 100
@@ -163,7 +163,7 @@ def test_a_black_hole_swallows_and_closes_nothing_until_it_heals(proxy: Proxy, e
         client.sendall(b"lost?")
         assert not answered(client)
         assert proxy.links == 1
-        assert bytes(echo.heard) == b"up"
+        assert bytes(echo.received) == b"up"
         proxy.heal()
         assert receive(client, 5) == b"lost?"
 
@@ -171,8 +171,8 @@ def test_a_black_hole_swallows_and_closes_nothing_until_it_heals(proxy: Proxy, e
 def test_a_black_hole_of_one_direction_lets_the_other_pass(proxy: Proxy, echo: EchoServer) -> None:
     with connect(proxy) as client:
         proxy.blackhole("down")
-        client.sendall(b"heard")
-        wait_until(lambda: bytes(echo.heard) == b"heard", what="the server to hear")
+        client.sendall(b"up")
+        wait_until(lambda: bytes(echo.received) == b"up", what="the server to receive it")
         assert not answered(client)
 
 
@@ -181,8 +181,8 @@ def test_half_close_ends_one_direction_only(proxy: Proxy, echo: EchoServer) -> N
         assert echoed(client, b"up") == b"up"
         proxy.half_close("down")
         assert client.recv(1) == b""
-        client.sendall(b"still heard")
-        wait_until(lambda: bytes(echo.heard) == b"upstill heard", what="the other direction to go on")
+        client.sendall(b" and up")
+        wait_until(lambda: bytes(echo.received) == b"up and up", what="the other direction to go on")
 
 
 def test_corrupt_flips_one_bit_of_a_chunk(proxy: Proxy, echo: EchoServer) -> None:
@@ -190,7 +190,7 @@ def test_corrupt_flips_one_bit_of_a_chunk(proxy: Proxy, echo: EchoServer) -> Non
     with connect(proxy) as client:
         answer = echoed(client, b"\x00" * 64)
     assert sum(answer) == 1
-    assert bytes(echo.heard) == answer
+    assert bytes(echo.received) == answer
 
 
 def test_paused_accept_connects_and_is_served_after_healing(proxy: Proxy) -> None:

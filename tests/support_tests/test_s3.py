@@ -51,7 +51,7 @@ def test_a_missing_bucket_is_not_made_by_writing_to_it(s3_server: S3Server) -> N
 
 
 def test_wrong_credentials_are_refused(s3_server: S3Server, s3_bucket: str) -> None:
-    stranger = S3Store(
+    unknown = S3Store(
         s3_bucket,
         endpoint=s3_server.endpoint,
         region=s3_server.region,
@@ -61,7 +61,7 @@ def test_wrong_credentials_are_refused(s3_server: S3Server, s3_bucket: str) -> N
         client_options={"allow_http": True},
     )
     with pytest.raises((PermissionDeniedError, UnauthenticatedError)):
-        obstore.put(stranger, "key", b"body")
+        obstore.put(unknown, "key", b"body")
 
 
 def test_a_stopped_server_is_gone_and_comes_back_with_its_data(private_s3_server: S3Server) -> None:

@@ -35,7 +35,7 @@ while True:
     go = os.path.join(sys.argv[2], f"go-{turn}")
     if not os.path.exists(go):
         continue
-    said = [
+    results = [
         attempt("write", lambda: os.write(kept, b"12345678")),
         attempt("pwrite", lambda: os.pwrite(kept, b"12345678", 0)),
         attempt("writev", lambda: os.writev(kept, [b"1234", b"5678"])),
@@ -47,7 +47,7 @@ while True:
         attempt("rename", rename),
         attempt("outside", lambda: open(os.path.join(sys.argv[2], "outside"), "wb").write(b"x")),
     ]
-    print(f"turn {turn}:", *said, flush=True)
+    print(f"turn {turn}:", *results, flush=True)
     turn += 1
 """
 
@@ -77,8 +77,8 @@ while True:
 
 def turn(proc: Proc, tmp_path: Path, number: int) -> dict[str, str]:
     (tmp_path / "elsewhere" / f"go-{number}").touch()
-    said = proc.wait_for_line(rf"^turn {number}: (.*)$").group(1)
-    return dict(word.split("=") for word in said.split())
+    output = proc.wait_for_line(rf"^turn {number}: (.*)$").group(1)
+    return dict(word.split("=") for word in output.split())
 
 
 def test_a_full_disk_fails_every_change_and_nothing_outside(processes: Processes, shims: Shims, tmp_path: Path) -> None:

@@ -65,11 +65,11 @@ def test_workers_run_every_test_once_and_tell_what_they_find(nested: Callable[..
     source = f"{IMPORTED}    if turn == 5: os._exit(0)\n    if turn == 9: assert turn == 10\n"
     proc = nested(f"{source}    if turn == 12: warnings.warn('mind the step')\n", "-n", "3")
     assert proc.wait(NESTED_S) == 1, proc.logs()
-    said = proc.stdout()
-    assert "2 failed, 22 passed, 1 warning" in said
-    assert "the worker's process ended while it ran ::test_in_turn[5]" in said
-    assert re.search(r"assert 9 == 10\n(.*\n)*.*Captured stdout call.*\nthis is turn 9\n", said), said
-    assert "UserWarning: mind the step" in said
+    output = proc.stdout()
+    assert "2 failed, 22 passed, 1 warning" in output
+    assert "the worker's process ended while it ran ::test_in_turn[5]" in output
+    assert re.search(r"assert 9 == 10\n(.*\n)*.*Captured stdout call.*\nthis is turn 9\n", output), output
+    assert "UserWarning: mind the step" in output
     assert (tmp_path / "imports").read_text() == "x"
     ran = run_by(tmp_path)
     assert sorted(ran) == list(range(24))

@@ -22,14 +22,14 @@ PARTS = {
 LONGEST_S = 900
 
 
-def test_every_bench_is_listed_and_nothing_else() -> None:
+def test_every_benchmark_is_listed_and_nothing_else() -> None:
     modules = {path.stem for path in (REPOSITORY / "bench").glob("*.py")}
     assert modules - PARTS == set(NAMES)
     assert modules >= PARTS
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bench_can_be_imported_and_has_an_entry(name: str) -> None:
+def test_a_benchmark_can_be_imported_and_has_an_entry(name: str) -> None:
     entry = importlib.import_module(f"bench.{name}").main
     assert "quick" in inspect.signature(entry).parameters
 
@@ -37,7 +37,7 @@ def test_a_bench_can_be_imported_and_has_an_entry(name: str) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(LONGEST_S + 60)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bench_prints_its_table(name: str) -> None:
+def test_a_benchmark_prints_its_table(name: str) -> None:
     command = [sys.executable, "-m", "bench", name, "--quick"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-4_000:]
