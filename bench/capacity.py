@@ -13,10 +13,10 @@ from tidegate.simulate.engine.model import EngineLimits
 
 CEILING = 64
 FIXED = (8, 16, 32, 64)
-# The calibrated engine; one with a sixteenth of the seats, behind which calls queue; one whose cache is soon full, which then preempts.
+# The calibrated engine; one with a sixteenth of the slots, behind which calls queue; one whose cache is soon full, which then preempts.
 ENGINES = {
-    "256 seats": EngineLimits(),
-    "16 seats": EngineLimits(max_num_seqs=16),
+    "256 slots": EngineLimits(),
+    "16 slots": EngineLimits(max_num_seqs=16),
     "small cache": EngineLimits(kv_blocks=768),
 }
 REFUSED_SHARES = (0.001, 0.01, 0.03, 0.1)

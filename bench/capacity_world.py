@@ -98,15 +98,15 @@ class EngineServer:
 
 
 class SteadyServer:
-    """A server that takes the same time for every call of an endpoint, has so many seats, and lets others wait for one."""
+    """A server that takes the same time for every call of an endpoint, has so many slots, and lets others wait for one."""
 
-    def __init__(self, chat_s: float = 0.15, embedding_s: float = 0.005, seats: int = CONNECTIONS_MAX) -> None:
+    def __init__(self, chat_s: float = 0.15, embedding_s: float = 0.005, slots: int = CONNECTIONS_MAX) -> None:
         self._chat_s, self._embedding_s = chat_s, embedding_s
-        self._seats = asyncio.Semaphore(seats)
+        self._slots = asyncio.Semaphore(slots)
 
     async def answer(self, body: bytes) -> HttpReply:
         asked = _body.decode(body).max_tokens
-        async with self._seats:
+        async with self._slots:
             await asyncio.sleep(self._chat_s if asked else self._embedding_s)
         return answered(len(body) // 4, asked)
 

@@ -91,11 +91,11 @@ class Cluster:
 
     async def road(self, kind: str, url: str, lines: list[bytes]) -> Took:
         with tempfile.TemporaryDirectory() as data, counted_statements() as counts:
-            async with working(settings_for(url, Path(data), **self._settings(kind))) as at_work, at_work.running():
-                job_id = await submit(at_work, lines)
+            async with working(settings_for(url, Path(data), **self._settings(kind))) as process, process.running():
+                job_id = await submit(process, lines)
                 own, s3, began = self._own_cpu_s(), self._s3_cpu_s(), time.perf_counter()
-                at_work.parts.wakes.inputs.notify()
-                await until_ended(at_work, job_id)
+                process.parts.wakes.inputs.notify()
+                await until_ended(process, job_id)
                 seconds = time.perf_counter() - began
                 own, s3 = self._own_cpu_s() - own, self._s3_cpu_s() - s3
         count = len(lines)

@@ -70,7 +70,7 @@ class _Hand:
     def __init__(self, store: Store, worker_id: str) -> None:
         self._store, self._me = store, worker_id
         self._blob_id, self._written, self._turn = f"blob_{worker_id}", 0, 0
-        self._chooser = Scheduler(store, SystemClock(), Policies(), SLICE_ITEMS)
+        self._scheduler = Scheduler(store, SystemClock(), Policies(), SLICE_ITEMS)
 
     async def open(self) -> None:
         await self._store.enlist_worker(self._me, "bench", "0", LEASE_MS)
@@ -78,7 +78,7 @@ class _Hand:
 
     async def take(self, slices_max: int) -> list[LeasedSlice]:
         """Decide and lease."""
-        choice = await self._chooser.choose(self._me, lambda model: (slices_max * SLICE_ITEMS, None), slices_max)
+        choice = await self._scheduler.choose(self._me, lambda model: (slices_max * SLICE_ITEMS, None), slices_max)
         self._turn += 1
         picks = [(pick, f"{self._me}-{self._turn}-{number}") for number, pick in enumerate(choice.picks)]
         held = await self._store.lease_picks(self._me, picks)
@@ -126,7 +126,7 @@ class _Hand:
 
 
 async def _child(url: str, worker_id: str, seconds: float, flush_items: int) -> None:
-    # Every process of ours starts here, where the garbage collector is told how often to look.
+    # Every process of ours starts here, where the garbage collector's thresholds are set.
     importlib.import_module("tidegate.cli")
     store = _store(url)
     leased_work = _Hand(store, worker_id)
@@ -146,13 +146,13 @@ async def _child(url: str, worker_id: str, seconds: float, flush_items: int) -> 
 
 async def _watch(url: str, server: PostgresServer, processes: list[subprocess.Popen[str]]) -> dict[str, float]:
     """Watch until all have ended. `waited` is the share of samples in which a backend waited for a lock; `cpu_us` is what a slice took of
-    the workers and the server, `cores` how many cores they had, and `idle` the share of the machine that nobody used."""
+    the workers and the server, `cores` how many cores they had, and `idle` the share of the machine that was not used."""
     connection: Any = await asyncpg.connect(url)
     waiting = samples = 0
     pids = [server.pid(), *[process.pid for process in processes]]
     idle_s, cpu_s, began = psutil.cpu_times().idle, cpu_seconds(*pids) - cpu_seconds(), time.perf_counter()
-    said = asyncio.gather(*[asyncio.to_thread(process.stdout.readline) for process in processes if process.stdout])
-    while not said.done():
+    lines = asyncio.gather(*[asyncio.to_thread(process.stdout.readline) for process in processes if process.stdout])
+    while not lines.done():
         row = await connection.fetchrow(LOOK)
         waiting, samples = waiting + row["waiting"], samples + len(processes)
         await asyncio.sleep(SAMPLE_S)
@@ -160,7 +160,7 @@ async def _watch(url: str, server: PostgresServer, processes: list[subprocess.Po
     cpu_s = cpu_seconds(*pids) - cpu_seconds() - cpu_s
     idle = (psutil.cpu_times().idle - idle_s) / seconds / (os.cpu_count() or 1)
     await connection.close()
-    ended = [json.loads(line) for line in await said]
+    ended = [json.loads(line) for line in await lines]
     rate = sum(one["slices"] / one["seconds"] for one in ended)
     cpu_us = cpu_s / max(1, sum(one["slices"] for one in ended)) * 1e6
     return {

@@ -70,9 +70,9 @@ class Times:
         self.paces: list[float] = []
 
 
-async def _decide(chooser: Scheduler, turn: int, times: list[float], cpu: list[float] | None = None) -> None:
+async def _decide(scheduler: Scheduler, turn: int, times: list[float], cpu: list[float] | None = None) -> None:
     began, cpu_began = time.perf_counter(), time.process_time()
-    choice = await chooser.choose(f"worker-{turn % WORKERS}", _room, SLICES_MAX)
+    choice = await scheduler.choose(f"worker-{turn % WORKERS}", _room, SLICES_MAX)
     times.append((time.perf_counter() - began) * 1000)
     if cpu is not None:
         cpu.append((time.process_time() - cpu_began) * 1000)
@@ -81,17 +81,17 @@ async def _decide(chooser: Scheduler, turn: int, times: list[float], cpu: list[f
 
 
 async def measure(small: Store, large: Store, rounds: int) -> Times:
-    choosers = [Scheduler(store, SystemClock(), Policies(), SLICE_ITEMS) for store in (small, large)]
+    schedulers = [Scheduler(store, SystemClock(), Policies(), SLICE_ITEMS) for store in (small, large)]
     warm_up: list[float] = []
     # The first ones open files, prepare statements and learn rates.
     for turn in range(WARM_UP):
-        for chooser in choosers:
-            await _decide(chooser, turn, warm_up)
+        for scheduler in schedulers:
+            await _decide(scheduler, turn, warm_up)
     turns = int(min(warm_up) * 100_000 / min(_count(100_000) for _ in range(20)))
     found = Times()
     for turn in range(rounds):
-        await _decide(choosers[0], turn, found.small)
-        await _decide(choosers[1], turn, found.large, found.large_cpu)
+        await _decide(schedulers[0], turn, found.small)
+        await _decide(schedulers[1], turn, found.large, found.large_cpu)
         found.machine.append(_count(turns))
         if turn % 100 == 0:
             began = time.perf_counter()
@@ -133,7 +133,7 @@ def _rows(store: str, times: Times) -> list[tuple[str, str, str]]:
 
 
 def main(quick: bool = False) -> dict[str, float]:
-    # Every process of ours starts here, where the garbage collector is told how often to look.
+    # Every process of ours starts here, where the garbage collector's thresholds are set.
     importlib.import_module("tidegate.cli")
     tenants, models, items, rounds = (200, 5, 1_000_000, 200) if quick else (1_000, 10, 10_000_000, 2_000)
     few, many = Backlog(tenants, models, 10_000), Backlog(tenants, models, items)

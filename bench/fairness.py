@@ -145,15 +145,15 @@ def latency_ms(decide: Callable[[], object], rounds: int) -> tuple[float, float]
 
 def main(quick: bool = False) -> None:
     minutes, rounds = (3, 20) if quick else (15, 200)
-    told = [share_fairly(minutes, seed) for seed in range(1 if quick else 5)]
-    worst = min(index for indices, _ in told for index in indices)
-    usual = median([index for indices, _ in told for index in indices])
+    shared = [share_fairly(minutes, seed) for seed in range(1 if quick else 5)]
+    worst = min(index for indices, _ in shared for index in indices)
+    usual = median([index for indices, _ in shared for index in indices])
     rows = [
         ("Jain index of tokens served, worst minute", f"{worst:.4f}", ">= 0.99"),
         ("Jain index of tokens served, median minute", f"{usual:.4f}", ""),
         (
             "slices that others get before a newcomer's first",
-            f"{max(wait for _, wait in told)}",
+            f"{max(wait for _, wait in shared)}",
             f"<= {TENANTS}, one round",
         ),
     ]

@@ -49,13 +49,13 @@ async def _road(url: str, lines: list[bytes], inputs: int) -> Took:
         # YAML reads JSON.
         config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
         settings = load(config, Path(directory) / "data", {"worker.in_flight_max": IN_FLIGHT}, {}).settings
-        async with working(settings) as at_work, at_work.running():
-            job_id = await submit(at_work, lines, ENDPOINT)
+        async with working(settings) as process, process.running():
+            job_id = await submit(process, lines, ENDPOINT)
             began = time.perf_counter()
-            at_work.parts.wakes.inputs.notify()
-            await until_ended(at_work, job_id)
+            process.parts.wakes.inputs.notify()
+            await until_ended(process, job_id)
             seconds = time.perf_counter() - began
-            parts = at_work.parts
+            parts = process.parts
             job = await parts.store.any_job(job_id)
             assert job is not None
             assert job.output_file_id is not None
@@ -65,9 +65,9 @@ async def _road(url: str, lines: list[bytes], inputs: int) -> Took:
                 async for piece in parts.blobs.stream(extent.blob_id, extent.blob_at, extent.size_bytes):
                     left += piece
             for line in left.splitlines():
-                said = json.loads(line)
-                body = said["response"]["body"]
-                found[said["custom_id"]] = (body["data"][0]["embedding"], body["usage"]["prompt_tokens"])
+                result = json.loads(line)
+                body = result["response"]["body"]
+                found[result["custom_id"]] = (body["data"][0]["embedding"], body["usage"]["prompt_tokens"])
             return seconds, job.usage.input_tokens, found
 
 

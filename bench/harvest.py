@@ -12,7 +12,7 @@ What the figures mean:
 - A policy *holds* when p99 time to first token and mean time between tokens are both at most 10 % above alone.
 - *Idle share* is the share of time in which the engine, alone, had no interactive call to work on; for steady arrivals too, where it
   is what Poisson arrivals leave empty between calls.
-- The *all-batch rate* is what the same engine does with 256 batch calls always in flight and nobody else there.
+- The *all-batch rate* is what the same engine does with 256 batch calls always in flight and no other calls.
 - *Batch tokens* are prompt tokens of calls that reached their first token and the answer tokens they emitted, minus all of a call that
   was aborted later; a prompt that is handed back and sent again counts once. What was computed in vain is shown as wasted.
 - *As shipped* stands in `harvest_shipped.py`: first tokens estimated, API and worker in one process and apart, other engines, other seeds.
@@ -34,9 +34,9 @@ from tidegate.core.tide.learner import Learner
 from tidegate.core.tide.signals import UNLIMITED_TOKENS, Decision, Signals
 from tidegate.simulate.engine.model import EngineLimits
 
-SEATS = 256
-PLAIN = EngineLimits(max_num_seqs=SEATS, prefill_chunk_tokens=512)
-PRIORITY = EngineLimits(max_num_seqs=SEATS, prefill_chunk_tokens=512, priority_scheduling=True)
+SLOTS = 256
+PLAIN = EngineLimits(max_num_seqs=SLOTS, prefill_chunk_tokens=512)
+PRIORITY = EngineLimits(max_num_seqs=SLOTS, prefill_chunk_tokens=512, priority_scheduling=True)
 SEES_ALL = Sight()
 FIXED = (1, 2, 3, 4, 6, 8, 16, 64)
 FIXED_QUICK = (1, 2, 4, 8)
@@ -46,7 +46,7 @@ HARVEST_MIN = {"bursty": 0.85, "steady": 0.75}
 
 
 class Fixed:
-    """As many calls as it is told, whatever happens."""
+    """A constant number of calls, whatever happens."""
 
     def __init__(self, calls: int) -> None:
         self._decision = Decision(calls, UNLIMITED_TOKENS, 0, "fixed")
@@ -67,10 +67,10 @@ class OnRefusals:
 
 
 class Fraction:
-    """A quarter of the engine's seats for batch, less what interactive calls take."""
+    """A quarter of the engine's slots for batch, less what interactive calls take."""
 
     def observe(self, signals: Signals) -> Decision:
-        return Decision(max(0, SEATS // 4 - (signals.interactive or 0)), UNLIMITED_TOKENS, 0, "fraction")
+        return Decision(max(0, SLOTS // 4 - (signals.interactive or 0)), UNLIMITED_TOKENS, 0, "fraction")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Run:
         if self.fixed:
             return Fixed(self.fixed)
         if self.name.startswith("tide"):
-            return Tide(TidePolicy(calls_max=SEATS))
+            return Tide(TidePolicy(calls_max=SLOTS))
         others: dict[str, Callable[[], Policy]] = {"on refusals": OnRefusals, "fraction 1/4": Fraction}
         return others[self.name]() if self.name in others else None
 
@@ -209,7 +209,7 @@ def main(quick: bool = False) -> dict[str, float]:
     durations_s = {"bursty": 60.0, "steady": 60.0} if quick else {"bursty": 300.0, "steady": 420.0}
     todo = {trace: runs(trace, duration_s, quick) for trace, duration_s in durations_s.items()}
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        full = pool.submit(measure, Run("all batch", "none", 60.0, fixed=SEATS))
+        full = pool.submit(measure, Run("all batch", "none", 60.0, fixed=SLOTS))
         pending = {trace: [pool.submit(measure, run) for run in listed] for trace, listed in todo.items()}
         found = {trace: [one.result() for one in listed] for trace, listed in pending.items()}
     all_batch_rate = full.result().batch_rate

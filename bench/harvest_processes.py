@@ -37,7 +37,7 @@ SHAPES = ("one process", "apart")
 CALLS_PER_S = 4.0
 ITEMS = 4_000
 WARM_S = 6.0
-SEATS, IN_FLIGHT = 256, 32
+SLOTS, IN_FLIGHT = 256, 32
 NOTICES_PER_S = 50.0
 FRAME_TOKENS = 12
 BUDGET = 1.05
@@ -70,15 +70,15 @@ def chats(seconds: float, seed: int) -> list[tuple[float, Ask]]:
 
 
 @contextlib.contextmanager
-def tidegate(role: str, directory: Path, environment: dict[str, str], said: str) -> Iterator[str]:
-    """One process of Tidegate; gives what it says when it is up."""
+def tidegate(role: str, directory: Path, environment: dict[str, str], pattern: str) -> Iterator[str]:
+    """One process of Tidegate; gives the part of its output that the pattern captures, once it is up."""
     command = [sys.executable, "-m", "tidegate", role, "--data", str(directory / role)]
     env = {**os.environ, **environment}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                if found := re.search(said, line):
+                if found := re.search(pattern, line):
                     yield found.group(1)
                     break
             else:
@@ -93,7 +93,7 @@ def installed(shape: str, engine: str, store_url: str) -> Iterator[str]:
     """The address of an installation in one shape."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         directory = Path(name)
-        place = {"url": engine, "engine": "vllm", "max_in_flight": SEATS}
+        place = {"url": engine, "engine": "vllm", "max_in_flight": SLOTS}
         config = directory / "tidegate.yaml"
         config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
         environment = {
@@ -168,7 +168,7 @@ def _sender(url: str, count: int) -> None:
     uvloop.run(send())
 
 
-def _listener(url: str, seconds: float, told: Connection) -> None:
+def _listener(url: str, seconds: float, results: Connection) -> None:
     async def listen() -> list[float]:
         took_ms: list[float] = []
         notices = PostgresNotices(url, "bench", 5.0)
@@ -178,7 +178,7 @@ def _listener(url: str, seconds: float, told: Connection) -> None:
         await notices.close()
         return took_ms
 
-    told.send(uvloop.run(listen()))
+    results.send(uvloop.run(listen()))
 
 
 def notice_delays_ms(url: str, count: int) -> list[float]:

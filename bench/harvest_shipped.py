@@ -22,8 +22,8 @@ from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.signals import UNLIMITED_TOKENS, Decision, Signals
 from tidegate.simulate.engine.model import EngineLimits
 
-SEATS = 256
-LIMITS = EngineLimits(max_num_seqs=SEATS, prefill_chunk_tokens=512)
+SLOTS = 256
+LIMITS = EngineLimits(max_num_seqs=SLOTS, prefill_chunk_tokens=512)
 # From one process to another through PostgreSQL, in ms, every twentieth of 300 notices while two cores had four times as much to do as they
 # could (`python -m bench harvest_processes` prints them).
 NOTICE_MS = (0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.6, 0.6, 0.6, 0.7, 1.0, 1.8, 2.3, 2.9, 3.6, 4.2, 5.1, 6.5, 8.3, 23.1)
@@ -51,10 +51,10 @@ HARVEST_MIN = {"bursty": 0.85, "steady": 0.75}
 
 
 class Full:
-    """All seats for batch."""
+    """All slots for batch."""
 
     def observe(self, signals: Signals) -> Decision:
-        return Decision(SEATS, UNLIMITED_TOKENS, 0, "full")
+        return Decision(SLOTS, UNLIMITED_TOKENS, 0, "full")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Ratios:
 
 @cache
 def all_batch_rate(engine: str) -> float:
-    """Tokens a millisecond with nobody else there."""
+    """Tokens a millisecond without other calls."""
     costs = ENGINES[engine]
     items = harvest_traces.batch()
     full = World(LIMITS, [], items, Full(), 10_000.0 * max(1.0, costs.base), Sight(), costs).run()
@@ -110,7 +110,7 @@ def run(case: Case) -> Ratios:
         return World(LIMITS, arrivals, items, policy, duration_ms, SHAPES[case.shape], costs, case.seed).run()
 
     alone = world(None)
-    tide = world(Tide(TidePolicy(calls_max=SEATS)))
+    tide = world(Tide(TidePolicy(calls_max=SLOTS)))
     idle_share = 1 - alone.busy_ms / duration_ms
     ideal = idle_share * all_batch_rate(case.engine)
     between = [sum(one.between_ms) / len(one.between_ms) for one in (tide, alone)]

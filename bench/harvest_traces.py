@@ -65,8 +65,8 @@ def steady(duration_s: float, seed: int = SEED) -> list[tuple[float, Ask]]:
     return arrivals
 
 
-def nobody(duration_s: float, seed: int = SEED) -> list[tuple[float, Ask]]:
+def no_calls(duration_s: float, seed: int = SEED) -> list[tuple[float, Ask]]:
     return []
 
 
-TRACES: dict[str, Callable[..., list[tuple[float, Ask]]]] = {"bursty": bursty, "steady": steady, "none": nobody}
+TRACES: dict[str, Callable[..., list[tuple[float, Ask]]]] = {"bursty": bursty, "steady": steady, "none": no_calls}

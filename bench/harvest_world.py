@@ -145,8 +145,8 @@ class World:
         self._decision = Decision(0, 0, 0, "not asked yet")
         self._interactive = 0
         self._interactive_awaiting = 0
-        # What the worker heard of these two last, when that was said, and what stands in the store.
-        self._heard = self._told = (0.0, 0, 0)
+        # What was last reported to the worker of these two and when, and what stands in the store.
+        self._reported = self._stored = (0.0, 0, 0)
         self._noticed_ms = -POLL_MS
         self._notice_due = False
         self._sample: EngineSample | None = None
@@ -275,7 +275,7 @@ class World:
     def _interactive_changed(self) -> None:
         apart = self.sight.apart
         if apart is None:
-            self._heard = self._now_there()
+            self._reported = self._now_there()
             self._act(news=self.sight.gateway)
             return
         if apart.notice_ms and not self._notice_due:
@@ -290,19 +290,19 @@ class World:
         self._notice_due = False
         self._noticed_ms = self.now_ms
         if self._chance.random() >= apart.lost_share:
-            self._later(self.now_ms + self._chance.choice(apart.notice_ms), "heard", self._now_there())
+            self._later(self.now_ms + self._chance.choice(apart.notice_ms), "report", self._now_there())
 
-    def _on_heard(self, said: tuple[float, int, int]) -> None:
-        if said[0] > self._heard[0]:
-            self._heard = said
+    def _on_report(self, report: tuple[float, int, int]) -> None:
+        if report[0] > self._reported[0]:
+            self._reported = report
             self._act(news=True)
 
     def _on_tell(self, _: object) -> None:
-        self._told = self._now_there()
+        self._stored = self._now_there()
         self._later(self.now_ms + POLL_MS, "tell", None)
 
     def _on_poll(self, _: object) -> None:
-        self._on_heard(self._told)
+        self._on_report(self._stored)
         self._later(self.now_ms + POLL_MS, "poll", None)
 
     # ---- the worker's side
@@ -337,7 +337,7 @@ class World:
         (first_ms, firsts), (between_ms, betweens) = self._first, self._between
         self._sample = EngineSample(
             at_ms=self.now_ms,
-            known=len(self._flying) + (self._heard[1] if self.sight.gateway else 0),
+            known=len(self._flying) + (self._reported[1] if self.sight.gateway else 0),
             running=len(engine.running),
             waiting=engine.waiting_count,
             kv_use=engine.cache.usage,
@@ -347,7 +347,7 @@ class World:
         )
         self._prompt_tokens = 0
         ahead, self._ahead = self._ahead, []
-        if ahead and firsts and not self._heard[1]:
+        if ahead and firsts and not self._reported[1]:
             self.prefill.learn_first_token(sum(ahead) / len(ahead), first_ms / firsts)
         self._first, self._between = [0.0, 0], [0.0, 0]
         self._later(self.now_ms + SAMPLE_MS, "sample", None)
@@ -364,8 +364,8 @@ class World:
             sent_tokens=self._sent_tokens,
             held_tokens=held.ask.prompt_tokens,
             held_ms=self.now_ms - held.ready_ms,
-            interactive=self._heard[1] if self.sight.gateway else None,
-            interactive_awaiting=self._heard[2] if self.sight.gateway else None,
+            interactive=self._reported[1] if self.sight.gateway else None,
+            interactive_awaiting=self._reported[2] if self.sight.gateway else None,
             sample=self._sample if self.sight.metrics else None,
             ended=ended,
         )

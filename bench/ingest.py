@@ -147,8 +147,8 @@ def main(quick: bool = False) -> dict[str, float]:
         found[f"ratio, {name}"] = speed.ratio
         found[f"cpu, {name}"] = speed.cpu
         found[f"seconds, {name}"] = speed.seconds
-        told = f"{speed.ratio:.2f} of the loop's speed, {speed.cpu:.1f} times its CPU, {speed.seconds:.2f} s"
-        rows.append((name, told, "under 1 s"))
+        figures = f"{speed.ratio:.2f} of the loop's speed, {speed.cpu:.1f} times its CPU, {speed.seconds:.2f} s"
+        rows.append((name, figures, "under 1 s"))
     found["growth_mb"] = _growth_mb(count)
     rows.append((f"memory of {count * 4000 / 1e6:.0f} MB, shuffled", f"+{found['growth_mb']:.0f} MB", "under 64 MB"))
     table(f"Ingest of {count:,} lines of 1.5 kB, {rounds} rounds (medians)", rows)

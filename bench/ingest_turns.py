@@ -164,8 +164,8 @@ def measure(quick: bool) -> tuple[dict[str, float], list[tuple[str, str, str]]]:
         finally:
             server.stop()
         found[WAIT] = uvloop.run(_wait_s(Path(name) / "fair", large_count, large_bytes))
-        told = f"{found[WAIT]:.2f} s"
+        shown = f"{found[WAIT]:.2f} s"
         rows.append(
-            (f"one line behind {large_count} x {large_bytes / 1e6:.0f} MB of another tenant", told, "under 2 s")
+            (f"one line behind {large_count} x {large_bytes / 1e6:.0f} MB of another tenant", shown, "under 2 s")
         )
     return found, rows

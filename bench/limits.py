@@ -23,7 +23,7 @@ from tests.support.tidegate import Site
 
 @contextlib.contextmanager
 def _servers(directory: Path) -> Iterator[tuple[PostgresServer, RedisServer]]:
-    # The PostgreSQL server may run as nobody and must be able to pass through.
+    # The PostgreSQL server may run as an unprivileged user, who must be able to pass through.
     directory.chmod(0o755)
     postgres, redis = PostgresServer(directory / "postgres"), RedisServer(directory / "redis")
     try:

@@ -13,7 +13,7 @@ from tidegate.core.usage.prices import Price, bound
 from tidegate.guards.guard import Guard, Guards
 
 BUDGET_US = 10.0
-_SENTENCE = "The quick brown fox jumps over the lazy dog, and nobody minds.\n"
+_SENTENCE = "The quick brown fox jumps over the lazy dog, and no dog minds.\n"
 _ABOUT = About("/v1/chat/completions", "model-7", "acme")
 
 

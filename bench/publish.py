@@ -27,7 +27,7 @@ FLUSH_LINES = 256
 
 
 class _Idle:
-    """Stands where a worker at work would: the parts and the incarnation, and no loops."""
+    """Stands where a running worker would: the parts and the incarnation, and no loops."""
 
     def __init__(self, parts: Parts, worker_id: str) -> None:
         self.parts = parts

@@ -59,11 +59,11 @@ def _lines(count: int) -> list[bytes]:
 async def _run(url: str, lines: list[bytes], answers: AnswerTerms | None) -> Job:
     """The job when it has ended."""
     with tempfile.TemporaryDirectory() as data:
-        async with working(settings_for(url, Path(data))) as at_work, at_work.running():
-            job_id = await submit(at_work, lines, answers=answers)
-            at_work.parts.wakes.inputs.notify()
+        async with working(settings_for(url, Path(data))) as process, process.running():
+            job_id = await submit(process, lines, answers=answers)
+            process.parts.wakes.inputs.notify()
             while True:
-                job = await at_work.parts.store.any_job(job_id)
+                job = await process.parts.store.any_job(job_id)
                 assert job is not None
                 if job.state in JOB_ENDED:
                     break

@@ -48,12 +48,12 @@ async def bare_loop(url: str, bodies: list[bytes]) -> tuple[float, float]:
 
 
 async def submit(
-    at_work: Working, lines: list[bytes], endpoint: str = "/v1/chat/completions", answers: AnswerTerms | None = None
+    process: Working, lines: list[bytes], endpoint: str = "/v1/chat/completions", answers: AnswerTerms | None = None
 ) -> str:
     """Store the lines as a file and create a job; says its id."""
-    parts = at_work.parts
+    parts = process.parts
     blob_id = ids.make("blob", parts.entropy.token_bytes(16))
-    await parts.store.begin_blob(blob_id, "upload", at_work.incarnation.id)
+    await parts.store.begin_blob(blob_id, "upload", process.incarnation.id)
     writer = await parts.blobs.create(blob_id)
     for line in lines:
         await writer.write(line)
@@ -67,9 +67,9 @@ async def submit(
     return job_id
 
 
-async def until_ended(at_work: Working, job_id: str) -> None:
+async def until_ended(process: Working, job_id: str) -> None:
     while True:
-        job = await at_work.parts.store.any_job(job_id)
+        job = await process.parts.store.any_job(job_id)
         assert job is not None
         if job.state in JOB_ENDED:
             if job.state is not JobState.COMPLETED or job.answered_count != job.item_count:
@@ -79,23 +79,23 @@ async def until_ended(at_work: Working, job_id: str) -> None:
 
 
 def settings_for(url: str, data: Path, *, stated: bool = True, **overrides: object) -> Settings:
-    """Everything in this directory. `stated`: a deployment of which is said how many calls it takes, not one whose capacity is learned."""
-    said = {"worker.in_flight_max": IN_FLIGHT, **overrides}
+    """Everything in this directory. `stated`: a deployment whose slots are in its settings, not one whose capacity is learned."""
+    given = {"worker.in_flight_max": IN_FLIGHT, **overrides}
     if not stated:
-        return load(None, data, {"upstream.url": url, **said}, {}).settings
+        return load(None, data, {"upstream.url": url, **given}, {}).settings
     config = data / "config.yaml"
     config.write_text(f"models:\n  {MODEL}:\n    deployments:\n      - {{url: '{url}', max_in_flight: {IN_FLIGHT}}}\n")
-    return load(config, data, said, {}).settings
+    return load(config, data, given, {}).settings
 
 
 async def whole_road(url: str, lines: list[bytes], *, stated: bool = True) -> tuple[float, float]:
     """Seconds from create to completed, and CPU seconds of this process and its ingest child."""
     with tempfile.TemporaryDirectory() as data:
-        async with working(settings_for(url, Path(data), stated=stated)) as at_work, at_work.running():
-            job_id = await submit(at_work, lines)
+        async with working(settings_for(url, Path(data), stated=stated)) as process, process.running():
+            job_id = await submit(process, lines)
             began, cpu_began = time.perf_counter(), cpu_seconds()
-            at_work.parts.wakes.inputs.notify()
-            await until_ended(at_work, job_id)
+            process.parts.wakes.inputs.notify()
+            await until_ended(process, job_id)
             seconds = time.perf_counter() - began
         return seconds, cpu_seconds() - cpu_began
 

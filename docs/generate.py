@@ -300,9 +300,11 @@ def command_reference() -> str:
 
 
 def _one_command(path: tuple[str, ...], command: Any) -> str:
-    said = [re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", command.help.replace("\b", "").strip())]
-    words = [part for part in said if not part.startswith("Example: ")]
-    example = next(part.removeprefix("Example: ") for part in said if part.startswith("Example: "))
+    paragraphs = [
+        re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", command.help.replace("\b", "").strip())
+    ]
+    words = [part for part in paragraphs if not part.startswith("Example: ")]
+    example = next(part.removeprefix("Example: ") for part in paragraphs if part.startswith("Example: "))
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     usage = " ".join([f"tidegate {' '.join(path)}", *map(_argument, arguments), "[options]"])
     rows = (_parameter(one) for one in command.params if one.name != "help")
