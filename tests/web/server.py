@@ -42,7 +42,7 @@ T = TypeVar("T")
 PEPPER = b"p" * 32
 CONTROL_TOKEN = "control-token-of-the-tests"
 OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
-# Nobody listens there.
+# Nothing listens there.
 NOWHERE = "http://127.0.0.1:9/v1"
 
 

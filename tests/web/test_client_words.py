@@ -18,7 +18,7 @@ ABSENT = ("file-0000000000000000000000", "file_0000000000000000000000", "file-ab
 
 
 @pytest.mark.parametrize("file_id", ABSENT)
-def test_a_missing_file_is_told_in_openais_sentence(client: httpx2.Client, file_id: str) -> None:
+def test_a_missing_file_is_reported_in_openais_sentence(client: httpx2.Client, file_id: str) -> None:
     case = {"status": 404, "code": "file_not_found"}
     asked = {"input_file_id": file_id, "endpoint": "/v1/embeddings"}
     for answer in (
@@ -31,14 +31,14 @@ def test_a_missing_file_is_told_in_openais_sentence(client: httpx2.Client, file_
         assert answer.json()["error"]["message"].startswith(f"No such File object: {file_id}. ")
 
 
-def test_a_missing_batch_is_told_in_openais_sentence(client: httpx2.Client) -> None:
+def test_a_missing_batch_is_reported_in_openais_sentence(client: httpx2.Client) -> None:
     for batch_id in ("batch_0000000000000000000000", "batch_abc"):
         for answer in (client.get(f"/v1/batches/{batch_id}"), client.post(f"/v1/batches/{batch_id}/cancel")):
             is_error(answer, {"status": 404, "code": "batch_not_found"})
             assert answer.json()["error"]["message"].startswith(f"No batch found with id '{batch_id}'. ")
 
 
-def test_a_cancel_that_comes_too_late_is_told_in_openais_sentence(web: WebServer, client: httpx2.Client) -> None:
+def test_a_cancel_that_comes_too_late_is_refused_in_openais_sentence(web: WebServer, client: httpx2.Client) -> None:
     batch_id = stages.running(web, client, 1)
     stages.finish(web, batch_id, {0: b"{}\n"})
     for status in ("finalizing", "completed"):

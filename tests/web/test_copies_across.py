@@ -18,7 +18,7 @@ from tests.support.server import Server
 from tests.support.tidegate import write_config
 from tests.web.calls import upload
 from tests.web.server import NOWHERE
-from tests.web.test_copies_at_once import DOORS, KEY, Create, as_form, as_json, is_told_to_come_again, response
+from tests.web.test_copies_at_once import DOORS, KEY, Create, as_form, as_json, is_asked_to_come_again, response
 
 COPIES, ROUNDS = 12, 4
 MADE = (200, 201)
@@ -103,7 +103,7 @@ def test_copies_at_two_processes_make_one_object_at_every_door(apis: TwoApis) ->
                     if answer.status_code in MADE:
                         made.add(named(answer.json()))
                     else:
-                        is_told_to_come_again(answer)
+                        is_asked_to_come_again(answer)
                 assert len(made) == 1, (door, made)
             new = {name: count - before[name] for name, count in apis.counts().items()}
             # A batch, a message batch, a completion batch and a response are jobs.

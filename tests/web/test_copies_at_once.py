@@ -145,7 +145,7 @@ class HalfSent:
         self._connection.close()
 
 
-def is_told_to_come_again(answer: httpx2.Response) -> None:
+def is_asked_to_come_again(answer: httpx2.Response) -> None:
     assert answer.status_code == 409, answer.text
     body = answer.json()
     assert "idempotency_in_progress" in json.dumps(body).lower(), body
@@ -163,7 +163,7 @@ def until_under_way(web: WebServer) -> None:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_copy_is_told_to_come_again_while_the_first_runs(
+def test_a_copy_is_asked_to_come_again_while_the_first_runs(
     web: WebServer, door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_keys, "WAIT_S", 0.05)
@@ -173,7 +173,7 @@ def test_a_copy_is_told_to_come_again_while_the_first_runs(
     create, other = (DOORS[door](client, text) for text in ("same", "another"))
     first = HalfSent(web, key, create)
     until_under_way(web)
-    is_told_to_come_again(create.send(client))
+    is_asked_to_come_again(create.send(client))
     status, made = first.finish()
     assert status in (200, 201), made
     again = create.send(client)
@@ -249,7 +249,7 @@ def test_copies_at_once_get_one_object(web: WebServer, door: str) -> None:
     assert len(set(made)) == 1, [answer.text for answer in answers]
     for answer in answers:
         if answer.status_code not in (200, 201):
-            is_told_to_come_again(answer)
+            is_asked_to_come_again(answer)
 
 
 def test_a_response_in_the_background_is_held_too(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def test_a_response_in_the_background_is_held_too(web: WebServer, monkeypatch: p
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(response("same").send, client)
         until_under_way(web)
-        is_told_to_come_again(response("same").send(client))
+        is_asked_to_come_again(response("same").send(client))
         # Another key, another tenant and another route are other creates.
         assert (
             as_json(
@@ -288,12 +288,12 @@ def test_a_response_in_the_background_is_held_too(web: WebServer, monkeypatch: p
 
 def test_a_key_is_held_for_its_own_tenant_alone(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_keys, "WAIT_S", 0.05)
-    key, stranger = web.make_key(ORG), web.client(web.make_key("other"))
+    key, other = web.make_key(ORG), web.client(web.make_key("other"))
     upload(web.client(key))
-    upload(stranger)
+    upload(other)
     first = HalfSent(web, key, file(web.client(key), "same"))
     until_under_way(web)
-    assert file(stranger, "same").send(stranger).status_code == 200
+    assert file(other, "same").send(other).status_code == 200
     assert first.finish()[0] == 200
 
 

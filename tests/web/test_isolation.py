@@ -290,7 +290,7 @@ class Two:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[str]]:
-        """How the store is asked meanwhile: a name for each transaction. Keys are asked for once in a while, which is nobody's id."""
+        """How the store is asked meanwhile: a name for each transaction. Keys are asked for once in a while, whatever the id."""
         driver, asked = self.web.store._driver, []
         kept = {name: getattr(driver, name) for name in ("read", "write", "free")}
 
@@ -346,16 +346,16 @@ def about_one(path: str) -> tuple[str, str]:
 
 
 def looks(answer: httpx2.Response, sent_id: str = "") -> tuple[int, bytes, dict[str, str]]:
-    """Everything about an answer but the moment, the request's own id, and the id that the caller sent and is told again."""
+    """Everything about an answer but the moment, the request's own id, and the id that the caller sent and gets back."""
     dropped = ("x-request-id", "request-id", "date", "content-length")
     headers = {name: value for name, value in answer.headers.items() if name not in dropped}
     # Anthropic's errors name the request in their body too.
-    said = whole = answer.content.replace(answer.headers["x-request-id"].encode(), b"REQUEST")
+    compared = whole = answer.content.replace(answer.headers["x-request-id"].encode(), b"REQUEST")
     if sent_id:
         shown = unquote(sent_id)[:ID_CHARS_MAX].replace("\ufffd", "?").encode()
-        said = said.replace(b": %b." % shown, b": ID.").replace(b"'%b'" % shown, b"'ID'")
-        assert len(whole) == len(said) + len(shown) - 2
-    return answer.status_code, said, headers
+        compared = compared.replace(b": %b." % shown, b": ID.").replace(b"'%b'" % shown, b"'ID'")
+        assert len(whole) == len(compared) + len(shown) - 2
+    return answer.status_code, compared, headers
 
 
 def test_every_route_is_looked_at(two: Two) -> None:
@@ -456,7 +456,7 @@ def test_lists_show_only_ones_own(two: Two, method: str, path: str) -> None:
 def test_another_tenants_workspace_is_an_absent_one(two: Two) -> None:
     tenant_id = str(two.web.run(two.web.store.tenant_by_name("ours")))
     body = {"type": "ASYNC", "items": [{"resourceId": "m", "request": {}}]}
-    absent = looks(two.theirs.post("/v1/completion-batch/nobody/prod", json=body))
+    absent = looks(two.theirs.post("/v1/completion-batch/unknown/prod", json=body))
     assert absent[0] == 404
     for name in ("ours", tenant_id):
         assert looks(two.theirs.post(f"/v1/completion-batch/{name}/prod", json=body)) == absent

@@ -69,13 +69,13 @@ def test_one_create_that_is_sent_several_times_takes_one_place(web: WebServer, d
     for number in range(ROUNDS):
         client = web.client(web.make_key(org := f"org-{number}"))
         answers = all_at_once(client, org, door, "same")
-        # On a busy machine a copy that waited long for the others is told to come again.
+        # On a busy machine a copy that waited long for the others is asked to come again.
         made = [answer for answer in answers if answer.status_code != 409]
         assert {answer.status_code for answer in made} <= {200, 201}, [answer.text for answer in answers]
         assert len({answer.json().get("id") or answer.json()["batchId"] for answer in made}) == 1
         assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 409)
         assert file_count(client) == (0 if door == "responses" else 1)
-        # The place is taken: another create is refused in each of its copies. One that lost its input to a copy is told to come again.
+        # The place is taken: another create is refused in each of its copies. One that lost its input to a copy is asked to come again.
         answers = all_at_once(client, org, door, "other")
         assert {answer.status_code for answer in answers} <= {409, 429}, [answer.text for answer in answers]
         assert 429 in {answer.status_code for answer in answers}

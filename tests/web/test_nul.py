@@ -1,4 +1,4 @@
-"""U+0000, which PostgreSQL keeps in no text: wherever a caller can put it, the answer is the caller's to mend, on both stores."""
+"""U+0000, which PostgreSQL keeps in no text: wherever a caller can put it, the answer is an error of the caller, on both stores."""
 
 from __future__ import annotations
 

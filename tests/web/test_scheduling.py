@@ -70,8 +70,10 @@ def test_an_operator_switches_the_mode_for_every_process(start_web: Any) -> None
     with web.client() as client:
         shown = client.get("/admin/v1/scheduler", headers=OPERATOR).json()
         assert (shown["mode"], shown["shadow_mode"], shown["mode_switched"]) == ("fair_share_v1", "none", False)
-        told = client.post("/admin/v1/scheduler", json={"mode": "smart_v1", "shadow_mode": "fifo_v1"}, headers=OPERATOR)
-        assert (told.json()["mode"], told.json()["shadow_mode"], told.json()["mode_switched"]) == (
+        answer = client.post(
+            "/admin/v1/scheduler", json={"mode": "smart_v1", "shadow_mode": "fifo_v1"}, headers=OPERATOR
+        )
+        assert (answer.json()["mode"], answer.json()["shadow_mode"], answer.json()["mode_switched"]) == (
             "smart_v1",
             "fifo_v1",
             True,

@@ -32,7 +32,7 @@ async def test_metrics_have_a_port_of_their_own() -> None:
             assert (await client.post("/metrics")).status_code == 405
 
 
-async def test_without_a_port_nobody_listens() -> None:
+async def test_without_a_port_nothing_listens() -> None:
     async with scraped(settings_with()) as address:
         assert address == ""
 

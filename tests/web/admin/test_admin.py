@@ -150,21 +150,21 @@ def test_the_audit_holds_no_secret(desk: AdminDesk) -> None:
     assert "hash" not in json.dumps(listed)
 
 
-def test_why_batch_work_has_no_room_is_told_in_the_words_of_each_process(start_web: Any) -> None:
+def test_why_batch_work_has_no_room_is_shown_in_the_words_of_each_process(start_web: Any) -> None:
     desk = AdminDesk(start_web(models={stages.MODEL: model_at(name="one")}))
     web, path = desk.web, f"/admin/v1/batches/{desk.our_batch}/explain"
     stages.start(web, desk.our_batch, 3)
 
-    def told(**whys: str) -> tuple[list[str], dict[str, Any]]:
+    def shown_after(**whys: str) -> tuple[list[str], dict[str, Any]]:
         for worker, why in whys.items():
             web.run(web.store.report_to_fleet(worker, {"one": Present(1, 1, why=why)}))
         [deployment] = desk.reader.get("/admin/v1/overview").json()["deployments"]
         return deployment["tide"], desk.reader.get(path).raise_for_status().json()
 
-    whys, explained = told(first="half of it", second="rising")
+    whys, explained = shown_after(first="half of it", second="rising")
     assert whys == ["half of it", "rising"]
     assert Reason.TIDE_CLOSED not in " ".join(explained["why"])
-    whys, explained = told(first=f"nothing ({Reason.TIDE_CLOSED})")
+    whys, explained = shown_after(first=f"nothing ({Reason.TIDE_CLOSED})")
     assert whys == [f"nothing ({Reason.TIDE_CLOSED})", "rising"]
     assert f"interactive calls need all of it now ({Reason.TIDE_CLOSED})" in explained["waits_for"]
 

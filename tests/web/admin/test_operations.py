@@ -147,7 +147,7 @@ def test_what_no_operation_is_is_refused(desk: AdminDesk) -> None:
         {"metadata": {"a": 1}},
         {"metadata": {"\0": "x"}},
     ]
-    wishes: list[dict[str, Any]] = [
+    changes: list[dict[str, Any]] = [
         {},
         {"action": "cancel"},
         {"filter": {}},
@@ -156,7 +156,7 @@ def test_what_no_operation_is_is_refused(desk: AdminDesk) -> None:
         {**good, "mood": 1},
         {**good, "dry_run": "yes"},
     ]
-    for wrong in (*wishes, *({**good, "filter": bad} for bad in filters)):
+    for wrong in (*changes, *({**good, "filter": bad} for bad in filters)):
         for dry_run in (True, False):
             refused = desk.writer.post(OPERATIONS, json={"dry_run": dry_run, **wrong})
             assert refused.status_code == 400, (wrong, refused.text)

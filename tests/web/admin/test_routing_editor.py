@@ -40,7 +40,7 @@ async def editor() -> AsyncIterator[RoutingEditor]:
 
 
 @pytest.mark.parametrize("kind", ["model", "resource", "deployment"])
-async def test_an_entry_of_the_settings_is_not_removed_and_one_that_nobody_knows_is_not_found(
+async def test_an_entry_of_the_settings_is_not_removed_and_an_unknown_one_is_not_found(
     editor: RoutingEditor, kind: str
 ) -> None:
     trail: Any = Unaudited()

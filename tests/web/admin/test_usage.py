@@ -1,4 +1,4 @@
-"""The operator's export of usage: for nobody else, and bad questions are refused with what to ask instead."""
+"""The operator's export of usage: refused to other callers, and bad questions are refused with what to ask instead."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def test_usage_is_the_operators_to_export(start_web: Any) -> None:
     key = web.make_key("acme")
     with web.client(key) as client:
         assert client.get("/admin/v1/usage").status_code == 403
-        told = client.get("/admin/v1/usage?format=csv&by=key,job", headers=OPERATOR)
-        assert told.status_code == 200
-        assert told.headers["content-type"].startswith("text/csv")
-        assert told.text.startswith("key,job,calls,input_tokens")
+        export = client.get("/admin/v1/usage?format=csv&by=key,job", headers=OPERATOR)
+        assert export.status_code == 200
+        assert export.headers["content-type"].startswith("text/csv")
+        assert export.text.startswith("key,job,calls,input_tokens")
         mine = client.get("/admin/v1/usage?org=acme", headers=OPERATOR)
         assert (mine.status_code, mine.content) == (200, b"")
         for query in (

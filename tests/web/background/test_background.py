@@ -44,8 +44,8 @@ def job_id(response: dict[str, Any]) -> str:
 
 
 def answer_line(**body: Any) -> bytes:
-    said = {"id": "resp_upstream", "object": "response", "status": "completed", "output": [{"text": "ü"}], **body}
-    line = {"id": "x", "custom_id": "response", "response": {"status_code": 200, "body": said}, "error": None}
+    answer = {"id": "resp_upstream", "object": "response", "status": "completed", "output": [{"text": "ü"}], **body}
+    line = {"id": "x", "custom_id": "response", "response": {"status_code": 200, "body": answer}, "error": None}
     return json.dumps(line).encode() + b"\n"
 
 

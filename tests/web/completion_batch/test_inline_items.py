@@ -65,7 +65,7 @@ def test_the_shape_of_a_request_says_where_it_goes(request_: dict[str, Any], end
     assert json.loads(line)["url"] == endpoint
 
 
-def test_an_endpoint_that_is_said_wins_and_the_resource_decides() -> None:
+def test_an_endpoint_that_is_given_wins_and_the_resource_names_the_model() -> None:
     request = {"input": "x", "model": "gpt-9", "stream": True, "vmx": {"a": 1}, "n": 2}
     item = {"resourceId": "r", "endpoint": "/v1/embeddings", "request": request}
     [line], _ = inline(json.dumps({"items": [item]}).encode())

@@ -100,18 +100,18 @@ def got(client: httpx2.Client, batch_id: str, **query: str) -> dict[str, Any]:
 
 def refused(answer: httpx2.Response, status: int, code: str, param: str | None = None) -> None:
     assert answer.status_code == status, answer.text
-    said = answer.json()
-    assert set(said) == {"errorMessage", "errorCode", "details"}
-    assert said["errorCode"] == code
-    assert said["details"]["param"] == param
-    assert said["details"]["requestId"] == answer.headers["x-request-id"]
-    assert len(said["errorMessage"]) > 10
+    body = answer.json()
+    assert set(body) == {"errorMessage", "errorCode", "details"}
+    assert body["errorCode"] == code
+    assert body["details"]["param"] == param
+    assert body["details"]["requestId"] == answer.headers["x-request-id"]
+    assert len(body["errorMessage"]) > 10
 
 
 def result(job_id: str, number: int, custom_id: str, *, status: int = 200, error: str | None = None) -> bytes:
     answer = {"choices": [{}], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
-    said = answer if status < 400 else {"error": {"message": "No.", "code": "bad"}}
-    response = {"status_code": status, "request_id": "req_x", "body": said}
+    body = answer if status < 400 else {"error": {"message": "No.", "code": "bad"}}
+    response = {"status_code": status, "request_id": "req_x", "body": body}
     line: dict[str, Any] = {"id": item_id(job_id, number), "custom_id": custom_id, "response": response, "error": None}
     if error is not None:
         line |= {"response": None, "error": {"code": error, "message": "Why."}}
@@ -215,7 +215,7 @@ def test_bodies_places_and_queries_that_are_wrong(client: httpx2.Client) -> None
     refused(
         client.post("/v1/completion-batch/default/a%20b", json=body_of()), 400, "INVALID_PARAMETER", "environmentId"
     )
-    refused(client.post("/v1/completion-batch/nobody/prod", json=body_of()), 404, "WORKSPACE_NOT_FOUND", "workspaceId")
+    refused(client.post("/v1/completion-batch/unknown/prod", json=body_of()), 404, "WORKSPACE_NOT_FOUND", "workspaceId")
     refused(client.post(PLACE + "?x=1", json=body_of()), 400, "UNKNOWN_PARAMETER", "x")
     batch_id = made(client)["batchId"]
     refused(client.get(f"{PLACE}/{batch_id}?includesItems=yes"), 400, "INVALID_PARAMETER", "includesItems")
@@ -224,7 +224,7 @@ def test_bodies_places_and_queries_that_are_wrong(client: httpx2.Client) -> None
         answer = client.get(f"{PLACE}/{batch_id}/events", headers={"Last-Event-ID": bad})
         refused(answer, 400, "INVALID_PARAMETER", "Last-Event-ID")
     refused(client.put(PLACE), 405, "METHOD_NOT_ALLOWED")
-    for other in ("default/dev", "nobody/prod"):
+    for other in ("default/dev", "unknown/prod"):
         answer = client.get(f"/v1/completion-batch/{other}/{batch_id}")
         refused(answer, 404, "COMPLETION_BATCH_NOT_FOUND", "batchId")
         refused(
@@ -266,7 +266,7 @@ def test_a_key_that_is_bound_to_environments_opens_them_alone(start_web: Callabl
     assert bound.get("/v1/models").status_code != 403
 
 
-def test_a_resource_that_nobody_serves(start_web: Callable[..., WebServer]) -> None:
+def test_a_resource_that_no_deployment_serves(start_web: Callable[..., WebServer]) -> None:
     web = start_web()
     refused(web.client().post(PLACE, json=body_of()), 400, "RESOURCE_NOT_FOUND", "items.0.resourceId")
 
@@ -445,8 +445,8 @@ def test_items_that_never_ran(web: WebServer, client: httpx2.Client, status: str
     if status == "CANCELLED":
         cancelled = client.post(f"{PLACE}/{batch_id}/cancel")
         assert cancelled.status_code == 201
-        said = cancelled.json()
-        assert (said["status"], said["cancelled"], said["pending"], said["running"]) == ("CANCELLED", 2, 0, 0)
+        shown = cancelled.json()
+        assert (shown["status"], shown["cancelled"], shown["pending"], shown["running"]) == ("CANCELLED", 2, 0, 0)
         assert client.post(f"{PLACE}/{batch_id}/cancel").status_code == 201
     else:
         web.run(web.store.fail_job(batch_id, LineError("work_file_gone", "Why.")))

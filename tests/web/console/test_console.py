@@ -19,7 +19,7 @@ from tidegate.store.tenants.keys import KeyRights
 from tidegate.web.console.session import COOKIE, SESSION_S
 
 
-def test_a_batch_is_told_as_it_stands_and_actions_say_what_they_do(console: Console) -> None:
+def test_a_batch_is_shown_as_it_stands_and_actions_say_what_they_do(console: Console) -> None:
     writer = console.signed_in(console.writer_key)
     path = f"/console/batches/{console.batch}"
     running = writer.get(path).text
@@ -32,7 +32,7 @@ def test_a_batch_is_told_as_it_stands_and_actions_say_what_they_do(console: Cons
     assert ">Retry failed</button>" in ended
 
 
-def test_what_is_not_there_is_told_in_words_for_operators(console: Console) -> None:
+def test_what_is_not_there_is_reported_in_words_for_operators(console: Console) -> None:
     content = console.signed_in(console.web.make_key("ops", scopes=["admin:write", "admin:content"]))
     absent = "batch_" + 22 * "0"
     csrf = {"csrf": csrf_of(content, f"/console/batches/{console.batch}")}
@@ -341,9 +341,7 @@ def test_without_keys_this_machine_may_look(start_web: Any) -> None:
     assert client.post(f"/console/batches/{made}/cancel", data={"csrf": ""}).status_code == 403
 
 
-def test_no_one_is_told_to_be_signed_out_while_the_store_is_gone(
-    console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_page_shows_signed_out_while_the_store_is_gone(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = console.signed_in(console.reader_key)
     token = csrf_of(reader, "/console")
 

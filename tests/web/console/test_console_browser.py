@@ -116,7 +116,7 @@ def org_page(console: Console) -> str:
 def violations(page: Page, axe: str) -> list[str]:
     """What axe-core finds wrong with a page, each with the first element that it is about."""
     page.evaluate(axe)
-    # Every rule is checked; only what is said of those that hold is left out.
+    # Every rule is checked; only the reports of those that hold are left out.
     seen = page.evaluate("axe.run({ resultTypes: ['violations'] }).then((seen) => seen.violations)")
     return [f"{page.url}: {one['id']} {one['nodes'][0]['html'][:120]}" for one in seen]
 
@@ -412,12 +412,12 @@ def test_news_take_away_neither_a_click_nor_a_selection(browser: Browser, consol
     tenant_id = web.job(console.batch).tenant_id
 
     def with_news(change: Any) -> None:
-        """Change the batch, and wait until the page heard of it."""
+        """Change the batch, and wait until the page received the change."""
         page.evaluate(
-            "window.told = new Promise((done) => addEventListener('htmx:sseBeforeMessage', done, {once: true}))"
+            "window.changed = new Promise((done) => addEventListener('htmx:sseBeforeMessage', done, {once: true}))"
         )
         assert web.run(change(tenant_id, console.batch))
-        page.evaluate("window.told.then(() => true)")
+        page.evaluate("window.changed.then(() => true)")
 
     page.goto(f"/console/batches/{console.batch}")
     page.get_by_role("button", name="Requeue").hover()

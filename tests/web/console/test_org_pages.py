@@ -47,7 +47,7 @@ def test_budgets_over_the_api(console: Console) -> None:
     assert {one["org"]: bool(one["limits"]) for one in every} == {ORG: True, "ops": False}
     [alone] = reader.get("/admin/v1/budgets", params={"org": ORG}).json()["data"]
     assert alone["limits"][0]["remaining"]["requests"] == 10
-    assert reader.get("/admin/v1/budgets", params={"org": "nobody"}).status_code == 404
+    assert reader.get("/admin/v1/budgets", params={"org": "unknown"}).status_code == 404
     assert reader.get("/admin/v1/budgets", params={"after": "x"}).status_code == 400
     assert len(reader.get("/admin/v1/budgets", params={"limit": 1}).json()["data"]) == 1
 

@@ -17,7 +17,7 @@ PAGE = "/console/playground"
 
 @pytest.fixture
 def upstream() -> Iterator[Upstream]:
-    with Upstream(answers(chat_with(f"said {HOSTILE}"))) as server:
+    with Upstream(answers(chat_with(f"repeated {HOSTILE}"))) as server:
         yield server
 
 
@@ -30,7 +30,7 @@ def test_a_call_is_made_shown_and_noted(console: Console, upstream: Upstream) ->
     writer = console.signed_in(console.writer_key)
     form = {"csrf": csrf_of(writer, PAGE), "model": "m", "system": "be brief", "prompt": HOSTILE, "max_tokens": "9"}
     shown = writer.post(PAGE, data=form)
-    assert (shown.status_code, "said &#34;&gt;&lt;script&gt;" in shown.text) == (200, True), shown.text
+    assert (shown.status_code, "repeated &#34;&gt;&lt;script&gt;" in shown.text) == (200, True), shown.text
     assert "<script>alert" not in shown.text
     assert b'"max_tokens":9' in upstream.posts[0].body
     assert b"be brief" in upstream.posts[0].body
@@ -52,7 +52,7 @@ def test_a_call_is_held_to_what_the_key_allows(console: Console, upstream: Upstr
     assert (refused.status_code, "does not allow the model" in refused.text) == (404, True), refused.text
     two = console.signed_in(limited)
     form = {"csrf": csrf_of(two, PAGE), "model": "m", "prompt": "hi"}
-    assert "said" in two.post(PAGE, data=form).text
+    assert "repeated" in two.post(PAGE, data=form).text
     spent = two.post(PAGE, data=form)
     assert (spent.status_code, "budget_spent" in spent.text) == (429, True)
     assert len(upstream.posts) == 1

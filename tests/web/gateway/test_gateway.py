@@ -43,13 +43,13 @@ def test_a_stream_is_passed_on_byte_for_byte(world: GatewayWorld) -> None:
 
 
 def test_a_whole_answer_is_passed_on_byte_for_byte(world: GatewayWorld) -> None:
-    said = json.dumps(json.loads(chat_with("hi \u00fc")), indent=2).encode() + b"\n"
+    body = json.dumps(json.loads(chat_with("hi \u00fc")), indent=2).encode() + b"\n"
     world.start(
-        answers(said, X_Secret="canary", Set_Cookie="a=b", Server="vllm", Content_Type="text/html"),
+        answers(body, X_Secret="canary", Set_Cookie="a=b", Server="vllm", Content_Type="text/html"),
         options=[{"api_key": Secret("sk-ours")}],
     )
     answer = world.client("tg_live_theirs").post(CHAT, json=ASK)
-    assert (answer.status_code, answer.content) == (200, said)
+    assert (answer.status_code, answer.content) == (200, body)
     assert answer.headers["content-type"] == "application/json"
     assert not {"x-secret", "set-cookie"} & set(answer.headers)
     assert answer.headers.get("server") != "vllm"
@@ -115,7 +115,7 @@ def test_a_slow_client_slows_the_upstream_down(world: GatewayWorld) -> None:
     assert received == pieces_count * len(piece) > 2 * ahead_bytes_max
 
 
-def test_an_upstream_that_dies_between_events_is_told_in_the_clients_protocol(world: GatewayWorld) -> None:
+def test_an_upstream_that_dies_between_events_is_reported_in_the_clients_protocol(world: GatewayWorld) -> None:
     read = threading.Event()
 
     async def die(request: Request, peer: Peer) -> None:
@@ -135,9 +135,9 @@ def test_an_upstream_that_dies_between_events_is_told_in_the_clients_protocol(wo
 
     world.start(die, answers(), options=[{"weight": 100.0}, {"weight": 0.01}])
     client = world.client()
-    said = all_of(CHAT, ASK)
-    assert said.startswith(chunk("a"))
-    error = json.loads(said.removeprefix(chunk("a")).removeprefix(b"data: "))["error"]
+    received = all_of(CHAT, ASK)
+    assert received.startswith(chunk("a"))
+    error = json.loads(received.removeprefix(chunk("a")).removeprefix(b"data: "))["error"]
     assert (error["code"], error["type"]) == ("upstream_ambiguous", "server_error")
     messages = all_of(MESSAGES, {**ASK, "max_tokens": 5}).decode()
     assert 'event: error\ndata: {"type":"error","error":{"type":"api_error"' in messages
@@ -190,12 +190,12 @@ def test_a_call_that_may_have_been_billed_is_not_sent_again(world: GatewayWorld,
 
 
 def test_a_refusal_is_passed_on_in_the_doors_shape(world: GatewayWorld) -> None:
-    said = b'{"error":{"message":"too long","type":"invalid_request_error","param":"messages","code":"context"}}'
-    world.start(answers(said, 400))
+    refusal = b'{"error":{"message":"too long","type":"invalid_request_error","param":"messages","code":"context"}}'
+    world.start(answers(refusal, 400))
     client = world.client()
     for stream in (True, False):
         answer = client.post(CHAT, json={**ASK, "stream": stream})
-        assert (answer.status_code, answer.content) == (400, said)
+        assert (answer.status_code, answer.content) == (400, refusal)
     messages = client.post(MESSAGES, json={**ASK, "max_tokens": 5})
     assert messages.status_code == 400
     assert messages.json()["type"] == "error"
@@ -218,7 +218,7 @@ def test_a_full_pool_harms_nobodys_health(world: GatewayWorld) -> None:
         assert world.states() == ["closed"]
 
 
-def test_a_full_deployment_is_waited_for_and_then_said(world: GatewayWorld) -> None:
+def test_a_full_deployment_is_waited_for_and_then_refused(world: GatewayWorld) -> None:
     async def wait(request: Request, peer: Peer) -> None:
         await peer.until_gone()
 
@@ -287,7 +287,7 @@ def test_a_deployment_serves_whom_it_is_for(world: GatewayWorld) -> None:
     assert b"service_tier" not in world.upstreams[0].posts[0].body
 
 
-def test_what_the_tide_goes_by_is_told_at_once(world: GatewayWorld) -> None:
+def test_users_and_their_first_tokens_are_reported_to_the_tide_at_once(world: GatewayWorld) -> None:
     resume_timeout = threading.Event()
 
     async def step(request: Request, peer: Peer) -> None:
@@ -300,7 +300,7 @@ def test_what_the_tide_goes_by_is_told_at_once(world: GatewayWorld) -> None:
     seen: list[tuple[int, int]] = []
 
     class SeenTide:
-        """Sees what a deployment's tide is told of interactive calls."""
+        """Sees what is reported to a deployment's tide about interactive calls."""
 
         yields = True
 
@@ -336,21 +336,21 @@ def test_limits_bind_interactive_calls_and_only_their_own_tenant(world: GatewayW
     assert len(world.upstreams[0].posts) == 5
 
 
-@pytest.mark.parametrize("said", ["stream", "whole", "messages"])
-def test_limits_settle_with_real_usage(world: GatewayWorld, said: str) -> None:
+@pytest.mark.parametrize("kind", ["stream", "whole", "messages"])
+def test_limits_settle_with_real_usage(world: GatewayWorld, kind: str) -> None:
     """Each call reserves 300 tokens or so and takes 40: nine fit a budget of 650 one after the other, and no more than two at once."""
     usage = {"usage": {"prompt_tokens": 30, "completion_tokens": 10, "total_tokens": 40}}
     stream = streams(chunk("a"), chunk("", "stop"), event({"choices": [], **usage}), b"data: [DONE]\n\n")
     limits = (LimitEntry(period="hour", tokens=650),)
     world.start(
-        answers(chat_with("a", 30, 10)) if said == "whole" else stream, tenants={"ours": TenantEntry(limits=limits)}
+        answers(chat_with("a", 30, 10)) if kind == "whole" else stream, tenants={"ours": TenantEntry(limits=limits)}
     )
     client = world.client(world.web.make_key("ours"))
-    path, more = (MESSAGES, {"max_tokens": 300}) if said == "messages" else (CHAT, {"max_tokens": 300})
+    path, more = (MESSAGES, {"max_tokens": 300}) if kind == "messages" else (CHAT, {"max_tokens": 300})
     for _ in range(9):
 
         def passed() -> bool:
-            return client.post(path, json={**ASK, "stream": said != "whole", **more}).status_code == 200
+            return client.post(path, json={**ASK, "stream": kind != "whole", **more}).status_code == 200
 
         # What was taken too much comes back within a moment.
         wait_until(passed, timeout_s=20, what="the settled tokens to be there")
@@ -385,12 +385,12 @@ def test_anthropics_header_opens_anthropics_door_only(world: GatewayWorld) -> No
     assert client.post(CHAT, json=ASK, headers={"x-api-key": key}).status_code == 401
 
 
-def test_an_unknown_model_is_told_in_the_doors_shape(world: GatewayWorld) -> None:
+def test_an_unknown_model_is_refused_in_the_doors_shape(world: GatewayWorld) -> None:
     world.start(answers())
     client = world.client()
-    said = client.post(CHAT, json={**ASK, "model": "nobody's"})
-    assert (said.status_code, said.json()["error"]["code"]) == (404, "model_not_found")
-    messages = client.post(MESSAGES, json={**ASK, "model": "nobody's", "max_tokens": 5})
+    chat = client.post(CHAT, json={**ASK, "model": "unknown"})
+    assert (chat.status_code, chat.json()["error"]["code"]) == (404, "model_not_found")
+    messages = client.post(MESSAGES, json={**ASK, "model": "unknown", "max_tokens": 5})
     assert messages.status_code == 404
     assert (messages.json()["type"], messages.json()["error"]["type"]) == ("error", "not_found_error")
     assert world.upstreams[0].posts == []
@@ -475,7 +475,7 @@ def test_two_models_do_not_share_a_fate(world: GatewayWorld) -> None:
     for _ in range(8):
         assert client.post(CHAT, json={**ASK, "model": "ill"}).status_code in (502, 503)
         assert client.post(CHAT, json={**ASK, "model": "well"}).status_code == 200
-    assert len(ill.posts) == 5, "a shut deployment is left alone"
+    assert len(ill.posts) == 5, "a deployment with an open circuit is left alone"
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -519,12 +519,12 @@ def test_every_answer_says_what_the_limits_have_left(world: GatewayWorld) -> Non
     world.start(answers(), tenants={"ours": TenantEntry(limits=limits)})
     ours, theirs = world.client(world.web.make_key("ours")), world.client(world.web.make_key("theirs"))
     for left in (2, 1, 0):
-        said = ours.post(CHAT, json=ASK).headers
-        assert said["ratelimit-policy"] == '"requests";q=3;w=60, "tokens";q=100000;w=60;qu="tokens"'
-        assert re.fullmatch(rf'"requests";r={left};t=(5\d|6[01]), "tokens";r=\d+;t=\d+', said["ratelimit"])
-        assert (said["x-ratelimit-limit-requests"], said["x-ratelimit-remaining-requests"]) == ("3", str(left))
-        assert re.fullmatch(r"(1m)?[\d.]+s", said["x-ratelimit-reset-requests"])
-        assert 0 < int(said["x-ratelimit-remaining-tokens"]) < int(said["x-ratelimit-limit-tokens"])
+        headers = ours.post(CHAT, json=ASK).headers
+        assert headers["ratelimit-policy"] == '"requests";q=3;w=60, "tokens";q=100000;w=60;qu="tokens"'
+        assert re.fullmatch(rf'"requests";r={left};t=(5\d|6[01]), "tokens";r=\d+;t=\d+', headers["ratelimit"])
+        assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("3", str(left))
+        assert re.fullmatch(r"(1m)?[\d.]+s", headers["x-ratelimit-reset-requests"])
+        assert 0 < int(headers["x-ratelimit-remaining-tokens"]) < int(headers["x-ratelimit-limit-tokens"])
     spent = ours.post(CHAT, json=ASK)
     assert (spent.status_code, spent.headers["x-ratelimit-remaining-requests"]) == (429, "0")
     assert '"requests";r=0;t=' in spent.headers["ratelimit"]
@@ -533,6 +533,6 @@ def test_every_answer_says_what_the_limits_have_left(world: GatewayWorld) -> Non
 
 def test_a_lifetime_has_no_window_and_no_reset(world: GatewayWorld) -> None:
     world.start(answers(), tenants={"ours": TenantEntry(limits=(LimitEntry(period="lifetime", requests=9),))})
-    said = world.client(world.web.make_key("ours")).post(CHAT, json=ASK).headers
-    assert (said["ratelimit-policy"], said["ratelimit"]) == ('"requests";q=9', '"requests";r=8')
-    assert "x-ratelimit-reset-requests" not in said
+    headers = world.client(world.web.make_key("ours")).post(CHAT, json=ASK).headers
+    assert (headers["ratelimit-policy"], headers["ratelimit"]) == ('"requests";q=9', '"requests";r=8')
+    assert "x-ratelimit-reset-requests" not in headers

@@ -55,11 +55,11 @@ def test_openai_doors(client: httpx2.Client, case: dict[str, Any]) -> None:
 def test_anthropics_door(client: httpx2.Client, case: dict[str, Any]) -> None:
     answer = call(client, "/v1/messages", case)
     assert answer.status_code == case["status"], answer.text
-    said = answer.json()
-    assert set(said) == {"type", "error", "request_id"}
-    assert said["type"] == "error"
-    assert said["request_id"] == answer.headers["x-request-id"]
-    assert said["error"].get("code") == case.get("code", said["error"].get("code"))
+    body = answer.json()
+    assert set(body) == {"type", "error", "request_id"}
+    assert body["type"] == "error"
+    assert body["request_id"] == answer.headers["x-request-id"]
+    assert body["error"].get("code") == case.get("code", body["error"].get("code"))
 
 
 def test_what_cannot_be_translated_is_named(client: httpx2.Client) -> None:

@@ -55,8 +55,8 @@ def test_a_failure_that_says_why_is_passed_on_with_its_status_and_words(world: G
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("engine", ["generic", "anthropic"])
 def test_both_sdks_read_an_overloaded_engines_words(world: GatewayWorld, engine: str, stream: bool) -> None:
-    said = ANTHROPIC_ERROR if engine == "anthropic" else OPENAI_ERROR
-    world.start(answers(said, 529), options=[{"engine": engine}])
+    body = ANTHROPIC_ERROR if engine == "anthropic" else OPENAI_ERROR
+    world.start(answers(body, 529), options=[{"engine": engine}])
     with world.openai() as ours, pytest.raises(openai.InternalServerError, match=WORDS) as failed:
         ours.chat.completions.create(**ASK, stream=stream)
     assert (failed.value.status_code, failed.value.type) == (529, "server_error")
@@ -68,7 +68,7 @@ def test_both_sdks_read_an_overloaded_engines_words(world: GatewayWorld, engine:
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "shown", "code"),
+    ("status", "body", "shown", "code"),
     [
         (503, b"", 503, "upstream_overloaded"),
         (503, b"<h1>10.0.0.5 is away</h1>", 503, "upstream_overloaded"),
@@ -78,10 +78,10 @@ def test_both_sdks_read_an_overloaded_engines_words(world: GatewayWorld, engine:
         (520, b"", 502, "upstream_ambiguous"),
     ],
 )
-def test_a_failure_without_words_is_told_in_ours_without_addresses(
-    world: GatewayWorld, status: int, said: bytes, shown: int, code: str
+def test_a_failure_without_words_is_reported_in_ours_without_addresses(
+    world: GatewayWorld, status: int, body: bytes, shown: int, code: str
 ) -> None:
-    world.start(answers(said, status))
+    world.start(answers(body, status))
     answer = world.client().post(CHAT, json=ASK)
     assert (answer.status_code, answer.json()["error"]["code"]) == (shown, code)
     assert str(status) in answer.json()["error"]["message"]
@@ -100,14 +100,14 @@ def test_a_model_whose_servers_are_all_drained_is_not_called_busy(world: Gateway
 
 
 def test_words_of_a_failing_server_never_show_our_key(world: GatewayWorld) -> None:
-    said = json.dumps({"error": {"message": "sk-ours is over its rate"}}).encode()
-    world.start(answers(said, 503), options=[{"api_key": Secret("sk-ours")}])
+    body = json.dumps({"error": {"message": "sk-ours is over its rate"}}).encode()
+    world.start(answers(body, 503), options=[{"api_key": Secret("sk-ours")}])
     answer = world.client().post(CHAT, json=ASK)
     assert (answer.status_code, answer.json()["error"]["message"]) == (503, "*** is over its rate")
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("body", "words"),
     [
         ({"object": "error", "message": "too long", "type": "BadRequestError", "param": None, "code": 400}, "too long"),
         ({"detail": "no such route"}, "no such route"),
@@ -115,8 +115,8 @@ def test_words_of_a_failing_server_never_show_our_key(world: GatewayWorld) -> No
         ({"error": "plain words"}, "plain words"),
     ],
 )
-def test_errors_of_other_shapes_reach_the_client_in_its_own(world: GatewayWorld, said: Any, words: str) -> None:
-    world.start(answers(json.dumps(said).encode(), 400))
+def test_errors_of_other_shapes_reach_the_client_in_its_own(world: GatewayWorld, body: Any, words: str) -> None:
+    world.start(answers(json.dumps(body).encode(), 400))
     with world.openai() as ours, pytest.raises(openai.BadRequestError) as refused:
         ours.chat.completions.create(**ASK)
     assert isinstance(refused.value.body, dict)
@@ -137,7 +137,7 @@ def test_after_a_rejected_key_every_caller_reads_that(world: GatewayWorld, tier:
     assert world.states() == ["paused"]
 
 
-def test_a_server_that_answers_with_errors_is_not_said_to_be_away(world: GatewayWorld) -> None:
+def test_a_server_that_answers_with_errors_is_not_reported_as_away(world: GatewayWorld) -> None:
     world.start(answers(OPENAI_ERROR, 503))
     client = world.client()
     seen = [client.post(CHAT, json=ASK).json()["error"] for _ in range(7)]
@@ -162,7 +162,7 @@ def test_a_call_that_may_have_been_done_is_not_sent_elsewhere(world: GatewayWorl
     assert [len(upstream.posts) for upstream in world.upstreams] == [1, 0]
 
 
-def test_a_server_that_cannot_be_reached_is_said_to_be_away(world: GatewayWorld) -> None:
+def test_a_server_that_cannot_be_reached_is_reported_as_away(world: GatewayWorld) -> None:
     world.start(models={"m": model_at("http://127.0.0.1:1/v1")})
     client = world.client()
     for _ in range(7):
@@ -196,7 +196,7 @@ def queued(redis_url: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_flex_call_never_lies_in_a_queue(world: GatewayWorld, redis_url: str, is_stream: bool) -> None:
-    """Its caller would wait for whoever takes from there. Before a direct deployment it goes there, however little is in the queue."""
+    """Its caller would wait for a consumer of the queue. With a direct deployment beside it, it goes there, however little is queued."""
     world.start(answers(), answers(), options=[queued(redis_url), {"batch_fraction": 0.5}])
     client, ask = world.client(), {**ASK, "service_tier": "flex", "stream": is_stream}
     for _ in range(3):
@@ -206,7 +206,7 @@ def test_a_flex_call_never_lies_in_a_queue(world: GatewayWorld, redis_url: str, 
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_flex_call_for_a_model_behind_a_queue_alone_is_told_so(
+def test_a_flex_call_for_a_model_behind_a_queue_alone_is_refused(
     world: GatewayWorld, redis_url: str, is_stream: bool
 ) -> None:
     world.start(answers(), options=[queued(redis_url)])
@@ -221,7 +221,7 @@ def test_a_flex_call_for_a_model_behind_a_queue_alone_is_told_so(
     assert background.status_code == 200, background.text
 
 
-def test_a_flex_call_for_a_model_with_a_queue_and_a_place_for_users_is_told_to_go_there(
+def test_a_flex_call_for_a_model_with_a_queue_and_a_place_for_users_is_refused_and_pointed_there(
     world: GatewayWorld, redis_url: str
 ) -> None:
     world.start(answers(), answers(), options=[queued(redis_url), {"serves": "interactive"}])
@@ -231,7 +231,7 @@ def test_a_flex_call_for_a_model_with_a_queue_and_a_place_for_users_is_told_to_g
     assert "but through a queue" in error["message"]
 
 
-def test_a_moderation_without_a_model_goes_to_the_usual_one_or_is_told_which(world: GatewayWorld) -> None:
+def test_a_moderation_without_a_model_goes_to_the_usual_one_or_its_refusal_names_that(world: GatewayWorld) -> None:
     verdict = b'{"id":"modr-1","model":"x","results":[{"flagged":false}]}'
     world.start(answers(verdict))
     place = ModelDeployment(url=world.upstreams[0].url)

@@ -59,7 +59,7 @@ def test_nothing_of_it_reaches_a_server(
     assert world.upstreams[0].posts == []
 
 
-def test_an_unknown_model_is_told_before_its_body_is_judged(world: GatewayWorld) -> None:
+def test_an_unknown_model_is_refused_before_its_body_is_judged(world: GatewayWorld) -> None:
     world.start()
     assert world.client().post(CHAT, json={**ASK, "model": "nosuch", "priority": 1}).status_code == 404
 
@@ -132,12 +132,12 @@ def test_our_key_never_comes_back_in_an_answer(world: GatewayWorld) -> None:
 
 @pytest.mark.parametrize("size", [1, 7, len(KEY), 1_000])
 def test_our_key_never_comes_back_in_a_stream_wherever_it_is_cut(world: GatewayWorld, size: int) -> None:
-    said = chunk(f"you sent {KEY}") + chunk("s", finish="stop") + b"data: [DONE]\n\n"
-    pieces = [said[at : at + size] for at in range(0, len(said), size)]
+    stream = chunk(f"you sent {KEY}") + chunk("s", finish="stop") + b"data: [DONE]\n\n"
+    pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
     world.start(streams(*pieces), options=[{"api_key": Secret(KEY)}])
     asked = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
     answer = world.client().post(CHAT, json=asked)
-    assert answer.content == said.replace(KEY.encode(), b"***")
+    assert answer.content == stream.replace(KEY.encode(), b"***")
 
 
 def test_our_key_never_comes_back_letter_by_letter_and_no_error_in_a_stream_names_the_account(
@@ -159,9 +159,9 @@ def test_a_redirect_to_an_address_with_our_key_does_not_show_it(world: GatewayWo
 
 
 def test_a_short_word_for_a_key_changes_no_answer(world: GatewayWorld) -> None:
-    said = chat_with("the list is EMPTY")
-    world.start(answers(said), options=[{"api_key": Secret("EMPTY")}])
-    assert world.client().post(CHAT, json=ASK).content == said
+    body = chat_with("the list is EMPTY")
+    world.start(answers(body), options=[{"api_key": Secret("EMPTY")}])
+    assert world.client().post(CHAT, json=ASK).content == body
 
 
 @pytest.mark.parametrize("status", [400, 429])
@@ -173,6 +173,6 @@ def test_the_account_that_pays_is_not_named(world: GatewayWorld, status: int) ->
     answer = world.client().post(CHAT, json=ASK)
     assert answer.status_code == status
     assert "org-***" in answer.json()["error"]["message"]
-    told = f"{dict(answer.headers)} {answer.text}"
-    assert "AbCdEf123456" not in told
-    assert KEY not in told
+    shown = f"{dict(answer.headers)} {answer.text}"
+    assert "AbCdEf123456" not in shown
+    assert KEY not in shown

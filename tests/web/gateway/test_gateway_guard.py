@@ -59,11 +59,11 @@ def test_what_is_redacted_reaches_neither_side(world: GatewayWorld) -> None:
 
 
 def test_what_is_not_changed_is_passed_on_byte_for_byte(world: GatewayWorld, own: str) -> None:
-    said = json.dumps(json.loads(chat_with("hi \u00fc")), indent=2).encode() + b"\n"
-    world.start(answers(said), guardrails={"words": GuardrailEntry(patterns=("forbidden",))})
+    chat = json.dumps(json.loads(chat_with("hi \u00fc")), indent=2).encode() + b"\n"
+    world.start(answers(chat), guardrails={"words": GuardrailEntry(patterns=("forbidden",))})
     body = json.dumps(saying("odd \u00fc", odd=[1.0, 1e3])).encode() + b"\n "
     answer = world.client().post(CHAT, content=body, headers={"Content-Type": "application/json"})
-    assert answer.content == said
+    assert answer.content == chat
     assert world.upstreams[0].posts[0].body == body
 
 
@@ -212,12 +212,12 @@ def test_a_keys_allowlists_hold_at_the_door(
     assert world.web.run(world.web.store.change_key(public_id, KeyRights(resources=keys.models_text(resources))))
     world.web.clock.ahead_ms += 2_001
     client = world.client(text)
-    heard = {}
+    statuses = {}
     for name in ("m", "support", "other"):
         answer = client.post(CHAT, json=saying("hi", model=name))
-        heard[name] = answer.status_code
+        statuses[name] = answer.status_code
         assert answer.status_code == 200 or answer.json()["error"]["code"] == "model_not_found"
-    assert {name for name, status in heard.items() if status == 200} == allowed
+    assert {name for name, status in statuses.items() if status == 200} == allowed
     assert {one["id"] for one in client.get("/v1/models").json()["data"]} == allowed
 
 
@@ -255,7 +255,7 @@ def test_token_ids_are_refused_unless_the_operator_lets_them_pass(world: Gateway
 
 
 def test_a_rule_for_a_fallbacks_model_binds_the_call(world: GatewayWorld) -> None:
-    """Also while the first model answers: nobody looks again when a call goes on to the next."""
+    """Also while the first model answers: no rule is looked at again when a call goes on to the next."""
     world.start(
         models={name: model_at(world.upstream(answers()).url, name=f"of-{name}") for name in ("first", "second")},
         resources={"chat": ResourceEntry(model="first", fallbacks=("second",))},
@@ -266,7 +266,7 @@ def test_a_rule_for_a_fallbacks_model_binds_the_call(world: GatewayWorld) -> Non
     assert [len(one.posts) for one in world.upstreams] == [1, 0]
 
 
-def test_a_pattern_that_stopped_the_process_holds_up_nobody(world: GatewayWorld) -> None:
+def test_a_pattern_that_once_stopped_the_process_holds_up_no_call(world: GatewayWorld) -> None:
     """With Python's engine this body of 300 bytes took longer than anyone would wait."""
     pattern = "(?:[A-Za-z0-9]{1,64}[._-]?){1,10}@corp[.]example"
     world.start(guardrails={"mail": GuardrailEntry(patterns=(pattern, "(?:a|aa){40}b", "(?x)(a+) +b"))})

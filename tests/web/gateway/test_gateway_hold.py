@@ -1,4 +1,4 @@
-"""Streams that are held back until they are whole and judged: passed on byte for byte, said anew, or refused before the first byte."""
+"""Streams that are held back until they are whole and judged: passed on byte for byte, written again, or refused before the first byte."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def split(text: str) -> list[bytes]:
 def blocks(*texts: str) -> list[bytes]:
     """The same as an Anthropic engine says it, a block for each text."""
     message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": []}
-    said: list[tuple[str, dict[str, Any]]] = [
+    events: list[tuple[str, dict[str, Any]]] = [
         ("message_start", {"message": {**message, "usage": {"input_tokens": 3, "output_tokens": 0}}})
     ]
     for index, text in enumerate(texts):
-        said.append(("content_block_start", {"index": index, "content_block": {"type": "text", "text": ""}}))
+        events.append(("content_block_start", {"index": index, "content_block": {"type": "text", "text": ""}}))
         for at in range(0, len(text), 3):
             delta = {"type": "text_delta", "text": text[at : at + 3]}
-            said.append(("content_block_delta", {"index": index, "delta": delta}))
-        said.append(("content_block_stop", {"index": index}))
+            events.append(("content_block_delta", {"index": index, "delta": delta}))
+        events.append(("content_block_stop", {"index": index}))
     last: Any = {"delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": {"output_tokens": 2}}
-    said += [("message_delta", last), ("message_stop", {})]
-    return [event({"type": name, **fields}, name) for name, fields in said]
+    events += [("message_delta", last), ("message_stop", {})]
+    return [event({"type": name, **fields}, name) for name, fields in events]
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def own(own_module: OwnModule) -> str:
 
 
 def test_a_stream_that_passes_is_passed_on_byte_for_byte(world: GatewayWorld) -> None:
-    said = [b": a comment\n\n", *split("hello \u00fc"), b"data: {}\r\n\r\n"]
-    world.start(streams(*said), guardrails={"house": HELD})
+    pieces = [b": a comment\n\n", *split("hello \u00fc"), b"data: {}\r\n\r\n"]
+    world.start(streams(*pieces), guardrails={"house": HELD})
     answer = world.client().post(CHAT, json={**ASK, "stream": True})
-    assert (answer.status_code, answer.content) == (200, b"".join(said))
+    assert (answer.status_code, answer.content) == (200, b"".join(pieces))
     assert answer.headers["content-type"].startswith("text/event-stream")
     with world.openai() as client:
         texts = [
@@ -76,9 +76,9 @@ def test_what_a_stream_says_in_parts_is_refused_before_its_first_byte(world: Gat
         client.chat.completions.create(model="m", messages=SAYS, stream=True)
     assert refused.value.code == "guardrail_pattern"
     assert "forbidden" not in str(refused.value)
-    with world.anthropic() as theirs, pytest.raises(anthropic.BadRequestError) as said:
+    with world.anthropic() as theirs, pytest.raises(anthropic.BadRequestError) as caught:
         theirs.messages.create(model="m", max_tokens=9, messages=SAYS, stream=True)
-    assert said.value.body["type"] == "error"  # type: ignore[index]
+    assert caught.value.body["type"] == "error"  # type: ignore[index]
     assert world.interactive() == (0, 0)
 
 
@@ -100,10 +100,10 @@ def test_messages_are_held_back_whatever_engine_says_them(world: GatewayWorld, e
 
 
 @pytest.mark.parametrize("engine", ["anthropic", "openai"])
-def test_what_is_redacted_is_streamed_anew(world: GatewayWorld, engine: str) -> None:
-    said = "call 555-1234 now"
+def test_what_is_redacted_is_streamed_again(world: GatewayWorld, engine: str) -> None:
+    text = "call 555-1234 now"
     redact = GuardrailEntry(patterns=(r"\d{3}-\d{4}",), action="redact", replacement="[number]", streams="hold")
-    pieces = blocks(said) if engine == "anthropic" else split(said)
+    pieces = blocks(text) if engine == "anthropic" else split(text)
     world.start(streams(*pieces), options=[{"engine": engine}], guardrails={"house": redact})
     with world.openai() as client:
         options: Any = {"include_usage": True}
@@ -120,15 +120,15 @@ def test_what_is_redacted_is_streamed_anew(world: GatewayWorld, engine: str) -> 
         assert stream.get_final_message().stop_reason == "end_turn"
 
 
-def test_tool_calls_are_judged_and_said_anew(world: GatewayWorld) -> None:
+def test_tool_calls_are_judged_and_written_again(world: GatewayWorld) -> None:
     def call(arguments: str, **more: Any) -> bytes:
         one = {"index": 0, "function": {"arguments": arguments, **more}}
         delta = {"tool_calls": [{**one, "id": "call_1", "type": "function"} if more else one]}
         return event({"id": "c", "model": "m", "created": 1, "choices": [{"index": 0, "delta": delta}]})
 
-    said = [call("", name="dial"), call('{"number": "555-'), call('1234"}'), chunk(finish="tool_calls"), DONE]
+    pieces = [call("", name="dial"), call('{"number": "555-'), call('1234"}'), chunk(finish="tool_calls"), DONE]
     redact = GuardrailEntry(patterns=(r"\d{3}-\d{4}",), action="redact", replacement="[number]", streams="hold")
-    world.start(streams(*said), guardrails={"house": redact})
+    world.start(streams(*pieces), guardrails={"house": redact})
     with world.openai() as client, client.chat.completions.stream(model="m", messages=SAYS) as stream:
         made = stream.get_final_completion().choices[0]
     assert made.finish_reason == "tool_calls"
@@ -142,18 +142,18 @@ def test_responses_are_judged_by_all_that_they_say(world: GatewayWorld) -> None:
     text = "it is forbidden"
     done: dict[str, Any] = {"id": "r", "object": "response", "output": [{"type": "message", "content": []}]}
     kind = "response.output_text.delta"
-    said = [event({"type": kind, "delta": part, "output_index": 0}, kind) for part in (text[:9], text[9:])]
-    said.append(event({"type": "response.completed", "response": done}, "response.completed"))
+    pieces = [event({"type": kind, "delta": part, "output_index": 0}, kind) for part in (text[:9], text[9:])]
+    pieces.append(event({"type": "response.completed", "response": done}, "response.completed"))
     body = {"model": "m", "input": "hi", "stream": True}
-    world.start(streams(*said), guardrails={"house": HELD})
+    world.start(streams(*pieces), guardrails={"house": HELD})
     assert world.client().post("/v1/responses", json=body).json()["error"]["code"] == "guardrail_pattern"
-    world.upstreams[0].becomes(streams(said[0], said[-1]))
-    assert world.client().post("/v1/responses", json=body).content == said[0] + said[-1]
+    world.upstreams[0].becomes(streams(pieces[0], pieces[-1]))
+    assert world.client().post("/v1/responses", json=body).content == pieces[0] + pieces[-1]
 
 
 def test_a_changed_response_is_refused_with_a_way_out(world: GatewayWorld, own: str) -> None:
-    said = event({"type": "response.completed", "response": {"output": []}}, "response.completed")
-    world.start(streams(said), hooks={"house": HookEntry(after=f"{own}:sign", streams="hold")})
+    end = event({"type": "response.completed", "response": {"output": []}}, "response.completed")
+    world.start(streams(end), hooks={"house": HookEntry(after=f"{own}:sign", streams="hold")})
     refused = world.client().post("/v1/responses", json={"model": "m", "input": "hi", "stream": True}).json()["error"]
     assert (refused["code"], "without `stream`" in refused["message"]) == ("stream_not_allowed", True)
 
@@ -230,14 +230,14 @@ def test_what_an_upstream_does_after_its_last_event_does_not_spoil_a_translated_
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("said", [split("hello")[:-1], []], ids=["no end", "nothing"])
-async def test_a_translated_stream_is_judged_as_its_client_would_get_it(said: list[bytes]) -> None:
+@pytest.mark.parametrize("pieces", [split("hello")[:-1], []], ids=["no end", "nothing"])
+async def test_a_translated_stream_is_judged_as_its_client_would_get_it(pieces: list[bytes]) -> None:
     """The engine's stream may end without its last event: what the translator says then belongs to the answer."""
 
     async def read() -> bytes:
         return rest.pop(0) if rest else b""
 
-    rest = list(said)
+    rest = list(pieces)
     response = cast(UpstreamResponse, SimpleNamespace(read=read, bytes_max=1 << 20, status=200))
     judged, taken = WholeAnswer(MESSAGES, 1 << 20), WholeAnswer(MESSAGES, 1 << 20)
     taken.feed(await _collected(response, StreamToAnthropic(), judged))

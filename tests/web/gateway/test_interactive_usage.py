@@ -1,4 +1,4 @@
-"""What interactive calls used and cost, whoever made them and however they ended: counted once, and held to the key's own limits."""
+"""What interactive calls used and cost, for every caller and every end: counted once, and held to the key's own limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidegate.settings.capacity import DeploymentPrice
 
 PRICE = {"price": DeploymentPrice(input=1_000, cached=100, output=2_000)}
 DAY_MS = 86_400_000
-SAID = {"prompt_tokens": 10, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}}
+USAGE = {"prompt_tokens": 10, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}}
 
 
 def counted(world: GatewayWorld, calls: int) -> list[SpendEntry]:
@@ -38,7 +38,7 @@ def counted(world: GatewayWorld, calls: int) -> list[SpendEntry]:
 
 def test_each_call_is_on_record_once_with_its_tokens_and_its_cost(world: GatewayWorld) -> None:
     """Whole, streamed, and one that does not say what it used."""
-    first = chunk("a"), chunk("b", finish="stop"), event({"choices": [], "usage": SAID}), b"data: [DONE]\n\n"
+    first = chunk("a"), chunk("b", finish="stop"), event({"choices": [], "usage": USAGE}), b"data: [DONE]\n\n"
     world.start(answers(chat_with("hi", 10, 4)), options=[PRICE])
     client = world.client(world.web.make_key("acme", team="red", user="ann"))
     for _ in range(3):
@@ -63,7 +63,7 @@ def test_each_call_is_on_record_once_with_its_tokens_and_its_cost(world: Gateway
     with client.stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
         answer.read()
     [entry] = counted(world, 5)
-    assert entry.spend.usage.output_tokens == 16 + 3, "by the text where nobody says"
+    assert entry.spend.usage.output_tokens == 16 + 3, "by the text where no usage is reported"
 
 
 def test_a_client_that_leaves_pays_for_what_came(world: GatewayWorld) -> None:
@@ -93,14 +93,14 @@ def test_a_store_that_is_away_loses_no_call_and_counts_none_twice(world: Gateway
     world.start(answers(chat_with("hi", 10, 4)))
     store: Any = world.web.store
     real = store.add_interactive
-    said: list[int] = []
+    numbers: list[int] = []
 
     async def lost_answers(writer: str, number: int, entries: list[SpendEntry]) -> None:
-        said.append(number)
-        if len(said) == 1:
+        numbers.append(number)
+        if len(numbers) == 1:
             raise StoreUnavailable("it is away")
         await real(writer, number, entries)
-        if len(said) == 2:
+        if len(numbers) == 2:
             raise StoreUnavailable("the connection broke after the commit was sent")
 
     store.add_interactive = lost_answers
@@ -108,11 +108,11 @@ def test_a_store_that_is_away_loses_no_call_and_counts_none_twice(world: Gateway
     for _ in range(2):
         assert client.post(CHAT, json=ASK).status_code == 200
     counted(world, 2)
-    wait_until(lambda: len(said) >= 3, timeout_s=30, what="the flush to be said again")
+    wait_until(lambda: len(numbers) >= 3, timeout_s=30, what="the flush to be sent again")
     assert client.post(CHAT, json=ASK).status_code == 200
     [entry] = counted(world, 3)
     assert entry.spend.calls == 3
-    assert said[0] == said[1] == said[2]
+    assert numbers[0] == numbers[1] == numbers[2]
 
 
 def test_a_keys_own_limits_bind_its_interactive_calls(world: GatewayWorld) -> None:

@@ -22,7 +22,7 @@ PRICED = {"price": DeploymentPrice(input=3, cached=1, output=7)}
 LIFETIME = Limit(Period.LIFETIME, nano=NANO)
 COMPLETIONS, RESPONSES, EMBEDDINGS = "/v1/completions", "/v1/responses", "/v1/embeddings"
 DONE = b"data: [DONE]\n\n"
-SAID = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 6}}
+USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 6}}
 TEXT = "four"
 
 Pieces = tuple[bytes, ...]
@@ -32,7 +32,7 @@ def text_chunk(text: str, **more: Any) -> bytes:
     return event({"id": "c", "object": "text_completion", "choices": [{"index": 0, "text": text}], **more})
 
 
-def told(output: int) -> dict[str, Any]:
+def with_usage(output: int) -> dict[str, Any]:
     return {"usage": {"prompt_tokens": 10, "completion_tokens": output}}
 
 
@@ -76,18 +76,18 @@ def message_events(*, says: bool) -> Pieces:
 SHAPES: dict[str, tuple[str, Pieces]] = {
     "chat, usage at the end": (
         CHAT,
-        (chunk(TEXT), chunk(TEXT), chunk(finish="stop"), event({"choices": [], "usage": SAID}), DONE),
+        (chunk(TEXT), chunk(TEXT), chunk(finish="stop"), event({"choices": [], "usage": USAGE}), DONE),
     ),
     "chat, no usage": (CHAT, (chunk(TEXT), chunk(TEXT), chunk(finish="stop"), DONE)),
     "chat, usage null": (CHAT, (chunk(TEXT, usage=None), chunk(finish="stop", usage=None), DONE)),
-    "chat, usage beside the last text": (CHAT, (chunk(TEXT), chunk(TEXT, "stop", usage=SAID), DONE)),
+    "chat, usage beside the last text": (CHAT, (chunk(TEXT), chunk(TEXT, "stop", usage=USAGE), DONE)),
     "chat, usage in every chunk": (
         CHAT,
-        (chunk(TEXT, **told(1)), chunk(TEXT, **told(2)), chunk(finish="stop", **told(2)), DONE),
+        (chunk(TEXT, **with_usage(1)), chunk(TEXT, **with_usage(2)), chunk(finish="stop", **with_usage(2)), DONE),
     ),
     "completions, usage at the end": (
         COMPLETIONS,
-        (text_chunk(TEXT), text_chunk(TEXT), event({"choices": [], "usage": SAID}), DONE),
+        (text_chunk(TEXT), text_chunk(TEXT), event({"choices": [], "usage": USAGE}), DONE),
     ),
     "completions, no usage": (COMPLETIONS, (text_chunk(TEXT), text_chunk(TEXT), DONE)),
     "responses": (RESPONSES, response_events(says=True)),
@@ -281,8 +281,8 @@ def test_books_and_budget_agree_whatever_a_server_says_it_used(world: GatewayWor
     world.start(answers(), options=[PRICED])
     for name, usage in ODD.items():
         if is_stream:
-            said = event({"choices": [], "usage": usage})
-            world.upstreams[0].becomes(streams(chunk(TEXT), chunk(finish="stop"), said, DONE))
+            last = event({"choices": [], "usage": usage})
+            world.upstreams[0].becomes(streams(chunk(TEXT), chunk(finish="stop"), last, DONE))
         else:
             whole = {**json.loads(chat_with(TEXT)), "usage": usage}
             world.upstreams[0].becomes(answers(json.dumps(whole).encode()))

@@ -12,7 +12,7 @@ SAYS_WHY = b'{"error":{"message":"No."}}'
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code", "said"),
+    ("error", "status", "code", "words"),
     [
         (errors.Withheld("x"), 429, "budget_spent", "limit of requests or tokens"),
         (errors.Withheld("x", code="budget_reserved"), 429, "budget_reserved", "set aside for calls in flight"),
@@ -45,16 +45,18 @@ SAYS_WHY = b'{"error":{"message":"No."}}'
     ],
 )
 def test_every_end_has_its_status_its_code_and_its_words(
-    error: errors.UpstreamError, status: int, code: str, said: str
+    error: errors.UpstreamError, status: int, code: str, words: str
 ) -> None:
     problem = problem_of(error)
     assert (problem.status, problem.code) == (status, code)
-    assert said in problem.message
+    assert words in problem.message
 
 
-@pytest.mark.parametrize(("wait_ms", "told_s"), [(None, None), (0, 1), (1, 1), (1_000, 1), (1_001, 2), (59_001, 60)])
-def test_a_client_is_never_asked_back_too_early(wait_ms: int | None, told_s: int | None) -> None:
-    assert problem_of(errors.Throttled("x", retry_after_ms=wait_ms)).retry_after_s == told_s
+@pytest.mark.parametrize(
+    ("wait_ms", "retry_after_s"), [(None, None), (0, 1), (1, 1), (1_000, 1), (1_001, 2), (59_001, 60)]
+)
+def test_a_client_is_never_asked_back_too_early(wait_ms: int | None, retry_after_s: int | None) -> None:
+    assert problem_of(errors.Throttled("x", retry_after_ms=wait_ms)).retry_after_s == retry_after_s
 
 
 @pytest.mark.parametrize(

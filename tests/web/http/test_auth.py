@@ -38,7 +38,7 @@ def get(web: WebServer, key: str | None, path: str = "/v1/files") -> httpx2.Resp
         return client.get(path)
 
 
-def stranger_key() -> str:
+def unknown_key() -> str:
     return keys.make(secrets.token_bytes(keys.RANDOM_BYTES)).text.reveal()
 
 
@@ -67,7 +67,7 @@ def test_with_a_key_every_call_needs_one(web: WebServer) -> None:
     refusals = [
         get(web, None),
         get(web, "sk-something"),
-        get(web, stranger_key()),
+        get(web, unknown_key()),
         get(web, key[:-1] + ("0" if key[-1] != "0" else "1")),
         get(web, key.upper()),
         get(web, key + "0"),
@@ -79,7 +79,7 @@ def test_with_a_key_every_call_needs_one(web: WebServer) -> None:
     assert get(web, None, "/readyz").status_code == 200
 
 
-def test_the_first_key_is_heard_at_once(web: WebServer) -> None:
+def test_the_first_key_counts_at_once(web: WebServer) -> None:
     """That there is no key is believed for a while; but who shows one would otherwise make things as somebody else."""
     assert get(web, None).status_code == 200
     key = web.make_key("acme")
@@ -153,14 +153,14 @@ def test_a_rotated_key_has_two_secrets_for_a_while(web: WebServer) -> None:
         path = f"/admin/v1/keys/{key_id}/rotate"
         assert client.post(path, json={"grace_ms": 60_000}).status_code == 401
         answer = client.post(path, json={"grace_ms": 60_000}, headers=OPERATOR)
-        nobody = client.post("/admin/v1/keys/00000000/rotate", json={}, headers=OPERATOR)
+        unknown = client.post("/admin/v1/keys/00000000/rotate", json={}, headers=OPERATOR)
         graces = [
             client.post(
                 f"/admin/v1/keys/{keys.public_id_of(web.make_key('acme'))}/rotate", json=asked, headers=OPERATOR
             )
             for asked in ({"grace_ms": 90 * DAY_MS}, {"grace_ms": 90 * DAY_MS + 1}, {"grace_ms": -1})
         ]
-    is_error(nobody, {"status": 404, "code": "key_not_found"})
+    is_error(unknown, {"status": 404, "code": "key_not_found"})
     assert [one.status_code for one in graces] == [200, 400, 400]
     new = answer.json()["key"]
     assert (keys.public_id_of(new), new != old) == (key_id, True)
@@ -223,8 +223,8 @@ def test_keys_are_deleted_by_the_operator_alone(web: WebServer) -> None:
             {"all": True},
         ):
             assert client.post(path, json=wish, headers=OPERATOR).status_code == 400, wish
-        for nobody in ({"id": "00000000"}, {"id": "'; drop"}, {"org": "nobody"}):
-            assert client.post(path, json=nobody, headers=OPERATOR).json() == {"deleted": []}
+        for unknown in ({"id": "00000000"}, {"id": "'; drop"}, {"org": "unknown"}):
+            assert client.post(path, json=unknown, headers=OPERATOR).json() == {"deleted": []}
         assert client.post(path, json={"id": ids[0]}, headers=OPERATOR).json() == {"deleted": [ids[0]]}
         assert client.post(path, json={"org": "acme"}, headers=OPERATOR).json() == {"deleted": [ids[1]]}
     web.clock.ahead_ms += 2_001
@@ -273,7 +273,7 @@ def test_scopes(web: WebServer) -> None:
 
 def test_a_large_upload_with_a_wrong_key_is_answered_cleanly(web: WebServer) -> None:
     web.make_key("acme")
-    with web.client(stranger_key()) as client:
+    with web.client(unknown_key()) as client:
         answer = client.post("/v1/files", files={"file": ("a", b"x" * 30_000_000)}, data={"purpose": "batch"})
     is_error(answer, REFUSED)
     assert web.statement("select count(*) from blobs") == [(0,)]
@@ -292,16 +292,16 @@ def test_failures_from_one_address_are_bounded_and_harm_no_one_else(web: WebServ
     with web.client() as client:
         assert client.get("/v1/files", headers=OPERATOR).status_code == 200
         assert client.get("/v1/files", headers={"X-Tidegate-Control": "wrong"}).status_code == 429
-    refused = get(web, stranger_key())
+    refused = get(web, unknown_key())
     assert refused.status_code == 429
     assert 1 <= int(refused.headers["retry-after"]) <= 61
     web.clock.ahead_ms += 61_000
-    is_error(get(web, stranger_key()), REFUSED)
+    is_error(get(web, unknown_key()), REFUSED)
 
 
 def test_failures_under_one_name_are_bounded(web: WebServer) -> None:
     web.make_key("acme")
-    key = stranger_key()
+    key = unknown_key()
     assert [get(web, key).status_code for _ in range(KEY_FAILURES_MAX + 1)] == [401] * KEY_FAILURES_MAX + [429]
 
 
@@ -395,9 +395,9 @@ def test_the_operator_of_this_machine(web: WebServer) -> None:
         assert [file["id"] for file in client.get("/v1/files", headers=as_acme).json()["data"]] == [file_id]
         as_default = OPERATOR
         assert client.get("/v1/files", headers=as_default).json()["data"] == []
-        for name in ("nobody", "%00", "%ff%fe", "%E2%80%AEemca", "a" * 4_000, "%", "acme%20"):
-            nobody = {**OPERATOR, "X-Tidegate-Tenant": name}
-            is_error(client.get("/v1/files", headers=nobody), {"status": 404, "code": "tenant_not_found"})
+        for name in ("unknown", "%00", "%ff%fe", "%E2%80%AEemca", "a" * 4_000, "%", "acme%20"):
+            unknown = {**OPERATOR, "X-Tidegate-Tenant": name}
+            is_error(client.get("/v1/files", headers=unknown), {"status": 404, "code": "tenant_not_found"})
         for token in ("", "wrong", CONTROL_TOKEN + "x"):
             is_error(client.get("/v1/files", headers={"X-Tidegate-Control": token}), REFUSED)
 

@@ -27,7 +27,7 @@ LARGE = {**ASK, "messages": [{"role": "user", "content": "x" * (900 << 10)}]}
 
 
 class Held:
-    """A gateway whose model server answers only when told to, with room for four large bodies, two of them for one tenant."""
+    """A gateway whose model server answers only when the test lets it, with room for four large bodies, two of them for one tenant."""
 
     def __init__(self, world: GatewayWorld) -> None:
         self.world = world
@@ -96,7 +96,7 @@ def test_all_tenants_share_the_room(held: Held) -> None:
 
 def test_refused_requests_and_clients_that_left_take_no_room(held: Held) -> None:
     for _ in range(8):
-        assert held.send(0, {"model": "nobody", "messages": LARGE["messages"]}).status_code == 404
+        assert held.send(0, {"model": "unknown", "messages": LARGE["messages"]}).status_code == 404
     body = json.dumps(LARGE).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {held.keys[0]}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

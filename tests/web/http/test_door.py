@@ -95,7 +95,7 @@ def test_ready_says_what_is_wrong(start_web: Any) -> None:
         assert client.get("/healthz").status_code == 200
 
 
-def test_a_fault_of_ours_is_told_by_its_id_alone(start_web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_is_shown_by_its_id_alone(start_web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     web: WebServer = start_web()
 
     async def broken(*_: object, **__: object) -> None:
@@ -209,8 +209,8 @@ async def test_a_part_that_is_frozen_is_not_waited_for() -> None:
 
     clock = PushedClock()
     check = HealthCheck("the store", ask, clock)
-    said = await asyncio.gather(check.reason(), check.reason())
-    assert list(said) == ["the store did not answer within 0.8 s"] * 2
+    reasons = await asyncio.gather(check.reason(), check.reason())
+    assert list(reasons) == ["the store did not answer within 0.8 s"] * 2
     assert asked == [1], "the first question is still open"
     thawed.set()
     assert await check.reason() is None

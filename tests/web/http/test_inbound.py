@@ -1,4 +1,4 @@
-"""Clients that connect and say nothing, and clients that do not take their answers, hold nobody up."""
+"""Clients that connect and say nothing, and clients that do not take their answers, hold no other client up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fares(taken_bytes: int, waiting_bytes: int = 100_000) -> Fares:
 
 def looked_at(*looks: tuple[float, Fares]) -> list[bool]:
     connection = InboundConnection(("127.0.0.1", 1), 0.0)
-    return [connection.is_too_slow(now_s, said, 60.0) for now_s, said in looks]
+    return [connection.is_too_slow(now_s, unsent, 60.0) for now_s, unsent in looks]
 
 
 def test_a_client_that_takes_nothing_is_too_slow() -> None:
@@ -73,11 +73,11 @@ def stubborn(web: WebServer, path: str, body: dict[str, Any] | None = None) -> s
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     client.connect(("127.0.0.1", web.port))
-    said = b"" if body is None else json.dumps(body).encode()
+    content = b"" if body is None else json.dumps(body).encode()
     head = (
         f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     )
-    client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(said) + said)
+    client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content)
     return client
 
 
@@ -117,7 +117,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 @pytest.fixture
 def downloads(start_web: Any) -> Iterator[tuple[WebServer, list[socket.socket]]]:
-    """Five downloads that nobody reads, each as far as it gets."""
+    """Five downloads that no client reads, each as far as it gets."""
     web: WebServer = start_web(http={"client_timeout_s": 1.0}, worker={"grace_ms": 500})
     with web.client() as client, ExitStack() as stack:
         path = f"/v1/files/{upload(client, LARGE)}/content"
@@ -211,9 +211,9 @@ def test_a_reader_of_events_that_does_not_keep_up_is_cut_off_and_goes_on_later(
         assert found == [f"id: {number}" for number in range(count + 1, 2 * count + 3)]
 
 
-@pytest.mark.parametrize(("door", "told"), [("openai", b"event: reset"), ("completion-batch", b"data: [ERROR]")])
-def test_a_reader_of_events_that_was_late_is_told_to_go_on_from_its_last_event(
-    start_web: Any, monkeypatch: pytest.MonkeyPatch, door: str, told: bytes
+@pytest.mark.parametrize(("door", "last_word"), [("openai", b"event: reset"), ("completion-batch", b"data: [ERROR]")])
+def test_a_reader_of_events_that_was_late_is_asked_to_go_on_from_its_last_event(
+    start_web: Any, monkeypatch: pytest.MonkeyPatch, door: str, last_word: bytes
 ) -> None:
     """What it gets ends in that word, and the rest follows behind its last id, so every event comes once."""
     web: WebServer = start_web(upstream={"url": NOWHERE})
@@ -252,7 +252,7 @@ def test_a_reader_of_events_that_was_late_is_told_to_go_on_from_its_last_event(
                 while not taken.endswith(b"\r\n0\r\n\r\n"):
                     taken += reader.recv(1 << 20)
                 received = bytes(taken)
-        assert told in received[-500:]
+        assert last_word in received[-500:]
         seen = event_ids(received)
         if door == "openai":
             assert seen.pop() == seen[-1], "the reset has the id of the event before it"
@@ -290,7 +290,7 @@ def half_an_upload(web: WebServer) -> tuple[socket.socket, bytes]:
 @pytest.mark.parametrize(
     "first_bytes", [b"", b"GET /healthz HTTP/1.1\r\nHo", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"]
 )
-def test_silent_connections_shut_nobody_out(start_web: Any, first_bytes: bytes) -> None:
+def test_silent_connections_keep_no_client_out(start_web: Any, first_bytes: bytes) -> None:
     """Many more than there may be, silent from the start, in the middle of a head, or after an answer."""
     web: WebServer = start_web(server={"connections_max": 32})
     with ExitStack() as stack:
@@ -309,8 +309,8 @@ def test_silent_connections_shut_nobody_out(start_web: Any, first_bytes: bytes) 
 
 
 def test_an_answer_that_is_still_being_taken_is_not_cut_off_to_make_room(world: GatewayWorld) -> None:
-    said = chat_with("x" * (12 << 20))
-    world.start(answers(said), server={"connections_max": 32})
+    body = chat_with("x" * (12 << 20))
+    world.start(answers(body), server={"connections_max": 32})
     with ExitStack() as stack:
         reader = stack.enter_context(stubborn(world.web, CHAT, ASK))
         wait_until(lambda: world.upstreams[0].posts, timeout_s=20, what="the call upstream")
@@ -326,11 +326,11 @@ def test_an_answer_that_is_still_being_taken_is_not_cut_off_to_make_room(world: 
         wait_until(lambda: closed_to_make_room() > before, timeout_s=20, what="idle connections to be closed")
         reader.settimeout(20)
         received = bytearray()
-        while not received.endswith(said[-20:]):
+        while not received.endswith(body[-20:]):
             piece = reader.recv(1 << 20)
             assert piece, "the answer was cut off"
             received += piece
-        assert len(received) > len(said)
+        assert len(received) > len(body)
 
 
 def closed_to_make_room() -> int:
@@ -338,7 +338,7 @@ def closed_to_make_room() -> int:
 
 
 def test_a_download_is_asked_for_with_a_body(start_web: Any) -> None:
-    """Nobody sends one, but then it is answered all the same, and at once."""
+    """No client of ours sends one, but it is answered all the same, and at once."""
     web: WebServer = start_web()
     with web.client() as client:
         path = f"/v1/files/{upload(client, LARGE[: 1 << 20])}/content"

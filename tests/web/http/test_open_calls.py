@@ -40,11 +40,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[intake.OpenCalls]:
 class Endless:
     """A stream that says one event, or a part of one, and then nothing more."""
 
-    def __init__(self, said: bytes) -> None:
-        self.said = said
+    def __init__(self, first: bytes) -> None:
+        self.first = first
 
     async def __call__(self, request: Request, peer: Peer) -> None:
-        await peer.send(STREAM_HEAD, chunked(self.said))
+        await peer.send(STREAM_HEAD, chunked(self.first))
         await peer.until_gone()
 
 
@@ -83,7 +83,7 @@ def test_a_stream_ends_with_its_key(world: GatewayWorld, how: str) -> None:
     end_key(world, key, how)
     error = json.loads([line for line in lines if line][-1].removeprefix("data: "))["error"]
     assert error["code"] == "invalid_api_key"
-    # The server sees it gone, and whoever has another key is not disturbed.
+    # The server sees it gone, and a caller with another key is not disturbed.
     wait_until(lambda: world.interactive()[0] == 1, 20, "the call to end upstream")
     wait_until(lambda: any(post.gone.is_set() for post in world.upstreams[0].posts), 20, "the server to see it gone")
     assert not all(post.gone.is_set() for post in world.upstreams[0].posts)

@@ -1,4 +1,4 @@
-"""Open calls are judged by what the store said of their keys, and only those that were open when it was asked."""
+"""Open calls are judged by what the store answered about their keys, and only those that were open when it was asked."""
 
 from __future__ import annotations
 

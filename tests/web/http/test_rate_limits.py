@@ -31,7 +31,7 @@ def test_durations_are_written_as_openai_does(ms: int, text: str) -> None:
     assert dict(limit_headers([room]))[b"x-ratelimit-reset-requests"] == text.encode()
 
 
-def test_nothing_is_said_of_limits_that_are_not_known() -> None:
+def test_there_are_no_headers_for_limits_that_are_not_known() -> None:
     assert limit_headers([]) == []
     assert limit_headers([LimitRoom(BUDGET, Period.MINUTE, None, None)]) == []
 

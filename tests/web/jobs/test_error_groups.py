@@ -35,7 +35,7 @@ def test_other_words_are_other_groups_and_none_is_long() -> None:
     assert fingerprint("") == ""
 
 
-def test_so_much_of_a_message_is_read_and_so_much_is_told() -> None:
+def test_so_much_of_a_message_is_read_and_so_much_is_shown() -> None:
     assert fingerprint("x" * 1_000) == "x" * 200
     assert fingerprint("12345 " * 100) == "# " * 49 + "#", "the first 300 characters are read"
     assert fingerprint(f"no '{'b' * 200}' here") == "no … here"

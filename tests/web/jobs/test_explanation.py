@@ -7,7 +7,7 @@ from tidegate.core.deployments import Resource
 from tidegate.core.schedule import Reason
 from tidegate.web.jobs.explanation import tides_closed
 
-SHUT = f"nothing: {Reason.TIDE_CLOSED}"
+CLOSED = f"nothing: {Reason.TIDE_CLOSED}"
 
 
 def test_a_model_has_no_room_when_every_deployment_that_names_it_has_none() -> None:
@@ -20,7 +20,7 @@ def test_a_model_has_no_room_when_every_deployment_that_names_it_has_none() -> N
         [Resource("route", "m")],
     )
     asked = ("m", "n", "other", "route")
-    assert tides_closed(places, [("a", SHUT), ("b", "half of it")], asked) == ["m", "route"]
-    assert tides_closed(places, [("a", SHUT), ("b", SHUT)], asked) == ["m", "n", "route"]
-    assert tides_closed(places, [("any", SHUT)], asked) == ["other"]
-    assert tides_closed(([], []), [("a", SHUT)], asked) == []
+    assert tides_closed(places, [("a", CLOSED), ("b", "half of it")], asked) == ["m", "route"]
+    assert tides_closed(places, [("a", CLOSED), ("b", CLOSED)], asked) == ["m", "n", "route"]
+    assert tides_closed(places, [("any", CLOSED)], asked) == ["other"]
+    assert tides_closed(([], []), [("a", CLOSED)], asked) == []

@@ -65,10 +65,10 @@ def test_a_dry_run_says_how_long_the_batch_would_take(start_web: Any) -> None:
         wanted = CHAT | {"validate_only": True, "input_file_id": upload(client, lines), "completion_window": "1h"}
         assert client.post("/v1/batches", json=wanted).json()["eta_seconds"] is None
         measured(web, 100)
-        said = client.post("/v1/batches", json=wanted).json()["eta_seconds"]
+        eta = client.post("/v1/batches", json=wanted).json()["eta_seconds"]
         # Ten answers of a thousand tokens, at 100 a second.
-        assert 100 <= said["p50"] <= 105
-        assert said["p50"] <= said["p95"]
+        assert 100 <= eta["p50"] <= 105
+        assert eta["p50"] <= eta["p95"]
 
 
 def test_a_running_batch_says_when_it_will_be_done(start_web: Any) -> None:
@@ -77,13 +77,13 @@ def test_a_running_batch_says_when_it_will_be_done(start_web: Any) -> None:
         measured(web, 100)
         before_s = web.run(web.store.now_ms()) // 1000
         batch = running(web, client, completion_window="1h")
-        said = batch["tidegate"]
+        shown = batch["tidegate"]
         after_s = web.run(web.store.now_ms()) // 1000
-        assert said["eta"]["p50"] <= said["eta"]["p95"]
+        assert shown["eta"]["p50"] <= shown["eta"]["p95"]
         # 60,000 units at 100 a second, alone: ten minutes.
-        assert before_s + 600 - 1 <= said["eta"]["p50"] <= after_s + 600 + 1
-        assert abs(said["slack_seconds"] - (batch["expires_at"] - said["eta"]["p50"])) <= 2
-        assert (said["work_units"], said["size_class"]) == (60_000, "m")
+        assert before_s + 600 - 1 <= shown["eta"]["p50"] <= after_s + 600 + 1
+        assert abs(shown["slack_seconds"] - (batch["expires_at"] - shown["eta"]["p50"])) <= 2
+        assert (shown["work_units"], shown["size_class"]) == (60_000, "m")
         listed = client.get("/v1/batches").json()["data"][0]["tidegate"]
         assert (listed["eta"], listed["slack_seconds"], listed["size_class"]) == (None, None, None)
 
@@ -95,7 +95,7 @@ def test_a_batch_that_is_late_has_negative_slack(start_web: Any) -> None:
         assert running(web, client, completion_window="1m")["tidegate"]["slack_seconds"] < 0
 
 
-def test_no_batch_is_said_to_be_done_sooner_than_its_limits_let_it(start_web: Any) -> None:
+def test_no_batch_is_forecast_to_be_done_sooner_than_its_limits_let_it(start_web: Any) -> None:
     web: WebServer = start_web()
     four = [{"period": "minute", "requests": 4}]
     with web.client() as client:
@@ -111,22 +111,22 @@ def test_no_batch_is_said_to_be_done_sooner_than_its_limits_let_it(start_web: An
         assert fine["tidegate"]["warnings"] == []
 
 
-def test_where_nothing_was_measured_nothing_is_said(start_web: Any) -> None:
+def test_where_nothing_was_measured_there_is_no_forecast(start_web: Any) -> None:
     web: WebServer = start_web()
     with web.client() as client:
         waiting = create(client, upload(client))
         assert (waiting["tidegate"]["eta"], waiting["tidegate"]["slack_seconds"]) == (None, None)
-        said = running(web, client)["tidegate"]
-        assert (said["eta"], said["slack_seconds"], said["warnings"]) == (None, None, [])
-        assert (waiting["tidegate"]["size_class"], said["size_class"]) == (None, "m")
+        shown = running(web, client)["tidegate"]
+        assert (shown["eta"], shown["slack_seconds"], shown["warnings"]) == (None, None, [])
+        assert (waiting["tidegate"]["size_class"], shown["size_class"]) == (None, "m")
 
 
 def test_a_batch_that_ended_says_nothing(start_web: Any) -> None:
     web: WebServer = start_web()
     with web.client() as client:
         measured(web, 100)
-        said = client.get(f"/v1/batches/{stages.completed(web, client)}").json()["tidegate"]
-        assert (said["eta"], said["slack_seconds"]) == (None, None)
+        shown = client.get(f"/v1/batches/{stages.completed(web, client)}").json()["tidegate"]
+        assert (shown["eta"], shown["slack_seconds"]) == (None, None)
 
 
 # ---- admission: 500 lines of 1,000 tokens and more are over 500,000 units; at 100 a second that is more than 80 minutes

@@ -197,12 +197,12 @@ async def begun(world: WorkerWorld, caller: Caller, inputs: list[bytes], *limits
 def near(one: Running) -> None:
     """Every forecast was within a quarter of what was left."""
     assert len(one.looks) == 2
-    for asked_ms, said in one.looks:
-        assert said.eta is not None
+    for asked_ms, shown in one.looks:
+        assert shown.eta is not None
         left_ms = one.ended_ms - asked_ms
-        told_ms = 1_000 * said.eta.p50 - EPOCH_MS - asked_ms
-        assert abs(told_ms - left_ms) <= 0.25 * left_ms + 1_000, (asked_ms, left_ms, told_ms)
-        assert said.eta.p95 >= said.eta.p50
+        forecast_ms = 1_000 * shown.eta.p50 - EPOCH_MS - asked_ms
+        assert abs(forecast_ms - left_ms) <= 0.25 * left_ms + 1_000, (asked_ms, left_ms, forecast_ms)
+        assert shown.eta.p95 >= shown.eta.p50
 
 
 WORKLOADS = {"short": (300, 20, 20), "long": (200, 1_500, 1_500), "mixed": (240, 10, 4_000)}
@@ -287,9 +287,9 @@ async def test_moments_are_shown_to_the_nearest_second(world: WorkerWorld, tmp_p
     # At 100 units a second.
     for units, later_s in ((60_040, 600), (60_060, 601)):
         await service.write("update job_models set work_units = ? where job_id = ?", units, one.job.id)
-        said = await service.forecaster.of_job(await world.look(one.job))
-        assert said.eta is not None
-        assert said.eta.p50 == world.clock.now_ms() // 1000 + later_s
+        shown = await service.forecaster.of_job(await world.look(one.job))
+        assert shown.eta is not None
+        assert shown.eta.p50 == world.clock.now_ms() // 1000 + later_s
 
 
 async def test_two_tenants_of_which_one_has_little(world: WorkerWorld, tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ async def forecast_run(directory: Path, kind: str, seed: int) -> tuple[bool, flo
         caller, inputs = await caller_of(world, "a", *limits), inputs_of(service, kind)
         waiting = await world.job(inputs, caller=caller)
         wanted = JobRequest("/v1/chat/completions", waiting.input_file_id, HOUR_MS, "1h")
-        said = await validation.validate(caller, wanted)
+        dry_run = await validation.validate(caller, wanted)
         await world.store.cancel_job(caller.tenant_id, waiting.id)
         one = await begun(world, caller, inputs, *limits)
         beside = (
@@ -369,8 +369,8 @@ async def forecast_run(directory: Path, kind: str, seed: int) -> tuple[bool, flo
         paid = cost(one.usage, PRICE, batch=True).total_nano
         [(asked_ms, looked)] = one.looks
         left_ms = one.ended_ms - asked_ms
-        told_ms = 1_000 * looked.eta.p50 - EPOCH_MS - asked_ms
-        return nano_of(said.cost.p5) <= paid <= nano_of(said.cost.p95), abs(told_ms - left_ms) / left_ms
+        forecast_ms = 1_000 * looked.eta.p50 - EPOCH_MS - asked_ms
+        return nano_of(dry_run.cost.p5) <= paid <= nano_of(dry_run.cost.p95), abs(forecast_ms - left_ms) / left_ms
     finally:
         await world.blobs.close()
         await world.store.close()

@@ -1,4 +1,4 @@
-"""`validate_only` and `GET /v1/limits`: all that can be said of a batch and of a key's room, with nothing sent and nothing kept."""
+"""`validate_only` and `GET /v1/limits`: all that can be known of a batch and of a key's room, with nothing sent and nothing kept."""
 
 from __future__ import annotations
 
@@ -42,33 +42,35 @@ def validated(client: httpx2.Client, data: bytes, **more: Any) -> dict[str, Any]
         json={"input_file_id": upload(client, data), "endpoint": CHAT, "validate_only": True, **more},
     )
     assert answer.status_code == 200, answer.text
-    said = dict(answer.json())
-    assert set(said) == FIELDS
-    assert said["object"] == "batch.validation"
-    return said
+    report = dict(answer.json())
+    assert set(report) == FIELDS
+    assert report["object"] == "batch.validation"
+    return report
 
 
 @pytest.mark.parametrize("count", [3, 2_000], ids=["read by a thread", "read by a process"])
-def test_a_good_input_is_told_in_full_and_nothing_is_kept(web: WebServer, client: httpx2.Client, count: int) -> None:
+def test_a_good_input_is_reported_in_full_and_nothing_is_kept(
+    web: WebServer, client: httpx2.Client, count: int
+) -> None:
     data = b"".join(line(number) for number in range(count))
     file_id = upload(client, data)
     before, jobs = kept(web), web.statement("select count(*) from jobs")
-    said = client.post("/v1/batches", json={"input_file_id": file_id, "endpoint": CHAT, "validate_only": True}).json()
-    assert (said["valid"], said["errors"]) == (True, {"object": "list", "data": []})
-    assert said["request_counts"]["total"] == count
-    assert said["tokens"]["output"]["p95"] == 10 * count
-    assert said["tokens"]["output"]["p5"] <= said["tokens"]["output"]["p50"] <= 10 * count
-    assert count <= said["tokens"]["input"] <= 40 * count
-    prompts = said["tokens"]["input_range"]
-    assert prompts["p5"] < said["tokens"]["input"] == prompts["p50"] < prompts["p95"]
-    assert said["cost"] == {"p5": "0", "p50": "0", "p95": "0"}
-    assert said["eta_seconds"] is None
-    assert 0 < said["shared_prefix_share"] < 1
+    report = client.post("/v1/batches", json={"input_file_id": file_id, "endpoint": CHAT, "validate_only": True}).json()
+    assert (report["valid"], report["errors"]) == (True, {"object": "list", "data": []})
+    assert report["request_counts"]["total"] == count
+    assert report["tokens"]["output"]["p95"] == 10 * count
+    assert report["tokens"]["output"]["p5"] <= report["tokens"]["output"]["p50"] <= 10 * count
+    assert count <= report["tokens"]["input"] <= 40 * count
+    prompts = report["tokens"]["input_range"]
+    assert prompts["p5"] < report["tokens"]["input"] == prompts["p50"] < prompts["p95"]
+    assert report["cost"] == {"p5": "0", "p50": "0", "p95": "0"}
+    assert report["eta_seconds"] is None
+    assert 0 < report["shared_prefix_share"] < 1
     assert (kept(web), web.statement("select count(*) from jobs")) == (before, jobs)
     assert list(web.context.scratch.iterdir()) == []
 
 
-def test_one_tenants_dry_runs_take_turns_and_keep_nobody_else_waiting(
+def test_one_tenants_dry_runs_take_turns_and_keep_no_other_tenant_waiting(
     start_web: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
@@ -120,11 +122,11 @@ def test_how_a_prompt_is_written_down_changes_no_forecast(client: httpx2.Client,
 def test_a_photo_is_estimated_as_an_image(client: httpx2.Client) -> None:
     url = {"url": "data:image/png;base64," + "QUJD" * 25_000}
     content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": url}]
-    said = validated(
+    report = validated(
         client, b"".join(line(number, messages=[{"role": "user", "content": content}]) for number in range(3))
     )
-    assert 3 * 1_500 < said["tokens"]["input"] < 3 * 2_000
-    assert said["tokens"]["output"]["p95"] == 30
+    assert 3 * 1_500 < report["tokens"]["input"] < 3 * 2_000
+    assert report["tokens"]["output"]["p95"] == 30
 
 
 def test_copies_of_a_request_are_counted_apart_and_take_nothing(client: httpx2.Client) -> None:
@@ -132,15 +134,15 @@ def test_copies_of_a_request_are_counted_apart_and_take_nothing(client: httpx2.C
         line(number, messages=[{"role": "user", "content": "Say it."}], temperature=0) for number in range(5)
     )
     whole, once = validated(client, same), validated(client, same, dedupe=True)
-    assert [(said["deduplicated"], said["reused"]) for said in (whole, once)] == [(0, 0), (4, 0)]
+    assert [(report["deduplicated"], report["reused"]) for report in (whole, once)] == [(0, 0), (4, 0)]
     assert once["request_counts"]["total"] == 5
     assert (once["tokens"]["input"] * 5, once["tokens"]["output"]["p95"]) == (whole["tokens"]["input"], 10)
 
 
-def test_every_line_error_is_told_as_the_batch_would_have_it(client: httpx2.Client) -> None:
-    said = validated(client, line(1) + b"{\n" + line(1) + line(2, stream=True))
-    assert said["valid"] is False
-    assert [(error["line"], error["code"]) for error in said["errors"]["data"]][:2] == [
+def test_every_line_error_is_reported_as_the_batch_would_have_it(client: httpx2.Client) -> None:
+    report = validated(client, line(1) + b"{\n" + line(1) + line(2, stream=True))
+    assert report["valid"] is False
+    assert [(error["line"], error["code"]) for error in report["errors"]["data"]][:2] == [
         (2, "invalid_json_line"),
         (3, "duplicate_custom_id"),
     ]
@@ -151,18 +153,18 @@ def test_every_line_error_is_told_as_the_batch_would_have_it(client: httpx2.Clie
     assert [(error["line"], error["code"]) for error in lenient["errors"]["data"]] == [(2, "invalid_json_line")]
 
 
-def test_an_input_that_is_refused_is_told_all_that_is_wrong_with_it(client: httpx2.Client) -> None:
+def test_the_report_on_a_refused_input_has_all_that_is_wrong_with_it(client: httpx2.Client) -> None:
     """Also what would fail by itself, so that one look is enough."""
     strange = line(4).replace(b'"m"', b'"strange"')
-    said = validated(client, line(1) + line(2, n=0) + b"{\n" + line(1) + strange)
-    assert said["valid"] is False
-    found = [(error["line"], error["code"], error["param"]) for error in said["errors"]["data"]]
+    report = validated(client, line(1) + line(2, n=0) + b"{\n" + line(1) + strange)
+    assert report["valid"] is False
+    found = [(error["line"], error["code"], error["param"]) for error in report["errors"]["data"]]
     assert found == [
         (3, "invalid_json_line", None),
         (4, "duplicate_custom_id", "custom_id"),
         (2, "invalid_request", "n"),
     ]
-    assert any(one["code"] == "model_not_found" and "strange" in one["message"] for one in said["refused"])
+    assert any(one["code"] == "model_not_found" and "strange" in one["message"] for one in report["refused"])
     many = validated(client, line(1) + 150 * b"nonsense\n" + line(2, n=0))
     assert {error["code"] for error in many["errors"]["data"]} == {"invalid_json_line"}
     assert len(many["errors"]["data"]) == 100
@@ -184,14 +186,14 @@ def served(*names: str, **options: Any) -> dict[str, Any]:
     return {name: model_at(f"http://{name}.example/v1", **options) for name in names}
 
 
-def test_a_model_that_nobody_serves_and_a_full_quota_are_refusals(start_web: Any) -> None:
+def test_a_model_that_no_deployment_serves_and_a_full_quota_are_refusals(start_web: Any) -> None:
     web: WebServer = start_web(limits={"pending_jobs_max": 1}, models=served("m"))
     with web.client() as client:
         data = line(1, model="nowhere") + line(2, model="nowhere") + line(3)
-        said = validated(client, data)
-        assert [(one["code"], one["count"]) for one in said["refused"]] == [("model_not_found", 2)]
-        assert "nowhere" in said["refused"][0]["message"]
-        assert said["valid"] is True, "the others would run"
+        report = validated(client, data)
+        assert [(one["code"], one["count"]) for one in report["refused"]] == [("model_not_found", 2)]
+        assert "nowhere" in report["refused"][0]["message"]
+        assert report["valid"] is True, "the others would run"
         create(client, upload(client, line(1)))
         refused = {one["code"]: one["count"] for one in validated(client, data)["refused"]}
         assert refused == {"model_not_found": 2, "quota_exceeded": None}
@@ -212,12 +214,12 @@ def test_the_cost_is_that_of_every_model_by_its_price(start_web: Any) -> None:
         assert 0 < float(one["cost"]["p5"]) < float(one["cost"]["p50"]) < float(one["cost"]["p95"])
 
 
-def test_a_key_for_some_models_is_told_of_lines_for_others(start_web: Any) -> None:
+def test_lines_for_models_that_the_key_may_not_use_are_reported(start_web: Any) -> None:
     web: WebServer = start_web(models=served("m", "n"))
     with web.client(web.make_key("ours", models=("m",))) as client:
-        said = validated(client, line(1) + line(2, model="n"))
-        assert said["valid"] is False
-        assert [(one["line"], one["code"]) for one in said["errors"]["data"]] == [(2, "model_not_found")]
+        report = validated(client, line(1) + line(2, model="n"))
+        assert report["valid"] is False
+        assert [(one["line"], one["code"]) for one in report["errors"]["data"]] == [(2, "model_not_found")]
     with web.client(web.make_key("theirs")) as client:
         assert validated(client, line(1) + line(2, model="n"))["valid"] is True
 
@@ -232,8 +234,8 @@ def test_the_limits_of_a_key_say_what_they_have_left_and_which_bind(start_web: A
     web: WebServer = start_web()
     limits = (Limit(Period.DAY, requests=2, tokens=1_000), Limit(Period.MONTH, nano=5_000_000_000))
     with web.client(web.make_key("ours", limits=limits)) as client:
-        said = validated(client, line(1) + line(2) + line(3))
-        rooms = {(one["bound"], one["period"]): one for one in said["limits"]}
+        report = validated(client, line(1) + line(2) + line(3))
+        rooms = {(one["bound"], one["period"]): one for one in report["limits"]}
         assert rooms["key", "day"]["remaining"] == {"requests": 2, "tokens": 1_000, "cost": None}
         assert rooms["key", "day"]["binds"] is True
         assert (rooms["key", "month"]["remaining"]["cost"], rooms["key", "month"]["binds"]) == ("5", False)

@@ -107,7 +107,7 @@ def test_bytes_that_are_no_text_are_left_to_ingest() -> None:
     assert b"\xff" in line
 
 
-def test_what_a_request_lacks_is_said_in_our_sentence() -> None:
+def test_what_a_request_lacks_is_reported_in_our_sentence() -> None:
     with pytest.raises(ApiProblem) as lacking:
         lines_of(b'{"requests":[{"params":{}}]}')
     assert lacking.value.message == "`requests.0`: object missing required field `custom_id`."

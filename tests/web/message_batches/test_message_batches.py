@@ -47,8 +47,8 @@ def refused(answer: httpx2.Response, status: int, kind: str, code: str) -> str:
 
 
 def line(custom_id: str, response: dict[str, Any] | None = None, error: dict[str, Any] | None = None) -> bytes:
-    said = {"id": "batch_req_x", "custom_id": custom_id, "response": response, "error": error}
-    return json.dumps(said).encode() + b"\n"
+    result = {"id": "batch_req_x", "custom_id": custom_id, "response": response, "error": error}
+    return json.dumps(result).encode() + b"\n"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_batch_that_was_just_made(web: WebServer, client: httpx2.Client) -> No
     assert [json.loads(one)["body"] for one in read] == [PARAMS, PARAMS]
 
 
-def test_counts_move_when_all_is_over_and_results_are_told_apart(web: WebServer, client: httpx2.Client) -> None:
+def test_counts_move_when_all_is_over_and_results_are_counted_by_kind(web: WebServer, client: httpx2.Client) -> None:
     batch = made(client, "a", "b", "c", "d")
     stages.start(web, job_id(batch), 4)
     message = {"id": "msg_1", "type": "message", "content": []}
@@ -127,9 +127,7 @@ def test_counts_move_when_all_is_over_and_results_are_told_apart(web: WebServer,
     assert batch["id"] not in client.get(PATH).text
 
 
-def test_a_batch_that_ended_is_not_cancelled_and_told_so_in_the_words_of_this_api(
-    web: WebServer, client: httpx2.Client
-) -> None:
+def test_a_cancel_after_the_end_is_refused_in_the_words_of_this_api(web: WebServer, client: httpx2.Client) -> None:
     batch = made(client, "a")
     stages.start(web, job_id(batch), 1)
     stages.finish(web, job_id(batch), {0: line("a", {"status_code": 200, "request_id": "r", "body": {}})}, {})
@@ -188,10 +186,10 @@ def test_pages(start_web: Callable[..., WebServer]) -> None:
         client.post("/v1/batches", json={"input_file_id": upload(client), "endpoint": "/v1/embeddings"})
 
         def page(**query: Any) -> tuple[list[str], bool]:
-            said = client.get(PATH, params=query).json()
-            shown = [one["id"] for one in said["data"]]
-            assert (said["first_id"], said["last_id"]) == ((shown[0], shown[-1]) if shown else (None, None))
-            return shown, said["has_more"]
+            body = client.get(PATH, params=query).json()
+            shown = [one["id"] for one in body["data"]]
+            assert (body["first_id"], body["last_id"]) == ((shown[0], shown[-1]) if shown else (None, None))
+            return shown, body["has_more"]
 
         assert page() == (ids, False)
         assert page(limit=2, beta="true") == (ids[:2], True)
@@ -361,7 +359,7 @@ def test_a_store_that_is_away_is_a_503(web: WebServer, client: httpx2.Client, mo
 
 
 def test_where_results_lie_behind_a_proxy(start_web: Callable[..., WebServer]) -> None:
-    said = {"X-Forwarded-Proto": "https", "X-Forwarded-Host": "batch.example.com", "X-Forwarded-For": "127.0.0.1"}
+    forwarded = {"X-Forwarded-Proto": "https", "X-Forwarded-Host": "batch.example.com", "X-Forwarded-For": "127.0.0.1"}
     for trusted, wanted in (([], "http://127.0.0.1"), (["127.0.0.1"], "https://batch.example.com/")):
         web = start_web(server={"trusted_proxies": trusted})
         with web.client(web.make_key("acme")) as client:
@@ -369,6 +367,6 @@ def test_where_results_lie_behind_a_proxy(start_web: Callable[..., WebServer]) -
             client.post(f"{PATH}/{batch['id']}/cancel")
             web.run(web.store.end_unstarted(job_id(batch)))
             for name, value in (("X-Forwarded-Host", "evil/path"), ("X-Forwarded-Proto", "javascript")):
-                odd = client.get(f"{PATH}/{batch['id']}", headers={**said, name: value}).json()["results_url"]
+                odd = client.get(f"{PATH}/{batch['id']}", headers={**forwarded, name: value}).json()["results_url"]
                 assert value not in odd
-            assert client.get(f"{PATH}/{batch['id']}", headers=said).json()["results_url"].startswith(wanted)
+            assert client.get(f"{PATH}/{batch['id']}", headers=forwarded).json()["results_url"].startswith(wanted)

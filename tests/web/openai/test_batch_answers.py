@@ -44,14 +44,14 @@ def test_what_is_asked_of_answers_is_read_back(client: httpx2.Client) -> None:
 )
 def test_what_cannot_be_asked_is_refused(client: httpx2.Client, answers: Any, param: str, code: str) -> None:
     ask = {"input_file_id": upload(client), "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    said = client.post("/v1/batches", json=ask | {"answers": answers})
-    is_error(said, {"status": 404 if code == "model_not_found" else 400, "code": code, "param": param})
+    refused = client.post("/v1/batches", json=ask | {"answers": answers})
+    is_error(refused, {"status": 404 if code == "model_not_found" else 400, "code": code, "param": param})
 
 
 def test_embeddings_have_no_text_to_check(client: httpx2.Client) -> None:
     ask = {"input_file_id": upload(client), "endpoint": "/v1/embeddings", "completion_window": "24h"}
-    said = client.post("/v1/batches", json=ask | {"answers": {"schema": SCHEMA}})
-    is_error(said, {"status": 400, "code": "invalid_parameter", "param": "answers"})
+    refused = client.post("/v1/batches", json=ask | {"answers": {"schema": SCHEMA}})
+    is_error(refused, {"status": 400, "code": "invalid_parameter", "param": "answers"})
 
 
 def test_a_key_must_be_allowed_the_stronger_model(start_web: object) -> None:
@@ -59,10 +59,10 @@ def test_a_key_must_be_allowed_the_stronger_model(start_web: object) -> None:
     with web.client(web.make_key("ours", models=("m",))) as client:
         ask = {"input_file_id": upload(client), "endpoint": "/v1/chat/completions", "completion_window": "24h"}
         answers = {"schema": SCHEMA, "escalate_to": "gpt-huge"}
-        said = client.post("/v1/batches", json=ask | {"answers": answers})
-        is_error(said, {"status": 404, "code": "model_not_found", "param": "answers.escalate_to"})
-        assert "key does not allow" in said.json()["error"]["message"]
-        # What would be refused is said before anything is made, too.
+        refused = client.post("/v1/batches", json=ask | {"answers": answers})
+        is_error(refused, {"status": 404, "code": "model_not_found", "param": "answers.escalate_to"})
+        assert "key does not allow" in refused.json()["error"]["message"]
+        # A dry run reports what would be refused, too.
         report = client.post("/v1/batches", json=ask | {"answers": answers, "validate_only": True}).json()
         assert "model_not_found" in {one["code"] for one in report["refused"]} or report["errors"]["data"]
         allowed = client.post("/v1/batches", json=ask | {"answers": answers | {"escalate_to": "m"}})

@@ -70,7 +70,7 @@ def test_a_change_leaves_the_rest_and_null_takes_back(client: httpx2.Client) -> 
     is_error(client.post(path, json={"priority": 1}), {"status": 409, "code": "batch_not_changeable"})
 
 
-def test_what_a_wrong_field_may_be_is_said_in_words(client: httpx2.Client) -> None:
+def test_the_refusal_of_a_wrong_field_says_what_it_may_be(client: httpx2.Client) -> None:
     made = create(client, upload(client))
     path = f"/v1/batches/{made['id']}"
     for wrong in (None, 24, "soon"):
@@ -127,11 +127,11 @@ def test_lists_are_filtered_by_the_query(start_web: object) -> None:
         assert [one["id"] for one in (*first["data"], *rest["data"])] == ids(**{"metadata[team]": "a"})
 
 
-def test_lists_are_sorted_by_the_query_and_hold_no_strangers(start_web: object) -> None:
+def test_lists_are_sorted_by_the_query_and_hold_no_batches_of_others(start_web: object) -> None:
     web: WebServer = start_web()  # type: ignore[operator]
-    client, stranger = web.client(web.make_key("ours")), web.client(web.make_key("theirs"))
+    client, other = web.client(web.make_key("ours")), web.client(web.make_key("theirs"))
     small, large, waiting = (create(client, upload(client), metadata={"n": str(n)})["id"] for n in range(3))
-    theirs = create(stranger, upload(stranger))["id"]
+    theirs = create(other, upload(other))["id"]
     for batch_id, count in ((large, 9), (small, 2), (theirs, 5)):
         stages.start(web, batch_id, count)
     stages.finish(web, small, {0: b"{0}\n"}, {1: b"{bad}\n"})

@@ -81,9 +81,9 @@ def test_an_estimate_leaves_out_what_an_earlier_batch_answered(web: WebServer, c
 
 def test_an_estimate_counts_identical_requests_once(client: httpx2.Client) -> None:
     same = b"".join(line(number, messages=[{"role": "user", "content": "Say it."}]) for number in (1, 2, 3))
-    said = {asked: validated(client, same, dedupe=asked, overrides={"temperature": 0}) for asked in (True, False)}
-    assert said[True]["request_counts"]["total"] == said[False]["request_counts"]["total"] == 3
-    assert said[True]["tokens"]["input"] < said[False]["tokens"]["input"]
+    reports = {asked: validated(client, same, dedupe=asked, overrides={"temperature": 0}) for asked in (True, False)}
+    assert reports[True]["request_counts"]["total"] == reports[False]["request_counts"]["total"] == 3
+    assert reports[True]["tokens"]["input"] < reports[False]["tokens"]["input"]
 
 
 def test_retries_and_files_are_read_back(web: WebServer, client: httpx2.Client) -> None:
@@ -124,9 +124,9 @@ def test_results_of_bounded_size_are_several_files(web: WebServer, client: httpx
 def test_several_files_are_checked_as_one_and_no_other_tenants_is_taken(client: httpx2.Client) -> None:
     files = [upload(client, line(1)), upload(client, line(2) + line(1))]
     body = {"input_file_ids": files, "endpoint": CHAT, "validate_only": True}
-    said = client.post("/v1/batches", json=body).json()
-    assert [(error["code"], error["line"]) for error in said["errors"]["data"]] == [("duplicate_custom_id", 2)]
-    assert said["errors"]["data"][0]["message"].startswith(f"{files[1]}: Line 1 of {files[0]} has")
+    report = client.post("/v1/batches", json=body).json()
+    assert [(error["code"], error["line"]) for error in report["errors"]["data"]] == [("duplicate_custom_id", 2)]
+    assert report["errors"]["data"][0]["message"].startswith(f"{files[1]}: Line 1 of {files[0]} has")
     body["input_file_ids"] = [files[0], "file-" + "0" * 24]
     missing = client.post("/v1/batches", json=body)
     assert (missing.status_code, missing.json()["error"]["param"]) == (404, "input_file_ids")
@@ -151,8 +151,8 @@ def test_a_validation_counts_with_the_final_bodies(web: WebServer, client: httpx
 
 def test_an_override_that_makes_lines_invalid_says_so(client: httpx2.Client) -> None:
     many = {f"k{number}": number for number in range(100)}
-    said = validated(client, line(1) + line(2, **many), overrides={f"o{number}": 0 for number in range(40)})
-    assert (said["request_counts"]["failed"], said["valid"]) == (1, True)
+    report = validated(client, line(1) + line(2, **many), overrides={f"o{number}": 0 for number in range(40)})
+    assert (report["request_counts"]["failed"], report["valid"]) == (1, True)
     # What a line says wrongly is replaced before anything looks at it.
     cured = validated(client, line(3, tools=5), overrides={"tools": [{"type": "function"}]})
     assert cured["request_counts"]["failed"] == 0

@@ -26,20 +26,20 @@ ABSENT = "batch_0000000000000000000000"
 
 def answered(number: int) -> bytes:
     body = {"id": "x", "text": "\u2028" * 3}
-    said = {"id": f"batch_req_{number}", "custom_id": f"c-{number}", "response": {"status_code": 200, "body": body}}
-    return json.dumps({**said, "error": None}).encode() + b"\n"
+    line = {"id": f"batch_req_{number}", "custom_id": f"c-{number}", "response": {"status_code": 200, "body": body}}
+    return json.dumps({**line, "error": None}).encode() + b"\n"
 
 
 def failed(number: int) -> bytes:
     body = {"error": {"message": "No.", "type": "x", "param": None, "code": "bad"}}
-    said = {"id": f"batch_req_{number}", "custom_id": "ü\u2028", "response": {"status_code": 400, "body": body}}
-    return json.dumps({**said, "error": None}, ensure_ascii=False).encode() + b"\n"
+    line = {"id": f"batch_req_{number}", "custom_id": "ü\u2028", "response": {"status_code": 400, "body": body}}
+    return json.dumps({**line, "error": None}, ensure_ascii=False).encode() + b"\n"
 
 
 def expired(number: int) -> bytes:
     error = {"code": "batch_expired", "message": "Too late."}
-    said = {"id": f"batch_req_{number}", "custom_id": f"c-{number}", "response": None, "error": error}
-    return json.dumps(said).encode() + b"\n"
+    line = {"id": f"batch_req_{number}", "custom_id": f"c-{number}", "response": None, "error": error}
+    return json.dumps(line).encode() + b"\n"
 
 
 def read(client: httpx2.Client, job_id: str, last_id: int | None = None) -> list[Event]:
@@ -192,14 +192,14 @@ def test_positions_are_numbers_that_grow() -> None:
     assert read_position(str(EventPosition(7, 5, 2, has_progress=True).number())) == EventPosition(
         7, 5, 2, has_progress=True
     )
-    told = [
+    positions = [
         EventPosition(0, 0, 0),
         EventPosition(0, 0, 1),
         EventPosition(5, 0, 1),
         EventPosition(5, 9, 1),
         EventPosition(5, 9, ENDED),
     ]
-    numbers = [one._replace(has_progress=told_it).number() for one in told for told_it in (False, True)]
+    numbers = [one._replace(has_progress=is_shown).number() for one in positions for is_shown in (False, True)]
     assert numbers == sorted(set(numbers))
     for text in ("", "-1", "x", "1.5", "٣", "9" * 41, str((1 << 52) - 1), str(15)):
         assert read_position(text) is None
@@ -378,7 +378,7 @@ def test_a_wish_that_cannot_be_read_is_none(web: WebServer, client: httpx2.Clien
     assert (answer.status_code, answer.headers.get("preference-applied")) == (200, None)
 
 
-def test_nobody_left_means_nothing_watched(web: WebServer, client: httpx2.Client) -> None:
+def test_a_batch_is_not_watched_after_its_last_reader_left(web: WebServer, client: httpx2.Client) -> None:
     job_id = stages.running(web, client, 5)
     with client.stream("GET", f"/v1/batches/{job_id}/events") as answer:
         assert next(events(answer.iter_lines())).kind == "batch.validating"

@@ -32,7 +32,7 @@ def form(data: bytes) -> bytes:
     )
 
 
-def test_what_went_in_comes_out(web: WebServer, client: httpx2.Client) -> None:
+def test_a_download_has_the_bytes_of_the_upload(web: WebServer, client: httpx2.Client) -> None:
     # Longer than every buffer on the way, with what looks like a boundary inside.
     data = b'{"x": "\r\n--X\r\n--boundary\x00\xff"}\n' * 40_000 + b"no newline at the end"
     answer = client.post("/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"})
@@ -295,7 +295,7 @@ def test_a_quota_bounds_the_disk_and_not_only_the_list_of_files(start_web: Any) 
     assert web.statement("select count(*) from blobs") == [(1,)]
 
 
-def test_nobody_waits_for_blobs_that_do_not_answer_when_bytes_are_to_be_removed(
+def test_a_delete_does_not_wait_for_blobs_that_do_not_answer(
     web: WebServer, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def silent(blob_id: str) -> None:

@@ -1,4 +1,4 @@
-"""`/v1/models` asks every deployment: what they say is told along, and none that is away, slow or hostile changes what is listed."""
+"""`/v1/models` asks every deployment: what they report is passed on, and none that is away, slow or hostile changes what is listed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def listed(world: GatewayWorld, key: str | None = None) -> dict[str, dict[str, A
     return {one["id"]: one for one in world.client(key).get("/v1/models").json()["data"]}
 
 
-def heard(world: GatewayWorld, expected: Any) -> None:
+def until_listed(world: GatewayWorld, expected: Any) -> None:
     """A server that takes its time is not waited for long: its word counts when it comes."""
     wait_until(lambda: listed(world) == expected, 60, f"the list to be {expected}")
 
 
-def test_what_deployments_say_of_a_model_is_told_along(world: GatewayWorld) -> None:
+def test_what_deployments_report_of_a_model_is_passed_on(world: GatewayWorld) -> None:
     one = {"id": "m", "created": 1_700_000_000, "owned_by": "vllm", "max_model_len": 8_192, "root": "/disk/secret"}
     world.start(
         lists(one, {"id": "not ours"}),
@@ -39,7 +39,7 @@ def test_what_deployments_say_of_a_model_is_told_along(world: GatewayWorld) -> N
         resources={"chat": ResourceEntry(model="m")},
     )
     shown = {"object": "model", "created": 1_700_000_000, "owned_by": "vllm", "max_model_len": 4_096}
-    heard(world, {"m": {"id": "m", **shown}, "chat": {"id": "chat", **shown}})
+    until_listed(world, {"m": {"id": "m", **shown}, "chat": {"id": "chat", **shown}})
     assert world.client().get("/v1/models/chat").json() == {"id": "chat", **shown}
     assert world.client().get("/v1/models/not%20ours").status_code == 404
 
@@ -65,7 +65,7 @@ def test_a_name_that_the_operator_gave_is_listed_whatever_its_deployment_says(
     assert listed(world)["m"]["created"] > 1_700_000_000, "when this process began"
 
 
-def test_one_that_is_away_or_silent_holds_up_nobody(world: GatewayWorld) -> None:
+def test_a_deployment_that_is_away_or_silent_does_not_hold_up_the_list(world: GatewayWorld) -> None:
     """The silent one never answers: that the list does, and that the other's words are in it, is the proof."""
     asked = []
 
@@ -97,7 +97,7 @@ def test_more_deployments_than_connections_are_all_asked(world: GatewayWorld) ->
     wait_until(lambda: {one["owned_by"] for one in listed(world).values()} == {"one of many"}, 30, "every word")
 
 
-def test_what_was_said_is_believed_for_a_while_and_one_question_serves_many(world: GatewayWorld) -> None:
+def test_an_answer_of_a_deployment_is_believed_for_a_while_and_serves_many_callers(world: GatewayWorld) -> None:
     world.start(lists({"id": "m", "owned_by": "first"}))
     wait_until(lambda: listed(world)["m"]["owned_by"] == "first", 60, "the first word")
     world.upstreams[0].becomes(lists({"id": "m", "owned_by": "second"}))
@@ -130,7 +130,7 @@ def test_both_sdks_list_models(world: GatewayWorld) -> None:
         assert (one.id, one.created, one.to_dict()["max_model_len"]) == ("m", 1_700_000_000, 4_096)
         assert ours.models.retrieve("m").id == "m"
         with pytest.raises(openai.NotFoundError):
-            ours.models.retrieve("nobody's")
+            ours.models.retrieve("unknown")
     with world.anthropic() as theirs:
         (two,) = list(theirs.models.list())
         assert (two.id, two.type, two.display_name, two.created_at.year) == ("m", "model", "Em", 2023)

@@ -151,7 +151,7 @@ def test_a_wrong_part_is_refused_and_nothing_kept(
     assert kept(web) == before
 
 
-def test_a_part_that_is_no_form_is_told_its_field(client: httpx2.Client) -> None:
+def test_the_refusal_of_a_part_that_is_no_form_names_its_field(client: httpx2.Client) -> None:
     answer = client.post(f"/v1/uploads/{begin(client)['id']}/parts", json={})
     is_error(answer, {"status": 415, "code": "unsupported_media_type", "says": "curl -F data=@"})
 
@@ -200,7 +200,7 @@ def test_a_part_that_storage_changed_is_noticed(web: WebServer, client: httpx2.C
     assert complete(client, upload["id"], [part]).status_code == 503
 
 
-def test_an_upload_that_nobody_completes_goes(start_web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_is_never_completed_is_removed(start_web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "PENDING_MS", 1)
     web = start_web()
     with web.client() as client:
