@@ -19,7 +19,7 @@ OUTAGE_S_MAX = 160
 
 
 def _probes(crew: Crew) -> int:
-    """How often somebody asked in vain whether it is back."""
+    """How often a worker probed it in vain."""
     return sum(call["path"] == "/v1/models" and call["status"] == 503 for call in crew.site.engine.calls())
 
 

@@ -165,7 +165,7 @@ def test_42_new_calls_have_a_providers_new_key_and_none_failed_for_the_old_one(r
 
 
 @pytest.mark.soak
-def test_42_every_worker_of_a_cluster_hears_of_a_key_that_is_deleted(cluster: Site) -> None:
+def test_42_every_worker_of_a_cluster_learns_of_a_key_that_is_deleted(cluster: Site) -> None:
     """By whichever process it was taken away: two workers over PostgreSQL and S3, and an operator beside them."""
 
     async def delete_all() -> list[str]:

@@ -44,7 +44,7 @@ def configured(site: Site, directory: Path) -> dict[str, str]:
     return {"TIDEGATE_CONFIG": str(config), "PYTHONPATH": str(directory)}
 
 
-def test_a_process_killed_within_a_hook_loses_nothing_and_nobodys_text_is_logged(
+def test_a_process_killed_within_a_hook_loses_nothing_and_logs_no_text_of_a_caller(
     embedded: Site, tmp_path: Path
 ) -> None:
     env = configured(embedded, tmp_path / "house")

@@ -55,7 +55,7 @@ def test_objects_are_away_while_items_run(site_over_wire: Site, wire: Proxy) -> 
 
 @pytest.mark.soak
 def test_an_upload_is_refused_while_objects_are_away(site_over_wire: Site, wire: Proxy) -> None:
-    """The object store is tried for half a minute before the caller hears of it."""
+    """The object store is tried for half a minute before the caller gets the error."""
     site = site_over_wire
     site.api()
     wire.cut(0)

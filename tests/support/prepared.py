@@ -89,7 +89,7 @@ class Prepared:
         return reply
 
     def _open_own_line(self) -> None:
-        """A process that was forked from the one that began it would hear the answers of others: it gets a line of its own."""
+        """A process that was forked from the one that began it would read the answers of others: it gets a line of its own."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._line as shared:
             socket.send_fds(shared, [json.dumps({"line": True}).encode()], [theirs.fileno()])
@@ -246,7 +246,7 @@ def _become(ask: dict[str, object], files: list[int]) -> None:
 
 
 def take_terminal() -> None:
-    """Have a new session take its terminal for its own, and hear when it is closed, though the tests may run under nohup."""
+    """Have a new session take its terminal for its own, and notice when it is closed, though the tests may run under nohup."""
     os.close(os.open(os.ttyname(0), os.O_RDWR))
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -199,7 +199,7 @@ class Customers:
         self._give_company()
 
     async def _subscribe(self) -> None:
-        """Most tenants want to hear of their jobs' ends, some at two places."""
+        """Most tenants want events of their jobs' ends, some at two places."""
         dice = random.Random(f"endpoints of webhooks/{self._plan.seed}")
         for number, tenant_id in enumerate(self.tenant_ids):
             for place in range(dice.choice((0, 1, 1, 2))):
@@ -210,7 +210,7 @@ class Customers:
                 self._urls.setdefault(tenant_id, []).append(url)
 
     def awaited_events(self) -> set[tuple[str, str]]:
-        """Which receiver must hear of which job's end."""
+        """Which receiver must get the event of which job's end."""
         return {(url, order.job_id) for order in self.orders for url in self._urls.get(str(order.caller.tenant_id), [])}
 
     def _plan_revocations(self) -> None:

@@ -1,6 +1,6 @@
 """The store's seam under one simulated process: real SQL on the shared in-memory database, behind a network that fails.
 
-A transaction may fail before it begins, or commit and have its answer lost; either way its caller hears StoreUnavailable.
+A transaction may fail before it begins, or commit and have its answer lost; either way its caller gets StoreUnavailable.
 """
 
 from collections.abc import Callable, Coroutine, Mapping

@@ -138,7 +138,7 @@ def _spoken(dice: random.Random, estate: Estate) -> Estate:
 
 
 def _contended(dice: random.Random, kinds: dict[str, float]) -> Estate:
-    """Nothing but fair share decides between flows: no lane that goes before it, no cap or budget of somebody's own."""
+    """Nothing but fair share decides between flows: no lane that goes before it, no cap or budget of one tenant."""
     drawn = _any(dice, kinds)
     mode = dice.choice((Mode.FAIR_SHARE, Mode.SMART))
     tenants = [

@@ -112,7 +112,7 @@ DOORS: dict[str, Mutant] = {
     ),
     "messages_untranslated": Mutant(
         "messages",
-        "an engine hears an item in a shape that it does not know",
+        "an engine gets an item in a shape that it does not know",
         patch(exchange, "is_translated", lambda endpoint, engine: False),
     ),
     "messages_overcounted": Mutant(

@@ -187,7 +187,7 @@ class Provider:
         """How a call is met, and how long that takes."""
         mood = self._mood(seen)
         duration_s = self._duration_s(mood)
-        # The sender cuts it when its time is over, and hears nothing more of it.
+        # The sender cuts it when its time is over, and gets nothing more of it.
         return ("cut", total_s) if duration_s > total_s else (mood, duration_s)
 
     def _duration_s(self, mood: str) -> float:

@@ -99,7 +99,7 @@ class Receiver:
         taken = {(one.url, one.job_id) for one in self._receipts if one.is_taken}
         for url, job_id in self._customers.awaited_events() - found:
             if job_id not in gone or (url, job_id) not in taken:
-                self._broken(f"P24: {url} will never hear of the end of {job_id}")
+                self._broken(f"P24: {url} will never get the end of {job_id}")
 
 
 def _type_of(kind: str, state: str, answered: int) -> str:

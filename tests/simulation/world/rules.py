@@ -247,7 +247,7 @@ class Rules:
         # The store's time may have jumped since it was last looked at.
         self._time.check()
         if call.job_id in self.deleted:
-            # It had ended, which its sender hears of at its next heartbeat.
+            # It had ended, which its sender learns at its next heartbeat.
             self._check_closing(call)
             self._check_alone(call)
             return
@@ -261,7 +261,7 @@ class Rules:
             self._broken(f"P9: call {call.serial} was sent after its job's window")
         if call.job_id in self.closing_at_s:
             self._check_closing(call)
-        # Another worker's late answer may end a job under a lease that is in order: its owner hears of it at its next heartbeat.
+        # Another worker's late answer may end a job under a lease that is in order: its owner learns it at its next heartbeat.
         if job_state in ("in_progress", "cancelling"):
             self._check_lease(call)
             self._check_deferral(call)

@@ -1,7 +1,7 @@
 """What must hold of the tide, at the witness: background work stands back while a user waits for a first token, and comes back after.
 
 Only what happens at deployments that share an engine is watched. In the process that sends the user's call background work stands back at
-once; the others hear of it through the store. A call that the tide took back may be sent again, twice at most.
+once; the others learn of it through the store. A call that the tide took back may be sent again, twice at most.
 """
 
 import json

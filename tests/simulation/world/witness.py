@@ -38,7 +38,7 @@ class User:
 
 @dataclass(slots=True)
 class Visit:
-    """A user's call as long as somebody waits for it, whether or not it is ever sent."""
+    """A user's call as long as its sender waits for it, whether or not it is ever sent."""
 
     user: User
     came_s: float

@@ -324,7 +324,7 @@ async def test_without_anyone_who_keeps_budgets_nothing_bound_is_sent(world: Rou
     assert server.posts == []
 
 
-async def test_a_cancelled_call_that_waits_for_leave_leaves_nothing_behind(
+async def test_a_cancelled_call_that_waits_for_a_permit_leaves_nothing_behind(
     world: RouterWorld, limits: MemoryLimits
 ) -> None:
     async with RawServer() as server:

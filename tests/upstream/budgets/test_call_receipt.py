@@ -203,7 +203,7 @@ SAYS_HELLO = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"H
 async def test_what_an_answer_does_not_report_is_counted_by_its_text(
     reported: Usage, used: Usage, is_batch: bool
 ) -> None:
-    """A prompt of 200 bytes and an answer of 6. Books and budgets hear the same."""
+    """A prompt of 200 bytes and an answer of 6. Books and budgets get the same figures."""
     till = Till(TENANT, deployment("http://one/v1"))
     found = till.receipt(await till.permit(100), is_batch=is_batch).settle_whole(reported, SAYS_HELLO)
     assert (found, till.used) == (used, [used])

@@ -106,7 +106,7 @@ async def test_in_a_minute_small_ones_wait_behind_a_large_one(world: RouterWorld
 async def test_tokens_that_another_process_gives_back_are_used_before_the_period_ends(
     world: RouterWorld, limits: LedgerLimits, period: Period
 ) -> None:
-    """Its calls in flight have all of the tokens set aside and take few of them: only that process hears of it."""
+    """Its calls in flight have all of the tokens set aside and take few of them: only that process knows."""
     here, other = BudgetClient(limits, world.clock), BudgetClient(limits, world.clock)
     terms = here.terms(tokens_of(100, period))
     in_flight = await other.reserve_permit(terms, 100, is_bound=True)

@@ -1,4 +1,4 @@
-"""What a call takes of its deployment, and that it gives all of it back once, however it ends; the tide hears of every user."""
+"""What a call takes of its deployment, and that it gives all of it back once, however it ends; every user is reported to the tide."""
 
 from __future__ import annotations
 

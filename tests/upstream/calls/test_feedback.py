@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 
 class School:
-    """The feedback of a router of one deployment. It is also the others: who hears of rests, and of failures and answers."""
+    """The feedback of a router of one deployment. It also stands for the other processes, which get rests, failures and answers."""
 
     def __init__(self, world: RouterWorld, router: Any) -> None:
         self.world = world

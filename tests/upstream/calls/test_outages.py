@@ -172,7 +172,7 @@ async def test_an_item_in_front_whose_job_was_paused_is_put_off_at_once(world: R
     assert (put_off.value.code, len(server.posts)) == ("lease_over", 1)
 
 
-async def test_closing_while_calls_wait_for_leave_puts_them_off(world: RouterWorld) -> None:
+async def test_closing_while_calls_wait_for_a_permit_puts_them_off(world: RouterWorld) -> None:
     limits = LateLimits(world.clock)
     async with RawServer() as server:
         place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),))

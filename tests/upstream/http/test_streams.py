@@ -64,7 +64,7 @@ async def test_an_answer_that_breaks_off_gives_its_connection_up_at_once() -> No
 
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_a_reader_that_is_stopped_gives_the_connection_up_at_once(is_late: bool) -> None:
-    """By someone else, whose wish goes on, or because the answer took too long, which is a failed call."""
+    """By another task, whose request goes on, or because the answer took too long, which is a failed call."""
     began = asyncio.Event()
 
     async def read() -> None:

@@ -680,7 +680,7 @@ async def _python(code: str) -> str:
 
 
 @pytest.mark.parametrize("body_bytes", [10, 500_000])
-@pytest.mark.parametrize("shows", ["none", "a stranger's"])
+@pytest.mark.parametrize("shows", ["none", "an unknown one"])
 async def test_a_server_that_rejects_our_certificate_was_sent_nothing(
     certificate: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, shows: str, body_bytes: int
 ) -> None:
@@ -689,7 +689,7 @@ async def test_a_server_that_rejects_our_certificate_was_sent_nothing(
     context = shown_by_server(cert, key, clients=cert)
     tls = Tls(ca_file=str(cert))
     if shows != "none":
-        other, other_key = self_signed(tmp_path_factory.mktemp("stranger"))
+        other, other_key = self_signed(tmp_path_factory.mktemp("unknown"))
         tls = Tls(ca_file=str(cert), cert_file=str(other), key_file=str(other_key))
     async with RawServer(tls=context) as server, line_to(server, tls=tls) as (_, line, url):
         with pytest.raises(Unavailable) as refused:

@@ -187,7 +187,9 @@ async def test_an_answer_that_another_process_recorded_is_not_asked_for_again(pa
     assert await processor.lies() == 0
 
 
-async def test_one_that_waits_hears_that_another_process_recorded_the_answer(pair: Pair, processor: Processor) -> None:
+async def test_a_process_that_waits_learns_that_another_one_recorded_the_answer(
+    pair: Pair, processor: Processor
+) -> None:
     one, two = pair
     first = one.post()
     request = await processor.take()

@@ -272,7 +272,7 @@ async def test_a_rest_is_published_to_other_processes_and_a_longer_one_wins() ->
                 await first.send(world.call())
             assert board.until == {"one": world.clock.monotonic + 30_000}
             await eventually(
-                lambda: second.rests_until_ms("m") == world.clock.monotonic + 30_000, "the other to hear of it", 30
+                lambda: second.rests_until_ms("m") == world.clock.monotonic + 30_000, "the rest to reach the other", 30
             )
             board.until["one"] = world.clock.monotonic + 1_000
             world.clock.advance(500)

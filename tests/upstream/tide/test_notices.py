@@ -1,4 +1,4 @@
-"""API and worker as two processes: the worker's tide hears of a user at once by a notice, polls make up for notices that are lost, and a
+"""API and worker as two processes: the worker's tide learns of a user at once by a notice, polls make up for notices that are lost, and a
 killed API process keeps the tide closed for a moment only."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Split:
         self.site = site
         port = free_port()
         self._page = f"http://127.0.0.1:{port}/metrics"
-        # A pooler in between would hide who listens: such a process sends and hears no notices.
+        # A pooler in between would hide who listens: such a process sends and receives no notices.
         pooler = {} if notices else {"TIDEGATE_STORE_POOLER": "transaction"}
         self.api = site.api(more=pooler)
         site.worker(more={"TIDEGATE_METRICS_PORT": str(port), **pooler})

@@ -69,7 +69,7 @@ def test_a_gateway_that_has_no_calls_is_there_all_the_same_and_not_for_ever(peer
     peers.read({"api": FleetReport(API, 0)})
     clock.advance(60_000)
     peers.read({})
-    assert peers.present == Present(has_gateway=True), "it will say at once when somebody comes"
+    assert peers.present == Present(has_gateway=True), "it will report a user at once"
     clock.advance(600_000)
     peers.read({})
     assert peers.present == Present()

@@ -35,7 +35,7 @@ async def test_the_tide_goes_by_the_servers_that_decode() -> None:
         await at.arrived(SENT)
         decoders.page = decoding((1, 0), (2, 0))
         await at.until(lambda: at.tide._reading is not None and at.tide._reading.running == 3, "both to be added up")
-        assert at.tide._tide._outside == 0, "the fourth of our calls is being prefilled, and none of them is a stranger"
+        assert at.tide._tide._outside == 0, "the fourth of our calls is being prefilled, and none of them is unknown"
         assert at.router.closed("m") != Reason.TIDE_CLOSED
 
         decoders.page = decoding((5, 1), (6, 1))

@@ -1,4 +1,4 @@
-"""The loop around the tides tells the other processes of users at once, again after each change, and hears of theirs."""
+"""The loop around the tides tells the other processes of users at once, again after each change, and takes their reports."""
 
 from __future__ import annotations
 

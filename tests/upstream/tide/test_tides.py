@@ -568,9 +568,9 @@ async def test_users_of_other_processes_count_until_they_go() -> None:
         await eventually(lambda: at.router.closed("m") == Reason.TIDE_CLOSED, "another's user to count")
         await ocean.other(Present(1, 3, 0, 0, True))
         at.world.clock.advance(600)
-        await eventually(lambda: at.router.free_slots("m") > 0, "to hear that they are gone")
+        await eventually(lambda: at.router.free_slots("m") > 0, "the report that they are gone")
         assert at.tide.others.workers == 1
-        await eventually(lambda: any(one.calls for one in ocean.reported), "others to hear of our call")
+        await eventually(lambda: any(one.calls for one in ocean.reported), "our call to be reported")
 
 
 @pytest.mark.parametrize("end", ["silent", "away"])
@@ -620,7 +620,7 @@ async def test_calls_that_another_process_had_no_time_to_report_are_not_taken_fo
         await at.arrived(1)
         await ocean.other(Present(1, 0, 0, 0, False))
         at.world.clock.advance(600)
-        await at.until(lambda: at.tide.others.workers == 1, "to hear of another")
+        await at.until(lambda: at.tide.others.workers == 1, "another to be reported")
         await at.until(lambda: at.tide._tide._outside == 0, "a sample")
         seen = at.tide._sample
         at.model.page = gauges(9, 0)
@@ -636,7 +636,7 @@ async def test_without_reports_of_the_others_the_calls_of_an_engine_are_not_assi
         at.model.page = gauges(4, 0)
         at.send()
         await at.arrived(1)
-        await at.until(lambda: at.tide.others.calls == 3 and at.tide._tide._outside == 0, "to hear of another")
+        await at.until(lambda: at.tide.others.calls == 3 and at.tide._tide._outside == 0, "another to be reported")
         ocean.away = True
         at.world.clock.advance(4_000)
         await at.until(lambda: at.tide._sample is not None and at.tide._sample.known is None, "to lose sight")
@@ -655,7 +655,7 @@ async def test_first_tokens_of_other_processes_users_teach_nothing_about_our_pro
         await at.until(lambda: at.tide._reading is not None, "a first look")
         await ocean.other(Present(0, 0, 1, 0, True))
         at.world.clock.advance(600)
-        await at.until(lambda: at.tide.others.interactive == 1, "to hear of a user")
+        await at.until(lambda: at.tide.others.interactive == 1, "a user to be reported")
         before = at.tide._prefill.first_token_ms(1_000)
         at.send(hand_backs=2)
         at.tide._ahead.append(150)
@@ -685,7 +685,7 @@ async def test_where_no_users_are_sent_there_are_none_until_the_engine_shows_the
         await at.turned()
         assert (at.tide.decision.why.partition(":")[0], at.tide.decision.prompt_tokens) == ("quiet", 8_192)
         at.model.page = gauges(4, 0)
-        await at.until(lambda: at.tide.decision.why.startswith("beside: 3 "), "strangers to count all the same")
+        await at.until(lambda: at.tide.decision.why.startswith("beside: 3 "), "unknown calls to count all the same")
 
 
 async def test_a_flex_call_is_one_of_the_tides_flights_and_is_never_taken_back() -> None:

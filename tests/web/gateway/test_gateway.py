@@ -205,7 +205,7 @@ def test_a_refusal_is_passed_on_in_the_doors_shape(world: GatewayWorld) -> None:
     assert messages.json()["request_id"] == messages.headers["x-request-id"]
 
 
-def test_a_full_pool_harms_nobodys_health(world: GatewayWorld) -> None:
+def test_a_full_pool_opens_no_circuit(world: GatewayWorld) -> None:
     async def wait(request: Request, peer: Peer) -> None:
         await peer.until_gone()
 

@@ -372,7 +372,7 @@ def test_a_wait_ends_with_its_time_and_does_not_begin_after_the_end(web: WebServ
 
 
 @pytest.mark.parametrize("prefer", ["", "wait", "wait=", "wait=-1", "wait=x", "wait=0", "await=5", "wait=" + "9" * 50])
-def test_a_wish_that_cannot_be_read_is_none(web: WebServer, client: httpx2.Client, prefer: str) -> None:
+def test_a_preference_that_cannot_be_read_is_ignored(web: WebServer, client: httpx2.Client, prefer: str) -> None:
     job_id = stages.running(web, client, 5)
     answer = client.get(f"/v1/batches/{job_id}", headers={"Prefer": prefer})
     assert (answer.status_code, answer.headers.get("preference-applied")) == (200, None)

@@ -77,7 +77,7 @@ def test_a_webhook_of_the_retry_has_a_secret_of_its_own(start_web: Any) -> None:
         ({"outcomes": {"failed": True}}, "outcomes"),
     ],
 )
-def test_a_bad_wish_is_refused(web: WebServer, client: httpx2.Client, body: Any, param: str) -> None:
+def test_a_bad_choice_of_lines_is_refused(web: WebServer, client: httpx2.Client, body: Any, param: str) -> None:
     answer = client.post("/v1/batches/batch_0000000000000000000000/retry", json=body)
     is_error(answer, {"status": 400, "code": "invalid_parameter", "param": param})
     assert "must be a list of" in answer.json()["error"]["message"]
